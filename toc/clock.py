@@ -1,0 +1,31 @@
+"""Time, injected. Instants are whole milliseconds since 1970 UTC; durations use the monotonic clock."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class Clock:
+    """The machine's clocks. Tests pass a subclass that they can set."""
+
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since 1970 UTC, rounded down (so it never runs ahead of the instant)."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that is never set back; only differences mean something."""
+        return time.monotonic()
+
+
+def to_ms(instant: datetime) -> int:
+    """Milliseconds since 1970 UTC of an aware datetime, rounded *up*: a deadline is never early."""
+    return -((_EPOCH - instant) // _MILLISECOND)
+
+
+def from_ms(milliseconds: int) -> datetime:
+    """The aware UTC datetime of an instant in milliseconds."""
+    return _EPOCH + timedelta(milliseconds=milliseconds)

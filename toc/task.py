@@ -1,0 +1,192 @@
+"""Tasks: what a caller hands in, what a handler gets, what a row holds, and how a task may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum, IntEnum
+from math import isfinite
+from typing import Any, NamedTuple
+
+from toc.clock import from_ms
+from toc.errors import InvalidAttribute
+
+MAX_ATTRIBUTE_CHARS = 4096
+MAX_ATTRIBUTE_BYTES = 4 * MAX_ATTRIBUTE_CHARS
+
+
+class TaskStatus(IntEnum):
+    """The status column. A pending task may be waiting, prepared or running: that is the index's matter."""
+
+    PENDING = 0
+    """Acknowledged; its handler has not succeeded yet."""
+    PROCESSED = 2
+    """Its handler returned. Final."""
+    CANCELLED = 3
+    """Cancelled or withdrawn before it was processed. Final."""
+    DEAD = 4
+    """Out of tries. Stays so until an operator redrives or purges it."""
+
+    def may_become(self, other: TaskStatus) -> bool:
+        """Whether a row of this status may be given the ``other``."""
+        return other in _TRANSITIONS[self]
+
+
+_TRANSITIONS = {
+    TaskStatus.PENDING: frozenset({TaskStatus.PROCESSED, TaskStatus.CANCELLED, TaskStatus.DEAD}),
+    TaskStatus.PROCESSED: frozenset[TaskStatus](),
+    TaskStatus.CANCELLED: frozenset[TaskStatus](),
+    TaskStatus.DEAD: frozenset({TaskStatus.PENDING}),  # redrive
+}
+
+
+class CancelOutcome(Enum):
+    """What a cancel came to."""
+
+    CANCELLED = "cancelled"
+    """The handler has never run and never will."""
+    MAY_HAVE_STARTED = "may_have_started"
+    """Cancelled, but a try may be running or has run; there will be no later one."""
+    TOO_LATE = "too_late"
+    """The task was processed or dead already."""
+    UNKNOWN = "unknown"
+    """There is no such task."""
+
+
+class RescheduleOutcome(Enum):
+    """What a reschedule came to."""
+
+    RESCHEDULED = "rescheduled"
+    """The handler has not run for the old time and will run at the new one."""
+    MAY_HAVE_STARTED = "may_have_started"
+    """It will run at the new time, but a try for the old one may be running or has run."""
+    TOO_LATE = "too_late"
+    """The task was processed, cancelled or dead already."""
+    UNKNOWN = "unknown"
+    """There is no such task."""
+
+
+class Retry(Exception):  # noqa: N818 - a signal that handlers raise, not an error of toc
+    """Raised by a handler: this try failed, run the task again after ``after``. Uses up a try."""
+
+    def __init__(self, after: timedelta, reason: str = "") -> None:
+        seconds = after.total_seconds()
+        if not isfinite(seconds) or seconds < 0:
+            raise ValueError(f"Retry(after=...) must not be negative, not {after!r}")
+        super().__init__(reason or f"retry after {seconds:g} s")
+        self.after = after
+
+
+class Dead(Exception):  # noqa: N818 - a signal that handlers raise, not an error of toc
+    """Raised by a handler: the task can never succeed; it is dead at once, with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task as handlers and callers see it.
+
+    ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the try that runs or
+    would run next, 1 for the first. ``biz_id`` is the int or the text that was submitted. ``version`` counts reschedules and
+    redrives.
+    """
+
+    job_id: int
+    topic: str
+    biz_id: int | str
+    biz_type: int
+    status: TaskStatus
+    action_time: datetime
+    attribute: dict[str, Any]
+    attempt: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to submit. Give ``delay`` or ``action_time``, not both (neither on an instant topic: now)."""
+
+    topic: str
+    biz_id: int | str
+    delay: timedelta | None = None
+    action_time: datetime | None = None
+    attribute: Mapping[str, Any] | None = None
+    dedup_key: str | None = None
+    slot_basis: str | None = None
+
+
+class TaskRow(NamedTuple):
+    """A row of the task table, in its plain types. Instants are milliseconds since 1970 UTC.
+
+    ``next_time`` is when the next try is due: action_time until a try fails. ``attempts`` counts tries used
+    up; ``crashes`` those tries in a row that ended because their worker died or fell silent. (attempts,
+    crashes, version) never repeats for one pending row: it is the fence of failures.
+    """
+
+    job_id: int
+    biz_id: int
+    biz_key: str | None
+    biz_type: int
+    status: int
+    action_time: int
+    next_time: int
+    attribute: str
+    version: int
+    attempts: int
+    crashes: int
+    slot_crc: int
+    slot_amount: int
+    dedup_key: str | None
+    last_error: str | None
+    gmt_create: int
+    gmt_modified: int
+
+    def to_task(self, topic: str) -> Task:
+        """The row as handlers and callers see it."""
+        return Task(
+            self.job_id,
+            topic,
+            self.biz_id if self.biz_key is None else self.biz_key,
+            self.biz_type,
+            TaskStatus(self.status),
+            from_ms(self.action_time),
+            json.loads(self.attribute),
+            self.attempts + 1,
+            self.version,
+        )
+
+
+def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
+    """The attribute as it is stored: a JSON object, keys sorted, so that equal ones are equal texts.
+
+    Raises InvalidAttribute when it is not JSON (NaN and infinity are not) or longer than its column.
+    """
+    if attribute is None:
+        return "{}"
+    if not isinstance(attribute, Mapping):
+        raise InvalidAttribute(f"attribute must be a dict, not {type(attribute).__name__}")
+    try:
+        text = json.dumps(
+            dict(attribute), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
+        )
+        size = len(text.encode())
+        same = json.loads(text) == attribute
+    except UnicodeEncodeError as exc:
+        raise InvalidAttribute("attribute holds a lone surrogate, which UTF-8 cannot carry") from exc
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidAttribute(f"attribute is not JSON: {exc}") from exc
+    if not same:
+        raise InvalidAttribute(
+            "attribute does not survive JSON: its keys must be strings, its sequences lists"
+        )
+    if len(text) > MAX_ATTRIBUTE_CHARS or size > MAX_ATTRIBUTE_BYTES:
+        raise InvalidAttribute(
+            f"attribute has {len(text)} characters ({size} bytes) as JSON; {MAX_ATTRIBUTE_CHARS} characters "
+            f"are allowed: keep the payload elsewhere and put its id here"
+        )
+    return text

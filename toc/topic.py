@@ -1,0 +1,123 @@
+"""Topics, their slots and their policies."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+from typing import NamedTuple
+
+from toc.errors import InvalidTopic
+from toc.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_RETRIES = 31
+
+
+class TopicType(StrEnum):
+    """When tasks of a topic may be due."""
+
+    TIMED = "timed"
+    """action_time must lie after now."""
+    INSTANT = "instant"
+    """action_time may be now or past, and is now if none is given."""
+
+
+class Backoff(StrEnum):
+    """How long a task that failed waits before its next try."""
+
+    EXPONENTIAL = "exponential"
+    """uniform(0, min(base * 2**tries_used, cap)): full jitter."""
+    IMMEDIATE = "immediate"
+    """not at all"""
+
+
+class Slot(NamedTuple):
+    """One partition of a topic."""
+
+    topic: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}_{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A named stream of tasks of one biz_type, with its policies. All durations are seconds.
+
+    ``retries`` counts tries in all (1..31). An entry in the PrepareQueue is timed out
+    ``prepare_timeout`` seconds after it was taken or last kept alive. A try may run ``max_runtime`` seconds.
+    Tasks due later than ``horizon`` from now wait in MySQL only. Finished rows are kept for ``retention``.
+    """
+
+    name: str
+    biz_type: int
+    slot_amount: int
+    topic_type: TopicType = TopicType.TIMED
+    retries: int = 16
+    backoff: Backoff = Backoff.EXPONENTIAL
+    backoff_base: float = 1.0
+    backoff_cap: float = 600.0
+    prepare_timeout: int = 30
+    max_runtime: int = 3600
+    horizon: int = 86_400
+    retention: int = 259_200
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        check_topic_name(self.name)
+        _whole("biz_type", self.biz_type, 0, MAX_BIZ_ID)
+        _whole("slot_amount", self.slot_amount, 1, MAX_TABLES)
+        if not is_power_of_two(self.slot_amount):
+            raise InvalidTopic(
+                f"slot_amount {self.slot_amount} is not a power of two; take 1, 2, 4, ... 1024"
+            )
+        _whole("retries", self.retries, 1, MAX_RETRIES)
+        _whole("prepare_timeout", self.prepare_timeout, 3, 86_400)
+        _whole("max_runtime", self.max_runtime, 1, 7 * 86_400)
+        _whole("horizon", self.horizon, 60, 10 * 366 * 86_400)
+        _whole("retention", self.retention, 0, 10 * 366 * 86_400)
+        for name in ("backoff_base", "backoff_cap"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not isfinite(value) or not 0 <= value <= 86_400:
+                raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {value!r}")
+
+    def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
+        """The slot of a task with this slot_crc, under the slot_amount its row is stamped with."""
+        return Slot(self.name, crc % (slot_amount or self.slot_amount))
+
+    def slots(self) -> list[Slot]:
+        """Every slot of the topic under its present slot_amount."""
+        return [Slot(self.name, index) for index in range(self.slot_amount)]
+
+    def retry_delay_ms(self, tries_used: int) -> int:
+        """Milliseconds to wait after ``tries_used`` failed tries.
+
+        Full jitter, as in Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+        """
+        if self.backoff is Backoff.IMMEDIATE:
+            return 0
+        ceiling = min(self.backoff_base * 2.0**tries_used, self.backoff_cap)
+        return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
+
+    def remaining(self, attempts: int) -> int:
+        """Tries left when ``attempts`` are used up; 0 means dead."""
+        return max(self.retries - attempts, 0)
+
+
+def check_topic_name(name: object) -> str:
+    """Return ``name`` if it is a legal topic name. Raises InvalidTopic."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidTopic(
+            f"{name!r} is not a topic name: letters, digits, '.', '_' and '-', at most 128, "
+            f"beginning with a letter or digit"
+        )
+    return name
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidTopic(f"{name} must be a whole number from {low} to {high}, not {value!r}")
