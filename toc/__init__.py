@@ -1,0 +1,1 @@
+"""toc, a low-latency timeout center."""

@@ -131,8 +131,8 @@ class SubmitUnknown(Unavailable):
 
     def __init__(self, job_id: int) -> None:
         super().__init__(
-            f"it is not known whether task {job_id} was stored: the connection broke at commit and the server "
-            f"did not come back; get({job_id}) tells later, or submit again with the same dedup_key"
+            f"it is not known whether task {job_id} was stored: the connection broke at commit and the "
+            f"server did not come back; get({job_id}) tells later, or submit again with the same dedup_key"
         )
         self.job_id = job_id
 

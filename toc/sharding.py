@@ -59,8 +59,8 @@ def check_key(name: str, text: object) -> str:
 class BizId:
     """A business id as it is stored.
 
-    ``number`` is the biz_id column, ``key`` the text where the id was given as one (else None), ``crc`` decides
-    the table and, by default, the slot. ``5`` and ``"5"`` share a table but are two ids.
+    ``number`` is the biz_id column, ``key`` the text where the id was given as one (else None), ``crc``
+    decides the table and, by default, the slot. ``5`` and ``"5"`` share a table but are two ids.
     """
 
     number: int
@@ -120,7 +120,7 @@ class JobIds:
             now = self._clock.now_ms() - JOB_ID_EPOCH_MS
             if now > self._millisecond:
                 self._millisecond = now
-                self._first = random.getrandbits(12)  # noqa: S311 - spreads processes apart, guards nothing
+                self._first = random.getrandbits(12)
                 self._given = 0
             elif self._given == 4096:
                 self._millisecond += 1

@@ -92,8 +92,8 @@ class Task:
     """A task as handlers and callers see it.
 
     ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the try that runs or
-    would run next, 1 for the first. ``biz_id`` is the int or the text that was submitted. ``version`` counts reschedules and
-    redrives.
+    would run next, 1 for the first. ``biz_id`` is the int or the text that was submitted.
+    ``version`` counts reschedules and redrives.
     """
 
     job_id: int
@@ -181,9 +181,7 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidAttribute(f"attribute is not JSON: {exc}") from exc
     if not same:
-        raise InvalidAttribute(
-            "attribute does not survive JSON: its keys must be strings, its sequences lists"
-        )
+        raise InvalidAttribute("attribute does not survive JSON: use string keys and lists")
     if len(text) > MAX_ATTRIBUTE_CHARS or size > MAX_ATTRIBUTE_BYTES:
         raise InvalidAttribute(
             f"attribute has {len(text)} characters ({size} bytes) as JSON; {MAX_ATTRIBUTE_CHARS} characters "

@@ -38,10 +38,10 @@ class Slot(NamedTuple):
     """One partition of a topic."""
 
     topic: str
-    index: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.topic}_{self.index}"
+        return f"{self.topic}_{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,7 @@ class Topic:
         _whole("biz_type", self.biz_type, 0, MAX_BIZ_ID)
         _whole("slot_amount", self.slot_amount, 1, MAX_TABLES)
         if not is_power_of_two(self.slot_amount):
-            raise InvalidTopic(
-                f"slot_amount {self.slot_amount} is not a power of two; take 1, 2, 4, ... 1024"
-            )
+            raise InvalidTopic(f"slot_amount {self.slot_amount} is not a power of two: 1, 2, 4, ... 1024")
         _whole("retries", self.retries, 1, MAX_RETRIES)
         _whole("prepare_timeout", self.prepare_timeout, 3, 86_400)
         _whole("max_runtime", self.max_runtime, 1, 7 * 86_400)
@@ -91,7 +89,7 @@ class Topic:
 
     def slots(self) -> list[Slot]:
         """Every slot of the topic under its present slot_amount."""
-        return [Slot(self.name, index) for index in range(self.slot_amount)]
+        return [Slot(self.name, number) for number in range(self.slot_amount)]
 
     def retry_delay_ms(self, tries_used: int) -> int:
         """Milliseconds to wait after ``tries_used`` failed tries.
