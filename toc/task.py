@@ -68,7 +68,7 @@ class RescheduleOutcome(Enum):
     """There is no such task."""
 
 
-class Retry(Exception):  # noqa: N818 - a signal that handlers raise, not an error of toc
+class Retry(Exception):
     """Raised by a handler: this try failed, run the task again after ``after``. Uses up a try."""
 
     def __init__(self, after: timedelta, reason: str = "") -> None:
@@ -79,7 +79,7 @@ class Retry(Exception):  # noqa: N818 - a signal that handlers raise, not an err
         self.after = after
 
 
-class Dead(Exception):  # noqa: N818 - a signal that handlers raise, not an error of toc
+class Dead(Exception):
     """Raised by a handler: the task can never succeed; it is dead at once, with this reason."""
 
     def __init__(self, reason: str) -> None:
