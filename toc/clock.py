@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 
+MAX_CLOCK_SKEW_MS = 100
+"""How far the clocks of servers and workers may be apart before toc stops trusting one of them."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -15,6 +18,10 @@ class Clock:
     def now_ms(self) -> int:
         """Wall clock, milliseconds since 1970 UTC, rounded down (so it never runs ahead of the instant)."""
         return time.time_ns() // 1_000_000
+
+    def time(self) -> float:
+        """Wall clock in seconds, unrounded: only for how long to sleep until an instant."""
+        return time.time()
 
     def monotonic(self) -> float:
         """Seconds on a clock that is never set back; only differences mean something."""

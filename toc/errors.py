@@ -14,7 +14,7 @@ class TocError(Exception):
     exit_code = 1
 
 
-# --- what the caller said is wrong; nothing was written ---------------------------------------------------
+# --- what the caller said is wrong; nothing was written
 
 
 class InvalidInput(TocError, ValueError):
@@ -87,7 +87,7 @@ class WrongShardConnection(InvalidInput):
     """The connection that the caller passed does not lead to the server that holds the task's shard."""
 
 
-# --- the state of the system forbids it -------------------------------------------------------------------
+# --- the state of the system forbids it
 
 
 class SchemaBehind(TocError):
@@ -102,7 +102,7 @@ class UnfitServer(TocError):
     exit_code = 3
 
 
-# --- a server is out of reach -----------------------------------------------------------------------------
+# --- a server is out of reach
 
 
 class Unavailable(TocError):

@@ -109,11 +109,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task to submit. Give ``delay`` or ``action_time``, not both (neither on an instant topic: now)."""
+    """A task to submit. Give ``delay`` or ``action_time``, not both (neither on an instant topic: now).
+
+    ``delay`` is a timedelta or a number of seconds.
+    """
 
     topic: str
     biz_id: int | str
-    delay: timedelta | None = None
+    delay: timedelta | float | None = None
     action_time: datetime | None = None
     attribute: Mapping[str, Any] | None = None
     dedup_key: str | None = None

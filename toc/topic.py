@@ -102,8 +102,8 @@ class Topic:
         return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
 
     def remaining(self, attempts: int) -> int:
-        """Tries left when ``attempts`` are used up; 0 means dead."""
-        return max(self.retries - attempts, 0)
+        """Tries left of a pending task of which ``attempts`` are used up: at least the one that it waits for."""
+        return max(self.retries - attempts, 1)
 
 
 def check_topic_name(name: object) -> str:

@@ -1,0 +1,46 @@
+# Targets for people; CI runs `make test`. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-fast check cluster cluster-stop servers clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make the virtual environment and install toc into it
+
+# Written last, so that an install that broke off is repeated; older than pyproject.toml, it is as well.
+$(STAMP): pyproject.toml scripts/setup
+	scripts/setup "$(PYTHON)" "$(VENV)"
+	touch $(STAMP)
+
+run: $(STAMP) ## the demo: everything embedded, no server to install
+	$(BIN)/toc demo
+
+cluster: $(STAMP) ## start Redis Cluster, MariaDB, ZooKeeper and workers on this machine
+	$(BIN)/toc cluster start
+
+cluster-stop: $(STAMP) ## stop what `make cluster` started; its data stays in .toc
+	$(BIN)/toc cluster stop
+
+check: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+servers: ## as root on Debian: install the servers that tests need; else say which are missing
+	scripts/servers
+
+test: $(STAMP) servers check ## everything: servers, check, all tests
+	$(BIN)/pytest
+
+test-fast: $(STAMP) ## the unit tests
+	$(BIN)/pytest tests/unit
+
+clean: ## remove what was built; leaves .toc, which holds data
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,24 @@
+"""Run by alembic for one database at a time. ``toc.store.migrate.Migrator`` brings the connection.
+
+Schema changes happen in three deployments, never in one, because old and new programs run side by side:
+
+1. expand: a revision adds columns, tables or indexes. New columns are nullable or have a default, so that
+   programs that do not know them go on inserting. ``toc db upgrade``, then
+2. deploy: programs that use the new shape, on every host. When the last old one is gone,
+3. contract: a later revision drops what nobody uses any more.
+
+A revision changes every task table of its database and may be killed between any two of them: each step must
+be one that can be done again (IF NOT EXISTS, or look first), and it reports progress with ``migrated(n)``.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=context.config.attributes.get("metadata"),
+    compare_type=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

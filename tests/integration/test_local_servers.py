@@ -1,0 +1,355 @@
+"""Private servers: they start, keep what was durable through a crash, and leave nothing behind."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pymysql
+import pytest
+from kazoo.client import KazooClient  # type: ignore[import-untyped]
+from sqlalchemy.engine import make_url
+
+from toc.errors import ConfigError
+from toc.local import cluster, servers
+from toc.local.cluster import LocalCluster
+from toc.local.embedded import EmbeddedStack
+from toc.local.process import StartFailed, free_port, tail
+from toc.local.resp import Refused
+from toc.local.servers import MariaDB, RedisCluster, RedisServer, Server, ZooKeeper
+
+if TYPE_CHECKING:
+    from conftest import Launch
+
+
+@contextmanager
+def query(server: MariaDB) -> Iterator[pymysql.cursors.Cursor]:
+    url = make_url(server.url)
+    with (
+        closing(
+            pymysql.connect(
+                host=url.host,
+                port=cast(int, url.port),
+                user=url.username,
+                password=cast(str, url.password),
+                autocommit=True,
+            )
+        ) as connection,
+        connection.cursor() as cursor,
+    ):
+        yield cursor
+
+
+@contextmanager
+def session(server: ZooKeeper) -> Iterator[KazooClient]:
+    client = KazooClient(server.url)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def command_line(server: Server) -> str:
+    return Path(f"/proc/{server.pid}/cmdline").read_text()
+
+
+# --- Redis and Valkey --------------------------------------------------------------------------------------
+
+
+def test_redis_keeps_what_it_acknowledged_through_a_kill_on_the_same_port(launch: Launch) -> None:
+    redis = launch(RedisServer)
+    redis.call("ZADD", "order.close_3", "1766301234567.5", "42")
+    url, pid = redis.url, redis.pid
+    redis.kill()
+    assert not redis.running()
+    redis.start()
+    assert (redis.url, redis.running()) == (url, True)
+    assert redis.pid != pid
+    assert redis.call("ZSCORE", "order.close_3", "42") == "1766301234567.5"
+
+
+def test_redis_without_aof_comes_back_empty(launch: Launch) -> None:
+    redis = launch(RedisServer, aof=False)
+    redis.call("SET", "a", "b")
+    redis.restart()
+    assert redis.call("GET", "a") is None
+
+
+def test_the_shared_redis_is_fit_for_toc(clean_redis: RedisServer) -> None:
+    assert clean_redis.call("CONFIG", "GET", "maxmemory-policy") == ["maxmemory-policy", "noeviction"]
+    assert clean_redis.call("CONFIG", "GET", "appendfsync") == ["appendfsync", "everysec"]
+    assert clean_redis.call("DBSIZE") == 0
+
+
+def test_the_valkey_of_the_wheel_answers_on_a_unix_socket(valkey_server: RedisServer, launch: Launch) -> None:
+    valkey = launch(RedisServer, binary=valkey_server.binary, unixsocket=True)
+    assert valkey.url == f"unix://{valkey.socket}"
+    assert "valkey_version" in str(valkey.call("INFO", "server"))
+    assert valkey.call("CONFIG", "GET", "port") == ["port", "0"]
+
+
+def test_the_password_of_redis_is_needed_and_stands_on_no_command_line(launch: Launch) -> None:
+    redis = launch(RedisServer, password='se"cret\\')
+    assert redis.call("PING") == "PONG"
+    assert "cret" not in command_line(redis)
+    assert (redis.directory / "redis.conf").stat().st_mode & 0o77 == 0
+    redis.password = None
+    with pytest.raises(Refused, match="NOAUTH"):
+        redis.call("PING")
+
+
+def test_lines_of_configuration_win(launch: Launch) -> None:
+    redis = launch(RedisServer, config=["maxmemory 7mb", "maxmemory-policy allkeys-lru"])
+    assert redis.call("CONFIG", "GET", "maxmemory") == ["maxmemory", str(7 * 1024 * 1024)]
+    assert redis.call("CONFIG", "GET", "maxmemory-policy") == ["maxmemory-policy", "allkeys-lru"]
+
+
+def test_a_port_that_was_taken_in_between_is_replaced_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        ports = iter([taken.getsockname()[1], free_port()])
+        monkeypatch.setattr(servers, "free_port", lambda: next(ports))
+        with RedisServer(tmp_path) as redis:
+            assert redis.port != taken.getsockname()[1]
+            assert redis.call("PING") == "PONG"
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error_with_the_end_of_the_log(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        redis = RedisServer(tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(StartFailed, match="ddress already in use"):
+            redis.start()
+    assert not redis.running()
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match=r"redis did not start in .*(?s:.*)no-such-line"):
+        RedisServer(tmp_path, config=["no-such-line"]).start()
+
+
+def test_a_paused_server_keeps_its_connections_and_answers_after_it_is_resumed(launch: Launch) -> None:
+    redis = launch(RedisServer)
+    with socket.create_connection(("127.0.0.1", redis.port), timeout=0.2) as connection:
+        redis.pause()
+        connection.sendall(b"PING\r\n")
+        with pytest.raises(TimeoutError):
+            connection.recv(10)
+        redis.resume()
+        connection.settimeout(5)
+        assert connection.recv(10) == b"+PONG\r\n"
+
+
+def test_a_cluster_serves_every_hash_slot_and_forms_again_in_the_same_directory(launch: Launch) -> None:
+    first = launch(RedisCluster)
+    url = first.url
+    ranges = [(0, 5460), (5461, 10921), (10922, 16383)]
+    slots = cast(list[Any], first.nodes[0].call("CLUSTER", "SLOTS"))
+    assert sorted((low, high) for low, high, *_ in slots) == ranges
+    for node in first.nodes:
+        served = [key for key in "abcdefghij" if _serves(node, key)]
+        assert served
+    first.stop()
+    with RedisCluster(first.nodes[0].directory.parent) as again:
+        assert again.url == url
+        assert sum(cast(int, node.call("DBSIZE")) for node in again.nodes) == 10
+
+
+def _serves(node: RedisServer, key: str) -> bool:
+    try:
+        return node.call("SET", key, "1") == "OK"
+    except Refused:  # MOVED
+        return False
+
+
+# --- MariaDB -----------------------------------------------------------------------------------------------
+
+
+def test_mariadb_keeps_what_it_committed_through_a_kill_on_the_same_port(launch: Launch) -> None:
+    mariadb = launch(MariaDB)
+    with query(mariadb) as cursor:
+        cursor.execute("CREATE DATABASE toc_0")
+        cursor.execute("CREATE TABLE toc_0.t (id bigint unsigned PRIMARY KEY) ENGINE=InnoDB")
+        cursor.execute("INSERT INTO toc_0.t VALUES (9223372036854775807)")
+    url = mariadb.url
+    mariadb.kill()
+    mariadb.start()
+    assert mariadb.url == url
+    with query(mariadb) as cursor:
+        cursor.execute("SELECT id FROM toc_0.t")
+        assert cursor.fetchall() == ((9223372036854775807,),)
+
+
+def test_the_shared_mariadb_commits_as_production_does(mariadb: MariaDB) -> None:
+    with query(mariadb) as cursor:
+        cursor.execute(
+            "SELECT @@innodb_flush_log_at_trx_commit, @@max_connections, @@max_allowed_packet, "
+            "@@skip_name_resolve, @@bind_address, @@character_set_server"
+        )
+        assert cursor.fetchone() == (1, 500, 64 * 1024 * 1024, 1, "127.0.0.1", "utf8mb4")
+
+
+def test_mariadb_lets_nobody_in_without_the_password_and_shows_it_nowhere(mariadb: MariaDB) -> None:
+    password = str(make_url(mariadb.url).password)
+    assert len(password) == 32
+    assert password not in command_line(mariadb)
+    assert password not in mariadb.log.read_text()
+    for name in ("password", "accounts.sql", "my.cnf"):
+        assert (mariadb.directory / name).stat().st_mode & 0o77 == 0
+    for user in ("root", ""):
+        with pytest.raises(pymysql.err.OperationalError, match="Access denied"):
+            pymysql.connect(host="127.0.0.1", port=mariadb.port, user=user, password="")
+
+
+def test_databases_of_a_test_are_dropped_after_it(mariadb: MariaDB, database_prefix: str) -> None:
+    with query(mariadb) as cursor:
+        cursor.execute("SHOW DATABASES LIKE 'toc\\_%'")
+        assert cursor.fetchall() == ()
+        cursor.execute(f"CREATE DATABASE {database_prefix}0")
+
+
+def test_databases_of_the_test_before_are_gone(mariadb: MariaDB) -> None:
+    with query(mariadb) as cursor:
+        cursor.execute("SHOW DATABASES LIKE 'toc\\_%'")
+        assert cursor.fetchall() == ()
+
+
+# --- ZooKeeper ---------------------------------------------------------------------------------------------
+
+
+def test_zookeeper_keeps_its_nodes_through_a_kill_on_the_same_port(launch: Launch) -> None:
+    zookeeper = launch(ZooKeeper)
+    url = zookeeper.url
+    with session(zookeeper) as client:
+        client.create("/toc/test", b"kept", makepath=True)
+    zookeeper.kill()
+    zookeeper.start()
+    assert zookeeper.url == url
+    with session(zookeeper) as client:
+        assert client.get("/toc/test")[0] == b"kept"
+
+
+@pytest.mark.parametrize("milliseconds", [1000, 30_000])
+def test_zookeeper_grants_short_and_long_sessions(zookeeper: ZooKeeper, milliseconds: int) -> None:
+    # A session's first packet: protocol, last zxid, timeout, session id, password; the answer's second
+    # number is the timeout that the server grants.
+    request = struct.pack(">iqiqi16s", 0, 0, milliseconds, 0, 16, b"")
+    with socket.create_connection(("127.0.0.1", zookeeper.port), timeout=5) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        _size, _protocol, granted = struct.unpack(">iii", connection.recv(12, socket.MSG_WAITALL))
+    assert granted == milliseconds
+
+
+# --- the embedded stack and the local cluster --------------------------------------------------------------
+
+
+def test_the_embedded_stack_keeps_its_index_and_is_not_started_twice(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path / "toc") as stack:
+        stack.redis.call("SET", "a", "b")
+        assert stack.settings["redis_url"] == f"unix://{tmp_path}/toc/redis/redis.sock"
+        assert stack.settings["database_urls"] == [f"sqlite:///{tmp_path}/toc/toc.sqlite3"]
+        with pytest.raises(ConfigError, match="in use by another process"):
+            EmbeddedStack(tmp_path / "toc").start()
+        assert stack.redis.running()
+    assert not stack.redis.running()
+    with EmbeddedStack(tmp_path / "toc") as stack:
+        assert stack.redis.call("GET", "a") == "b"
+
+
+# Stands for `toc worker`: says how it was called, and ends when it is told to.
+STUB = """
+import os, signal, sys
+names = ("TOC_HOST", "TOC_CONFIG", "TOC_REDIS_URL")
+print(sys.argv[1:], *(os.environ.get(name) for name in names), flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("stopped", flush=True)))
+signal.pause()
+"""
+START = f"""
+import sys
+from pathlib import Path
+from toc.local import cluster
+cluster._DAEMON = [sys.executable, "-c", {STUB!r}, "worker"]
+cluster.LocalCluster(Path(sys.argv[1])).start(lambda settings: print("prepared", settings["cluster"]))
+"""
+
+
+def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mariadb: MariaDB, zookeeper: ZooKeeper
+) -> None:
+    assert mariadb.running()  # that is: these servers are to be had on this machine
+    assert zookeeper.running()
+    monkeypatch.setenv("TOC_REDIS_URL", "redis://elsewhere")
+    local = LocalCluster(tmp_path / "cluster")
+    try:
+        command = [sys.executable, "-c", START, str(local.directory)]
+        # not through a pipe: what survives must not hold the command's output open
+        with (tmp_path / "out").open("w") as out:
+            subprocess.run(command, check=True, stdout=out, stderr=subprocess.STDOUT, timeout=100)
+        assert (tmp_path / "out").read_text() == "prepared local\n"
+
+        status = {part["name"]: part for part in local.status()}
+        assert list(status) == ["redis1", "redis2", "redis3", "mariadb", "zookeeper", "host1", "host2"]
+        assert all(part["running"] for part in status.values())
+        assert all(
+            Path(f"/proc/{part['pid']}/stat").read_text().split()[5] == str(part["pid"])
+            for part in status.values()
+        ), "each leads a session of its own"
+
+        settings = tomllib.loads(local.config.read_text())
+        assert settings["redis_url"] == "redis+cluster://" + ",".join(
+            status[f"redis{number}"]["address"] for number in (1, 2, 3)
+        )
+        assert settings["zookeeper"] == status["zookeeper"]["address"]
+        assert settings["database_urls"][0].endswith("@" + status["mariadb"]["address"])
+        assert local.config.stat().st_mode & 0o77 == 0
+
+        said = tail(Path(status["host2"]["log"]))
+        assert said == (
+            f"['worker', '--app', 'toc.demo.app:center', '--processes', '2'] host2 {local.config} None"
+        )
+        with pytest.raises(ConfigError, match="runs already"):
+            local.start(lambda _settings: None)
+
+        local.kill("host1")
+        with pytest.raises(ConfigError, match="'host7' is not one of: redis1"):
+            local.kill("host7")
+        assert [part["name"] for part in local.status() if not part["running"]] == ["host1"]
+    finally:
+        local.stop()
+    assert tail(Path(status["host1"]["log"])).endswith("None")
+    assert tail(Path(status["host2"]["log"])).endswith("stopped")
+    assert not any(_exists(part["pid"]) for part in status.values())
+    assert local.status() == []
+    local.stop()  # again: nothing happens
+
+
+def test_a_local_cluster_that_cannot_be_prepared_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mariadb: MariaDB, zookeeper: ZooKeeper
+) -> None:
+    assert mariadb.running()
+    assert zookeeper.running()
+    monkeypatch.setattr(cluster, "_DAEMON", [sys.executable, "-c", "raise SystemExit('no such app')"])
+    local = LocalCluster(tmp_path / "cluster")
+    seen: list[dict[str, Any]] = []
+    with pytest.raises(StartFailed, match=r"(?s)a daemon ended at once.*no such app"):
+        local.start(lambda _settings: seen.extend(local.status()))
+    assert len(seen) == 5
+    assert not any(_exists(part["pid"]) for part in seen)
+    assert local.status() == []
+
+
+def _exists(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not reaped by its parent does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,196 @@
+"""The command line without any server: values, help, and how refusals end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from toc.cli.main import main
+from toc.cli.values import attribute, biz_id, duration, instant, whole_seconds
+from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput
+
+HEAVY = ("alembic", "hiredis", "kazoo", "pydantic", "pymysql", "redis", "sqlalchemy")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("TOC_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("0.5", 0.5),
+        ("0", 0.0),
+        ("500ms", 0.5),
+        ("30m", 1800.0),
+        ("1.5h", 5400.0),
+        ("7d", 604_800.0),
+        ("2W", 1_209_600.0),
+        (" 3 s ", 3.0),
+    ],
+)
+def test_durations_are_seconds_or_have_a_unit(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "nan", "inf", "-inf", "-5", "-5m", "1e400", "5x", "1.2.3s", "m"]
+)
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(InvalidDelay):
+        duration(text)
+
+
+def test_policies_in_whole_seconds_refuse_a_fraction() -> None:
+    assert whole_seconds("2m") == 120
+    with pytest.raises(InvalidDelay, match="whole seconds"):
+        whole_seconds("1500ms")
+
+
+def test_digits_are_a_number_and_all_else_a_text() -> None:
+    assert [biz_id(text, as_text=False) for text in ("42", "0", "-1", "007", "a1", "1.0")] == [
+        42,
+        0,
+        -1,
+        "007",
+        "a1",
+        "1.0",
+    ]
+    assert biz_id("42", as_text=True) == "42"
+    assert biz_id("9" * 10_000, as_text=False) == int("9" * 25)
+
+
+def test_times_are_iso_8601() -> None:
+    assert instant("2030-01-31T12:00:00Z") == datetime(2030, 1, 31, 12, tzinfo=UTC)
+    assert instant("2030-01-31T13:00:00+01:00") == datetime(2030, 1, 31, 12, tzinfo=UTC)
+    with pytest.raises(InvalidInput, match="ISO 8601"):
+        instant("tomorrow")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "5", '"x"', "[" * 100_000])
+def test_an_attribute_that_is_not_a_json_object_is_refused(text: str) -> None:
+    with pytest.raises(InvalidAttribute):
+        attribute(text)
+
+
+def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, toc.cli.main as m\n"
+        "code = m.main(['--help'])\n"
+        f"print(code, [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr.strip() == "0 []"
+    assert "demo" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["demo"],
+        ["dev"],
+        ["cluster", "start"],
+        ["db", "upgrade"],
+        ["db", "check"],
+        ["topic", "create"],
+        ["topic", "alter"],
+        ["submit"],
+        ["get"],
+        ["find"],
+        ["cancel"],
+        ["reschedule"],
+        ["worker"],
+        ["slots"],
+        ["workers"],
+        ["dead", "list"],
+        ["dead", "redrive"],
+        ["config", "show"],
+    ],
+)
+def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--help"]) == 0
+    assert "Usage: toc" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["no-such-command"],
+        ["submit"],
+        ["submit", "t", "--no-such-option"],
+        ["get", "not-a-number"],
+        ["topic", "create", "t", "--biz-type", "x", "--slots", "1"],
+        ["topic", "create", "t", "--biz-type", "1", "--slots", "1", "--type", "odd"],
+        ["demo", "--cluster", "--configured"],
+        ["demo", "--orders", "none.csv"],
+        ["demo", "--speed", "nan"],
+        ["demo", "--count", "0"],
+        ["demo", "--cluster"],
+    ],
+)
+def test_wrong_usage_ends_with_2_and_no_traceback(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["db", "check"],
+        ["db", "upgrade"],
+        ["topic", "list"],
+        ["submit", "t", "--biz-id", "1", "--delay", "1"],
+        ["get", "1"],
+        ["slots"],
+        ["dead", "list"],
+        ["worker", "--app", "toc.demo.app:center"],
+        ["demo", "--configured"],
+    ],
+)
+def test_without_settings_a_command_says_what_to_set(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: TOC_DATABASE_URLS is not set")
+    assert "toc dev" in shown.err
+
+
+def test_a_wrong_setting_ends_with_2_and_names_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOC_TABLES", "3")
+    assert main(["config", "show"]) == 2
+    assert capsys.readouterr().err.startswith("error: TOC_TABLES=3: expected a power of two")
+
+
+def test_config_show_masks_passwords_and_tells_the_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TOC_REDIS_URL", "redis://:canary@h:1/0")
+    (tmp_path / "toc.toml").write_text("tables = 8\n")
+    assert main(["config", "show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["redis_url"] == "redis://:***@h:1/0"
+    assert main(["config", "show"]) == 0
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if "TOC_" in line}
+    assert "canary" not in "".join(lines.values())
+    assert "environment" in lines["TOC_REDIS_URL"]
+    assert "toc.toml" in lines["TOC_TABLES"]
+    assert "default" in lines["TOC_DATABASES"]

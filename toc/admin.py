@@ -1,0 +1,186 @@
+"""What operators do: topics, dead tasks, slots, workers.
+
+Builds nothing: the store, the queues and what a coordinator knows are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toc.errors import InvalidInput, TocError, UnknownTopic
+from toc.queue.queues import Queues
+from toc.queue.scores import store_score
+from toc.sharding import valid_job_id
+from toc.store.store import Store
+from toc.task import TaskRow
+from toc.topic import Slot, Topic, check_topic_name
+
+REDRIVE_CHUNK = 500
+"""Tasks that one step of a redrive moves: short transactions, short scripts."""
+
+
+class UnknownTask(TocError):
+    """No task has that job_id."""
+
+
+# --- topics -------------------------------------------------------------------------------------------------
+
+
+def get_topic(store: Store, name: str) -> Topic:
+    """The topic ``name``. Raises InvalidTopic, UnknownTopic."""
+    topic = store.topics.get(check_topic_name(name))
+    if topic is None:
+        known = ", ".join(sorted(topic.name for topic in store.topics.list()))
+        raise UnknownTopic(f"there is no topic {name!r}; there are: {known or 'none yet'}")
+    return topic
+
+
+def create_topic(store: Store, name: str, *, biz_type: int, slot_amount: int, **policies: Any) -> Topic:
+    """Create a topic; ``policies`` are fields of Topic. Raises InvalidTopic, TopicExists."""
+    topic = Topic(name, biz_type, slot_amount, **policies)
+    store.topics.create(topic)
+    return topic
+
+
+def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
+    """Change fields of a topic and return it. Raises InvalidTopic, UnknownTopic, InvalidInput."""
+    if not changes:
+        raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
+    return store.topics.alter(name, **changes)
+
+
+# --- dead tasks -----------------------------------------------------------------------------------------
+
+
+def dead_tasks(store: Store, *, topic: Topic | None = None, limit: int = 100) -> list[TaskRow]:
+    """At most ``limit`` dead tasks, newest first, of one topic or all. From the rows: they decide."""
+    if limit < 1:
+        raise InvalidInput(f"limit must be 1 or more, not {limit}")
+    return store.dead(biz_type=None if topic is None else topic.biz_type, limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What a redrive came to: how many tasks are pending again, and how many of those wait for the sweep."""
+
+    tasks: int
+    unindexed: int
+
+
+def redrive(
+    store: Store,
+    queues: Queues,
+    topics: Iterable[Topic],
+    job_ids: Iterable[int],
+    *,
+    now_ms: Callable[[], int],
+    progress: Callable[[int], None] = lambda _count: None,
+) -> Redriven:
+    """Give dead tasks all their tries again, due now. Those that are not dead are left alone.
+
+    Row first, then the index; where Redis is out of reach the sweep brings them in. ``progress`` is called
+    with the number redriven so far.
+    """
+    by_type = {topic.biz_type: topic for topic in topics}
+    tasks = unindexed = 0
+    for chunk in _chunks(job_ids, REDRIVE_CHUNK):
+        rows = store.redrive(chunk, now_ms())
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for row in rows:
+            topic = by_type.get(row.biz_type)
+            if topic is None:
+                unindexed += 1  # a topic that was removed: nobody consumes it
+                continue
+            score = store_score(row.next_time, topic.retries, 0)
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
+        for slot, reply in queues.redrive(entries).items():
+            if isinstance(reply, Exception):
+                unindexed += len(entries[slot])
+        tasks += len(rows)
+        progress(tasks)
+    return Redriven(tasks, unindexed)
+
+
+def all_dead_ids(store: Store, topic: Topic) -> Iterator[int]:
+    """The ids of every task of a topic that is dead now, newest first, read page by page for ``redrive``.
+
+    What dies meanwhile is newer than the last page, so it is not met again: the iteration ends.
+    """
+    last: TaskRow | None = None
+    while rows := store.dead(biz_type=topic.biz_type, after=last, limit=REDRIVE_CHUNK):
+        yield from (row.job_id for row in rows)
+        last = rows[-1]
+
+
+def checked_job_ids(job_ids: Sequence[int]) -> list[int]:
+    """Raises InvalidInput unless each can be a job_id."""
+    for job_id in job_ids:
+        if not valid_job_id(job_id):
+            raise InvalidInput(f"{job_id} is not a job_id")
+    return list(job_ids)
+
+
+def get_row(store: Store, job_id: int) -> TaskRow:
+    """A task's row with what only operators need. Raises InvalidInput, UnknownTask."""
+    row = store.get(checked_job_ids([job_id])[0])
+    if row is None:
+        raise UnknownTask(
+            f"there is no task {job_id}; finished ones are purged after their topic's retention"
+        )
+    return row
+
+
+# --- slots ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A slot as operators see it. ``error`` is set, and the counts are None, where Redis is out of reach.
+
+    ``waiting``, ``prepared`` and ``dead`` count its three queues; ``next_due`` is in milliseconds since 1970
+    UTC; ``overdue_ms`` is how long the first waiting task has been due, by Redis' clock.
+    """
+
+    slot: Slot
+    owner: str | None
+    waiting: int | None
+    prepared: int | None
+    dead: int | None
+    next_due: float | None
+    overdue_ms: int | None
+    error: str | None
+
+
+def slot_views(
+    store: Store, queues: Queues, owners: Mapping[Slot, str | None], *, topic: str | None = None
+) -> list[SlotView]:
+    """Every slot of every topic, or of one. Raises UnknownTopic, StoreUnavailable."""
+    topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
+    slots = [slot for each in topics for slot in each.slots()]
+    views = []
+    for slot, seen in queues.peek(slots).items():
+        owner = owners.get(slot)
+        if isinstance(seen, Exception):
+            views.append(SlotView(slot, owner, None, None, None, None, None, str(seen)))
+            continue
+        overdue = None if seen.next_due is None else max(0, seen.redis_now_ms - int(seen.next_due))
+        views.append(
+            SlotView(slot, owner, seen.store, seen.prepared, seen.dead, seen.next_due, overdue, None)
+        )
+    return sorted(views, key=lambda view: view.slot)
+
+
+# --- inside -----------------------------------------------------------------------------------------------
+
+
+def _chunks(job_ids: Iterable[int], size: int) -> Iterator[list[int]]:
+    chunk: list[int] = []
+    for job_id in job_ids:
+        chunk.append(job_id)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

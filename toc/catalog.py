@@ -1,0 +1,64 @@
+"""A process's view of the topic table: read when needed, refreshed now and then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from toc.clock import Clock
+from toc.errors import UnknownTopic
+from toc.topic import Topic, check_topic_name
+
+REFRESH_SECONDS = 2.0
+"""How old the view may be before it is read again: a change of policy shows within that time."""
+
+
+class TopicCatalog:
+    """Topics by name and by biz_type. Thread-safe.
+
+    A stale view is harmless: each row is stamped with the slot_amount under which it was submitted.
+    """
+
+    def __init__(self, read: Callable[[], list[Topic]], clock: Clock) -> None:
+        self._read = read
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._by_name: dict[str, Topic] = {}
+        self._by_type: dict[int, Topic] = {}
+
+    def refresh(self) -> dict[str, Topic]:
+        """Read the topic table now. Raises StoreUnavailable; the old view stays then."""
+        topics = self._read()
+        with self._lock:
+            self._by_name = {topic.name: topic for topic in topics}
+            self._by_type = {topic.biz_type: topic for topic in topics}
+            self._read_at = self._clock.monotonic()
+            return self._by_name
+
+    def get(self, name: str) -> Topic:
+        """The topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
+        topic = self._by_name.get(name)
+        if topic is None or self._stale():
+            check_topic_name(name)
+            topic = self.refresh().get(name)
+        if topic is None:
+            raise UnknownTopic(
+                f"there is no topic {name!r}; create it with `toc topic create {name} --biz-type N --slots N`"
+            )
+        return topic
+
+    def of_type(self, biz_type: int) -> Topic | None:
+        """The topic of a biz_type, or None. Raises StoreUnavailable."""
+        topic = self._by_type.get(biz_type)
+        if topic is None:
+            self.refresh()
+            topic = self._by_type.get(biz_type)
+        return topic
+
+    def known(self) -> dict[str, Topic]:
+        """The topics by name as last read."""
+        return self._by_name
+
+    def _stale(self) -> bool:
+        return self._clock.monotonic() - self._read_at > REFRESH_SECONDS

@@ -1,0 +1,36 @@
+"""toc config show"""
+
+from __future__ import annotations
+
+import typer
+
+from toc.cli.output import console, print_json, table
+from toc.cli.values import Json, load_settings
+
+app = typer.Typer(no_args_is_help=True, help="The settings as toc understands them.")
+
+
+@app.command("show")
+def show_config(as_json: Json = False) -> None:
+    """Show every setting, passwords masked, and where it comes from."""
+    import os
+
+    from toc.config import config_file
+
+    settings = load_settings()
+    if as_json:
+        print_json(settings.masked())
+        return
+    path = config_file()
+    records = []
+    for name, value in settings.masked().items():
+        variable = f"TOC_{name.upper()}"
+        source = "environment" if os.environ.get(variable) else str(path)
+        records.append(
+            {
+                "setting": variable,
+                "value": ",".join(value) or None if isinstance(value, list) else value,
+                "from": source if name in settings.model_fields_set else "default",
+            }
+        )
+    console().print(table(records))

@@ -1,0 +1,271 @@
+"""toc demo | dev | cluster start | status | stop"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.cli.output import print_json, say, show
+from toc.cli.values import Json, load_settings
+from toc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from toc.demo.report import Report
+    from toc.demo.run import Progress
+    from toc.demo.stage import Stage
+
+cluster = typer.Typer(
+    no_args_is_help=True,
+    help="A whole cluster on this machine: Redis Cluster, MariaDB, ZooKeeper and several worker daemons.",
+)
+
+Directory = Annotated[
+    Path, typer.Option("--directory", metavar="DIR", help="Where the cluster keeps its files.")
+]
+CLUSTER = Path(".toc/cluster")
+
+
+def demo(
+    orders: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Real orders: order_id, purchased_at, approved_at, delivered_at. Else made up.",
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(metavar="N", help="How many orders to make up.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same orders.")] = 1,
+    speed: Annotated[
+        float, typer.Option(metavar="N", help="30 minutes and 7 days take 30 seconds; 10 makes that 3.")
+    ] = 1.0,
+    on_cluster: Annotated[
+        bool, typer.Option("--cluster", help="Run on the cluster that `toc cluster start` started.")
+    ] = False,
+    configured: Annotated[
+        bool,
+        typer.Option("--configured", help="Run on the servers of your settings, with a worker of its own."),
+    ] = False,
+    directory: Directory = CLUSTER,
+    as_json: Json = False,
+) -> None:
+    """Watch a thousand orders: unpaid ones close, paid ones do not, delivered ones are confirmed.
+
+    Needs nothing: it starts a private Redis, SQLite and a worker, and removes them at the end. Real cancels
+    race a real clock, and every outcome is checked. Ends with 0 only if all came out exactly right.
+
+    Examples: toc demo
+              toc demo --orders orders.csv --speed 10
+    """
+    from toc.demo import orders as orders_module
+    from toc.demo.report import judge
+    from toc.demo.run import await_workers, drive
+
+    if on_cluster and configured:
+        raise InvalidInput("give --cluster or --configured, not both")
+    chosen = orders_module.read_orders(orders) if orders else orders_module.synthetic_orders(count, seed)
+    plan = orders_module.plan(chosen, speed)
+    _clean_up_when_terminated()
+    with ExitStack() as stack:
+        stage = stack.enter_context(_stage(on_cluster, configured, directory))
+        await_workers(stage.center, stage.history, stage.alive)
+        say(
+            f"{len(chosen)} orders, {len(plan.deadlines)} deadlines; 30 minutes and 7 days take "
+            f"{orders_module.COMPRESSED / speed:g} s here; done in about {plan.seconds:.0f} s"
+        )
+        observed = drive(stage.center, plan, stage.history, stack.enter_context(_progress()))
+        report = judge(observed, stage.history.starts, orders=len(chosen), stretched=plan.stretched)
+    _print_report(report, as_json)
+    raise typer.Exit(0 if report.right else 1)
+
+
+def _clean_up_when_terminated() -> None:
+    """SIGTERM ends like an exit, so that servers are stopped and temporary files removed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+@contextmanager
+def _stage(on_cluster: bool, configured: bool, directory: Path) -> Iterator[Stage]:
+    import tempfile
+
+    from toc.demo import stage
+
+    with ExitStack() as stack:
+        if on_cluster:
+            config = directory.absolute() / "toc.toml"
+            if not config.is_file():
+                raise InvalidInput(f"no cluster in {directory}; start one with `toc cluster start`")
+            yield stack.enter_context(stage.of_cluster(config))
+        elif configured:
+            load_settings()
+            own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toc-demo-")))
+            yield stack.enter_context(stage.configured(own, 2))
+        else:
+            say("starting a private Redis, SQLite and a worker ...")
+            yield stack.enter_context(stage.embedded(2))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal; a line every five seconds otherwise. On stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    def counts(now: Any) -> str:
+        return f"submitted {now.submitted}/{now.tasks}  cancelled {now.cancelled}  fired {now.fired}"
+
+    if not sys.stderr.isatty():
+        last = -5.0
+
+        def line(now: Any) -> None:
+            nonlocal last
+            if now.elapsed - last >= 5:
+                last = now.elapsed
+                say(f"{now.elapsed:5.0f} s of {now.seconds:.0f}  {counts(now)}")
+
+        yield line
+        return
+    columns = (BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s  {task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("")
+        yield lambda now: bar.update(
+            task, total=now.seconds, completed=min(now.elapsed, now.seconds), description=counts(now)
+        )
+
+
+def _print_report(report: Report, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        late = report.lateness_ms
+        rows = {
+            "submitted": report.submitted,
+            "cancelled": report.cancelled,
+            "fired": report.fired,
+            "early": report.early,
+            "lost": report.lost,
+            "duplicates": report.duplicates,
+            "handled after a cancel": report.handled_after_cancel,
+            "otherwise wrong": report.wrong,
+            "faults of the driver": report.driver_faults,
+            "margins stretched to 100 ms": report.stretched,
+            "lateness": f"p50 {late['p50']:.1f} ms   p99 {late['p99']:.1f} ms   max {late['max']:.1f} ms",
+        }
+        show([{"": name, "tasks": str(value)} for name, value in rows.items()], as_json=False, empty="")
+    for problem in report.problems[:10]:
+        say(f"wrong: {problem}")
+    if len(report.problems) > 10:
+        say(f"and {len(report.problems) - 10} more")
+    say("exactly right" if report.right else "NOT right")
+
+
+def dev(
+    app: Annotated[
+        str | None, typer.Option("--app", metavar="MODULE:NAME", help="Run a worker for this TimeoutCenter.")
+    ] = None,
+    directory: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where everything is kept, also after the end.")
+    ] = Path(".toc"),
+) -> None:
+    """Run everything embedded for developing an application, until Ctrl-C.
+
+    Prints the settings for your application and other toc commands. Topics that the app handles and that do
+    not exist yet are created. One machine, one disk: not for production.
+
+    Example: toc dev --app shop.deadlines:center
+    """
+    from toc import log
+    from toc.config import Settings
+    from toc.demo.stage import only_config, write_config
+    from toc.local.embedded import EmbeddedStack
+    from toc.store.migrate import Migrator
+
+    _clean_up_when_terminated()
+    with EmbeddedStack(directory) as stack:
+        config = write_config(directory.absolute() / "toc.toml", stack.settings)
+        with only_config(config):
+            settings = Settings()
+            log.configure(settings.log_level, settings.log_format)
+            Migrator.from_settings(settings).upgrade()
+            print(f"export TOC_CONFIG={config}", flush=True)
+            if app is None:
+                say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.pause()
+            else:
+                _create_topics(app)
+                from toc.worker import daemon
+
+                raise typer.Exit(
+                    daemon.run(app, settings, processes=settings.processes, threads=settings.threads)
+                )
+
+
+def _create_topics(app: str) -> None:
+    from toc.topic import Topic
+    from toc.worker.app import load_app
+
+    center = load_app(app)
+    known = {topic.name: topic for topic in center.store.topics.list()}
+    numbers = {topic.biz_type for topic in known.values()}
+    for name in sorted(set(center.handlers) - set(known)):
+        number = next(n for n in range(1, len(numbers) + 2) if n not in numbers)
+        numbers.add(number)
+        center.store.topics.create(Topic(name, number, 4))
+        say(f"created topic {name} (biz_type {number}, 4 slots)")
+    center.close()
+
+
+@cluster.command()
+def start(
+    daemons: Annotated[int, typer.Option(metavar="N", help="Worker daemons; each stands for a host.")] = 2,
+    processes: Annotated[int, typer.Option(metavar="N", help="Worker processes of each daemon.")] = 2,
+    directory: Directory = CLUSTER,
+) -> None:
+    """Start the cluster in the background; its daemons run the demo's handlers.
+
+    Then try: toc demo --cluster
+    """
+    from toc.client import TimeoutCenter
+    from toc.config import Settings
+    from toc.demo.run import create_topics
+    from toc.demo.stage import only_config
+    from toc.local.cluster import LocalCluster
+    from toc.store.migrate import Migrator
+
+    local = LocalCluster(directory, daemons=daemons, processes=processes)
+
+    def prepare(_settings: dict[str, Any]) -> None:
+        with only_config(local.config):
+            Migrator.from_settings(Settings()).upgrade()
+            with TimeoutCenter() as center:
+                create_topics(center)
+
+    local.start(prepare, lambda name: say(f"starting {name}"))
+    print(f"export TOC_CONFIG={local.config}")
+
+
+@cluster.command()
+def status(directory: Directory = CLUSTER, as_json: Json = False) -> None:
+    """Show the processes of the cluster. Ends with 1 unless all run."""
+    from toc.local.cluster import LocalCluster
+
+    parts = LocalCluster(directory).status()
+    show(parts, as_json=as_json, empty=f"no cluster runs in {directory}; toc cluster start")
+    if not parts or not all(part["running"] for part in parts):
+        raise typer.Exit(1)
+
+
+@cluster.command()
+def stop(directory: Directory = CLUSTER) -> None:
+    """Stop the cluster: daemons first, in good order. Its data is kept."""
+    from toc.local.cluster import LocalCluster
+
+    LocalCluster(directory).stop()
+    say("stopped")

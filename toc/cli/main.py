@@ -1,0 +1,84 @@
+"""The ``toc`` program: its commands, and how errors end it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from toc.cli import config, db, dead, dev, task, topic, worker
+from toc.cli.output import say
+from toc.errors import TocError
+
+app = typer.Typer(
+    name="toc",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="The timeout center: durable deadlines that fire within milliseconds. Try `toc demo` first.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_START = "Try and develop"
+_OPERATE = "Set up and operate"
+_TASKS = "Tasks"
+
+app.command(rich_help_panel=_START)(dev.demo)
+app.command("dev", rich_help_panel=_START)(dev.dev)
+app.add_typer(dev.cluster, name="cluster", rich_help_panel=_START)
+
+app.command(rich_help_panel=_TASKS)(task.submit)
+app.command(rich_help_panel=_TASKS)(task.get)
+app.command(rich_help_panel=_TASKS)(task.find)
+app.command(rich_help_panel=_TASKS)(task.cancel)
+app.command(rich_help_panel=_TASKS)(task.reschedule)
+
+app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
+app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
+app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
+app.command(rich_help_panel=_OPERATE)(worker.slots)
+app.command(rich_help_panel=_OPERATE)(worker.workers)
+app.add_typer(dead.app, name="dead", rich_help_panel=_OPERATE)
+app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("toc"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code.
+
+    2: what was asked is wrong; 3: a server must be upgraded or configured first; 4: a server is out of
+    reach; 1: any other failure; 130: interrupted.
+    """
+    try:
+        app(args=arguments, prog_name="toc")
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except KeyboardInterrupt:
+        return 130
+    except TocError as exc:
+        from toc.log import redact
+
+        say(f"error: {redact(str(exc))}")
+        return exc.exit_code
+    return 0
+
+
+def run() -> None:
+    """The entry point of the ``toc`` command."""
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""toc topic create | list | show | alter | pause | resume"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from toc.cli.output import print_json, say, show, show_one, topic_record
+from toc.cli.values import Json, duration, opened, whole_seconds
+from toc.topic import Backoff, TopicType
+
+app = typer.Typer(no_args_is_help=True, help="Create topics and change their policies.")
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Such as order.close: letters, digits, '.', '_', '-'.")
+]
+Slots = Annotated[
+    int | None, typer.Option("--slots", metavar="N", help="Partitions: a power of two, 1 to 1024.")
+]
+Type = Annotated[
+    TopicType | None,
+    typer.Option(
+        "--type", help="timed: deadlines lie ahead (the default). instant: tasks may be due at once."
+    ),
+]
+Retries = Annotated[
+    int | None, typer.Option("--retries", metavar="N", help="Tries in all, 1 to 31. Default 16.")
+]
+BackoffKind = Annotated[
+    Backoff | None, typer.Option("--backoff", help="How long a failed task waits. Default exponential.")
+]
+BackoffBase = Annotated[
+    str | None,
+    typer.Option("--backoff-base", metavar="TIME", help="First wait, doubled each try. Default 1s."),
+]
+BackoffCap = Annotated[
+    str | None, typer.Option("--backoff-cap", metavar="TIME", help="Longest wait. Default 10m.")
+]
+PrepareTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--prepare-timeout", metavar="TIME", help="A worker silent this long loses its tasks. Default 30s."
+    ),
+]
+MaxRuntime = Annotated[
+    str | None,
+    typer.Option("--max-runtime", metavar="TIME", help="A try that runs longer has failed. Default 1h."),
+]
+Horizon = Annotated[
+    str | None,
+    typer.Option("--horizon", metavar="TIME", help="Later tasks wait in MySQL only. Default 1d."),
+]
+Retention = Annotated[
+    str | None,
+    typer.Option("--retention", metavar="TIME", help="How long finished rows are kept. Default 3d."),
+]
+
+
+@app.command()
+def create(
+    name: Name,
+    biz_type: Annotated[
+        int, typer.Option("--biz-type", metavar="N", help="Its number in the rows; one topic each.")
+    ],
+    slots: Annotated[
+        int, typer.Option("--slots", metavar="N", help="Partitions: a power of two, 1 to 1024.")
+    ],
+    topic_type: Type = None,
+    retries: Retries = None,
+    backoff: BackoffKind = None,
+    backoff_base: BackoffBase = None,
+    backoff_cap: BackoffCap = None,
+    prepare_timeout: PrepareTimeout = None,
+    max_runtime: MaxRuntime = None,
+    horizon: Horizon = None,
+    retention: Retention = None,
+    as_json: Json = False,
+) -> None:
+    """Create a topic.
+
+    Example: toc topic create order.close --biz-type 1001 --slots 8 --retries 10
+    """
+    from toc import admin
+
+    policies = _policies(
+        topic_type,
+        retries,
+        backoff,
+        backoff_base,
+        backoff_cap,
+        prepare_timeout,
+        max_runtime,
+        horizon,
+        retention,
+    )
+    with opened() as center:
+        topic = admin.create_topic(center.store, name, biz_type=biz_type, slot_amount=slots, **policies)
+    show_one(topic_record(topic), as_json=as_json)
+
+
+@app.command("list")
+def list_topics(as_json: Json = False) -> None:
+    """List the topics."""
+    with opened() as center:
+        topics = center.store.topics.list()
+    records = [topic_record(topic) for topic in topics]
+    if not as_json:  # the policies are for `show`: they would not fit on a screen
+        keys = ("name", "biz_type", "slot_amount", "topic_type", "paused", "retries", "backoff")
+        records = [{key: record[key] for key in keys} for record in records]
+    show(
+        records,
+        as_json=as_json,
+        empty="no topics yet; toc topic create order.close --biz-type 1001 --slots 8",
+    )
+
+
+@app.command("show")
+def show_topic(name: Name, as_json: Json = False) -> None:
+    """Show a topic with its policies."""
+    from toc import admin
+
+    with opened() as center:
+        show_one(topic_record(admin.get_topic(center.store, name)), as_json=as_json)
+
+
+@app.command()
+def alter(
+    name: Name,
+    slots: Slots = None,
+    topic_type: Type = None,
+    retries: Retries = None,
+    backoff: BackoffKind = None,
+    backoff_base: BackoffBase = None,
+    backoff_cap: BackoffCap = None,
+    prepare_timeout: PrepareTimeout = None,
+    max_runtime: MaxRuntime = None,
+    horizon: Horizon = None,
+    retention: Retention = None,
+    as_json: Json = False,
+) -> None:
+    """Change policies of a topic, or its slots while it is in use. Name and biz_type are for ever.
+
+    Example: toc topic alter order.close --slots 16 --backoff-cap 5m
+    """
+    from toc import admin
+
+    changes = _policies(
+        topic_type,
+        retries,
+        backoff,
+        backoff_base,
+        backoff_cap,
+        prepare_timeout,
+        max_runtime,
+        horizon,
+        retention,
+    )
+    if slots is not None:
+        changes["slot_amount"] = slots
+    with opened() as center:
+        topic = admin.alter_topic(center.store, name, changes)
+    show_one(topic_record(topic), as_json=as_json)
+
+
+@app.command()
+def pause(name: Name, as_json: Json = False) -> None:
+    """Stop running tasks of a topic. They are still accepted and kept; what runs is finished."""
+    _set_paused(name, True, as_json)
+
+
+@app.command()
+def resume(name: Name, as_json: Json = False) -> None:
+    """Run tasks of a paused topic again, those that became due first."""
+    _set_paused(name, False, as_json)
+
+
+def _set_paused(name: str, paused: bool, as_json: bool) -> None:
+    from toc import admin
+
+    with opened() as center:
+        topic = admin.alter_topic(center.store, name, {"paused": paused})
+    if as_json:
+        print_json(topic_record(topic))
+    else:
+        say(f"{name} is {'paused' if paused else 'running'}")
+
+
+def _policies(
+    topic_type: TopicType | None,
+    retries: int | None,
+    backoff: Backoff | None,
+    backoff_base: str | None,
+    backoff_cap: str | None,
+    prepare_timeout: str | None,
+    max_runtime: str | None,
+    horizon: str | None,
+    retention: str | None,
+) -> dict[str, Any]:
+    """The policies that were given, by the names of Topic's fields."""
+    values: dict[str, Any] = {
+        "topic_type": topic_type,
+        "retries": retries,
+        "backoff": backoff,
+        "backoff_base": None if backoff_base is None else duration(backoff_base),
+        "backoff_cap": None if backoff_cap is None else duration(backoff_cap),
+        "prepare_timeout": whole_seconds(prepare_timeout),
+        "max_runtime": whole_seconds(max_runtime),
+        "horizon": whole_seconds(horizon),
+        "retention": whole_seconds(retention),
+    }
+    return {name: value for name, value in values.items() if value is not None}

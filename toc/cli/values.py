@@ -1,0 +1,104 @@
+"""What people type on a command line, as values: durations, times, biz_ids, attributes, and the settings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput
+
+if TYPE_CHECKING:
+    from toc.client import TimeoutCenter
+    from toc.config import Settings
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
+JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The number that submit returned.")]
+Biz = Annotated[
+    str | None,
+    typer.Option("--biz-id", metavar="ID", help="Usually the order's id: digits are a number, else a text."),
+]
+Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text even if it is all digits.")]
+
+_DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)", re.IGNORECASE)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+
+
+def duration(text: str) -> float:
+    """Seconds: ``90``, ``0.5``, ``500ms``, ``30m``, ``12h``, ``7d``, ``2w``. Raises InvalidDelay."""
+    match = _DURATION.fullmatch(text.strip())
+    try:
+        seconds = float(match[1]) * _UNITS[match[2].lower()] if match else float(text)
+    except ValueError:
+        raise InvalidDelay(f"{text!r} is not a duration; write seconds, or 500ms, 30m, 12h, 7d") from None
+    if not isfinite(seconds) or seconds < 0:
+        raise InvalidDelay(f"{text!r} is not a duration: it must be finite and not negative")
+    return seconds
+
+
+def whole_seconds(text: str | None) -> int | None:
+    """As ``duration``, in whole seconds; None stays None. Raises InvalidDelay."""
+    if text is None:
+        return None
+    seconds = duration(text)
+    if seconds != int(seconds):
+        raise InvalidDelay(f"{text!r} must come to whole seconds")
+    return int(seconds)
+
+
+def instant(text: str) -> datetime:
+    """A time in ISO 8601; whether it has a zone is for the SDK to check. Raises InvalidInput."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(
+            f"{text!r} is not a time; write ISO 8601 with a zone, such as 2030-01-31T12:00:00+01:00"
+        ) from None
+
+
+def biz_id(text: str, *, as_text: bool) -> int | str:
+    """``42`` is the number 42 unless ``as_text``; ``007`` and ``order-42`` are texts."""
+    if not as_text and _WHOLE_NUMBER.fullmatch(text):
+        return int(text[:25])  # a longer one is as much out of range
+    return text
+
+
+def attribute(text: str | None) -> dict[str, Any] | None:
+    """A JSON object. Raises InvalidAttribute."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidAttribute(f"--attribute is not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise InvalidAttribute(
+            f"""--attribute must be a JSON object such as {{"reason": "unpaid"}}, not {text[:40]}"""
+        )
+    return value
+
+
+def load_settings() -> Settings:
+    """The settings, with logging set up by them. Raises ConfigError."""
+    from toc import log
+    from toc.config import Settings
+
+    settings = Settings()
+    log.configure(settings.log_level, settings.log_format)
+    return settings
+
+
+@contextmanager
+def opened() -> Iterator[TimeoutCenter]:
+    """A TimeoutCenter by the settings, closed at the end. Servers are reached on first use."""
+    from toc.client import TimeoutCenter
+
+    with TimeoutCenter(load_settings()) as center:
+        yield center

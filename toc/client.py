@@ -1,0 +1,417 @@
+"""The SDK: submit, cancel, reschedule, look up; and where handlers are registered.
+
+The order of writes is always row, acknowledge, index. The index is written after the row as a courtesy: when
+Redis is out of reach, the row is the promise and the sweep puts the task into the index later.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from math import ceil, isfinite
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from toc.catalog import TopicCatalog
+from toc.clock import MAX_CLOCK_SKEW_MS, Clock, to_ms
+from toc.config import Settings
+from toc.errors import (
+    DedupConflict,
+    DuplicateHandler,
+    IndexUnavailable,
+    InvalidDelay,
+    InvalidInput,
+    NaiveDatetime,
+    NotInFuture,
+)
+from toc.handler import Handler
+from toc.log import get_logger
+from toc.queue.queues import CancelReply, Queues
+from toc.queue.scores import store_score
+from toc.sharding import BizId, JobIds, check_key, crc32, valid_job_id
+from toc.store.store import Store
+from toc.task import (
+    CancelOutcome,
+    NewTask,
+    RescheduleOutcome,
+    Task,
+    TaskRow,
+    TaskStatus,
+    encode_attribute,
+)
+from toc.topic import Slot, Topic, TopicType, check_topic_name
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+log = get_logger(__name__)
+
+INDEX_PAUSE_SECONDS = 1.0
+"""How long submits leave Redis alone after it failed, so that its time-outs do not slow them down."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class TimeoutCenter:
+    """One application's access to the timeout center. Thread-safe, fork-safe; connects on first use.
+
+    ``settings`` default to the TOC_* variables and toc.toml. Close it, or use it as a context manager.
+    """
+
+    def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
+        self.settings = settings if settings is not None else Settings()
+        self.clock = clock or Clock()
+        self.handlers: dict[str, Handler] = {}
+        self._job_ids = JobIds(self.clock)
+        self._max_delay_ms = int(self.settings.max_delay * 1000)
+        self._store: Store | None = None
+        self._queues: Queues | None = None
+        self._catalog: TopicCatalog | None = None
+        self._index_paused_until = float("-inf")
+        self._lock = threading.RLock()
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _fresh_lock(reference()))
+
+    # --- parts, opened on first use
+
+    @property
+    def store(self) -> Store:
+        """The task table. Raises ConfigError when no database is configured."""
+        if self._store is None:
+            with self._lock:
+                if self._store is None:
+                    settings = self.settings
+                    self._store = Store(
+                        settings.need_database_urls(),
+                        databases=settings.databases,
+                        tables=settings.tables,
+                        prefix=settings.database_prefix,
+                        clock=self.clock,
+                        connect_timeout=settings.connect_timeout,
+                        read_timeout=settings.read_timeout,
+                        write_timeout=settings.write_timeout,
+                    )
+        return self._store
+
+    @property
+    def queues(self) -> Queues:
+        """The index. Raises ConfigError when no Redis is configured."""
+        if self._queues is None:
+            with self._lock:
+                if self._queues is None:
+                    self._queues = Queues(self.settings.need_redis_url(), namespace=self.settings.namespace)
+        return self._queues
+
+    @property
+    def catalog(self) -> TopicCatalog:
+        """The topics."""
+        if self._catalog is None:
+            with self._lock:
+                if self._catalog is None:
+                    self._catalog = TopicCatalog(self.store.topics.list, self.clock)
+        return self._catalog
+
+    def close(self) -> None:
+        """Close every connection. May be called twice; the next use connects again."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+            if self._queues is not None:
+                self._queues.close()
+            self._store = self._queues = self._catalog = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- handlers
+
+    def handler(self, topic: str, *, batch: int | None = None) -> Callable[[F], F]:
+        """Register the decorated function (``def`` or ``async def``) as the handler of ``topic``.
+
+        With ``batch=N`` it takes a list of at most N tasks and may return ``{job_id: exception or None}``.
+        Raises InvalidTopic, InvalidHandler, DuplicateHandler.
+        """
+        check_topic_name(topic)
+        if topic in self.handlers:
+            raise DuplicateHandler(f"topic {topic!r} has a handler already; a topic has one")
+
+        def register(function: F) -> F:
+            self.handlers[topic] = Handler.of(topic, function, batch)
+            return function
+
+        return register
+
+    # --- submit
+
+    def submit(
+        self,
+        topic: str,
+        *,
+        biz_id: int | str,
+        delay: timedelta | float | None = None,
+        action_time: datetime | None = None,
+        attribute: Mapping[str, Any] | None = None,
+        dedup_key: str | None = None,
+        slot_basis: str | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Store a task and return its job_id; once this returns, the task will run or be cancelled.
+
+        ``delay`` is a timedelta or seconds; ``action_time`` an aware datetime, rounded up to a millisecond.
+        The same ``dedup_key`` for the same topic and biz_id returns the first job_id. ``slot_basis`` chooses
+        the slot (default: the biz_id). With ``connection`` the row is written in the caller's
+        transaction; after the commit the sweep indexes it within a second, or ``index`` does at once.
+
+        Raises an InvalidInput before anything is written; StoreUnavailable when nothing was
+        stored; SubmitUnknown when that cannot be told.
+        """
+        task = NewTask(topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis)
+        row = self._row(task)
+        if connection is not None:
+            return self.store.insert_with(connection, row)
+        job_id = self.store.insert(row)
+        self._index_stored([row], [job_id])
+        return job_id
+
+    def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
+        """Store many tasks, one round trip per server, and return their job_ids in the order given.
+
+        Everything is checked before anything is written. Raises what ``submit`` raises, or
+        PartialSubmit when a server failed after another had stored its part.
+        """
+        rows = [self._row(task) for task in tasks]
+        _check_same_dedup(rows)
+        job_ids = self.store.insert_many(rows)
+        self._index_stored(rows, job_ids)
+        return job_ids
+
+    def index(self, job_ids: Iterable[int]) -> None:
+        """Put tasks stored through ``connection=`` into the index now, after the commit.
+
+        Optional: the sweep does it within a second. Ids that are unknown or not pending are ignored.
+        """
+        rows = self.store.read([_checked(job_id) for job_id in job_ids])
+        self._index(row for row in rows.values() if row.status == TaskStatus.PENDING)
+
+    # --- change
+
+    def cancel(self, job_id: int) -> CancelOutcome:
+        """Cancel a pending task. Raises StoreUnavailable when it is not known to be cancelled.
+
+        Row first, then the index. When a PrepareQueue entry stands once the task was due, or the
+        index cannot be asked and the due time is near, a try may have started.
+        """
+        changed, row = self.store.cancel(_checked(job_id))
+        if row is None:
+            return CancelOutcome.UNKNOWN
+        if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
+            return CancelOutcome.TOO_LATE
+        if not changed and row.attempts:
+            return CancelOutcome.MAY_HAVE_STARTED
+        reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))
+        if row.attempts or row.crashes:
+            started = True
+        elif reply is None:
+            started = self._near(row)
+        elif reply.redis_now_ms < row.action_time:
+            started = False
+        elif reply.prepared:
+            started = True
+        else:
+            # No entry: never taken, or finished between our two steps. Who finishes a cancelled task
+            # marks its row as tried before it removes the entry.
+            seen = self.store.get(job_id)
+            started = seen is not None and seen.attempts > 0
+        if not started:
+            return CancelOutcome.CANCELLED
+        self.store.mark_tried([job_id])
+        return CancelOutcome.MAY_HAVE_STARTED
+
+    def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]:
+        """Cancel every task of one biz_id on a topic."""
+        biz_type = self.catalog.get(topic).biz_type
+        rows = self.store.find(BizId.of(biz_id), biz_type)
+        return {row.job_id: self.cancel(row.job_id) for row in rows}
+
+    def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
+        """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
+        row = self.store.get(_checked(job_id))
+        if row is None:
+            return RescheduleOutcome.UNKNOWN
+        topic = self.catalog.of_type(row.biz_type)
+        due = self._due(topic, None, action_time)
+        changed, row = self.store.reschedule(job_id, due)
+        if row is None:
+            return RescheduleOutcome.UNKNOWN
+        if not changed:
+            return RescheduleOutcome.TOO_LATE
+        reply = self._tell(row, lambda slot: self.queues.reschedule(slot, job_id, store_score(due, 0, 0)))
+        may_have_started = (
+            row.attempts
+            or row.crashes
+            or (self._near(row) if reply is None else reply.redis_now_ms >= row.action_time)
+        )
+        return RescheduleOutcome.MAY_HAVE_STARTED if may_have_started else RescheduleOutcome.RESCHEDULED
+
+    # --- look up
+
+    def get(self, job_id: int) -> Task | None:
+        """The task, or None. Raises StoreUnavailable."""
+        row = self.store.get(_checked(job_id))
+        return None if row is None else self._task(row)
+
+    def find(self, *, biz_id: int | str, topic: str | None = None) -> list[Task]:
+        """All tasks of a biz_id that are kept, oldest first. Raises StoreUnavailable."""
+        biz_type = None if topic is None else self.catalog.get(topic).biz_type
+        rows = self.store.find(BizId.of(biz_id), biz_type)
+        return [self._task(row) for row in sorted(rows)]
+
+    # --- inside
+
+    def _row(self, task: NewTask) -> TaskRow:
+        biz = BizId.of(task.biz_id)
+        attribute = encode_attribute(task.attribute)
+        if task.dedup_key is not None:
+            check_key("dedup_key", task.dedup_key)
+        slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
+        topic = self.catalog.get(task.topic)
+        due = self._due(topic, task.delay, task.action_time)
+        now = self.clock.now_ms()
+        return TaskRow(
+            self._job_ids.make(biz.crc),
+            biz.number,
+            biz.key,
+            topic.biz_type,
+            TaskStatus.PENDING,
+            due,
+            due,
+            attribute,
+            0,
+            0,
+            0,
+            slot_crc,
+            topic.slot_amount,
+            task.dedup_key,
+            None,
+            now,
+            now,
+        )
+
+    def _due(self, topic: Topic | None, delay: object, action_time: object) -> int:
+        """The action_time in milliseconds, rounded up; checked against now and max_delay."""
+        now = self.clock.now_ms()
+        if delay is not None and action_time is not None:
+            raise InvalidInput("give a delay or an action_time, not both")
+        if action_time is not None:
+            if not isinstance(action_time, datetime):
+                raise InvalidInput(f"action_time must be a datetime, not {type(action_time).__name__}")
+            if action_time.utcoffset() is None:
+                raise NaiveDatetime(
+                    f"action_time {action_time.isoformat()} has no time zone; use datetime.now(UTC) + ... or "
+                    f"datetime(..., tzinfo=...)"
+                )
+            due = to_ms(action_time)
+        elif delay is not None:
+            due = now + 1 + _delay_ms(delay)  # + 1: now is rounded down, and a deadline is never early
+            if due == now + 1 and delay in (0, timedelta(0)):
+                due = now
+        elif topic is not None and topic.topic_type is TopicType.INSTANT:
+            return now
+        else:
+            raise InvalidInput("give a delay or an action_time (only tasks of instant topics run now)")
+        if due <= now and (topic is None or topic.topic_type is TopicType.TIMED):
+            raise NotInFuture(
+                f"action_time {due} ms is not after now ({now} ms); a timed topic takes deadlines ahead"
+            )
+        if due - now > self._max_delay_ms + 1:
+            raise InvalidDelay(
+                f"the deadline is {(due - now) / 86_400_000:.0f} days ahead; at most "
+                f"{self._max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)"
+            )
+        return due
+
+    def _task(self, row: TaskRow) -> Task:
+        topic = self.catalog.of_type(row.biz_type)
+        return row.to_task(topic.name if topic else f"biz_type-{row.biz_type}")
+
+    def _index_stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
+        fresh = [row for row, job_id in zip(rows, job_ids, strict=True) if row.job_id == job_id]
+        if len(fresh) < len(rows):
+            # A new id after a clash, or an earlier task under the dedup_key: its row names its slot and time.
+            others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]
+            fresh += [row for row in self.store.read(others).values() if row.status == TaskStatus.PENDING]
+        self._index(fresh)
+
+    def _index(self, rows: Iterable[TaskRow]) -> None:
+        if self.clock.monotonic() < self._index_paused_until:
+            return
+        now = self.clock.now_ms()
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for row in rows:
+            topic = self.catalog.of_type(row.biz_type)
+            if topic is None or row.next_time - now > topic.horizon * 1000:
+                continue  # the sweep brings it into Redis when its time comes near
+            score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
+        failures = [r for r in self.queues.add(entries).values() if isinstance(r, IndexUnavailable)]
+        if failures:
+            self._index_paused_until = self.clock.monotonic() + INDEX_PAUSE_SECONDS
+            log.warning("submit_not_indexed", slots=len(failures), error=str(failures[0]))
+
+    def _tell(self, row: TaskRow, ask: Callable[[Slot], CancelReply]) -> CancelReply | None:
+        """Run one transition on the row's slot; None when the index is out of reach (the row decides)."""
+        topic = self.catalog.of_type(row.biz_type)
+        if topic is None:
+            return None
+        try:
+            return ask(topic.slot(row.slot_crc, row.slot_amount))
+        except IndexUnavailable as exc:
+            log.warning("index_not_told", job_id=row.job_id, error=str(exc))
+            return None
+
+    def _near(self, row: TaskRow) -> bool:
+        """Whether, by this machine's clock alone, a worker may have taken the task already."""
+        return row.action_time - self.clock.now_ms() <= MAX_CLOCK_SKEW_MS
+
+
+def _delay_ms(delay: object) -> int:
+    if isinstance(delay, timedelta):
+        return -(-delay // timedelta(milliseconds=1)) if delay >= timedelta(0) else _refuse(delay)
+    if isinstance(delay, bool) or not isinstance(delay, (int, float)):
+        raise InvalidDelay(f"delay must be a timedelta or seconds, not {type(delay).__name__}")
+    if not isfinite(delay) or delay < 0 or delay > 1e12:
+        return _refuse(delay)
+    return ceil(delay * 1000)
+
+
+def _refuse(delay: object) -> int:
+    raise InvalidDelay(f"delay {delay} is not allowed; it must be a finite time from now on, not before now")
+
+
+def _checked(job_id: int) -> int:
+    if not valid_job_id(job_id):
+        raise InvalidInput(f"{job_id!r} is not a job_id; submit returned one as an int")
+    return job_id
+
+
+def _check_same_dedup(rows: Sequence[TaskRow]) -> None:
+    seen: dict[tuple[int, int, str | None, str], TaskRow] = {}
+    for row in rows:
+        if row.dedup_key is None:
+            continue
+        first = seen.setdefault((row.biz_type, row.biz_id, row.biz_key, row.dedup_key), row)
+        if first.attribute != row.attribute:
+            raise DedupConflict(f"dedup_key {row.dedup_key!r} stands twice in this batch with two attributes")
+
+
+def _fresh_lock(center: TimeoutCenter | None) -> None:
+    if center is not None:
+        center._lock = threading.RLock()

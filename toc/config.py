@@ -1,0 +1,307 @@
+"""Settings: TOC_* variables, then toc.toml, then defaults; validated once, at the top of a program.
+
+The file is the one that TOC_CONFIG names, else ``toc.toml`` in the working directory if there is one. It uses
+the same names in lower case without ``TOC_``::
+
+    database_urls = ["mysql+pymysql://toc:secret@db1:3306", "mysql+pymysql://toc:secret@db2:3306"]
+    databases = 8
+    tables = 1024
+    redis_url = "redis+cluster://:secret@cache1:6379,cache2:6379"
+    zookeeper = "zk1:2181,zk2:2181,zk3:2181"
+
+Everything below the top receives plain values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from toc.errors import ConfigError, InvalidTopic
+from toc.log import redact
+from toc.sharding import MAX_TABLES, is_power_of_two
+from toc.topic import check_topic_name
+
+TEN_YEARS = 3653 * 86_400
+"""The longest delay that is accepted unless TOC_MAX_DELAY says otherwise, in seconds."""
+
+_REDIS_SCHEMES = (
+    "redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel",
+)  # fmt: skip
+_DATABASE_HINT = "mysql+pymysql://user:password@host:3306 or sqlite:///path/to/file.db"
+_REDIS_HINT = (
+    "redis://host:6379/0, rediss://..., unix:///path, redis+cluster://h1:p1,h2:p2 or "
+    "redis+sentinel://h1:p1,h2:p2/service"
+)
+_PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
+_ZOOKEEPER = re.compile(r"[^\s,/@]+(?:,[^\s,/@]+)*(?:/[^\s,]+)?")
+
+
+class Settings(BaseSettings):
+    """Every setting, with the default that suits development. All durations are seconds.
+
+    ``Settings()`` reads the environment and toc.toml; ``Settings(redis_url=..., ...)`` overrides both.
+    Raises ConfigError, which names each setting that is wrong, its value with secrets masked, and what is
+    expected.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOC_", env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    database_urls: Annotated[list[str], NoDecode] = Field([], description=_DATABASE_HINT)
+    """Servers of the task table, as SQLAlchemy URLs; each takes a block of databases, in order. Or one
+    sqlite:/// URL."""
+    databases: int = Field(1, ge=1, le=MAX_TABLES, description="a power of two, 8 in production")
+    """How many databases hold the tables: ``toc_0``, ``toc_1``, ... Fixed once there are rows."""
+    tables: int = Field(
+        4, ge=1, le=MAX_TABLES, description=f"a power of two up to {MAX_TABLES}, which is for production"
+    )
+    """How many task tables there are over all databases together. Fixed once there are rows."""
+    database_prefix: str = Field("toc_", description="letters, digits and _, beginning with a letter")
+    """What the databases' names begin with."""
+
+    redis_url: str | None = Field(None, description=_REDIS_HINT)
+    """Where the index is."""
+    namespace: str | None = Field(None, description="letters, digits, '.', '_' and '-'")
+    """Goes in front of every topic in Redis keys, so that environments can share a Redis."""
+
+    zookeeper: str | None = Field(None, description="host:port,host:port/chroot")
+    """Who owns which slot, for more than one host. Unset: the local coordinator, for one daemon alone."""
+    cluster: str = Field("default", description="letters, digits, '.', '_' and '-'")
+    """The name of this cluster in ZooKeeper."""
+
+    max_delay: float = Field(TEN_YEARS, gt=0, le=TEN_YEARS, description="seconds, up to ten years")
+    """Tasks due later than this from now are refused: they are mistakes, such as microseconds for seconds."""
+    connect_timeout: float = Field(3.0, gt=0, le=300, description="seconds, more than 0")
+    """How long to wait for a connection to a server."""
+    read_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
+    """How long to wait for a server's answer."""
+    write_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
+    """How long to wait until a server takes what is sent."""
+
+    processes: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256, description="1 to 256")
+    """Worker processes of a daemon; as many as the machine has cores."""
+    threads: int = Field(16, ge=1, le=1024, description="1 to 1024")
+    """Handlers that each worker process runs at once."""
+    async_limit: int = Field(1000, ge=1, le=100_000, description="1 to 100000")
+    """Coroutines of ``async def`` handlers that each worker process runs at once, per topic."""
+    shutdown_deadline: float = Field(30.0, ge=0, le=86_400, description="seconds, 0 or more")
+    """How long a daemon that is told to stop waits for handlers that run."""
+    weight: float = Field(1.0, gt=0, le=1000, description="more than 0, up to 1000")
+    """How much of the slots this host takes, relative to the others."""
+    host: str = Field(default_factory=socket.gethostname, min_length=1, max_length=255, description="a name")
+    """The name by which operators know this host."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "pretty", "json"] = "auto"
+    """``auto`` is pretty on a terminal and JSON lines otherwise."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as exc:
+            message = "\n".join(_explain(error) for error in exc.errors())
+            # not chained: pydantic's own text could show a password
+            raise ConfigError(message) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic calls by these names
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then the file."""
+        return init_settings, env_settings, InitSettingsSource(settings_cls, _read_file())
+
+    @field_validator("database_urls", mode="before")
+    @classmethod
+    def _split_urls(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            # A comma inside a password is not a separator: only one that a scheme follows is.
+            return [
+                part.strip(", ") for part in re.split(r",\s*(?=[a-z0-9+]+://)", value) if part.strip(", ")
+            ]
+        return value
+
+    @field_validator("database_urls")
+    @classmethod
+    def _check_urls(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if not url.startswith(("mysql+pymysql://", "sqlite:///", "sqlite+pysqlite:///")):
+                raise ValueError(f"{_shown(url)!r} is not one of them; expected {_DATABASE_HINT}")
+        if len(set(urls)) != len(urls):
+            raise ValueError("the same server is named twice; each takes its own block of databases")
+        if len(urls) > 1 and any(url.startswith("sqlite") for url in urls):
+            raise ValueError("sqlite stands alone; expected one sqlite:/// URL, or MySQL servers only")
+        return urls
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis(cls, url: str | None) -> str | None:
+        if url is not None and url.partition("://")[0] not in _REDIS_SCHEMES:
+            raise ValueError(f"expected {_REDIS_HINT}")
+        return url
+
+    @field_validator("zookeeper")
+    @classmethod
+    def _check_zookeeper(cls, hosts: str | None) -> str | None:
+        if hosts is not None and ("://" in hosts or not _ZOOKEEPER.fullmatch(hosts)):
+            raise ValueError("expected host:port,host:port/chroot")
+        return hosts
+
+    @field_validator("databases", "tables")
+    @classmethod
+    def _check_power(cls, number: int) -> int:
+        if not is_power_of_two(number):
+            raise ValueError(f"expected a power of two up to {MAX_TABLES}: 1, 2, 4, ...")
+        return number
+
+    @field_validator("database_prefix")
+    @classmethod
+    def _check_prefix(cls, prefix: str) -> str:
+        if not _PREFIX.fullmatch(prefix):
+            raise ValueError("expected letters, digits and '_', beginning with a letter, at most 32")
+        return prefix
+
+    @field_validator("namespace", "cluster")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        if name is not None:
+            try:
+                check_topic_name(name)
+            except InvalidTopic:
+                raise ValueError("expected letters, digits, '.', '_' and '-', at most 128") from None
+        return name
+
+    @field_validator("log_level", "log_format", mode="before")
+    @classmethod
+    def _lower(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Settings:
+        if self.databases > self.tables:
+            raise ValueError(
+                f"TOC_DATABASES={self.databases} is more than TOC_TABLES={self.tables}: "
+                f"each database needs a table; raise TOC_TABLES"
+            )
+        if self.sqlite and self.databases != 1:
+            raise ValueError(
+                f"TOC_DATABASES={self.databases} does not go with a sqlite:/// URL, which is one database: "
+                f"set TOC_DATABASES=1"
+            )
+        if self.database_urls and self.databases % len(self.database_urls):
+            raise ValueError(
+                f"TOC_DATABASE_URLS names {len(self.database_urls)} servers, over which TOC_DATABASES="
+                f"{self.databases} cannot be spread evenly: each takes as many as the next"
+            )
+        return self
+
+    @property
+    def sqlite(self) -> bool:
+        """Whether the task table is SQLite (the embedded default)."""
+        return bool(self.database_urls) and self.database_urls[0].startswith("sqlite")
+
+    def need_database_urls(self) -> list[str]:
+        """The servers of the task table. Raises ConfigError if none is set."""
+        if not self.database_urls:
+            raise ConfigError(
+                "TOC_DATABASE_URLS is not set, so there is no task table: set TOC_DATABASE_URLS and "
+                "TOC_REDIS_URL (or write them into toc.toml), or run `toc dev`, which starts everything here"
+            )
+        return self.database_urls
+
+    def need_redis_url(self) -> str:
+        """Where the index is. Raises ConfigError if it is not set."""
+        if self.redis_url is None:
+            raise ConfigError(
+                "TOC_REDIS_URL is not set, so there is no index: set TOC_DATABASE_URLS and TOC_REDIS_URL "
+                "(or write them into toc.toml), or run `toc dev`, which starts everything here"
+            )
+        return self.redis_url
+
+    def masked(self) -> dict[str, Any]:
+        """The settings for display: passwords in URLs are replaced by ``***``."""
+        shown = self.model_dump()
+        shown["database_urls"] = [redact(url) for url in self.database_urls]
+        shown["redis_url"] = self.redis_url and redact(self.redis_url)
+        return shown
+
+    def __repr_args__(self) -> Any:
+        return self.masked().items()
+
+
+def config_file() -> Path | None:
+    """The file that settings are read from, if any. Raises ConfigError if TOC_CONFIG names none."""
+    named = os.environ.get("TOC_CONFIG")
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            raise ConfigError(f"TOC_CONFIG={named} is not a file: correct the path or unset TOC_CONFIG")
+        return path
+    path = Path("toc.toml")
+    return path if path.is_file() else None
+
+
+def _read_file() -> dict[str, Any]:
+    path = config_file()
+    if path is None:
+        return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{path} is not TOML: {exc}") from exc
+    known = list(Settings.model_fields)
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{path}: {key!r} is not a setting{_nearest(key, known)}")
+    return values
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key.lower().removeprefix("toc_"), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+
+
+def _explain(error: Any) -> str:
+    """One of pydantic's errors in our words: the TOC_ name, the value without secrets, what is expected."""
+    reason = str(error.get("ctx", {}).get("error") or error["msg"])
+    if not error["loc"]:
+        return reason
+    name = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        return f"{name!r} is not a setting{_nearest(name, list(Settings.model_fields))}"
+    variable = f"TOC_{name.upper()}"
+    value = error["input"]
+    shown = ", ".join(_shown(str(part)) for part in value) if isinstance(value, list) else _shown(str(value))
+    if error["type"] == "value_error":
+        return f"{variable}={shown}: {reason}"
+    hint = Settings.model_fields[name].description
+    return f"{variable}={shown}: {reason[:1].lower()}{reason[1:]}" + (f" ({hint})" if hint else "")
+
+
+def _shown(value: str) -> str:
+    """A value for a message. Where it is no URL, what stands before an "@" may still be a password."""
+    if "://" not in value and "@" in value:
+        return f"***@{value.rpartition('@')[2]}"
+    return redact(value)

@@ -1,0 +1,1 @@
+"""Slot ownership: who consumes which slot, and who sweeps which table."""

@@ -1,0 +1,283 @@
+"""Who owns which slot: a pure function of the members, the topics, the operators' wishes and what was.
+
+What it promises, in this order:
+
+1. Complete: a slot is without an owner only when nobody may have it.
+2. A member gets only what it can handle; hosts that are drained get nothing; a pin holds while its target is
+   there, can handle the topic and is not drained.
+3. Balanced: giving a slot from one member to another, directly or along a chain of members, never makes the
+   loads per weight more equal. With members that are alike this means: within one of each other.
+4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to those who came or
+   from those who went.
+5. Each topic is spread too: of members that are alike none has over two slots more of it than another. Only
+   for this does 4 give way, which is rare; ``rebalance`` makes it one instead of two.
+
+The answer depends on nothing but the arguments, in no particular order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+TABLES = "~tables"
+"""The pseudo topic whose slots are the tables to sweep. Every member can sweep."""
+
+Owners = dict[str, list[str | None]]
+"""topic -> the worker_id that owns each slot, None where nobody may."""
+
+_NOBODY = -1
+_MORE = 1 + 1e-9  # a gain must exceed rounding, or two slots could change places for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One consuming member of the cluster: a worker process.
+
+    ``worker_id`` is never used a second time, by no process. ``weight`` is its share of the load relative to
+    others'. ``topics`` are those it has handlers for; None: every one. ``pid`` is for the operator's eyes.
+    """
+
+    worker_id: str
+    host: str
+    weight: float = 1
+    topics: frozenset[str] | None = None
+    pid: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"the weight of {self.worker_id} is {self.weight}; it must be more than 0")
+
+    def can_handle(self, topic: str) -> bool:
+        """Whether slots of ``topic`` may be given to it."""
+        return self.topics is None or topic == TABLES or topic in self.topics
+
+
+def assign(
+    members: Iterable[Member],
+    topics: Mapping[str, int],
+    *,
+    previous: Mapping[str, Sequence[str | None]] | None = None,
+    pins: Mapping[tuple[str, int], str] | None = None,
+    drained_hosts: Collection[str] = frozenset(),
+    rebalance: bool = False,
+) -> Owners:
+    """The owner of every slot of ``topics`` (topic -> number of slots).
+
+    ``previous`` is the assignment in force. ``pins``: (topic, number) -> a worker_id, or a host of which any
+    worker will do. With ``rebalance`` slots also move to spread each topic evenly.
+    """
+    plan = _Plan([member for member in members if member.host not in drained_hosts], topics)
+    plan.keep(previous or {}, pins or {})
+    plan.place()
+    plan.balance()
+    plan.spread(rebalance=rebalance)
+    return plan.owners()
+
+
+class _Plan:
+    """An assignment in the making. Workers are numbers: their rank by worker_id.
+
+    ``kept[worker][topic]`` are slots where they were before, ``moved`` those that got there now; pinned slots
+    are in neither, so that nothing moves them, but count in ``load`` and ``count``.
+    """
+
+    def __init__(self, members: list[Member], topics: Mapping[str, int]) -> None:
+        self.members = sorted(members, key=lambda member: member.worker_id)
+        self.topics = dict(sorted(topics.items()))
+        self.everyone = range(len(self.members))
+        self.weight = [member.weight for member in self.members]
+        self.load = [0] * len(self.members)
+        self.count = {topic: [0] * len(self.members) for topic in self.topics}
+        self.owner = {topic: [_NOBODY] * slots for topic, slots in self.topics.items()}
+        self.before = {topic: [_NOBODY] * slots for topic, slots in self.topics.items()}
+        self.kept: list[dict[str, list[int]]] = [{topic: [] for topic in self.topics} for _ in self.members]
+        self.moved: list[dict[str, list[int]]] = [{topic: [] for topic in self.topics} for _ in self.members]
+        self.able = {
+            topic: [worker for worker in self.everyone if self.members[worker].can_handle(topic)]
+            for topic in self.topics
+        }
+        # Workers that can handle the same topics are of one kind; usually there are one or two kinds.
+        kinds: dict[frozenset[str], int] = {}
+        self.kind = [
+            kinds.setdefault(
+                frozenset(topic for topic in self.topics if member.can_handle(topic)), len(kinds)
+            )
+            for member in self.members
+        ]
+        self.kinds_of = {
+            topic: [kind for handled, kind in kinds.items() if topic in handled] for topic in self.topics
+        }
+        self.topics_of = [sorted(handled) for handled in kinds]
+        # loose[worker][kind]: how many slots the worker could give to a worker of that kind
+        self.loose = [[0] * len(kinds) for _ in self.members]
+
+    # --- the steps ---
+
+    def keep(self, previous: Mapping[str, Sequence[str | None]], pins: Mapping[tuple[str, int], str]) -> None:
+        """Leave every slot where it was, if it may be there, and put the pinned ones in their places."""
+        rank = {member.worker_id: worker for worker, member in enumerate(self.members)}
+        for topic, slots in self.topics.items():
+            able = set(self.able[topic])
+            for number, worker_id in enumerate(previous.get(topic, ())[:slots]):
+                worker = rank.get(worker_id, _NOBODY) if worker_id is not None else _NOBODY
+                self.before[topic][number] = worker if worker in able else _NOBODY
+        pinned = set()
+        for (topic, number), target in sorted(pins.items()):
+            if topic not in self.topics or not 0 <= number < self.topics[topic]:
+                continue
+            fit = [w for w in self.able[topic] if target in (self.members[w].worker_id, self.members[w].host)]
+            if fit:
+                was = self.before[topic][number]
+                worker = was if was in fit else min(fit, key=lambda w: (self._if_given(w), w))
+                self._count(topic, number, worker)
+                pinned.add((topic, number))
+        for topic, before in self.before.items():
+            for number, worker in enumerate(before):
+                if worker != _NOBODY and (topic, number) not in pinned:
+                    self._take(topic, number, worker)
+
+    def place(self) -> None:
+        """Give the slots that have no owner to who has least, those that fewest can handle first."""
+        for topic in sorted(self.topics, key=lambda topic: (len(self.able[topic]), topic)):
+            able, count = self.able[topic], self.count[topic]
+            for number, worker in enumerate(self.owner[topic]):
+                if worker == _NOBODY and able:
+                    least = min(able, key=lambda w: (self._if_given(w), count[w] / self.weight[w], w))
+                    self._take(topic, number, least)
+
+    def balance(self) -> None:
+        """Move slots from those with most to those with least for as long as that makes loads more equal.
+
+        No improving chain is left at the end, so the sum of load**2 / weight is the least possible.
+        """
+        while True:
+            for receiver in sorted(self.everyone, key=lambda w: (self._if_given(w), w)):
+                chain = self._chain_to(receiver)
+                if chain:
+                    for giver, taker in pairwise(chain):
+                        self._move(self._best_topic(giver, taker), giver, taker)
+                    break
+            else:
+                return
+
+    def spread(self, *, rebalance: bool) -> None:
+        """Exchange slots between pairs of workers, loads staying as they are, to even out each topic.
+
+        Slots that have not moved anyhow only between two who are more than two apart, or to ``rebalance``.
+        """
+        swapped = True
+        while swapped:
+            swapped = False
+            for topic in self.topics:
+                while self._swap(topic, rebalance):
+                    swapped = True
+
+    def owners(self) -> Owners:
+        """The result, with names again."""
+        return {
+            topic: [None if worker == _NOBODY else self.members[worker].worker_id for worker in slots]
+            for topic, slots in self.owner.items()
+        }
+
+    # --- what a worker's load would be worth after one slot more; before the last one it got ---
+    # (the divisors of Sainte-Lague: with them, who gains from a newcomer or a departure never loses by it)
+
+    def _if_given(self, worker: int) -> float:
+        return (2 * self.load[worker] + 1) / self.weight[worker]
+
+    def _if_taken(self, worker: int) -> float:
+        return (2 * self.load[worker] - 1) / self.weight[worker]
+
+    # --- moves ---
+
+    def _count(self, topic: str, number: int, worker: int) -> None:
+        self.owner[topic][number] = worker
+        self.load[worker] += 1
+        self.count[topic][worker] += 1
+
+    def _take(self, topic: str, number: int, worker: int) -> None:
+        self._count(topic, number, worker)
+        stayed = self.before[topic][number] == worker
+        (self.kept if stayed else self.moved)[worker][topic].append(number)
+        for kind in self.kinds_of[topic]:
+            self.loose[worker][kind] += 1
+
+    def _move(self, topic: str, giver: int, taker: int) -> None:
+        """Move one slot of the topic; one that has moved anyhow rather than one that was there before."""
+        number = (self.moved[giver][topic] or self.kept[giver][topic]).pop()
+        self.load[giver] -= 1
+        self.count[topic][giver] -= 1
+        for kind in self.kinds_of[topic]:
+            self.loose[giver][kind] -= 1
+        self._take(topic, number, taker)
+
+    def _chain_to(self, receiver: int) -> list[int] | None:
+        """The shortest chain of workers that should hand on a slot each, ending at ``receiver``."""
+        limit = self._if_given(receiver)
+        onward = {receiver: _NOBODY}
+        edge = [receiver]
+        while edge:
+            found: list[int] = []
+            for giver in self.everyone:
+                if giver not in onward:
+                    taker = next((w for w in edge if self.loose[giver][self.kind[w]]), None)
+                    if taker is not None:
+                        found.append(giver)
+                        onward[giver] = taker
+            richest = max(found, key=lambda w: (self._if_taken(w), -w), default=None)
+            if richest is not None and self._if_taken(richest) > limit * _MORE:
+                chain = [richest]
+                while chain[-1] != receiver:
+                    chain.append(onward[chain[-1]])
+                return chain
+            edge = found
+        return None
+
+    def _best_topic(self, giver: int, taker: int) -> str:
+        """The topic of which the giver has most and the taker least."""
+
+        def merit(topic: str) -> tuple[bool, float]:
+            count = self.count[topic]
+            gap = count[giver] / self.weight[giver] - count[taker] / self.weight[taker]
+            return bool(self.moved[giver][topic]), gap
+
+        topics = self.topics_of[self.kind[taker]]
+        return max((t for t in topics if self.moved[giver][t] or self.kept[giver][t]), key=merit)
+
+    def _swap(self, topic: str, rebalance: bool) -> bool:
+        """Make one exchange that evens out ``topic``, and topics on the whole; False if there is none."""
+        count, weight = self.count[topic], self.weight
+        rising = sorted(self.able[topic], key=lambda w: ((2 * count[w] + 1) / weight[w], w))
+        for giver in sorted(self.able[topic], key=lambda w: ((1 - 2 * count[w]) / weight[w], w)):
+            for taker in rising:
+                gain = (2 * count[giver] - 1) / weight[giver] - (2 * count[taker] + 1) / weight[taker]
+                if gain <= 0:
+                    break
+                uneven = (count[giver] - 1) / weight[giver] > (count[taker] + 1) / weight[taker]
+                disturb = rebalance or uneven
+                if self._spare(giver, topic, disturb):
+                    other = self._return(topic, giver, taker, gain, disturb)
+                    if other is not None:
+                        self._move(topic, giver, taker)
+                        self._move(other, taker, giver)
+                        return True
+        return False
+
+    def _return(self, topic: str, giver: int, taker: int, gain: float, disturb: bool) -> str | None:
+        """The topic to give back: the one whose own spread suffers least, and less than ``gain``."""
+        best, least = None, gain / _MORE
+        for other in self.topics_of[self.kind[giver]]:
+            if other != topic and self._spare(taker, other, disturb):
+                count = self.count[other]
+                loss = (2 * count[giver] + 1) / self.weight[giver] - (2 * count[taker] - 1) / self.weight[
+                    taker
+                ]
+                if loss < least:
+                    best, least = other, loss
+        return best
+
+    def _spare(self, worker: int, topic: str, disturb: bool) -> bool:
+        """Whether the worker has a slot of the topic that may be exchanged."""
+        return bool(self.moved[worker][topic] or (disturb and self.kept[worker][topic]))

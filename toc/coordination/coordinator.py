@@ -1,0 +1,152 @@
+"""What a daemon asks of coordination, and what an operator sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from toc.coordination.assignment import Member
+from toc.topic import Slot
+
+
+class Coordinator(Protocol):
+    """Hands slots to the worker processes of one daemon: local (one host) or through ZooKeeper (a cluster).
+
+    One thread calls all of it. The order of a hand-over: the old owner sees its slot vanish from ``desired``,
+    stops taking from it, finishes or gives back what it holds, and releases; only then is the new owner's
+    claim granted. Losing ZooKeeper takes nothing away: ``desired`` and ``claimed`` stay, new claims are not
+    granted.
+    """
+
+    on_change: Callable[[], None] | None
+    """Called, from any thread, when ``step`` should be called soon. Must not block."""
+
+    def start(self) -> None:
+        """Connect. Raises CoordinationUnavailable."""
+
+    def stop(self) -> None:
+        """Give everything back and disconnect; may be called twice, or without start."""
+
+    def set_topics(self, topics: Mapping[str, int]) -> None:
+        """What is to be assigned: topic -> number of slots (old slot amounts included, tables as TABLES)."""
+
+    def join(self, member: Member) -> None:
+        """Add a worker process of this daemon to the cluster."""
+
+    def leave(self, worker_id: str, *, known_dead: bool) -> None:
+        """Take a worker out and drop its claims. ``known_dead``: its process was seen to have ended."""
+
+    def desired(self) -> dict[str, set[Slot]]:
+        """worker_id -> the slots that it should own, for each worker that joined here."""
+
+    def claimed(self) -> dict[str, set[Slot]]:
+        """worker_id -> the slots that it holds. A slot that vanished from here without a release is lost (its
+        session ended and it is another's now): stop taking from it."""
+
+    def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
+        """Those of ``slots`` that the worker holds now. Another holds the rest: ask again when woken."""
+
+    def release(self, worker_id: str, slots: Collection[Slot]) -> None:
+        """Drop claims: nothing of these slots is in the worker's hands any more."""
+
+    def dead_workers(self) -> frozenset[str]:
+        """Workers whose process is known to have ended, for ten minutes after that."""
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until something may have changed, at most ``timeout`` seconds, then ``step``."""
+
+    def step(self) -> float | None:
+        """Do what is due. Returns the seconds until there is more to do, None if only events bring it."""
+
+    def slots(self) -> list[SlotRow]:
+        """Every slot, for ``toc slots``. Raises CoordinationUnavailable."""
+
+    def workers(self) -> list[WorkerRow]:
+        """Every worker, for ``toc workers``. Raises CoordinationUnavailable."""
+
+
+class SlotState(StrEnum):
+    """Where a slot stands."""
+
+    OWNED = "owned"
+    """Its assigned worker holds it."""
+    MOVING = "moving"
+    """Another worker still holds it, or its assigned worker has not taken it yet."""
+    UNASSIGNED = "unassigned"
+    """No worker may have it: none handles the topic, or all that do are drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One slot as an operator sees it. ``since`` is the instant of the owner's claim in milliseconds."""
+
+    topic: str
+    number: int
+    state: SlotState
+    owner: str | None
+    assigned: str | None
+    since: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker as an operator sees it, with counts of slots. ``leader``: its daemon leads."""
+
+    worker_id: str
+    host: str
+    pid: int
+    weight: float
+    topics: list[str] | None
+    joined: int
+    assigned: int
+    owned: int
+    drained: bool
+    leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who holds a slot, since which instant (milliseconds)."""
+
+    worker_id: str
+    since: int
+
+
+def slot_rows(
+    assignment: Mapping[str, Collection[str | None]],
+    claims: Mapping[Slot, Claim],
+    pins: Mapping[tuple[str, int], str],
+) -> list[SlotRow]:
+    """One row per slot that is assigned or held, by topic and number."""
+    assigned = {
+        Slot(topic, number): owner
+        for topic, owners in assignment.items()
+        for number, owner in enumerate(owners)
+    }
+    rows = []
+    for slot in sorted(assigned.keys() | claims.keys()):
+        claim, target = claims.get(slot), assigned.get(slot)
+        if target is None and claim is None:
+            state, reason = SlotState.UNASSIGNED, "no worker that is not drained handles this topic"
+        elif claim is not None and claim.worker_id == target:
+            state, reason = SlotState.OWNED, "balance"
+        elif claim is None:
+            state, reason = SlotState.MOVING, f"{target} has not claimed it yet"
+        else:
+            state, reason = SlotState.MOVING, f"{claim.worker_id} has not released it yet"
+        if slot in pins:
+            reason = f"pinned to {pins[slot]}" + ("" if state is SlotState.OWNED else f"; {reason}")
+        rows.append(
+            SlotRow(
+                *slot,
+                state,
+                claim.worker_id if claim else None,
+                target,
+                claim.since if claim else None,
+                reason,
+            )
+        )
+    return rows

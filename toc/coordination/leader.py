@@ -1,0 +1,212 @@
+"""The daemon that leads: it alone writes the assignment.
+
+Each daemon puts an ephemeral sequential node into ``leader/``; the lowest leads. Every write is one
+transaction, with a check that the leader's node still exists, and with the version of what it was computed
+from. So a leader that was deposed, or that wakes up after a pause, writes nothing whatever it believes; one
+that is suspended sends nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from toc.clock import Clock
+from toc.coordination.assignment import Member, assign
+from toc.coordination.local import DEAD_FOR_MS
+from toc.coordination.nodes import (
+    Assigned,
+    Paths,
+    assignment_data,
+    decode,
+    member_of,
+    slot_of,
+)
+from toc.coordination.session import Session, Watch
+from toc.log import get_logger
+
+log = get_logger(__name__)
+
+INPUTS = ("workers", "drain", "pin", "rebalance")
+"""The directories that the assignment depends on; only the leader watches them."""
+
+DEBOUNCE = 0.15
+"""Seconds from the first change to the assignment: processes that start together cost one or two."""
+
+SETTLE = 1.5
+"""Seconds that a leader whose session is young waits for workers that the assignment in force names: after an
+outage all sessions are new, and who comes back first must not take everything from those who come next."""
+
+SWEEP_DEAD = 60.0
+"""Seconds between two looks for markers of known deaths that are old enough to go."""
+
+
+class Leader:
+    """One daemon's candidacy and, when it leads, its work. Used by ZooKeeperCoordinator's thread only."""
+
+    def __init__(
+        self, session: Session, paths: Paths, watches: Mapping[str, Watch], host: str, clock: Clock
+    ) -> None:
+        self._session = session
+        self._paths = paths
+        self._watches = watches
+        self._host = host
+        self._clock = clock
+        self._topics: dict[str, int] | None = None
+        self._token = ""
+        self._enrolled = 0.0
+        self._node: str | None = None
+        self._due: float | None = None
+        self._sweep_dead = 0.0
+
+    @property
+    def leading(self) -> bool:
+        """Whether this daemon leads, as far as it knows."""
+        return self._node is not None
+
+    def set_topics(self, topics: Mapping[str, int]) -> None:
+        """What is to be assigned; nothing is before the first call."""
+        if self._topics != dict(topics):
+            self._topics = dict(topics)
+            self.inputs_changed()
+
+    def inputs_changed(self) -> None:
+        """The assignment may have to change."""
+        if self._due is None:
+            self._due = time.monotonic() + DEBOUNCE
+
+    def enroll(self, session_id: int) -> None:
+        """Stand for election in a session that is new."""
+        self._token = f"{session_id:x}-"
+        self._enrolled = time.monotonic()
+        self.count_votes()
+
+    def count_votes(self) -> None:
+        """Look who leads, and stand again if our node is gone."""
+        directory = self._paths.directory("leader")
+        names = self._session.children(directory, self._watches["leader"])
+        if not any(name.startswith(self._token) for name in names):
+            self._session.create_sequential(self._paths.node("leader", self._token))
+            names = self._session.children(directory, self._watches["leader"])
+        first = min(names, key=lambda name: name.rpartition("-")[2], default="")
+        led = self.leading
+        self._node = self._paths.node("leader", first) if first.startswith(self._token) else None
+        if self.leading and not led:
+            log.info("leading", host=self._host)
+            self.inputs_changed()
+
+    def step(self, assignment: dict[str, Assigned]) -> tuple[float | None, bool]:
+        """Bring ``assignment`` up to date, in ZooKeeper and here, if that is due.
+
+        Returns the seconds until the next step, and whether ``assignment`` must be read again because a write
+        was refused.
+        """
+        if self._node is None:
+            self._due = None
+            return None, False
+        now = time.monotonic()
+        if now >= self._sweep_dead:
+            self._sweep_dead = now + SWEEP_DEAD
+            self._remove_old_deaths()
+        clean = True
+        if self._due is not None and now >= self._due and self._topics is not None:
+            self._due = None
+            clean = self._assign(self._node, self._topics, assignment)
+        waits = [self._sweep_dead] + (
+            [self._due] if self._due is not None and self._topics is not None else []
+        )
+        return max(min(waits) - time.monotonic(), 0.0), not clean
+
+    def _assign(self, node: str, topics: dict[str, int], assignment: dict[str, Assigned]) -> bool:
+        workers, drained, pins, requests = self._read_inputs()
+        missing = {owner for each in assignment.values() for owner in each.owners if owner} - workers.keys()
+        settled = self._enrolled + SETTLE
+        if missing and time.monotonic() < settled:
+            self._due = settled
+            return True
+        began = time.perf_counter()
+        owners = assign(
+            workers.values(),
+            topics,
+            previous={topic: each.owners for topic, each in assignment.items()},
+            pins=pins,
+            drained_hosts=drained,
+            rebalance=bool(requests),
+        )
+        seconds = time.perf_counter() - began
+        now_ms = self._clock.now_ms()
+        absent = Assigned([], -1)
+        before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | topics.keys()}
+        after = {
+            topic: owners.get(topic)
+            for topic, each in sorted(before.items())
+            if each.version < 0 or each.owners != owners.get(topic)
+        }
+        versions = self._session.write_guarded(
+            node,
+            [
+                (
+                    self._paths.node("assignment", topic),
+                    None if new is None else assignment_data(new, self._host, now_ms),
+                    before[topic].version,
+                )
+                for topic, new in after.items()
+            ],
+        )
+        for (topic, new), version in zip(after.items(), versions, strict=True):
+            if version is not None and new is not None:
+                assignment[topic] = Assigned(new, version)
+            elif version is not None:
+                del assignment[topic]
+        if None in versions:
+            log.warning("assignment_refused", topics=len(versions))
+            self.inputs_changed()
+            return False
+        self._session.delete(self._paths.node("rebalance", name) for name in requests)
+        if after:
+            log.info(
+                "assignment_written",
+                workers=len(workers),
+                topics=len(after),
+                moved=sum(_moved(before[topic].owners, new or []) for topic, new in after.items()),
+                ms=round(seconds * 1000),
+            )
+        return True
+
+    def _read_inputs(self) -> tuple[dict[str, Member], list[str], dict[tuple[str, int], str], list[str]]:
+        names = {
+            name: self._session.children(self._paths.directory(name), self._watches[name]) for name in INPUTS
+        }
+        workers = {}
+        nodes = self._session.read(self._paths.node("workers", name) for name in names["workers"])
+        for worker_id, node in zip(names["workers"], nodes, strict=True):
+            member = node and member_of(worker_id, node.data)
+            if member:
+                workers[worker_id] = member
+        pins = read_pins(self._session, self._paths, names["pin"])
+        return workers, names["drain"], pins, names["rebalance"]
+
+    def _remove_old_deaths(self) -> None:
+        paths = [
+            self._paths.node("dead", name) for name in self._session.children(self._paths.directory("dead"))
+        ]
+        oldest = self._clock.now_ms() - DEAD_FOR_MS
+        nodes = self._session.read(paths)
+        self._session.delete(
+            path for path, node in zip(paths, nodes, strict=True) if node and node.created_ms < oldest
+        )
+
+
+def read_pins(session: Session, paths: Paths, names: list[str]) -> dict[tuple[str, int], str]:
+    """The targets of the nodes of that name in pin/; what makes no sense is left out."""
+    pins: dict[tuple[str, int], str] = {}
+    nodes = session.read(paths.node("pin", name) for name in names)
+    for name, node in zip(names, nodes, strict=True):
+        slot, target = slot_of(name), decode(node.data).get("target") if node else None
+        if slot is not None and isinstance(target, str):
+            pins[slot] = target
+    return pins
+
+
+def _moved(before: list[str | None], after: list[str | None]) -> int:
+    return sum(old != new for old, new in zip(before, after, strict=False)) + abs(len(after) - len(before))

@@ -1,0 +1,153 @@
+"""Coordination without ZooKeeper: the members are the worker processes of one daemon."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+
+from toc.clock import Clock
+from toc.coordination.assignment import Member, Owners, assign
+from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, slot_rows
+from toc.topic import Slot
+
+DEAD_FOR_MS = 600_000
+"""How long a known death is remembered: longer than anybody needs to roll back what the dead worker held."""
+
+
+class LocalCoordinator:
+    """Spreads the slots over the processes of this daemon. See Coordinator for what each method promises."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.on_change: Callable[[], None] | None = None
+        self._clock = clock or Clock()
+        self._wake = threading.Event()
+        self._topics: dict[str, int] = {}
+        self._members: dict[str, Member] = {}
+        self._joined: dict[str, int] = {}
+        self._dead: dict[str, int] = {}
+        self._claims: dict[Slot, Claim] = {}
+        self._assignment: Owners = {}
+        self._stale = False
+
+    def start(self) -> None:
+        """Nothing to connect to."""
+
+    def stop(self) -> None:
+        """Forget all members and claims."""
+        self._members.clear()
+        self._joined.clear()
+        self._claims.clear()
+        self._assignment = {}
+
+    def set_topics(self, topics: Mapping[str, int]) -> None:
+        """See Coordinator."""
+        if self._topics != dict(topics):
+            self._topics = dict(topics)
+            self._changed()
+
+    def join(self, member: Member) -> None:
+        """See Coordinator."""
+        self._members[member.worker_id] = member
+        self._joined[member.worker_id] = self._clock.now_ms()
+        self._changed()
+
+    def leave(self, worker_id: str, *, known_dead: bool) -> None:
+        """See Coordinator."""
+        if known_dead:
+            self._dead[worker_id] = self._clock.now_ms()
+        if self._members.pop(worker_id, None) is not None:
+            self._joined.pop(worker_id)
+            self.release(
+                worker_id, [slot for slot, held in self._claims.items() if held.worker_id == worker_id]
+            )
+            self._changed()
+
+    def desired(self) -> dict[str, set[Slot]]:
+        """See Coordinator."""
+        self._assign()
+        wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
+        for topic, owners in self._assignment.items():
+            for number, owner in enumerate(owners):
+                if owner is not None:
+                    wanted[owner].add(Slot(topic, number))
+        return wanted
+
+    def claimed(self) -> dict[str, set[Slot]]:
+        """See Coordinator."""
+        held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
+        for slot, claim in self._claims.items():
+            held[claim.worker_id].add(slot)
+        return held
+
+    def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
+        """See Coordinator: granted unless another process of this daemon still holds it."""
+        now = self._clock.now_ms()
+        if worker_id not in self._members:
+            return set()
+        for slot in slots:
+            self._claims.setdefault(slot, Claim(worker_id, now))
+        return {slot for slot in slots if self._claims[slot].worker_id == worker_id}
+
+    def release(self, worker_id: str, slots: Collection[Slot]) -> None:
+        """See Coordinator."""
+        for slot in slots:
+            claim = self._claims.get(slot)
+            if claim is not None and claim.worker_id == worker_id:
+                del self._claims[slot]
+                self._signal()
+
+    def dead_workers(self) -> frozenset[str]:
+        """See Coordinator."""
+        oldest = self._clock.now_ms() - DEAD_FOR_MS
+        self._dead = {worker_id: died for worker_id, died in self._dead.items() if died >= oldest}
+        return frozenset(self._dead)
+
+    def wait(self, timeout: float) -> None:
+        """See Coordinator."""
+        self._wake.wait(timeout)
+        self._wake.clear()
+
+    def step(self) -> float | None:
+        """Nothing is ever due by time."""
+        return None
+
+    def slots(self) -> list[SlotRow]:
+        """See Coordinator."""
+        self._assign()
+        return slot_rows(self._assignment, self._claims, {})
+
+    def workers(self) -> list[WorkerRow]:
+        """See Coordinator."""
+        desired = self.desired()
+        owned = Counter(claim.worker_id for claim in self._claims.values())
+        return [
+            WorkerRow(
+                worker_id=member.worker_id,
+                host=member.host,
+                pid=member.pid,
+                weight=member.weight,
+                topics=None if member.topics is None else sorted(member.topics),
+                joined=self._joined[member.worker_id],
+                assigned=len(desired[member.worker_id]),
+                owned=owned[member.worker_id],
+                drained=False,
+                leader=True,
+            )
+            for member in sorted(self._members.values(), key=lambda member: member.worker_id)
+        ]
+
+    def _assign(self) -> None:
+        # Late, not at each change: processes that start together cost one assignment, and few slots move.
+        if self._stale:
+            self._assignment = assign(self._members.values(), self._topics, previous=self._assignment)
+            self._stale = False
+
+    def _changed(self) -> None:
+        self._stale = True
+        self._signal()
+
+    def _signal(self) -> None:
+        self._wake.set()
+        if self.on_change is not None:
+            self.on_change()

@@ -1,0 +1,217 @@
+"""What an operator sees of a cluster and asks of it, without being a member."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from toc.clock import Clock
+from toc.coordination.assignment import assign
+from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, slot_rows
+from toc.coordination.leader import read_pins
+from toc.coordination.nodes import (
+    DIRECTORIES,
+    Paths,
+    check_node_name,
+    decode,
+    encode,
+    member_of,
+    owners_of,
+    slot_of,
+)
+from toc.coordination.session import Address, Session
+from toc.topic import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A host that is to have no slots. ``at`` is in milliseconds."""
+
+    host: str
+    by: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A slot that is to be on ``target``, a worker_id or a host. ``at`` is in milliseconds."""
+
+    topic: str
+    number: int
+    target: str
+    by: str
+    at: int
+
+
+class Move(NamedTuple):
+    """A slot that changes its owner; None is nobody."""
+
+    topic: str
+    number: int
+    old: str | None
+    new: str | None
+
+
+class Operator:
+    """A short visit to a cluster: ``with Operator(address, cluster=...) as visit: visit.slots()``.
+
+    ``address`` is TOC_ZOOKEEPER. Every method raises CoordinationUnavailable when ZooKeeper is out of reach.
+    """
+
+    def __init__(
+        self, address: str, *, cluster: str, connect_timeout: float = 10.0, clock: Clock | None = None
+    ) -> None:
+        place = Address.parse(address)
+        self._paths = Paths.of(place.chroot, cluster)
+        self._session = Session(place, _ignore, connect_timeout=connect_timeout)
+        self._clock = clock or Clock()
+
+    def __enter__(self) -> Self:
+        self._session.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._session.stop()
+
+    def slots(self) -> list[SlotRow]:
+        """Every slot: who owns it, who should, and why."""
+        return read_slots(self._session, self._paths)
+
+    def workers(self) -> list[WorkerRow]:
+        """Every worker that is alive."""
+        return read_workers(self._session, self._paths)
+
+    def drains(self) -> list[Drain]:
+        """The hosts that are drained."""
+        return [
+            Drain(host, str(values.get("by", "")), int(values.get("at", 0)))
+            for host, values in self._intents("drain")
+        ]
+
+    def drain(self, host: str, *, by: str) -> None:
+        """Take all slots from a host, and give it none until ``undrain``. ``by`` says who wants it."""
+        self._write("drain", check_node_name("host", host), encode(by=by, at=self._clock.now_ms()))
+
+    def undrain(self, host: str) -> bool:
+        """Let a host have slots again; False if it was not drained."""
+        return self._remove("drain", check_node_name("host", host))
+
+    def pins(self) -> list[Pin]:
+        """The slots that are pinned."""
+        return [
+            Pin(*slot, str(values.get("target", "")), str(values.get("by", "")), int(values.get("at", 0)))
+            for name, values in self._intents("pin")
+            if (slot := slot_of(name)) is not None
+        ]
+
+    def pin(self, slot: Slot, target: str, *, by: str) -> None:
+        """Put a slot on a worker or a host. While that is not there, the slot goes where balance puts it."""
+        data = encode(target=check_node_name("target", target), by=by, at=self._clock.now_ms())
+        self._write("pin", check_node_name("slot", str(slot)), data)
+
+    def unpin(self, slot: Slot) -> bool:
+        """Let a slot go where balance puts it; False if it was not pinned."""
+        return self._remove("pin", check_node_name("slot", str(slot)))
+
+    def rebalance(self, *, by: str, dry_run: bool = False) -> list[Move]:
+        """Spread every topic evenly over the workers. Returns what will move; the leader does it at once."""
+        assignment = _read_assignment(self._session, self._paths)
+        names = self._session.children(self._paths.directory("workers"))
+        nodes = self._session.read(self._paths.node("workers", name) for name in names)
+        members = [
+            member
+            for name, node in zip(names, nodes, strict=True)
+            if node and (member := member_of(name, node.data))
+        ]
+        pins = read_pins(self._session, self._paths, self._session.children(self._paths.directory("pin")))
+        owners = assign(
+            members,
+            {topic: len(slots) for topic, slots in assignment.items()},
+            previous=assignment,
+            pins=pins,
+            drained_hosts=self._session.children(self._paths.directory("drain")),
+            rebalance=True,
+        )
+        moves = [
+            Move(topic, number, old, new)
+            for topic, slots in assignment.items()
+            for number, (old, new) in enumerate(zip(slots, owners[topic], strict=True))
+            if old != new
+        ]
+        if not dry_run:
+            self._write("rebalance", "request", encode(by=by, at=self._clock.now_ms()))
+        return moves
+
+    def _intents(self, directory: str) -> list[tuple[str, dict[str, Any]]]:
+        names = self._session.children(self._paths.directory(directory))
+        nodes = self._session.read(self._paths.node(directory, name) for name in names)
+        return [(name, decode(node.data)) for name, node in zip(names, nodes, strict=True) if node]
+
+    def _write(self, directory: str, name: str, data: bytes) -> None:
+        # all of them, so that a wish may be made before the first daemon starts
+        self._session.make_directories(self._paths.directory(each) for each in DIRECTORIES)
+        self._session.replace(self._paths.node(directory, name), data)
+
+    def _remove(self, directory: str, name: str) -> bool:
+        path = self._paths.node(directory, name)
+        [node] = self._session.read([path])
+        self._session.delete([path])
+        return node is not None
+
+
+def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
+    """See Operator.slots."""
+    pins = read_pins(session, paths, session.children(paths.directory("pin")))
+    return slot_rows(_read_assignment(session, paths), _read_claims(session, paths), pins)
+
+
+def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
+    """See Operator.workers."""
+    drained = set(session.children(paths.directory("drain")))
+    assigned = Counter(
+        owner for owners in _read_assignment(session, paths).values() for owner in owners if owner
+    )
+    owned = Counter(claim.worker_id for claim in _read_claims(session, paths).values())
+    candidates = session.children(paths.directory("leader"))
+    leader = min(candidates, key=lambda name: name.rpartition("-")[2], default="").rpartition("-")[0]
+    names = session.children(paths.directory("workers"))
+    rows = []
+    for name, node in zip(names, session.read(paths.node("workers", name) for name in names), strict=True):
+        member = node and member_of(name, node.data)
+        if node and member:
+            rows.append(
+                WorkerRow(
+                    worker_id=name,
+                    host=member.host,
+                    pid=member.pid,
+                    weight=member.weight,
+                    topics=None if member.topics is None else sorted(member.topics),
+                    joined=node.created_ms,
+                    assigned=assigned[name],
+                    owned=owned[name],
+                    drained=member.host in drained,
+                    leader=f"{node.session:x}" == leader,
+                )
+            )
+    return rows
+
+
+def _read_assignment(session: Session, paths: Paths) -> dict[str, list[str | None]]:
+    names = session.children(paths.directory("assignment"))
+    nodes = session.read(paths.node("assignment", name) for name in names)
+    return {name: owners_of(node.data) for name, node in zip(names, nodes, strict=True) if node}
+
+
+def _read_claims(session: Session, paths: Paths) -> dict[Slot, Claim]:
+    names = session.children(paths.directory("slots"))
+    claims = {}
+    for name, node in zip(names, session.read(paths.node("slots", name) for name in names), strict=True):
+        slot, values = slot_of(name), decode(node.data) if node else {}
+        if slot is not None and values:
+            claims[slot] = Claim(str(values.get("worker_id")), int(values.get("since", 0)))
+    return claims
+
+
+def _ignore() -> None:
+    """A visitor does not follow the connection; each request finds out for itself."""

@@ -1,0 +1,314 @@
+"""One ZooKeeper session: the only importer of kazoo.
+
+kazoo's threads only raise flags; every call here is made by one thread of ours, goes out pipelined, and comes
+back within the session timeout or raises CoordinationUnavailable. What was sent then may still happen: in the
+same session, in the order in which it was sent, and before anything that is sent later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import methodcaller
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+# kazoo has no type information
+from kazoo import exceptions as kazoo_errors  # type: ignore[import-untyped]
+from kazoo.client import KazooClient  # type: ignore[import-untyped]
+from kazoo.handlers.threading import KazooTimeoutError  # type: ignore[import-untyped]
+from kazoo.hosts import collect_hosts  # type: ignore[import-untyped]
+from kazoo.protocol.states import KazooState, KeeperState  # type: ignore[import-untyped]
+from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
+from kazoo.security import CREATOR_ALL_ACL  # type: ignore[import-untyped]
+
+from toc.errors import ConfigError, CoordinationUnavailable
+from toc.log import get_logger
+
+log = get_logger(__name__)
+
+Watch = Callable[[Any], None]
+
+_IN_FLIGHT = 500  # requests at once; kazoo keeps them all in memory and a reply to each
+_EXPECTED = (
+    kazoo_errors.NoNodeError,
+    kazoo_errors.NodeExistsError,
+    kazoo_errors.BadVersionError,
+    kazoo_errors.RolledBackError,
+    kazoo_errors.RuntimeInconsistency,
+)
+_FORM = "[user:password@]host:port,host:port[/chroot][?tls=true&ca=...&cert=...&key=...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where ZooKeeper is and who we are there. The password is never shown."""
+
+    hosts: str
+    chroot: str = ""
+    credential: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``[user:password@]host:port,host:port[/chroot][?tls=true&ca=FILE&cert=FILE&key=FILE]``.
+
+        User and password may be percent-encoded. With them the nodes that we make are ours alone (scheme
+        digest). Raises ConfigError, which does not show the password.
+        """
+        login, at, rest = text.strip().rpartition("@")
+        place, _, query = rest.partition("?")
+        hosts, slash, chroot = place.partition("/")
+        credential = None
+        if at:
+            user, colon, password = login.partition(":")
+            if not user or not colon:
+                raise ConfigError(f"the ZooKeeper address ...@{rest} names a user without password: {_FORM}")
+            credential = f"{unquote(user)}:{unquote(password)}"
+        try:
+            parsed, _ = collect_hosts(hosts)
+        except ValueError as exc:
+            raise ConfigError(f"{hosts!r} is not a list of ZooKeeper hosts: {_FORM}") from exc
+        if not parsed or "//" in slash + chroot:
+            raise ConfigError(f"{place!r} is not a ZooKeeper address: {_FORM}")
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        unknown = sorted(options.keys() - {"tls", "ca", "cert", "key"})
+        if unknown:
+            raise ConfigError(f"{unknown[0]!r} is not an option of a ZooKeeper address: {_FORM}")
+        files = {name: options[name] for name in ("ca", "cert", "key") if name in options}
+        for name, path in files.items():
+            if not Path(path).is_file():  # kazoo would take it for a broken connection and try for ever
+                raise ConfigError(f"the ZooKeeper address names {name}={path}, which is not a file")
+        tls = options.get("tls", "true" if files else "false")
+        if tls not in ("true", "false"):
+            raise ConfigError(f"tls={tls} in the ZooKeeper address; it can be true or false")
+        return cls(hosts, (slash + chroot).rstrip("/"), credential, tls == "true", **files)
+
+
+class Node(NamedTuple):
+    """A node as it was read. ``session`` is that of an ephemeral node's maker, 0 for others."""
+
+    data: bytes
+    version: int
+    session: int
+    created_ms: int
+
+
+class Session:
+    """A ZooKeeper session that is renewed for as long as it takes. Not thread-safe, except for the flags.
+
+    ``on_event`` is called, from a thread of kazoo's, whenever the connection is lost or made; it must not
+    block. Durations are seconds.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        on_event: Callable[[], None],
+        *,
+        connect_timeout: float = 10.0,
+        session_timeout: float = 6.0,
+    ) -> None:
+        self.address = address
+        self._on_event = on_event
+        self._connect_timeout = connect_timeout
+        self._session_timeout = session_timeout
+        self._problems = _Problems()
+        self._client: KazooClient | None = None
+
+    def start(self) -> None:
+        """Connect. Raises CoordinationUnavailable when that does not succeed within the connect timeout."""
+        self._client = self._make_client()
+        if not self._client.start_async().wait(self._connect_timeout):
+            self.stop()
+            raise CoordinationUnavailable(
+                f"ZooKeeper at {self.address.hosts} did not answer within {self._connect_timeout:g} s "
+                f"({self._problems.last or 'no error reported'}): is it running, is TOC_ZOOKEEPER right, "
+                f"is the port open from here?"
+            )
+
+    def stop(self) -> None:
+        """End the session, so that its ephemeral nodes vanish at once. Twice, or never started, is fine."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.stop()
+            client.close()
+
+    def revive(self) -> None:
+        """Begin anew if kazoo has given up, which it does when authentication fails or its thread died."""
+        if self._client is not None and self._client.client_state == KeeperState.CLOSED:
+            log.warning("zookeeper_client_renewed", reason=self._problems.last)
+            # A client that ended by itself keeps a close request queued, which would end its next session.
+            self.stop()
+            self._client = self._make_client()
+            self._client.start_async()
+
+    @property
+    def id(self) -> int | None:
+        """The session's number; None while there is no connection."""
+        client = self._client
+        identity = client.client_id if client is not None else None
+        return identity[0] if identity is not None else None
+
+    # --- requests ---
+
+    def make_directories(self, paths: Iterable[str]) -> None:
+        """Create persistent nodes without data, with their parents."""
+        self._all(methodcaller("ensure_path_async", path) for path in paths)
+
+    def create(self, nodes: Iterable[tuple[str, bytes]], *, ephemeral: bool) -> list[bool]:
+        """Create nodes; False for each that exists already."""
+        results = self._all(
+            methodcaller("create_async", path, data, ephemeral=ephemeral) for path, data in nodes
+        )
+        return [not isinstance(result, kazoo_errors.NodeExistsError) for result in results]
+
+    def create_sequential(self, prefix: str) -> None:
+        """Create an ephemeral node whose name is ``prefix`` and the next number of its directory."""
+        self._all([methodcaller("create_async", prefix, b"", ephemeral=True, sequence=True)])
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete nodes; those that are gone are fine."""
+        self._all(methodcaller("delete_async", path) for path in paths)
+
+    def read(self, paths: Iterable[str], watch: Watch | None = None) -> list[Node | None]:
+        """Read nodes, None for those that are gone. ``watch`` is called once for each that changes later."""
+        results = self._all(methodcaller("get_async", path, watch) for path in paths)
+        return [None if isinstance(result, Exception) else _node(*result) for result in results]
+
+    def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """The names in a directory, sorted; [] if there is no such directory (then nothing is watched)."""
+        [result] = self._all([methodcaller("get_children_async", path, watch)])
+        return [] if isinstance(result, Exception) else sorted(result)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Create a persistent node anew, so that a watch on its directory fires also if it was there."""
+        while True:
+            [there] = self.read([path])
+
+            def anew(client: Any, exists: bool = there is not None) -> Any:
+                transaction = client.transaction()
+                if exists:
+                    transaction.delete(path)
+                transaction.create(path, data)
+                return transaction.commit_async()
+
+            if _committed(*self._all([anew])):
+                return
+
+    def write_guarded(self, guard: str, changes: Sequence[tuple[str, bytes | None, int]]) -> list[int | None]:
+        """Write nodes, each only while ``guard`` exists and the node has the version given (-1: none yet).
+
+        Data None deletes the node. Returns the new versions, None where nothing was written.
+        """
+
+        def change(path: str, data: bytes | None, version: int) -> Callable[[Any], Any]:
+            def commit(client: Any) -> Any:
+                transaction = client.transaction()
+                transaction.check(guard, -1)
+                if data is None:
+                    transaction.delete(path, version)
+                elif version < 0:
+                    transaction.create(path, data)
+                else:
+                    transaction.set_data(path, data, version)
+                return transaction.commit_async()
+
+            return commit
+
+        results = self._all(change(*each) for each in changes)
+        return [
+            version + 1 if _committed(result) else None
+            for result, (_, _, version) in zip(results, changes, strict=True)
+        ]
+
+    # --- plumbing ---
+
+    def _all(self, requests: Iterable[Callable[[Any], Any]]) -> list[Any]:
+        """Send requests without waiting for each other; the results in order, expected errors among them."""
+        client = self._client
+        if client is None or not client.connected:  # kazoo would keep them until it is connected again
+            raise CoordinationUnavailable(f"there is no connection to ZooKeeper at {self.address.hosts}")
+        results: list[Any] = []
+        waiting: deque[Any] = deque()
+        for request in requests:
+            if len(waiting) == _IN_FLIGHT:
+                results.append(self._outcome(waiting.popleft()))
+            waiting.append(request(client))
+        results.extend(self._outcome(result) for result in waiting)
+        return results
+
+    def _outcome(self, result: Any) -> Any:
+        try:
+            return result.get(timeout=self._session_timeout)
+        except _EXPECTED as exc:
+            return exc
+        except KazooTimeoutError as exc:
+            raise CoordinationUnavailable(
+                f"ZooKeeper at {self.address.hosts} did not answer within {self._session_timeout:g} s"
+            ) from exc
+        except kazoo_errors.KazooException as exc:
+            raise CoordinationUnavailable(
+                f"ZooKeeper at {self.address.hosts} refused or broke off: {type(exc).__name__}"
+            ) from exc
+
+    def _make_client(self) -> KazooClient:
+        address = self.address
+        client = KazooClient(
+            address.hosts,
+            timeout=self._session_timeout,
+            # kazoo's own policy waits up to an hour between two attempts
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=1.0),
+            auth_data=[("digest", address.credential)] if address.credential else None,
+            default_acl=CREATOR_ALL_ACL if address.credential else None,
+            logger=self._problems.logger,
+            use_ssl=address.tls,
+            ca=address.ca,
+            certfile=address.cert,
+            keyfile=address.key or address.cert,
+            check_hostname=True,
+        )
+        client.add_listener(self._state_changed)
+        return client
+
+    def _state_changed(self, state: Any) -> None:
+        if state == KazooState.SUSPENDED:
+            log.warning("zookeeper_suspended", hosts=self.address.hosts, reason=self._problems.last)
+        elif state == KazooState.LOST:
+            log.warning("zookeeper_session_ended", hosts=self.address.hosts)
+        else:
+            log.info("zookeeper_connected", hosts=self.address.hosts)
+        self._on_event()
+
+
+class _Problems(logging.Handler):
+    """Takes what kazoo logs: keeps the last problem to tell it in our words, passes on its errors.
+
+    kazoo prints credentials at DEBUG and a line a second while it cannot connect; neither gets through.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+        self.logger = logging.Logger("kazoo", logging.WARNING)  # noqa: LOG001 - one per session, known to nobody
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging."""
+        self.last = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            log.error("zookeeper_client_error", message=self.last, exc_info=record.exc_info)
+
+
+def _committed(result: Any) -> bool:
+    return not isinstance(result, Exception) and not any(isinstance(part, Exception) for part in result)
+
+
+def _node(data: bytes, stat: Any) -> Node:
+    return Node(data, stat.version, stat.ephemeralOwner, stat.ctime)

@@ -1,0 +1,399 @@
+"""Coordination through ZooKeeper: one session per daemon, whose worker processes are the members.
+
+What is to be done there is written down here first (``_unjoined``, ``_departed``, ``_leftover``) and struck
+off when ZooKeeper has done it; so whatever breaks off is simply done again. Nothing that a worker consumes is
+taken from it because ZooKeeper is out of reach.
+
+When a session has ended, its nodes are gone: the workers join again, and of the slots that they still
+consume those that are still theirs are claimed again; the rest vanishes from ``claimed``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from toc.clock import Clock
+from toc.coordination import operator
+from toc.coordination.assignment import Member
+from toc.coordination.coordinator import SlotRow, WorkerRow
+from toc.coordination.leader import INPUTS, Leader
+from toc.coordination.nodes import (
+    DIRECTORIES,
+    Assigned,
+    Paths,
+    check_node_name,
+    decode,
+    encode,
+    member_data,
+    owners_of,
+    slot_of,
+)
+from toc.coordination.session import Address, Session
+from toc.errors import CoordinationUnavailable
+from toc.log import get_logger
+from toc.topic import Slot
+
+log = get_logger(__name__)
+
+_RETRY = 0.5  # seconds until the next attempt when ZooKeeper broke something off
+
+
+class _Departed(NamedTuple):
+    worker_id: str
+    host: str
+    known_dead: bool
+    slots: frozenset[Slot]
+
+
+class ZooKeeperCoordinator:
+    """See Coordinator for what each method promises.
+
+    ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
+    slots of a daemon that has fallen silent go to others after ``session_timeout``.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        cluster: str,
+        host: str,
+        connect_timeout: float = 10.0,
+        session_timeout: float = 6.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.on_change: Callable[[], None] | None = None
+        self._clock = clock or Clock()
+        place = Address.parse(address)
+        self._paths = Paths.of(place.chroot, cluster)
+        self._session = Session(
+            place, self._connection_changed, connect_timeout=connect_timeout, session_timeout=session_timeout
+        )
+        self._watches = {name: partial(self._directory_changed, name) for name in DIRECTORIES}
+        self._leader = Leader(self._session, self._paths, self._watches, host, self._clock)
+        self._started = False
+        self._next_step: float | None = None
+
+        # set by kazoo's threads, under the lock
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._resync = False
+        self._dirty: set[str] = set()
+        self._dirty_topics: set[str] = set()
+        self._blocked: set[Slot] = set()  # held by another; a watch tells when it is free
+
+        # what is so in ZooKeeper, as far as is known
+        self._session_id: int | None = None
+        self._assignment: dict[str, Assigned] = {}
+        self._dead: frozenset[str] = frozenset()
+        self._members: dict[str, Member] = {}
+        self._ours: set[str] = set()  # every worker that ever joined here
+        self._claims: dict[Slot, str] = {}
+
+        # what is still to be done there
+        self._unjoined: set[str] = set()
+        self._departed: list[_Departed] = []
+        self._leftover: set[Slot] = set()  # claims that may be ours and must not be
+
+    # --- the daemon's thread ---
+
+    def start(self) -> None:
+        """See Coordinator."""
+        self._session.start()
+        self._started = True
+        try:
+            self._enter_session(self._session.id)
+        except CoordinationUnavailable:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """See Coordinator. Ending the session removes all that is ours at once."""
+        self._started = False
+        self._session.stop()
+
+    def set_topics(self, topics: Mapping[str, int]) -> None:
+        """See Coordinator."""
+        self._leader.set_topics(topics)
+        self._signal()
+
+    def join(self, member: Member) -> None:
+        """See Coordinator."""
+        check_node_name("worker_id", member.worker_id)
+        self._members[member.worker_id] = member
+        self._ours.add(member.worker_id)
+        self._unjoined.add(member.worker_id)
+        self._attempt(self._settle)
+
+    def leave(self, worker_id: str, *, known_dead: bool) -> None:
+        """See Coordinator."""
+        member = self._members.pop(worker_id, None)
+        if member is not None:
+            slots = frozenset(slot for slot, owner in self._claims.items() if owner == worker_id)
+            for slot in slots:
+                del self._claims[slot]
+            self._unjoined.discard(worker_id)
+            self._departed.append(_Departed(worker_id, member.host, known_dead, slots))
+            self._attempt(self._settle)
+
+    def desired(self) -> dict[str, set[Slot]]:
+        """See Coordinator."""
+        wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
+        for topic, assigned in self._assignment.items():
+            for number, owner in enumerate(assigned.owners):
+                if owner in wanted:
+                    wanted[owner].add(Slot(topic, number))
+        return wanted
+
+    def claimed(self) -> dict[str, set[Slot]]:
+        """See Coordinator."""
+        held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
+        for slot, worker_id in self._claims.items():
+            held[worker_id].add(slot)
+        return held
+
+    def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
+        """See Coordinator."""
+        with self._lock:
+            wanted = [slot for slot in slots if slot not in self._claims and slot not in self._blocked]
+        if wanted and worker_id in self._members and self._current():
+            self._attempt(lambda: self._claims.update(self._make_claims(dict.fromkeys(wanted, worker_id))))
+        return {slot for slot in slots if self._claims.get(slot) == worker_id}
+
+    def release(self, worker_id: str, slots: Collection[Slot]) -> None:
+        """See Coordinator."""
+        freed = {slot for slot in slots if self._claims.get(slot) == worker_id}
+        if freed:
+            for slot in freed:
+                del self._claims[slot]
+            self._leftover |= freed
+            self._attempt(self._settle)
+            self._signal()  # a sibling may be waiting for it
+
+    def dead_workers(self) -> frozenset[str]:
+        """See Coordinator."""
+        return self._dead
+
+    def wait(self, timeout: float) -> None:
+        """See Coordinator."""
+        due = timeout if self._next_step is None else min(timeout, self._next_step)
+        self._wake.wait(due)
+        self.step()
+
+    def step(self) -> float | None:
+        """See Coordinator. Blocks while ZooKeeper answers, at most about the session timeout."""
+        self._wake.clear()
+        self._next_step = None
+        if self._started:
+            session_id = self._session.id
+            if session_id is None:
+                self._session.revive()
+                self._next_step = _RETRY
+            else:
+                self._attempt(lambda: self._catch_up(session_id))
+        return self._next_step
+
+    def slots(self) -> list[SlotRow]:
+        """See Coordinator."""
+        return operator.read_slots(self._session, self._paths)
+
+    def workers(self) -> list[WorkerRow]:
+        """See Coordinator."""
+        return operator.read_workers(self._session, self._paths)
+
+    # --- catching up with ZooKeeper ---
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Do what needs ZooKeeper; if that breaks off, ``step`` will do it again."""
+        if not self._started or self._session.id is None:
+            return
+        try:
+            action()
+        except CoordinationUnavailable as exc:
+            log.warning("coordination_interrupted", reason=str(exc))
+            self._resync = True
+            self._next_step = _RETRY
+
+    def _current(self) -> bool:
+        """Whether the session is the one that our nodes are in; if not, ``step`` enters the new one first."""
+        return self._session.id is not None and self._session.id == self._session_id
+
+    def _catch_up(self, session_id: int) -> None:
+        if session_id != self._session_id:
+            self._enter_session(session_id)
+        self._settle()
+        self._refresh()
+        self._next_step, refused = self._leader.step(self._assignment)
+        if refused:
+            self._resync = True
+            self._next_step = 0.0
+
+    def _enter_session(self, session_id: int | None) -> None:
+        if session_id is None:
+            raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
+        self._session.make_directories(self._paths.directory(name) for name in DIRECTORIES)
+        self._unjoined = set(self._members)
+        self._join_workers(session_id)
+        self._leader.enroll(session_id)
+        self._resync = True
+        self._refresh()
+        self._leftover.update(self._claims)
+        wanted = self.desired()
+        again = {slot: owner for slot, owner in self._claims.items() if slot in wanted[owner]}
+        kept = self._make_claims(again, session_id)
+        if len(kept) < len(self._claims):
+            log.warning("claims_lost", slots=len(self._claims) - len(kept))
+        self._claims = kept
+        self._session_id = session_id
+
+    def _settle(self) -> None:
+        """Do what is still to be done in ZooKeeper, in the order that others rely on."""
+        session_id = self._session_id
+        if session_id is None or not self._current():
+            return
+        for gone in list(self._departed):
+            if gone.known_dead:
+                # Before its nodes vanish: who takes over must see that nothing of it is running.
+                data = encode(host=gone.host, at=self._clock.now_ms())
+                self._session.create([(self._paths.node("dead", gone.worker_id), data)], ephemeral=False)
+            self._leftover |= gone.slots
+            self._session.delete([self._paths.node("workers", gone.worker_id)])
+            self._departed.remove(gone)
+        self._join_workers(session_id)
+        slots = sorted(self._leftover - self._claims.keys())
+        paths = [self._paths.node("slots", slot) for slot in slots]
+        nodes = self._session.read(paths)
+        self._session.delete(
+            path
+            for path, node in zip(paths, nodes, strict=True)
+            if node and (node.session == session_id or decode(node.data).get("worker_id") in self._ours)
+        )
+        self._leftover.clear()
+
+    def _join_workers(self, session_id: int) -> None:
+        now_ms = self._clock.now_ms()
+        nodes = [
+            (self._paths.node("workers", worker_id), member_data(self._members[worker_id], now_ms))
+            for worker_id in sorted(self._unjoined)
+        ]
+        made = self._session.create(nodes, ephemeral=True)
+        there = [node for node, new in zip(nodes, made, strict=True) if not new]
+        found = self._session.read(path for path, _ in there)
+        # of an earlier session of ours, about to vanish: in its place one that stays
+        old = [
+            each for each, node in zip(there, found, strict=True) if not node or node.session != session_id
+        ]
+        self._session.delete(path for path, _ in old)
+        self._session.create(old, ephemeral=True)
+        self._unjoined.clear()
+
+    def _make_claims(self, wanted: Mapping[Slot, str], session_id: int | None = None) -> dict[Slot, str]:
+        """Create claims, each for a worker of ours; those that succeeded. What others hold is watched."""
+        session_id = session_id or self._session_id
+        self._leftover.update(wanted)  # until it is known what became of each
+        granted = self._create_claims(wanted)
+        refused = [slot for slot in wanted if slot not in granted]
+        with self._lock:
+            self._blocked.update(refused)
+        nodes = self._session.read((self._paths.node("slots", slot) for slot in refused), self._claim_changed)
+        ours = {}
+        for slot, node in zip(refused, nodes, strict=True):
+            holder = decode(node.data).get("worker_id") if node else None
+            if node is None:
+                ours[slot] = wanted[slot]  # free by now
+            elif node.session == session_id and holder == wanted[slot]:
+                granted[slot] = wanted[slot]  # the answer to an earlier attempt was lost
+            elif node.session == session_id or holder in self._ours:
+                ours[slot] = wanted[
+                    slot
+                ]  # of a worker of ours that has released it, or of an earlier session
+        self._session.delete(
+            self._paths.node("slots", slot)
+            for slot, node in zip(refused, nodes, strict=True)
+            if node and slot in ours
+        )
+        granted |= self._create_claims(ours)
+        with self._lock:
+            self._blocked -= granted.keys() | ours.keys()
+        if len(granted.keys() & ours.keys()) < len(ours):
+            self._signal()  # another was quicker: ask again
+        self._leftover -= wanted.keys()
+        return granted
+
+    def _create_claims(self, wanted: Mapping[Slot, str]) -> dict[Slot, str]:
+        now_ms = self._clock.now_ms()
+        made = self._session.create(
+            (
+                (self._paths.node("slots", slot), encode(worker_id=worker_id, since=now_ms))
+                for slot, worker_id in wanted.items()
+            ),
+            ephemeral=True,
+        )
+        return {slot: wanted[slot] for slot, new in zip(wanted, made, strict=True) if new}
+
+    def _refresh(self) -> None:
+        """Read again what has changed, and watch it."""
+        with self._lock:
+            if self._resync:
+                self._dirty.update(DIRECTORIES)
+                self._dirty_topics.update(self._assignment)
+                self._blocked.clear()
+            self._resync = False
+            dirty, self._dirty = self._dirty, set()
+            topics, self._dirty_topics = self._dirty_topics, set()
+        if "leader" in dirty:
+            self._leader.count_votes()
+        if "assignment" in dirty:
+            names = self._session.children(self._paths.directory("assignment"), self._watches["assignment"])
+            topics |= set(names) - self._assignment.keys()
+            self._assignment = {name: self._assignment[name] for name in names if name in self._assignment}
+        self._read_assignment(sorted(topics))
+        if "dead" in dirty:
+            self._dead = frozenset(
+                self._session.children(self._paths.directory("dead"), self._watches["dead"])
+            )
+        if dirty.intersection(INPUTS):
+            self._leader.inputs_changed()
+
+    def _read_assignment(self, topics: Iterable[str]) -> None:
+        names = list(topics)
+        nodes = self._session.read(
+            (self._paths.node("assignment", name) for name in names), self._topic_changed
+        )
+        for name, node in zip(names, nodes, strict=True):
+            if node is None:
+                self._assignment.pop(name, None)
+            else:
+                self._assignment[name] = Assigned(owners_of(node.data), node.version)
+
+    # --- kazoo's threads: raise flags and return ---
+
+    def _connection_changed(self) -> None:
+        self._resync = True
+        self._signal()
+
+    def _directory_changed(self, name: str, _event: Any) -> None:
+        with self._lock:
+            self._dirty.add(name)
+        self._signal()
+
+    def _topic_changed(self, event: Any) -> None:
+        if event.path:  # else the connection was lost, and all will be read again
+            with self._lock:
+                self._dirty_topics.add(event.path.rpartition("/")[2])
+            self._signal()
+
+    def _claim_changed(self, event: Any) -> None:
+        slot = slot_of(event.path.rpartition("/")[2]) if event.path else None
+        if slot is not None:
+            with self._lock:
+                self._blocked.discard(slot)
+            self._signal()
+
+    def _signal(self) -> None:
+        self._wake.set()
+        if self.on_change is not None:
+            self.on_change()

@@ -1,0 +1,1 @@
+"""Order lifecycles on a real stack, with an exact oracle: what `toc demo` runs."""

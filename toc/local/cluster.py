@@ -1,0 +1,181 @@
+"""A whole toc cluster on this machine: Redis Cluster, MariaDB, ZooKeeper and several worker daemons.
+
+Everything runs detached, survives the command that started it, and is found again through ``state.json``.
+``toc.toml`` beside it holds the settings: TOC_CONFIG set to its path leads any toc program to this cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from toc.errors import ConfigError
+from toc.local.embedded import lock
+from toc.local.process import Process, StartFailed, tail, until
+from toc.local.servers import MariaDB, RedisCluster, Server, ZooKeeper
+
+_DAEMON = [sys.executable, "-c", "from toc.cli.main import run; run()", "worker"]
+_DAEMON_STOP_S = 40.0  # a daemon gives running handlers 30 s
+
+
+class LocalCluster:
+    """The cluster of one directory. ``daemons`` stand for hosts: host1, host2, ...
+
+    Stopping keeps the data; starting again finds it on the same ports.
+    """
+
+    def __init__(
+        self, directory: Path, *, daemons: int = 2, processes: int = 2, app: str = "toc.demo.app:center"
+    ) -> None:
+        self.directory = directory.absolute()
+        self.config = self.directory / "toc.toml"
+        self.daemons = daemons
+        self.processes = processes
+        self.app = app
+        self._state = self.directory / "state.json"
+
+    def start(
+        self,
+        prepare: Callable[[dict[str, Any]], None],
+        progress: Callable[[str], None] = lambda _name: None,
+    ) -> dict[str, Any]:
+        """Start everything and return the settings, which ``toc.toml`` holds as well.
+
+        ``prepare`` is called with them when the servers run and no daemon does yet: it upgrades the schema
+        and creates the topics. ``progress`` is told each name before that is started. When something fails,
+        what was started is stopped again. Raises ConfigError when the cluster runs already.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked():
+            if any(part["running"] for part in self.status()):
+                raise ConfigError(f"the cluster in {self.directory} runs already; stop it first")
+            self._state.unlink(missing_ok=True)
+            try:
+                settings = self._start_servers(progress)
+                self._write_config(settings)
+                prepare(settings)
+                self._start_daemons(progress)
+            except BaseException:
+                self._stop()
+                raise
+        return settings
+
+    def status(self) -> list[dict[str, Any]]:
+        """A row per process: name, pid, running, address (None of a daemon), log."""
+        return [
+            {
+                "name": name,
+                "pid": part["pid"],
+                "running": Process(part["pid"], part["started"]).alive(),
+                "address": part["address"],
+                "log": part["log"],
+            }
+            for name, part in self._parts().items()
+        ]
+
+    def stop(self) -> None:
+        """Stop the daemons in good order, then the servers. Nothing happens when nothing runs."""
+        if self.directory.exists():
+            with self._locked():
+                self._stop()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a process and those it started, as if its host had lost power. Raises ConfigError."""
+        part = self._parts().get(name)
+        if part is None:
+            raise ConfigError(f"{name!r} is not one of: {', '.join(self._parts()) or 'nothing runs'}")
+        Process(part["pid"], part["started"]).kill()
+
+    def _start_servers(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        redis = RedisCluster(self.directory / "redis", die_with_parent=False)
+        mariadb = MariaDB(self.directory / "mariadb", die_with_parent=False)
+        zookeeper = ZooKeeper(self.directory / "zookeeper", die_with_parent=False)
+        progress("Redis Cluster")
+        try:
+            redis.start()
+        finally:
+            for number, node in enumerate(redis.nodes, 1):
+                self._note_server(f"redis{number}", node)
+        for name, server in (("mariadb", mariadb), ("zookeeper", zookeeper)):
+            progress(name)
+            try:
+                server.start()
+            finally:
+                self._note_server(name, server)
+        return {
+            "database_urls": [mariadb.url],
+            "databases": 2,
+            "tables": 16,
+            "redis_url": redis.url,
+            "zookeeper": zookeeper.url,
+            "cluster": "local",
+        }
+
+    def _start_daemons(self, progress: Callable[[str], None]) -> None:
+        # A variable of the caller's shell must not lead a daemon to other servers.
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+        processes = []
+        for number in range(1, self.daemons + 1):
+            name = f"host{number}"
+            progress(name)
+            log = self.directory / f"{name}.log"
+            process = Process.spawn(
+                [*_DAEMON, "--app", self.app, "--processes", str(self.processes)],
+                log,
+                env={**outside, "TOC_CONFIG": str(self.config), "TOC_HOST": name},
+            )
+            self._note(name, process, log, None)
+            processes.append((process, log))
+        # A daemon that cannot run at all says so at once.
+        until(lambda: not all(process.alive() for process, _ in processes), 1.5)
+        for process, log in processes:
+            if not process.alive():
+                raise StartFailed(f"a daemon ended at once; {log} ends with:\n{tail(log)}")
+
+    def _write_config(self, settings: dict[str, Any]) -> None:
+        self.config.touch(mode=0o600)  # it holds a password
+        # What json writes of texts, numbers and lists of them is TOML as well.
+        lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in settings.items()]
+        self.config.write_text("".join(lines))
+
+    def _stop(self) -> None:
+        parts = {name: Process(part["pid"], part["started"]) for name, part in self._parts().items()}
+        daemons = [process for name, process in parts.items() if name.startswith("host")]
+        for process in daemons:
+            process.signal(signal.SIGCONT)
+            process.signal(signal.SIGTERM)
+        for process in daemons:
+            process.stop(_DAEMON_STOP_S)
+        for name, process in parts.items():
+            if not name.startswith("host"):
+                process.stop(Server.stop_timeout)
+        self._state.unlink(missing_ok=True)
+
+    def _parts(self) -> dict[str, dict[str, Any]]:
+        parts: dict[str, dict[str, Any]] = json.loads(self._state.read_text()) if self._state.exists() else {}
+        return parts
+
+    def _note_server(self, name: str, server: Server) -> None:
+        if server.process is not None:
+            self._note(name, server.process, server.log, f"127.0.0.1:{server.port}")
+
+    def _note(self, name: str, process: Process, log: Path, address: str | None) -> None:
+        """Add a process to the state file. Replaced at once, so that no reader finds half of it."""
+        part = {"pid": process.pid, "started": process.started, "log": str(log), "address": address}
+        fresh = self._state.with_suffix(".new")
+        fresh.write_text(json.dumps({**self._parts(), name: part}, indent=2))
+        fresh.replace(self._state)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = lock(self.directory)
+        try:
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,71 @@
+"""Everything embedded: what ``toc dev`` and ``toc demo`` run on when there are no servers.
+
+A private Redis or Valkey behind a Unix socket and one SQLite file. It is for one machine: a disk that is
+lost takes the tasks with it, and SQLite writes one transaction at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+from toc.errors import ConfigError
+from toc.local.servers import RedisServer
+
+
+class EmbeddedStack:
+    """The servers of one directory, which keeps their data. Ends with the thread that started it.
+
+    ``settings`` holds the values for Settings: redis_url, database_urls and databases.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        self.redis = RedisServer(self.directory / "redis", unixsocket=True)
+        self.settings: dict[str, str | int | list[str]] = {
+            "database_urls": [f"sqlite:///{self.directory / 'toc.sqlite3'}"],
+            "databases": 1,
+            "redis_url": self.redis.url,
+        }
+        self._lock: int | None = None
+
+    def start(self) -> Self:
+        """Start what is not running. Raises ConfigError when another process uses the directory."""
+        if self._lock is None:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = lock(self.directory)
+        try:
+            self.redis.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop the servers and leave the directory to others. May be called twice."""
+        self.redis.stop()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+
+def lock(directory: Path) -> int:
+    """Take the directory for this process; closing the returned descriptor gives it back.
+
+    Two servers on the same files would destroy them. Raises ConfigError when it is taken.
+    """
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(descriptor)
+        raise ConfigError(f"{directory} is in use by another process; end it or take another one") from exc
+    return descriptor

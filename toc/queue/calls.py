@@ -1,0 +1,320 @@
+"""Many calls in one go, and what to do about every error: the one error table.
+
+Calls are grouped by node; each node gets its calls in one write, all nodes are written to before any is
+read, and every call gets a result of its own. A window bounds what is under way on a node, so that neither
+side has to buffer without bound.
+
+    the connection broke     the call is sent once more on a new one; if it must not be executed twice it
+                             becomes a ReplyLost instead. A call that was not sent is simply sent again.
+    a redirection, NOSCRIPT  done, then sent again at once: it was not executed
+    a state that passes      sent again after a short, jittered pause, a few times
+    anything else            an IndexUnavailable that says what to do
+
+Pauses add up to about 0.1 s: callers are loops that come again, and the results of all other slots wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
+
+from toc.errors import IndexUnavailable
+from toc.queue.nodes import Command, Node, Nodes, Wire
+
+MAX_IDS = 500
+"""Most ids in one call of a script: about a millisecond of the server's time."""
+
+_WINDOW_CALLS = 256
+_WINDOW_WORDS = 40_000
+_ROUNDS = 16
+_PAUSES_S = (0.005, 0.01, 0.02, 0.04)
+
+
+class ReplyLost(IndexUnavailable):
+    """The call was sent and its reply was lost: it may or may not have been executed."""
+
+
+class IndexFull(IndexUnavailable):
+    """Redis is at its maxmemory: nothing can be added. Everything that removes or moves still works."""
+
+
+class Script:
+    """A Lua file of this package."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def call(
+        self, hash_slot: int, keys: Sequence[str], *words: str | bytes | int | float, again: bool = True
+    ) -> Call:
+        """A call of this script."""
+        return Call(hash_slot, ("EVALSHA", self.sha, len(keys), *keys, *words), self, again)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One command to the server of one hash slot, and what became of it.
+
+    ``again`` tells whether it may be executed twice. ``result`` is the reply, or an IndexUnavailable;
+    ``run_id`` that of the server process which replied.
+    """
+
+    hash_slot: int
+    command: Command
+    script: Script | None = None
+    again: bool = True
+    result: Any = None
+    run_id: str = ""
+    asking: Node | None = None
+    """where an ASK sends it, once"""
+    load: bool = False
+    """the script must be loaded first"""
+    lost: bool = False
+    """it was sent once and its reply was lost"""
+
+
+class _Then(Enum):
+    GIVE_UP = auto()
+    LOAD_SCRIPT = auto()
+    FOLLOW_MOVED = auto()
+    FOLLOW_ASK = auto()
+    PAUSE = auto()
+    REDISCOVER = auto()
+    """look again who serves what, pause, send again"""
+
+
+_CODES: tuple[tuple[type[RedisError], str], ...] = (
+    (NoScriptError, "NOSCRIPT"),
+    (MovedError, "MOVED"),  # before ASK: the driver derives it from AskError
+    (AskError, "ASK"),
+    (TryAgainError, "TRYAGAIN"),
+    (ClusterDownError, "CLUSTERDOWN"),
+    (BusyLoadingError, "LOADING"),
+    (MasterDownError, "MASTERDOWN"),
+    (ReadOnlyError, "READONLY"),
+    (OutOfMemoryError, "OOM"),
+    (NoPermissionError, "NOPERM"),
+    (AuthorizationError, "NOAUTH"),
+    (AuthenticationError, "NOAUTH"),
+)
+
+_ERROR_TABLE: dict[str, tuple[_Then, str]] = {
+    "NOSCRIPT": (
+        _Then.LOAD_SCRIPT,
+        "its scripts vanish as fast as they are loaded; check who runs SCRIPT FLUSH",
+    ),
+    "MOVED": (_Then.FOLLOW_MOVED, "its nodes do not agree who serves this slot; check CLUSTER SLOTS"),
+    "ASK": (_Then.FOLLOW_ASK, "this slot is on the move between nodes; try again"),
+    "TRYAGAIN": (_Then.PAUSE, "this slot is on the move between nodes; try again"),
+    "CLUSTERDOWN": (_Then.REDISCOVER, "the cluster does not serve this slot; check CLUSTER INFO"),
+    "MASTERDOWN": (_Then.REDISCOVER, "it has lost its master; wait for the failover"),
+    "READONLY": (
+        _Then.REDISCOVER,
+        "it is a replica; wait for the failover, or point TOC_REDIS_URL at the master",
+    ),
+    "LOADING": (_Then.PAUSE, "it is loading its data; wait"),
+    "BUSY": (_Then.PAUSE, "a script of somebody else blocks it; see SLOWLOG, or SCRIPT KILL"),
+    "MISCONF": (_Then.PAUSE, "it cannot save to disk and refuses writes; check its disk and log"),
+    "NOREPLICAS": (_Then.PAUSE, "it has fewer replicas than min-replicas-to-write; check them"),
+    "OOM": (_Then.GIVE_UP, "its memory is full (maxmemory); give it more, or let it drain"),
+    "NOPERM": (_Then.GIVE_UP, "the user lacks a permission; see the grants in the documentation"),
+    "NOAUTH": (_Then.GIVE_UP, "it wants a password; put one into TOC_REDIS_URL"),
+}
+
+
+class Calls:
+    """Runs calls over the servers of one URL."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+
+    def run(self, calls: Sequence[Call]) -> None:
+        """Give every call its result. Raises nothing for a server's sake."""
+        todo = list(calls)
+        pauses = iter(_PAUSES_S)
+        for _ in range(_ROUNDS):
+            round_ = _Round(self.nodes)
+            round_.run(todo)
+            if round_.rediscover:
+                self._rediscover()
+            todo = round_.again + [call for call, node in round_.unreachable if self._moved_from(node, call)]
+            if not todo:
+                return
+            if round_.pause:
+                pause = next(pauses, None)
+                if pause is None:
+                    return  # the calls keep the errors of this round
+                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - spreads load, guards nothing
+
+    def _rediscover(self) -> None:
+        # If that fails the old map stands, and its servers say what is wrong.
+        with contextlib.suppress(IndexUnavailable):
+            self.nodes.rediscover()
+
+    def _moved_from(self, node: Node, call: Call) -> bool:
+        return self.nodes.master(call.hash_slot) is not node
+
+
+class _Round:
+    """One pass over the calls that have no final result yet.
+
+    ``again`` are those to be sent again, with the error that stands if they are not; ``unreachable`` those
+    whose node could not be reached.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self.again: list[Call] = []
+        self.unreachable: list[tuple[Call, Node]] = []
+        self.pause = False
+        self.rediscover = False
+
+    def run(self, calls: list[Call]) -> None:
+        waiting = self._by_node(calls)
+        wires: dict[Node, Wire] = {}
+        try:
+            while waiting:
+                sent = []
+                for node in list(waiting):
+                    window = _cut_window(waiting, node)
+                    if self._send(node, wires, window):
+                        sent.append((node, window))
+                    else:
+                        self.again += waiting.pop(node, [])
+                for node, window in sent:
+                    if not self._read(node, wires[node], window):
+                        wires.pop(node).close()
+                        self.again += waiting.pop(node, [])
+        except BaseException:
+            for wire in wires.values():  # replies may be left in them
+                wire.close()
+            raise
+        for node, wire in wires.items():
+            node.give(wire)
+
+    def _by_node(self, calls: list[Call]) -> dict[Node, list[Call]]:
+        waiting: dict[Node, list[Call]] = {}
+        for call in calls:
+            try:
+                node = call.asking or self._nodes.master(call.hash_slot)
+            except IndexUnavailable as exc:
+                call.result = exc
+            else:
+                waiting.setdefault(node, []).append(call)
+        return waiting
+
+    def _send(self, node: Node, wires: dict[Node, Wire], window: list[Call]) -> bool:
+        wire = wires.get(node)
+        if wire is None:
+            try:
+                wire = wires[node] = node.take()
+            except IndexUnavailable as exc:
+                self.rediscover = True
+                for call in window:
+                    call.result, call.asking = exc, None
+                    self.unreachable.append((call, node))
+                return False
+        commands: list[Command] = [("SCRIPT", "LOAD", script.source) for script in _to_load(window)]
+        for call in window:
+            if call.asking is not None:
+                commands.append(("ASKING",))
+            commands.append(call.command)
+        try:
+            wire.send(commands)
+        except RedisError as exc:
+            wires.pop(node).close()
+            self._lost(node, window, exc)
+            return False
+        return True
+
+    def _read(self, node: Node, wire: Wire, window: list[Call]) -> bool:
+        done = 0
+        try:
+            loads: dict[Script | None, Any] = {script: wire.read() for script in _to_load(window)}
+            for call in window:
+                if call.asking is not None:
+                    wire.read()
+                reply = wire.read()
+                done += 1
+                call.run_id = wire.run_id
+                if isinstance(reply, RedisError):
+                    loaded = loads.get(call.script)
+                    self._judge(node, call, loaded if isinstance(loaded, RedisError) else reply)
+                else:
+                    call.result = reply
+        except RedisError as exc:
+            self._lost(node, window[done:], exc)
+            return False
+        return True
+
+    def _lost(self, node: Node, calls: list[Call], exc: RedisError) -> None:
+        text = f"the connection to Redis at {node.address} broke before its reply ({type(exc).__name__})"
+        for call in calls:
+            call.asking = None
+            if call.again and not call.lost:
+                call.lost = True
+                call.result = IndexUnavailable(f"{text}; try again")
+                self.again.append(call)
+            else:
+                call.result = ReplyLost(f"{text}; it is not known whether the call was executed")
+
+    def _judge(self, node: Node, call: Call, error: RedisError) -> None:
+        """Apply the error table to what ``node`` replied to ``call``. The call was not executed."""
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), str(error).partition(" ")[0])
+        then, advice = _ERROR_TABLE.get(code, (_Then.GIVE_UP, f"it said: {error}"))
+        name = call.script.name if call.script else str(call.command[0])
+        kind = IndexFull if code == "OOM" else IndexUnavailable
+        call.result = kind(f"Redis at {node.address} refused {name} ({code}): {advice}")
+        call.asking = None
+        if then is _Then.LOAD_SCRIPT:
+            call.load = True
+        elif then is _Then.FOLLOW_MOVED and isinstance(error, AskError):
+            self._nodes.moved(call.hash_slot, self._nodes.redirected(error, node))
+        elif then is _Then.FOLLOW_ASK and isinstance(error, AskError):
+            call.asking = self._nodes.redirected(error, node)
+        self.pause |= then in (_Then.PAUSE, _Then.REDISCOVER)
+        self.rediscover |= then is _Then.REDISCOVER
+        if then is not _Then.GIVE_UP:
+            self.again.append(call)
+
+
+def _cut_window(waiting: dict[Node, list[Call]], node: Node) -> list[Call]:
+    """Take from the calls that wait for ``node`` as many as may be under way at once."""
+    queue = waiting.pop(node)
+    words = 0
+    for count, call in enumerate(queue):
+        words += len(call.command)
+        if count == _WINDOW_CALLS or (count and words > _WINDOW_WORDS):
+            waiting[node] = queue[count:]
+            return queue[:count]
+    return queue
+
+
+def _to_load(window: list[Call]) -> list[Script]:
+    """The scripts that must be loaded before the calls of this window are sent, each once."""
+    return list(dict.fromkeys(call.script for call in window if call.load and call.script))

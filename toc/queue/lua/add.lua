@@ -1,0 +1,36 @@
+#!lua
+-- add: puts ids into the StoreQueue, or moves them to an earlier time; never to a later one.
+-- An id that stands in the PrepareQueue is left alone: somebody is running it.
+--
+-- KEYS  1   store     StoreQueue of the slot
+--       2   prepare   PrepareQueue of the slot
+-- ARGV  1   channel   wake channel of the slot
+--       2+  id, score
+-- RETURNS   how many ids were added or became earlier
+-- BOUNDS    500 ids; refused when memory is full (no allow-oom on purpose)
+-- WAKES     when the first score of the StoreQueue became earlier
+if #ARGV > 1001 then
+  return redis.error_reply('ERR toc: more than 500 ids in one call')
+end
+local ids = {}
+for i = 2, #ARGV, 2 do
+  ids[#ids + 1] = ARGV[i]
+end
+local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
+local added = {}
+for n = 1, #ids do
+  if not prepared[n] then
+    added[#added + 1] = ARGV[2 * n + 1]
+    added[#added + 1] = ids[n]
+  end
+end
+if #added == 0 then
+  return 0
+end
+local before = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
+local changed = redis.call('ZADD', KEYS[1], 'LT', 'CH', unpack(added))
+local first = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2])
+if not before or first < tonumber(before) then
+  redis.pcall('PUBLISH', ARGV[1], string.format('%.17g', first))
+end
+return changed

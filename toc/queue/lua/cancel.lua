@@ -1,0 +1,13 @@
+#!lua flags=allow-oom
+-- cancel: takes an id out of the StoreQueue, and tells whether a worker holds it.
+--
+-- KEYS  1   store     StoreQueue of the slot
+--       2   prepare   PrepareQueue of the slot
+-- ARGV  1   id
+-- RETURNS   {1 if a StoreQueue entry was removed, 1 if a PrepareQueue entry stands, now in ms}
+-- BOUNDS    1 id
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local prepared = redis.call('ZSCORE', KEYS[2], ARGV[1])
+local removed = redis.call('ZREM', KEYS[1], ARGV[1])
+return {removed, prepared and 1 or 0, now_ms}

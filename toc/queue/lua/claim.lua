@@ -1,0 +1,36 @@
+#!lua flags=allow-oom
+-- claim: draws the number under which a worker takes entries of the slot. A worker that holds one gets
+-- the same again. Numbers that are still held are passed over.
+--
+-- KEYS  1   claims    hash of the slot: next -> the counter, number -> worker_id
+-- ARGV  1   worker_id
+--       2   start     where the counter begins when it is missing (the caller's random number: after a
+--                     loss of the hash, numbers of the living are not drawn again)
+-- RETURNS   {number 0..4095 or -1 when all are held, {number, worker_id, ... of the others}}
+-- BOUNDS    4096 fields
+local held = redis.call('HGETALL', KEYS[1])
+local owner, others, count, counter, mine = {}, {}, 0, tonumber(ARGV[2]), nil
+for i = 1, #held, 2 do
+  if held[i] == 'next' then
+    counter = tonumber(held[i + 1])
+  elseif held[i + 1] == ARGV[1] then
+    mine = tonumber(held[i])
+  else
+    owner[tonumber(held[i])] = true
+    count = count + 1
+    others[#others + 1] = held[i]
+    others[#others + 1] = held[i + 1]
+  end
+end
+if not mine then
+  if count >= 4096 then
+    return {-1, others}
+  end
+  mine = counter % 4096
+  while owner[mine] do
+    mine = (mine + 1) % 4096
+  end
+  local number = string.format('%d', mine)
+  redis.call('HSET', KEYS[1], 'next', string.format('%d', (mine + 1) % 4096), number, ARGV[1])
+end
+return {mine, others}

@@ -1,0 +1,51 @@
+#!lua flags=allow-oom
+-- prepare: moves what is due from the StoreQueue into the PrepareQueue, soonest first.
+-- Due by this server's clock: a score t + r/32 is due at t. A whole score has all its tries left, another
+-- one has 32 times its fraction. An id that stands in the PrepareQueue already keeps its entry there; the
+-- one in the StoreQueue is dropped and not returned.
+--
+-- KEYS  1   store     StoreQueue of the slot
+--       2   prepare   PrepareQueue of the slot
+-- ARGV  1   limit     take no more than this
+--       2   retries   tries of a fresh entry, 1..31
+--       3   claim     number under which the caller holds the slot, 0..4095
+-- RETURNS   {{id, prepare score, id, prepare score, ...}, first score left in the StoreQueue or nil, now in ms}
+-- BOUNDS    limit is at most 500
+local limit, retries, claim = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+if limit > 500 then
+  return redis.error_reply('ERR toc: more than 500 ids in one call')
+end
+local time = redis.call('TIME')
+local seconds = tonumber(time[1])
+local now_ms = seconds * 1000 + math.floor(tonumber(time[2]) / 1000)
+local before = '(' .. string.format('%.17g', now_ms + 1)
+local due = redis.call('ZRANGE', KEYS[1], '-inf', before, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local taken = {}
+if #due > 0 then
+  local ids = {}
+  for i = 1, #due, 2 do
+    ids[#ids + 1] = due[i]
+  end
+  local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
+  local moved = {}
+  for n = 1, #ids do
+    if not prepared[n] then
+      local score = tonumber(due[2 * n])
+      local remaining = math.floor((score - math.floor(score)) * 32 + 0.5)
+      if remaining == 0 then
+        remaining = retries
+      end
+      local entry = string.format('%.17g', seconds * 1000 + remaining + claim / 4096)
+      moved[#moved + 1] = entry
+      moved[#moved + 1] = ids[n]
+      taken[#taken + 1] = ids[n]
+      taken[#taken + 1] = entry
+    end
+  end
+  if #moved > 0 then
+    redis.call('ZADD', KEYS[2], 'NX', unpack(moved))
+  end
+  redis.call('ZREM', KEYS[1], unpack(ids))
+end
+local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
+return {taken, first and string.format('%.17g', tonumber(first)) or false, now_ms}

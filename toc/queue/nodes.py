@@ -1,0 +1,287 @@
+"""Connections, and which server serves which hash slot.
+
+A single server, a master behind sentinels and a cluster look alike from outside: a map of the 16384 hash
+slots to Nodes. Only how the map is found differs. It is read when it is first needed, and again when a
+server says that it is wrong or cannot be reached.
+
+Thread-safe: connections are taken by one thread at a time. Fork-safe: a child opens its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import hiredis
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    RedisError,
+    ResponseError,
+)
+
+from toc.errors import IndexUnavailable
+from toc.queue.url import Address, Kind, Location
+
+HASH_SLOTS = 16384
+Command = Sequence[str | bytes | int | float]
+
+REPLY_ERRORS = (ResponseError, BusyLoadingError, AuthenticationError, AuthorizationError)
+"""What a server said, as against a connection that broke: the command was not executed or was refused."""
+
+_REST_S = 0.1
+_MAX_REST_S = 2.0
+_MIN_MAP_AGE_S = 0.05
+
+
+class Wire:
+    """An open connection to one server process.
+
+    ``run_id`` is that process's; it cannot change while the connection stands.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        connection.connect()
+        info = self.ask("INFO", "server").decode(errors="replace")
+        self.run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
+
+    def send(self, commands: Iterable[Command]) -> None:
+        """Write commands at once. Raises RedisError; some may then have been executed."""
+        self._connection.send_packed_command(
+            [b"".join(hiredis.pack_command(tuple(command)) for command in commands)]  # type: ignore[arg-type]  # its stub says 1-tuple
+        )
+
+    def read(self) -> Any:
+        """The next reply, or the server's error as a value. Raises RedisError when the connection broke."""
+        try:
+            return self._connection.read_response(disconnect_on_error=False)
+        except REPLY_ERRORS as exc:
+            return exc
+
+    def ask(self, *command: str | bytes | int | float) -> Any:
+        """One command and its reply. Raises RedisError, also for an error that the server replied."""
+        self.send([command])
+        reply = self.read()
+        if isinstance(reply, RedisError):
+            raise reply
+        return reply
+
+    def is_quiet(self) -> bool:
+        """Whether the connection still stands with nothing left to read: only then can it be used again."""
+        try:
+            return not self._connection.can_read(0)
+        except (RedisError, OSError):
+            return False
+
+    def has_reply(self) -> bool:
+        """Whether something can be read. Raises RedisError when the server has hung up."""
+        return bool(self._connection.can_read(0))
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, for poll. Raises IndexUnavailable when it is closed."""
+        sock: socket.socket | None = self._connection._sock  # the driver has no public way to it
+        if sock is None:
+            raise IndexUnavailable("the connection to Redis is closed")
+        return sock.fileno()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.disconnect()
+
+
+class Node:
+    """One server, with its idle connections.
+
+    After a failure to connect it is left alone for a moment, so that a server that is out of reach costs
+    the callers little time, and those of other servers next to none.
+    """
+
+    def __init__(self, address: Address, connect: Callable[[], Any]) -> None:
+        self.address = address
+        self._connect = connect
+        self._idle: deque[Wire] = deque()
+        self._rests_until = 0.0
+        self._failure = ""
+
+    def __repr__(self) -> str:
+        return f"Node({self.address})"
+
+    def take(self) -> Wire:
+        """An open connection, for one thread until it gives it back. Raises IndexUnavailable."""
+        while self._idle:
+            try:
+                wire = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if wire.is_quiet():
+                return wire
+            wire.close()
+        return self.open()
+
+    def open(self) -> Wire:
+        """A new connection. Raises IndexUnavailable."""
+        began = time.monotonic()
+        if began < self._rests_until:
+            raise IndexUnavailable(self._failure)
+        connection = self._connect()
+        try:
+            wire = Wire(connection)
+        except (AuthenticationError, AuthorizationError) as exc:
+            connection.disconnect()
+            raise self._failed(began, "refused the user or password; check those in TOC_REDIS_URL") from exc
+        except ResponseError as exc:
+            connection.disconnect()
+            raise self._failed(
+                began, "refused INFO or SELECT; check the user's permissions and the database number"
+            ) from exc
+        except (RedisError, OSError) as exc:
+            connection.disconnect()
+            raise self._failed(
+                began, f"cannot be reached ({type(exc).__name__}); check that it runs and the network to it"
+            ) from exc
+        return wire
+
+    def _failed(self, began: float, what: str) -> IndexUnavailable:
+        now = time.monotonic()
+        self._failure = f"Redis at {self.address} {what}"
+        self._rests_until = now + min(_REST_S + 4 * (now - began), _MAX_REST_S) * random.uniform(0.75, 1.0)  # noqa: S311 - spreads load, guards nothing
+        return IndexUnavailable(self._failure)
+
+    def give(self, wire: Wire) -> None:
+        """Take back a connection whose replies have all been read."""
+        self._idle.append(wire)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Nodes:
+    """The servers behind one URL."""
+
+    def __init__(self, location: Location, *, connect_timeout: float, read_timeout: float) -> None:
+        self.location = location
+        self._timeouts = {"socket_connect_timeout": connect_timeout, "socket_timeout": read_timeout}
+        self._start_anew()
+
+    def __repr__(self) -> str:
+        return f"Nodes({', '.join(map(str, self.location.addresses))})"
+
+    def _start_anew(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._nodes: dict[Address, Node] = {}
+        self._map: list[Node] | None = None
+        self._mapped_at = 0.0
+
+    def master(self, hash_slot: int) -> Node:
+        """The node that serves ``hash_slot``. Raises IndexUnavailable when no map can be had."""
+        if self._pid != os.getpid():
+            self._start_anew()
+        served = self._map
+        if served is None:
+            served = self.rediscover()
+        return served[hash_slot]
+
+    def masters(self) -> list[Node]:
+        """Every node that serves something. Raises IndexUnavailable."""
+        self.master(0)
+        return list(dict.fromkeys(self._map or ()))
+
+    def at(self, address: Address, *, sentinel: bool = False) -> Node:
+        """The node at an address."""
+        node = self._nodes.get(address)
+        if node is None:
+            location, timeouts = self.location, self._timeouts
+            node = self._nodes.setdefault(
+                address, Node(address, lambda: location.connection(address, sentinel=sentinel, **timeouts))
+            )
+        return node
+
+    def redirected(self, error: AskError, asked: Node) -> Node:
+        """The node that a MOVED or ASK of ``asked`` points to."""
+        return self.at(Address(error.host or asked.address.host, int(error.port)))
+
+    def moved(self, hash_slot: int, node: Node) -> None:
+        """Correct one entry of the map."""
+        if self._map is not None:
+            self._map[hash_slot] = node
+
+    def rediscover(self) -> list[Node]:
+        """Read the map again, unless another thread just did. Raises IndexUnavailable."""
+        with self._lock:
+            if self._map is not None and time.monotonic() - self._mapped_at < _MIN_MAP_AGE_S:
+                return self._map
+            served = self._discover()
+            self._map = served
+            self._mapped_at = time.monotonic()
+            wanted = {node.address for node in served} | set(self.location.addresses)
+            for address in self._nodes.keys() - wanted:
+                self._nodes.pop(address).close()
+            return served
+
+    def _discover(self) -> list[Node]:
+        kind = self.location.kind
+        if kind is Kind.SINGLE:
+            return [self.at(self.location.addresses[0])] * HASH_SLOTS
+        addresses = list(self.location.addresses)
+        random.shuffle(addresses)
+        if kind is Kind.CLUSTER:
+            addresses = [*{node.address: None for node in self._map or ()}, *addresses]
+        trouble = None
+        for address in dict.fromkeys(addresses):
+            node = self.at(address, sentinel=kind is Kind.SENTINEL)
+            try:
+                wire = node.take()
+                try:
+                    served = (
+                        self._ask_cluster(wire, node) if kind is Kind.CLUSTER else self._ask_sentinel(wire)
+                    )
+                except BaseException:
+                    wire.close()
+                    raise
+                node.give(wire)
+            except IndexUnavailable as exc:
+                trouble = exc
+            except RedisError as exc:
+                trouble = IndexUnavailable(
+                    f"Redis at {address} does not tell who serves what ({type(exc).__name__}); "
+                    f"check that it is part of a {kind.value} and the user's permissions"
+                )
+                trouble.__cause__ = exc
+            else:
+                return served
+        raise trouble or IndexUnavailable("TOC_REDIS_URL names no server")
+
+    def _ask_cluster(self, wire: Wire, asked: Node) -> list[Node]:
+        served: list[Node | None] = [None] * HASH_SLOTS
+        for first, last, (host, port, *_), *_replicas in wire.ask("CLUSTER", "SLOTS"):
+            name = host.decode() if host else ""
+            node = self.at(Address(asked.address.host if name in ("", "?") else name, port))
+            served[first : last + 1] = [node] * (last + 1 - first)
+        # A hash slot that nobody serves is left to the node that was asked: it answers CLUSTERDOWN.
+        return [node or asked for node in served]
+
+    def _ask_sentinel(self, wire: Wire) -> list[Node]:
+        service = self.location.service or ""
+        reply = wire.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+        if reply is None:
+            raise IndexUnavailable(f"the sentinels know no service {service!r}; check TOC_REDIS_URL")
+        host, port = reply
+        return [self.at(Address(host.decode(), int(port)))] * HASH_SLOTS
+
+    def close(self) -> None:
+        """Close idle connections. The object stays usable."""
+        with self._lock:
+            for node in list(self._nodes.values()):
+                node.close()

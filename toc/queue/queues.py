@@ -1,0 +1,451 @@
+"""The transitions of the index: one method per Lua script, for many slots in one go.
+
+    StoreQueue ──prepare──▶ PrepareQueue ──commit──▶ gone
+        ▲                     │   │
+        └─────rollback────────┘   └──bury──▶ DeadQueue ──redrive──▶ StoreQueue
+
+Methods over many slots never raise for one server's sake: what a slot gets is its result, or in its place
+the IndexUnavailable that says what is wrong with its server. Where a slot's ids went in several calls and
+one of them failed, the slot gets the error; doing all of it again is right, every script is safe to repeat
+except ``prepare``, which is never repeated.
+
+Ids are ints of up to 63 bits; scores and fences are floats as in ``toc.queue.scores``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from math import fmod
+from typing import Any, NamedTuple, TypeVar
+
+from toc.errors import IndexUnavailable
+from toc.queue.calls import MAX_IDS, Call, Calls, Script
+from toc.queue.keys import SlotKeys, check_namespace
+from toc.queue.nodes import Nodes
+from toc.queue.scores import CLAIMS
+from toc.queue.url import parse
+from toc.queue.wake import WakeListener
+from toc.topic import Slot
+
+_ADD = Script("add")
+_PREPARE = Script("prepare")
+_EXTEND = Script("extend")
+_COMMIT = Script("commit")
+_ROLLBACK = Script("rollback")
+_BURY = Script("bury")
+_RESTORE_DEAD = Script("restore_dead")
+_CANCEL = Script("cancel")
+_RESCHEDULE = Script("reschedule")
+_REDRIVE = Script("redrive")
+_EXPIRED = Script("expired")
+_HELD = Script("held")
+_PEEK = Script("peek")
+_CLAIM = Script("claim")
+_UNCLAIM = Script("unclaim")
+
+Result = TypeVar("Result")
+
+
+class PrepareRequest(NamedTuple):
+    """Take up to ``limit`` due ids of ``slot`` (never more than MAX_IDS at a time) under number ``claim``.
+
+    ``retries`` is the topic's: the tries of an entry that used up none.
+    """
+
+    slot: Slot
+    limit: int
+    retries: int
+    claim: int
+
+
+class Prepared(NamedTuple):
+    """What was taken, each id with its fence.
+
+    ``next_due`` is the first score left in the StoreQueue, None when it is empty; more is due now if it is
+    less than ``redis_now_ms`` + 1.
+    """
+
+    entries: list[tuple[int, float]]
+    next_due: float | None
+    redis_now_ms: int
+
+
+class CancelReply(NamedTuple):
+    """``removed``: a StoreQueue entry stood (it is removed or moved); ``prepared``: a worker has the id."""
+
+    removed: bool
+    prepared: bool
+    redis_now_ms: int
+
+
+class ExpiredRequest(NamedTuple):
+    """List up to ``limit`` (and MAX_IDS) entries not kept alive for more than ``timeout_s`` seconds.
+
+    And all those under the given claim numbers, however fresh.
+    """
+
+    slot: Slot
+    timeout_s: int
+    claims: Sequence[int] = ()
+    limit: int = MAX_IDS
+
+
+class Peek(NamedTuple):
+    """``next_due`` is the first score of the StoreQueue, None when it is empty; the counts are entries."""
+
+    next_due: float | None
+    store: int
+    prepared: int
+    dead: int
+    redis_now_ms: int
+
+
+class Claim(NamedTuple):
+    """The ``number`` (0..4095) under which the worker takes entries, and who holds which ``others``."""
+
+    number: int
+    others: dict[int, str]
+
+
+class Generation(NamedTuple):
+    """``recorded``: run_id of the server on which the slot was last rebuilt; ``serving``: of where it is now.
+
+    A slot whose two differ must be rebuilt from the task table.
+    """
+
+    recorded: str | None
+    serving: str
+
+
+class Queues:
+    """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
+
+    ``connect_timeout`` and ``read_timeout`` are seconds. Connects when first used. Raises ConfigError for a
+    URL or namespace that cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str | None = None,
+        connect_timeout: float = 0.5,
+        read_timeout: float = 2.0,
+    ) -> None:
+        self.namespace = check_namespace(namespace)
+        self.nodes = Nodes(parse(url), connect_timeout=connect_timeout, read_timeout=read_timeout)
+        self._calls = Calls(self.nodes)
+        self._keys: dict[Slot, SlotKeys] = {}
+
+    def __repr__(self) -> str:
+        return f"Queues({self.nodes!r}, namespace={self.namespace!r})"
+
+    def keys(self, slot: Slot) -> SlotKeys:
+        """The names of what the slot has in Redis."""
+        keys = self._keys.get(slot)
+        if keys is None:
+            keys = self._keys[slot] = SlotKeys.of(slot, self.namespace)
+        return keys
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.nodes.close()
+
+    # --- transitions -------------------------------------------------------------------------------------
+
+    def add(self, entries: Mapping[Slot, Sequence[tuple[int, float]]]) -> dict[Slot, int | IndexUnavailable]:
+        """Put (job_id, score) into the StoreQueues or move them earlier; never later, never what is prepared.
+
+        Returns how many were added or became earlier. IndexFull when Redis is at its maxmemory.
+        """
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _ADD.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, *words)
+
+        return self._in_batches(entries, call, sum)
+
+    def prepare(self, requests: Sequence[PrepareRequest]) -> dict[Slot, Prepared | IndexUnavailable]:
+        """Take what is due by the Redis clock, one request per slot.
+
+        Sent at most once: a ReplyLost means that entries may stand under the claim that nobody runs; list
+        them with ``expired``. Any other IndexUnavailable means that nothing was taken.
+        """
+        calls = {}
+        for slot, limit, retries, claim in requests:
+            keys = self.keys(slot)
+            words = (min(limit, MAX_IDS), retries, claim)
+            calls[slot] = _PREPARE.call(keys.hash_slot, (keys.store, keys.prepare), *words, again=False)
+        return self._one_each(calls, _prepared)
+
+    def extend(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
+    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+        """Keep (job_id, fence) alive. False: the fence no longer stands."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _EXTEND.call(keys.hash_slot, (keys.prepare,), *words)
+
+        return self._in_batches(entries, call, _flags)
+
+    def commit(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
+    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+        """Remove finished (job_id, fence) from the PrepareQueues.
+
+        False: the fence no longer stands, or a first send whose reply was lost has removed the entry.
+        """
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _COMMIT.call(keys.hash_slot, (keys.prepare,), *words)
+
+        return self._in_batches(entries, call, _flags)
+
+    def rollback(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float, float]]]
+    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+        """Give (job_id, fence, StoreQueue score) back. False as in ``commit``."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _ROLLBACK.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, *words)
+
+        return self._in_batches(entries, call, _flags)
+
+    def bury(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float, int]]]
+    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+        """Move (job_id, fence, millisecond of death) to the DeadQueues. False as in ``commit``."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _BURY.call(keys.hash_slot, (keys.dead, keys.prepare), *words)
+
+        return self._in_batches(entries, call, _flags)
+
+    def restore_dead(
+        self, entries: Mapping[Slot, Sequence[tuple[int, int]]]
+    ) -> dict[Slot, int | IndexUnavailable]:
+        """Give dead (job_id, millisecond of death) their DeadQueue entries back and take them out of the
+        StoreQueues; what is prepared is left alone. Returns how many were missing.
+        """
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _RESTORE_DEAD.call(keys.hash_slot, (keys.dead, keys.store, keys.prepare), *words)
+
+        return self._in_batches(entries, call, sum)
+
+    def redrive(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
+    ) -> dict[Slot, int | IndexUnavailable]:
+        """Move (job_id, StoreQueue score) out of the DeadQueues. Returns how many stood there."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _REDRIVE.call(keys.hash_slot, (keys.store, keys.dead, keys.prepare), keys.channel, *words)
+
+        return self._in_batches(entries, call, sum)
+
+    def cancel(self, slot: Slot, job_id: int) -> CancelReply:
+        """Take one id out of the StoreQueue. Raises IndexUnavailable."""
+        keys = self.keys(slot)
+        return _cancel_reply(self._only(_CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)))
+
+    def reschedule(self, slot: Slot, job_id: int, score: float) -> CancelReply:
+        """Move one id to another score in the StoreQueue, or add it, unless it is prepared.
+
+        Raises IndexUnavailable.
+        """
+        keys = self.keys(slot)
+        return _cancel_reply(
+            self._only(
+                _RESCHEDULE.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, job_id, score)
+            )
+        )
+
+    def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+        """Remove ids from the DeadQueues for good. Returns how many stood there."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return Call(keys.hash_slot, ("ZREM", keys.dead, *words))
+
+        return self._in_batches(
+            {slot: [(job_id,) for job_id in ids] for slot, ids in entries.items()}, call, sum
+        )
+
+    # --- looking -----------------------------------------------------------------------------------------
+
+    def expired(
+        self, requests: Sequence[ExpiredRequest]
+    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+        """List (job_id, PrepareQueue score) of entries that must be given back. Moves nothing."""
+        listed = self._one_each(
+            {
+                slot: _EXPIRED.call(
+                    self.keys(slot).hash_slot, (self.keys(slot).prepare,), timeout_s, min(limit, MAX_IDS)
+                )
+                for slot, timeout_s, _, limit in requests
+            },
+            lambda reply: dict(_scored(reply)),
+        )
+        cursors = {request.slot: b"0" for request in requests if request.claims}
+        claims = {request.slot: tuple(request.claims) for request in requests}
+        while cursors:
+            steps = self._one_each(
+                {
+                    slot: _HELD.call(
+                        self.keys(slot).hash_slot, (self.keys(slot).prepare,), cursor, *claims[slot]
+                    )
+                    for slot, cursor in cursors.items()
+                },
+                lambda reply: (reply[0], _scored(reply[1])),
+            )
+            cursors = {}
+            for slot, step in steps.items():
+                found = listed[slot]
+                if isinstance(step, IndexUnavailable) or isinstance(found, IndexUnavailable):
+                    listed[slot] = step if isinstance(step, IndexUnavailable) else found
+                    continue
+                found.update(step[1])
+                if step[0] != b"0":
+                    cursors[slot] = step[0]
+        return {
+            slot: found if isinstance(found, IndexUnavailable) else list(found.items())
+            for slot, found in listed.items()
+        }
+
+    def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
+        """When each slot is next due, and how much stands in it."""
+        calls = {}
+        for slot in slots:
+            keys = self.keys(slot)
+            calls[slot] = _PEEK.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead))
+        return self._one_each(calls, _peek)
+
+    def dead(self, slot: Slot, limit: int) -> list[tuple[int, int]]:
+        """(job_id, millisecond of death) from the DeadQueue, last death first. Raises IndexUnavailable."""
+        keys = self.keys(slot)
+        reply = self._only(Call(keys.hash_slot, ("ZRANGE", keys.dead, 0, limit - 1, "REV", "WITHSCORES")))
+        return [(job_id, int(score)) for job_id, score in _scored(reply)]
+
+    # --- who holds a slot, and where it was built ----------------------------------------------------------
+
+    def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:
+        """Draw the worker's claim numbers; one that it holds already stays. ``worker_id`` must be unique per
+        process that ever lived.
+        """
+        calls = {}
+        for slot in slots:
+            keys = self.keys(slot)
+            start = random.randrange(CLAIMS)  # noqa: S311 - spreads, guards nothing
+            calls[slot] = _CLAIM.call(keys.hash_slot, (keys.claims,), worker_id, start)
+        return self._one_each(calls, _claim)
+
+    def unclaim(self, numbers: Mapping[Slot, int]) -> dict[Slot, bool | IndexUnavailable]:
+        """Give claim numbers back. False: it was not held."""
+        calls = {}
+        for slot, number in numbers.items():
+            keys = self.keys(slot)
+            calls[slot] = _UNCLAIM.call(keys.hash_slot, (keys.claims,), number)
+        return self._one_each(calls, bool)
+
+    def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
+        """On which server each slot was last rebuilt, and which one serves it now."""
+        calls = {}
+        for slot in slots:
+            keys = self.keys(slot)
+            calls[slot] = Call(keys.hash_slot, ("GET", keys.generation))
+        recorded = self._one_each(
+            calls, lambda reply: None if reply is None else str(reply, "ascii", "replace")
+        )
+        return {
+            slot: run_id if isinstance(run_id, IndexUnavailable) else Generation(run_id, calls[slot].run_id)
+            for slot, run_id in recorded.items()
+        }
+
+    def set_generations(self, rebuilt: Mapping[Slot, str]) -> dict[Slot, bool | IndexUnavailable]:
+        """Record rebuilt slots with the run_id that served them *before* the rebuild began: if the server was
+        replaced meanwhile, the two differ and the slot is rebuilt once more.
+        """
+        calls = {}
+        for slot, run_id in rebuilt.items():
+            keys = self.keys(slot)
+            calls[slot] = Call(keys.hash_slot, ("SET", keys.generation, run_id))
+        return self._one_each(calls, bool)
+
+    def listener(self) -> WakeListener:
+        """A subscription to wake-ups, with a connection of its own."""
+        return WakeListener(self.nodes, self.keys)
+
+    # --- how calls are made and their results put together -------------------------------------------------
+
+    def _in_batches(
+        self,
+        entries: Mapping[Slot, Sequence[tuple[int | float, ...]]],
+        call: Callable[[SlotKeys, Iterable[Any]], Call],
+        unite: Callable[[list[Any]], Result],
+    ) -> dict[Slot, Result | IndexUnavailable]:
+        calls: dict[Slot, list[Call]] = {}
+        for slot, items in entries.items():
+            keys = self.keys(slot)
+            calls[slot] = [
+                call(keys, chain.from_iterable(items[start : start + MAX_IDS]))
+                for start in range(0, len(items), MAX_IDS)
+            ]
+        self._calls.run(list(chain.from_iterable(calls.values())))
+        results: dict[Slot, Result | IndexUnavailable] = {}
+        for slot, parts in calls.items():
+            failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
+            results[slot] = unite([part.result for part in parts]) if failed is None else failed
+        return results
+
+    def _one_each(
+        self, calls: Mapping[Slot, Call], read: Callable[[Any], Result]
+    ) -> dict[Slot, Result | IndexUnavailable]:
+        self._calls.run(list(calls.values()))
+        return {
+            slot: call.result if isinstance(call.result, IndexUnavailable) else read(call.result)
+            for slot, call in calls.items()
+        }
+
+    def _only(self, call: Call) -> Any:
+        self._calls.run([call])
+        if isinstance(call.result, IndexUnavailable):
+            raise call.result
+        return call.result
+
+
+def _flags(parts: list[list[int]]) -> list[bool]:
+    return [flag == 1 for part in parts for flag in part]
+
+
+def _scored(flat: list[bytes]) -> list[tuple[int, float]]:
+    return [(int(job_id), float(score)) for job_id, score in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _prepared(reply: list[Any]) -> Prepared:
+    flat, first, now_ms = reply
+    entries = [
+        (int(job_id), fmod(float(score), 1000.0)) for job_id, score in zip(flat[::2], flat[1::2], strict=True)
+    ]
+    return Prepared(entries, None if first is None else float(first), now_ms)
+
+
+def _peek(reply: list[Any]) -> Peek:
+    first, store, prepared, dead, now_ms = reply
+    return Peek(None if first is None else float(first), store, prepared, dead, now_ms)
+
+
+def _claim(reply: list[Any]) -> Claim | IndexUnavailable:
+    number, others = reply
+    if number < 0:
+        return IndexUnavailable(
+            f"all {CLAIMS} claim numbers of this slot are held; unclaim those of dead workers"
+        )
+    return Claim(
+        number,
+        {int(other): worker.decode() for other, worker in zip(others[::2], others[1::2], strict=True)},
+    )
+
+
+def _cancel_reply(reply: list[int]) -> CancelReply:
+    removed, prepared, now_ms = reply
+    return CancelReply(removed == 1, prepared == 1, now_ms)

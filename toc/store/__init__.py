@@ -1,0 +1,19 @@
+"""The task table: the only importer of sqlalchemy, pymysql and alembic.
+
+``toc.store.migrate`` is imported by itself: programs that do not migrate need no alembic in memory.
+"""
+
+from toc.store.batch import DueRow, Failure, Finish, Guard
+from toc.store.check import ShardStatus
+from toc.store.store import Store
+from toc.store.topics import TopicTable
+
+__all__ = [
+    "DueRow",
+    "Failure",
+    "Finish",
+    "Guard",
+    "ShardStatus",
+    "Store",
+    "TopicTable",
+]

@@ -1,0 +1,353 @@
+"""Many tasks in one round trip per server: read, finish, fail, die, redrive, scan, purge.
+
+Every update is guarded by what its caller had read, so that it can be sent twice, and every guard's answer
+has a name. A row that ends (status 2, 3, 4) gets the time of its end as next_time: the index (status,
+next_time) then serves the sweep, the list of the dead and the purge alike.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from toc.sharding import BizId
+from toc.store import rows as sql
+from toc.store.schema import MAX_ERROR_CHARS
+from toc.store.server import Result, Server, Statement
+from toc.store.shards import Shards
+from toc.task import TaskRow, TaskStatus
+
+PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
+CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
+
+
+class Finish(Enum):
+    """What finishing a task came to."""
+
+    DONE = "done"
+    """Our update marked the row as processed."""
+    ALREADY = "already"
+    """The row was processed before: this run was a duplicate."""
+    CANCELLED = "cancelled"
+    """The row is cancelled; it is marked as tried now, so that a cancel cannot claim otherwise."""
+    DEAD = "dead"
+    """The row is dead."""
+    RESCHEDULED = "rescheduled"
+    """The row is pending under another version: the task has a new deadline."""
+    MISSING = "missing"
+    """There is no row."""
+
+
+class Guard(Enum):
+    """What a guarded update of one row came to."""
+
+    APPLIED = "applied"
+    LOST = "lost"
+    """The row is no longer as it was read: somebody else was first."""
+
+
+class Failure(NamedTuple):
+    """A try that failed: the row as it was read, and what it becomes. Instants are milliseconds."""
+
+    job_id: int
+    version: int
+    attempts: int
+    crashes: int
+    new_attempts: int
+    new_crashes: int
+    next_time: int
+    error: str
+
+
+class DueRow(NamedTuple):
+    """As much of a pending row as the index needs."""
+
+    job_id: int
+    biz_type: int
+    next_time: int
+    attempts: int
+    slot_crc: int
+    slot_amount: int
+
+
+_ENDED = {
+    PROCESSED: Finish.ALREADY,
+    CANCELLED: Finish.CANCELLED,
+    DEAD: Finish.DEAD,
+    PENDING: Finish.RESCHEDULED,
+}
+
+
+class Batches:
+    """The batch operations. ``stamp`` gives the instant of a change, a new one at each call. Thread-safe."""
+
+    def __init__(self, shards: Shards, stamp: Callable[[], int]) -> None:
+        self._shards = shards
+        self._stamp = stamp
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
+        """The rows that there are, by job_id."""
+        parts = self._shards.each(self._shards.group(job_ids), self._read)
+        return {job_id: row for part in parts for job_id, row in part.items()}
+
+    def pending(self, tables: Iterable[int], from_ms: int, to_ms: int, limit: int) -> list[DueRow]:
+        """Pending rows due in [from_ms, to_ms), at most ``limit`` per table, soonest first."""
+        results = self._scan(
+            tables,
+            lambda server, name: (
+                f"SELECT job_id,biz_type,{server.milliseconds('next_time')} AS due,attempts,slot_crc,"
+                f"slot_amount FROM {name} WHERE status={PENDING} AND next_time>={server.instant(from_ms)} "
+                f"AND next_time<{server.instant(to_ms)} ORDER BY next_time LIMIT {limit:d}"
+            ),
+        )
+        due = [DueRow._make(row) for result in results for row in result.rows]
+        due.sort(key=lambda row: row.next_time)
+        return due
+
+    def dead(
+        self,
+        tables: Iterable[int],
+        *,
+        biz_type: int | None = None,
+        biz: BizId | None = None,
+        after: tuple[int, int] | None = None,
+        limit: int = 100,
+    ) -> list[TaskRow]:
+        """Dead rows, the newest death first (see Store.dead)."""
+
+        def select(server: Server, name: str) -> str:
+            where = f"status={DEAD}"
+            if biz_type is not None:
+                where += f" AND biz_type={biz_type:d}"
+            if biz is not None:
+                key = "IS NULL" if biz.key is None else f"= X'{biz.key.encode().hex()}'"
+                where += f" AND biz_id={biz.number:d} AND biz_key {key}"
+            if after is not None:
+                died, job_id = server.instant(after[0]), f"{after[1]:d}"
+                where += f" AND (next_time<{died} OR (next_time={died} AND job_id<{job_id}))"
+            return (
+                f"SELECT {sql.columns(server)} FROM {name} WHERE {where} "
+                f"ORDER BY next_time DESC, job_id DESC LIMIT {limit:d}"
+            )
+
+        rows = sql.task_rows(self._scan(tables, select))
+        rows.sort(key=lambda row: (row.next_time, row.job_id), reverse=True)
+        return rows[:limit]
+
+    def stamped_amounts(self, biz_type: int) -> set[int]:
+        """The slot_amounts that pending rows of a biz_type carry."""
+        results = self._scan(
+            range(self._shards.tables),
+            lambda _server, name: (
+                f"SELECT DISTINCT slot_amount FROM {name} WHERE status={PENDING} AND biz_type={biz_type:d}"
+            ),
+        )
+        return {row[0] for result in results for row in result.rows}
+
+    # --- guarded changes -------------------------------------------------------------------------------
+
+    def finish(self, items: Iterable[tuple[int, int]]) -> dict[int, Finish]:
+        """Mark rows as processed, if they are pending under the version that was read."""
+        versions = dict(items)
+        now = self._stamp()
+        parts = self._shards.each(
+            self._shards.group(versions), lambda server, ids: self._finish(server, ids, versions, now)
+        )
+        return {job_id: case for part in parts for job_id, case in part.items()}
+
+    def _finish(
+        self, server: Server, ids: Mapping[int, Sequence[int]], versions: Mapping[int, int], now: int
+    ) -> dict[int, Finish]:
+        groups: dict[tuple[int, int], list[int]] = {}
+        for table, part in ids.items():
+            for job_id in part:
+                groups.setdefault((table, versions[job_id]), []).append(job_id)
+        ended = server.instant(now)
+        results = server.run(
+            [
+                Statement(
+                    f"UPDATE {self._shards.names[table]} SET status={PROCESSED},next_time={ended},"
+                    f"gmt_modified={ended} WHERE job_id IN ({sql.numbers(part)}) "
+                    f"AND status={PENDING} AND version={version:d}"
+                )
+                for (table, version), part in groups.items()
+            ],
+            transaction=True,
+        )
+        cases = dict.fromkeys((job_id for part in groups.values() for job_id in part), Finish.DONE)
+        doubtful: dict[int, list[int]] = {}
+        for ((table, _version), part), result in zip(groups.items(), results, strict=True):
+            if result.matched != len(part):
+                doubtful.setdefault(table, []).extend(part)
+        if not doubtful:
+            return cases
+        rows = self._read(server, doubtful)
+        for part in doubtful.values():
+            for job_id in part:
+                row = rows.get(job_id)
+                if row is None:
+                    cases[job_id] = Finish.MISSING
+                elif row.status != PROCESSED or row.gmt_modified != now:  # else: processed by this very call
+                    cases[job_id] = _ENDED[row.status]
+        self._mark_tried(server, self._shards.group(_those(cases, Finish.CANCELLED)).get(server, {}))
+        return cases
+
+    def fail(self, items: Sequence[Failure]) -> dict[int, Guard]:
+        """Write failed tries on rows that are still as they were read."""
+        now = self._stamp()
+        return self._guarded(
+            items,
+            lambda server, item: (
+                f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
+                f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
+            ),
+        )
+
+    def die(self, items: Sequence[Failure]) -> dict[int, Guard]:
+        """Mark rows as dead that are still as they were read."""
+        now = self._stamp()
+        return self._guarded(
+            items,
+            lambda server, item: (
+                f"status={DEAD},attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
+                f"next_time={server.instant(now)},gmt_modified={server.instant(now)}"
+            ),
+        )
+
+    def _guarded(
+        self, items: Iterable[Failure], changes: Callable[[Server, Failure], str]
+    ) -> dict[int, Guard]:
+        by_id = {item.job_id: item for item in items}
+
+        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
+            order = [(table, by_id[job_id]) for table, part in ids.items() for job_id in part]
+            results = server.run(
+                [
+                    Statement(
+                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},last_error=%s "
+                        f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
+                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d}",
+                        (_error_text(item.error),),
+                    )
+                    for table, item in order
+                ],
+                transaction=True,
+            )
+            return {
+                item.job_id: Guard.APPLIED if result.matched == 1 else Guard.LOST
+                for (_table, item), result in zip(order, results, strict=True)
+            }
+
+        parts = self._shards.each(self._shards.group(by_id), send)
+        return {job_id: guard for part in parts for job_id, guard in part.items()}
+
+    def mark_tried(self, job_ids: Iterable[int]) -> None:
+        """Cancelled rows get attempts >= 1."""
+        self._shards.each(self._shards.group(job_ids), self._mark_tried)
+
+    def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
+        """Dead rows become pending and due at ``now_ms``; returns them as they are now."""
+        changed = self._stamp()
+
+        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
+            now, stamp, what = server.instant(now_ms), server.instant(changed), sql.columns(server)
+            statements = []
+            for table, part in ids.items():
+                name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
+                statements.append(
+                    Statement(
+                        f"UPDATE {name} SET status={PENDING},version=version+1,attempts=0,crashes=0,"
+                        f"next_time={now},gmt_modified={stamp} WHERE {where} AND status={DEAD}"
+                    )
+                )
+                # by its stamp, so that sending all of it again after a lost answer still finds the rows
+                statements.append(
+                    Statement(
+                        f"SELECT {what} FROM {name} "
+                        f"WHERE {where} AND status={PENDING} AND gmt_modified={stamp}"
+                    )
+                )
+            return sql.task_rows(server.run(statements, transaction=True)[1::2])
+
+        return [row for part in self._shards.each(self._shards.group(job_ids), send) for row in part]
+
+    # --- purging -------------------------------------------------------------------------------------------
+
+    def purge(self, tables: Iterable[int], *, biz_type: int, ended_before: int, limit: int) -> int:
+        """Delete rows processed or cancelled before an instant, at most ``limit`` per table and status."""
+
+        def find(status: int) -> list[int]:
+            results = self._scan(
+                tables,
+                lambda server, name: (
+                    f"SELECT job_id FROM {name} WHERE status={status} AND biz_type={biz_type:d} "
+                    f"AND next_time<{server.instant(ended_before)} ORDER BY next_time LIMIT {limit:d}"
+                ),
+            )
+            return [row[0] for result in results for row in result.rows]
+
+        return self._delete(find(PROCESSED) + find(CANCELLED), (PROCESSED, CANCELLED))
+
+    def purge_dead(self, job_ids: Iterable[int]) -> int:
+        """Delete those of the rows that are dead."""
+        return self._delete(job_ids, (DEAD,))
+
+    def _delete(self, job_ids: Iterable[int], statuses: Collection[int]) -> int:
+        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> int:
+            results = server.run(
+                [
+                    Statement(
+                        f"DELETE FROM {self._shards.names[table]} WHERE job_id IN ({sql.numbers(part)}) "
+                        f"AND status IN ({sql.numbers(statuses)})"
+                    )
+                    for table, part in ids.items()
+                ],
+                transaction=True,
+            )
+            return sum(result.matched for result in results)
+
+        return sum(self._shards.each(self._shards.group(job_ids), send))
+
+    # --- shared ------------------------------------------------------------------------------------------
+
+    def _read(self, server: Server, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
+        results = server.run(sql.select_by_id(server, self._shards.names, ids))
+        return {row.job_id: row for row in sql.task_rows(results)}
+
+    def _scan(self, tables: Iterable[int], select: Callable[[Server, str], str]) -> list[Result]:
+        """The same SELECT over tables, in one round trip per server."""
+        names = self._shards.names
+        parts = self._shards.each(
+            self._shards.group_tables(dict.fromkeys(tables)),
+            lambda server, part: server.run(
+                sql.unions(server, [select(server, names[table]) for table in part])
+            ),
+        )
+        return [result for part in parts for result in part]
+
+    def _mark_tried(self, server: Server, ids: Mapping[int, Sequence[int]]) -> None:
+        if ids:
+            server.run(
+                [
+                    Statement(
+                        f"UPDATE {self._shards.names[table]} SET attempts={server.greatest}(attempts,1) "
+                        f"WHERE job_id IN ({sql.numbers(part)}) AND status={CANCELLED}"
+                    )
+                    for table, part in ids.items()
+                ],
+                transaction=True,
+            )
+
+
+def _those(cases: Mapping[int, Finish], case: Finish) -> list[int]:
+    return [job_id for job_id, other in cases.items() if other is case]
+
+
+def _error_text(error: str) -> str:
+    """As much of an error as is kept, without what UTF-8 cannot carry."""
+    return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()

@@ -1,0 +1,105 @@
+"""Does every shard have the schema that this code needs?"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toc.errors import SchemaBehind
+from toc.store.schema import REVISION, TOPIC_TABLE, task_table_name
+from toc.store.server import Server, Statement
+from toc.store.shards import Shards
+
+_VERSIONS = "alembic_version"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """The schema of one database.
+
+    ``revision`` is what was last migrated to (None: never), ``head`` what this code needs. A database that
+    is further on is not behind: schemas expand before programs use it. ``unexpected_tables`` are task tables
+    that belong to other numbers of tables and databases than are configured; those cannot change.
+    """
+
+    server: str
+    database: str
+    revision: str | None
+    head: str
+    missing_tables: tuple[str, ...]
+    unexpected_tables: tuple[str, ...]
+
+    @property
+    def behind(self) -> bool:
+        """Whether this code must not run on it."""
+        return (
+            self.revision is None
+            or self.revision < self.head
+            or bool(self.missing_tables)
+            or bool(self.unexpected_tables)
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{self.server} {self.database}: revision {self.revision or 'none'}, needed {self.head}"]
+        for what, tables in (("missing", self.missing_tables), ("unexpected", self.unexpected_tables)):
+            if tables:
+                parts.append(f"{len(tables)} tables {what}, first {tables[0]}")
+        return ", ".join(parts)
+
+
+def check(shards: Shards) -> list[ShardStatus]:
+    """The state of every database, in order; two short queries per server. Raises StoreUnavailable."""
+    work = dict.fromkeys(shards.servers)
+    parts = shards.each(work, lambda server, _: _check_server(shards, server))
+    return [status for part in parts for status in part]
+
+
+def require(shards: Shards) -> None:
+    """Raise SchemaBehind, naming the shards, unless every one is fit."""
+    behind = [status for status in check(shards) if status.behind]
+    if not behind:
+        return
+    shown = "; ".join(str(status) for status in behind[:8]) + ("; ..." if len(behind) > 8 else "")
+    if any(status.revision is not None and status.unexpected_tables for status in behind):
+        raise SchemaBehind(
+            f"{shown}: TOC_DATABASES and TOC_TABLES are not those that the tables were made for"
+        )
+    raise SchemaBehind(f"{shown}: run `toc db upgrade`")
+
+
+def _check_server(shards: Shards, server: Server) -> list[ShardStatus]:
+    layout = shards.layout
+    names = [layout.database_name(database) for database in server.databases]
+    if layout.sqlite:
+        query = f"SELECT '{names[0]}', name FROM sqlite_master WHERE type = 'table'"
+    else:
+        schemas = ",".join(f"'{name}'" for name in names)
+        query = f"SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema IN ({schemas})"
+    tables: dict[str, set[str]] = {name: set() for name in names}
+    for schema, table in server.run([Statement(query)])[0].rows:
+        tables[schema].add(table)
+    migrated = [name for name in names if _VERSIONS in tables[name]]
+    revisions = server.run(
+        [Statement(f"SELECT version_num FROM {server.table(name, _VERSIONS)}") for name in migrated]
+    )
+    revision_of = {
+        name: result.rows[0][0] for name, result in zip(migrated, revisions, strict=True) if result.rows
+    }
+    statuses = []
+    for database, name in zip(server.databases, names, strict=True):
+        expected = {task_table_name(table) for table in layout.tables_of(database)}
+        if database == 0:
+            expected.add(TOPIC_TABLE)
+        found = {table for table in tables[name] if table.startswith("timeout_task_") or table == TOPIC_TABLE}
+        statuses.append(
+            ShardStatus(
+                server.name,
+                name,
+                revision_of.get(name),
+                REVISION,
+                tuple(sorted(expected - found)),
+                tuple(sorted(found - expected)),
+            )
+        )
+    return statuses

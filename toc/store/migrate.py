@@ -1,0 +1,197 @@
+"""alembic over every shard: ``toc db upgrade``.
+
+MySQL has no transactions over DDL, so a migration may stop between any two tables. Its steps can be done
+again, and its revision is written last: running the upgrade again resumes it. A lock on each server keeps two
+upgrades from working on it at once; the connection that runs the DDL holds it, so it goes when that ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import URL, Connection, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError
+
+import toc
+from toc.errors import ConfigError, StoreUnavailable, TocError
+from toc.store import mysql, sqlite
+from toc.store.check import ShardStatus, check
+from toc.store.schema import database_metadata
+from toc.store.server import Server
+from toc.store.shards import Layout, Shards
+
+LOCK_SECONDS = 600
+"""How long an upgrade waits for another one on the same server."""
+
+Progress = Callable[[str, str, int, int, float], None]
+"""Called with server, database, tables done, tables in all, seconds so far (for this database)."""
+
+
+class Migrator:
+    """Creates and changes the schema of all shards. Arguments as of Store. Raises ConfigError.
+
+    Its methods raise StoreUnavailable. Not for several threads of one process: alembic is not.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        databases: int,
+        tables: int,
+        prefix: str = "toc_",
+        connect_timeout: float = 3.0,
+        read_timeout: float = 10.0,
+        write_timeout: float = 10.0,
+    ) -> None:
+        self._layout = Layout(urls, databases, tables, prefix)
+        self._connect_timeout = connect_timeout
+        self._write_timeout = write_timeout
+        self._read_timeout = read_timeout
+
+    def upgrade(self, progress: Progress | None = None) -> None:
+        """Bring every database to the newest revision; creates databases that are missing.
+
+        Raises ConfigError, before anything is changed, if the tables that are there were made for other
+        numbers of databases or tables.
+        """
+        for status in self.check():
+            made_for_other = status.unexpected_tables or (status.revision and status.missing_tables)
+            if made_for_other:
+                raise ConfigError(
+                    f"{status}: the numbers of databases and tables cannot change once the tables are made"
+                )
+        self._each_database(lambda config: command.upgrade(config, "head"), progress)
+
+    def downgrade(self, revision: str, progress: Progress | None = None) -> None:
+        """Take every database back to a revision; ``base`` drops all tables, with what is in them."""
+        self._each_database(lambda config: command.downgrade(config, revision), progress)
+
+    def check(self) -> list[ShardStatus]:
+        """The schema of every database, in order."""
+        shards = Shards(
+            self._layout,
+            connect_timeout=self._connect_timeout,
+            read_timeout=self._read_timeout,
+            write_timeout=self._write_timeout,
+            pool_size=1,
+        )
+        try:
+            return check(shards)
+        finally:
+            shards.close()
+
+    def _each_database(self, run: Callable[[Config], None], progress: Progress | None) -> None:
+        shards = Shards(
+            self._layout,
+            connect_timeout=self._connect_timeout,
+            read_timeout=self._read_timeout,
+            write_timeout=self._write_timeout,
+            pool_size=1,
+        )
+        for url, server in zip(self._layout.urls, shards.servers, strict=True):
+            for database in server.databases:
+                name = self._layout.database_name(database)
+                with _translated(server):
+                    if not self._layout.sqlite:
+                        self._create_database(url, name)
+                    with self._connection(url, name) as connection:
+                        run(self._config(connection, server, database, progress))
+
+    def _config(
+        self, connection: Connection, server: Server, database: int, progress: Progress | None
+    ) -> Config:
+        tables = self._layout.tables_of(database)
+        started = time.monotonic()
+
+        def migrated(done: int) -> None:
+            if progress is not None:
+                name = self._layout.database_name(database)
+                progress(server.name, name, done, len(tables), time.monotonic() - started)
+
+        config = Config()
+        config.set_main_option("script_location", str(directory()).replace("%", "%%"))
+        config.attributes.update(
+            connection=connection,
+            metadata=database_metadata(database, self._layout.databases, self._layout.tables),
+            tables=tables,
+            execute=lambda statements: _execute(connection, statements),
+            migrated=migrated,
+        )
+        return config
+
+    def _create_database(self, url: URL, name: str) -> None:
+        connection = mysql.connector(url, self._connect_timeout, self._read_timeout, self._write_timeout)()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+                )
+        finally:
+            connection.close()
+
+    @contextmanager
+    def _connection(self, url: URL, name: str) -> Iterator[Connection]:
+        """A connection in autocommit mode that holds the lock of its server."""
+        if self._layout.sqlite:
+            connect = sqlite.connector(url, LOCK_SECONDS)
+            take, give = "BEGIN IMMEDIATE", "COMMIT"  # all of SQLite's DDL is one transaction
+        else:
+            # No read timeout: changing a big table takes its time.
+            connect = mysql.connector(url, self._connect_timeout, None, self._write_timeout, name)
+            take, give = f"SELECT GET_LOCK('toc.migrate', {LOCK_SECONDS})", "DO RELEASE_LOCK('toc.migrate')"
+        engine = create_engine(
+            url.set(database=name) if not self._layout.sqlite else url,
+            creator=connect,
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+        )
+        with engine.connect() as connection:
+            result = connection.exec_driver_sql(take)
+            if not self._layout.sqlite and result.scalar() != 1:
+                raise StoreUnavailable(
+                    f"{mysql.server_name(url)}: another upgrade is running; wait for its end"
+                )
+            yield connection
+            connection.exec_driver_sql(give)
+
+
+def directory() -> Path:
+    """Where the migrations are: in the package when installed, beside it in a checkout."""
+    package = Path(toc.__file__).parent
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "migrations"
+
+
+def _execute(connection: Connection, statements: Sequence[str]) -> None:
+    """Run DDL, in one round trip where the server takes that."""
+    if connection.dialect.name == "sqlite":
+        for statement in statements:
+            for part in statement.split(";"):
+                connection.exec_driver_sql(part)
+        return
+    cursor: Any = connection.connection.cursor()
+    cursor.execute(";".join(statements))
+    while cursor.nextset():
+        pass
+    cursor.close()
+
+
+@contextmanager
+def _translated(server: Server) -> Iterator[None]:
+    try:
+        yield
+    except TocError:
+        raise
+    except Exception as exc:
+        cause = exc.orig if isinstance(exc, DBAPIError) and isinstance(exc.orig, Exception) else exc
+        error = server.translate(cause, sent=True)
+        if error is exc:
+            raise
+        raise error from exc

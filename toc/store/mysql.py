@@ -1,0 +1,210 @@
+"""MySQL 8 and MariaDB: connections, multi-statement batches, and what the error codes mean."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import PoolProxiedConnection, QueuePool
+
+from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.store.server import Duplicate, Lost, Result, Server, Statement, Transient
+
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
+
+_LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2055, 4031})
+"""Gone away, lost, killed, shut down, or failed at COMMIT: whether the batch took effect is not known."""
+_TRANSIENT = frozenset({1020, 1040, 1203, 1205, 1213, 1290, 1792, 1836})
+"""Deadlock, lock wait, too many connections, read-only (a failover goes on): surely rolled back."""
+_BEHIND = frozenset({1049, 1054, 1146})
+"""Unknown database, column, table."""
+_DUPLICATE = 1062
+
+_QUERY = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "unix_socket", "bind_address"})
+_QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
+
+_SESSION = (
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    (
+        "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+        "innodb_lock_wait_timeout = 2"
+    ),
+)
+
+
+def connector(
+    url: URL,
+    connect_timeout: float,
+    read_timeout: float | None,
+    write_timeout: float,
+    database: str | None = None,
+) -> Callable[[], Any]:
+    """A function that opens a connection whose session is set as toc needs it. Timeouts are seconds.
+
+    A database in the URL is not used: at run time every name is qualified. Raises ConfigError for a query argument of the
+    URL that is not known.
+    """
+    options: dict[str, Any] = {}
+    for key, value in url.query.items():
+        name = "ssl_verify_identity" if key == "ssl_check_hostname" else key
+        if name in _QUERY:
+            options[name] = value
+        elif name in _QUERY_FLAGS:
+            options[name] = str(value).lower() in ("1", "true", "yes", "on")
+        elif name != "charset":  # always utf8mb4
+            raise ConfigError(f"{server_name(url)}: {key!r} in the query of a database URL is not known")
+    if "ssl_ca" in options:
+        # Who names a CA wants to be sure of the server; pymysql alone would not look at its name.
+        options.setdefault("ssl_verify_identity", True)
+
+    def connect() -> Any:
+        connection = pymysql.connect(
+            host=url.host or "127.0.0.1",
+            port=url.port or 3306,
+            user=url.username,
+            password=str(url.password or ""),
+            database=database,
+            charset="utf8mb4",
+            autocommit=True,
+            # FOUND_ROWS: an UPDATE counts the rows that it matched, so that a guard's answer does not
+            # depend on whether the new values differ from the old ones.
+            client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+            connect_timeout=connect_timeout,
+            read_timeout=read_timeout,
+            write_timeout=write_timeout,
+            **options,
+        )
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(";".join(_SESSION))
+                while cursor.nextset():
+                    pass
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    return connect
+
+
+def server_name(url: URL) -> str:
+    """host:port, for messages."""
+    return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
+
+
+class MySqlServer(Server):
+    """A MySQL 8 or MariaDB server that holds some of the databases."""
+
+    greatest = "GREATEST"
+    for_update = " FOR UPDATE"
+
+    def __init__(
+        self,
+        url: URL,
+        databases: Sequence[int],
+        *,
+        connect_timeout: float,
+        read_timeout: float,
+        write_timeout: float,
+        pool_size: int,
+    ) -> None:
+        pool = QueuePool(
+            connector(url, connect_timeout, read_timeout, write_timeout),
+            pool_size=pool_size,
+            max_overflow=0,
+            timeout=connect_timeout + read_timeout,
+            use_lifo=True,  # few connections in use stay warm, the rest may idle
+            reset_on_return=None,  # every batch ends its own transaction; a ROLLBACK would cost a round trip
+        )
+        super().__init__(server_name(url), databases, pool)
+
+    def _execute(
+        self, connection: PoolProxiedConnection, statements: Sequence[Statement], transaction: bool
+    ) -> list[Result]:
+        cursor: Any = connection.cursor()
+        parts = [cursor.mogrify(sql, params) if params else sql for sql, params in statements]
+        if transaction:
+            parts = ["START TRANSACTION", *parts, "COMMIT"]
+        results = []
+        try:
+            cursor.execute(";".join(parts))
+            while True:
+                results.append(Result(cursor.fetchall() if cursor.description else (), cursor.rowcount))
+                if not cursor.nextset():
+                    break
+        except pymysql.err.MySQLError as exc:
+            # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
+            # would release the locks only when the server gets to notice.
+            if transaction and _code(exc) not in _LOST:
+                with suppress(pymysql.err.MySQLError):
+                    connection.rollback()
+            raise
+        cursor.close()
+        return results[1:-1] if transaction else results
+
+    def _hung_up(self, connection: PoolProxiedConnection) -> bool:
+        # An idle connection has nothing to say: if its socket is readable, the server has closed it. Seeing
+        # that before a batch is sent keeps "not sent" apart from "nobody knows".
+        socket = getattr(connection.driver_connection, "_sock", None)
+        if socket is None:
+            return True
+        poll = select.poll()
+        poll.register(socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def translate(self, exc: Exception, *, sent: bool) -> Exception:
+        """The named error for a driver's error, by its code. Texts of codes that quote data are left out."""
+        if not isinstance(exc, pymysql.err.MySQLError):
+            return exc
+        code = _code(exc)
+        if code == _DUPLICATE:
+            return Duplicate(f"{self.name}: duplicate key")
+        text = (
+            f"{self.name}: {exc.args[1]} ({code})"
+            if len(exc.args) > 1
+            else f"{self.name}: MySQL error {code}"
+        )
+        if code in _BEHIND:
+            return SchemaBehind(f"{text}: run `toc db upgrade`")
+        if code in _TRANSIENT:
+            return Transient(text)
+        if code in _LOST and sent:
+            return Lost(text if code else f"{self.name}: the connection is closed")
+        if isinstance(exc, (pymysql.err.DataError, pymysql.err.IntegrityError)):
+            return StoreUnavailable(f"{self.name}: a value was refused (MySQL error {code})")
+        return StoreUnavailable(text)
+
+    def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
+        """Host name, port, server_id and data directory: hosts may share one, never all of them."""
+        return tuple(query("SELECT @@hostname, @@port, @@server_id, @@datadir"))
+
+    def table(self, database: str, name: str) -> str:
+        """``toc_3.timeout_task_0011``"""
+        return f"{database}.{name}"
+
+    def instant(self, milliseconds: int) -> str:
+        """A DATETIME literal."""
+        return f"'{_EPOCH + timedelta(milliseconds=milliseconds)}'"
+
+    def milliseconds(self, column: str) -> str:
+        """Done by the server, so that no datetime is parsed per row."""
+        return f"TIMESTAMPDIFF(MICROSECOND,'1970-01-01',{column}) DIV 1000"
+
+    def text(self, column: str) -> str:
+        """VARBINARY read as utf8mb4."""
+        return f"CONVERT({column} USING utf8mb4)"
+
+    def union(self, selects: Iterable[str]) -> str:
+        """Parentheses around each, which SQLite does not know."""
+        return "(" + ") UNION ALL (".join(selects) + ")"
+
+
+def _code(exc: BaseException) -> int:
+    code: Any = exc.args[0] if exc.args else 0
+    return code if isinstance(code, int) else 0

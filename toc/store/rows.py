@@ -1,0 +1,97 @@
+"""Task rows in SQL: how they are read, inserted, found again. No connection is used here."""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from toc.store.server import Result, Server, Statement
+from toc.task import TaskRow
+
+_INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
+_BINARY = frozenset({"biz_key", "dedup_key"})
+_INSERT = f"({','.join(TaskRow._fields)}) VALUES "
+
+UNION = 200
+"""Selects in one UNION ALL; SQLite takes at most 500."""
+KEYS = 200
+"""Dedup keys looked up by one SELECT; SQLite's expressions may be 1,000 deep."""
+
+
+def columns(server: Server) -> str:
+    """What to SELECT for TaskRow, in its order and with its types."""
+    return ",".join(
+        server.milliseconds(name) if name in _INSTANTS else server.text(name) if name in _BINARY else name
+        for name in TaskRow._fields
+    )
+
+
+def numbers(values: Iterable[int]) -> str:
+    """``1,2,3``; raises on anything but integers, so that nothing else gets into SQL."""
+    return ",".join([f"{value:d}" for value in values])
+
+
+def task_rows(results: Iterable[Result]) -> list[TaskRow]:
+    """The rows of all results."""
+    return [TaskRow._make(row) for result in results for row in result.rows]
+
+
+def unions(server: Server, selects: Sequence[str]) -> list[Statement]:
+    """The selects as few statements."""
+    return [
+        Statement(server.union(selects[first : first + UNION])) for first in range(0, len(selects), UNION)
+    ]
+
+
+def select_by_id(server: Server, names: Sequence[str], ids: Mapping[int, Sequence[int]]) -> list[Statement]:
+    """The rows of these job_ids, given by table."""
+    what = columns(server)
+    return unions(
+        server,
+        [
+            f"SELECT {what} FROM {names[table]} WHERE job_id IN ({numbers(part)})"
+            for table, part in ids.items()
+        ],
+    )
+
+
+def select_by_dedup(server: Server, name: str, rows: Sequence[TaskRow]) -> list[Statement]:
+    """The rows of one table that hold the dedup_keys of these, which all have one."""
+    what = columns(server)
+    one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
+    statements = []
+    for first in range(0, len(rows), KEYS):
+        part = rows[first : first + KEYS]
+        where = " OR ".join([one % (row.biz_id, row.biz_type) for row in part])
+        keys = [row.dedup_key.encode() for row in part if row.dedup_key is not None]
+        statements.append(Statement(f"SELECT {what} FROM {name} WHERE {where}", keys))
+    return statements
+
+
+def insert(server: Server, name: str, rows: Sequence[TaskRow]) -> Statement:
+    """One INSERT of many rows into one table."""
+    literals: dict[int, str] = {}
+    values: list[str] = []
+    params: list[str | bytes] = []
+    for row in rows:
+        for instant in (row.action_time, row.next_time, row.gmt_create, row.gmt_modified):
+            if instant not in literals:
+                literals[instant] = server.instant(instant)
+        marks = []
+        for text in (row.biz_key, row.attribute, row.dedup_key, row.last_error):
+            marks.append("NULL" if text is None else "%s")
+        if row.biz_key is not None:
+            params.append(row.biz_key.encode())
+        params.append(row.attribute)
+        if row.dedup_key is not None:
+            params.append(row.dedup_key.encode())
+        if row.last_error is not None:
+            params.append(row.last_error)
+        values.append(
+            f"({row.job_id:d},{row.biz_id:d},{marks[0]},{row.biz_type:d},{row.status:d},"
+            f"{literals[row.action_time]},{literals[row.next_time]},{marks[1]},{row.version:d},{row.attempts:d},"
+            f"{row.crashes:d},{row.slot_crc:d},{row.slot_amount:d},{marks[2]},{marks[3]},"
+            f"{literals[row.gmt_create]},{literals[row.gmt_modified]})"
+        )
+    return Statement(f"INSERT INTO {name} {_INSERT}{','.join(values)}", params)

@@ -1,0 +1,155 @@
+"""The tables, declared once in SQLAlchemy Core.
+
+``migrations/`` builds them; a test requires that both ways give the same tables. A stored format: a change here comes
+with a migration that only expands (new columns have a default, nothing is renamed or dropped) until no
+program that is still deployed needs the old shape.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from toc.clock import from_ms, to_ms
+from toc.sharding import MAX_KEY_BYTES
+from toc.task import MAX_ATTRIBUTE_CHARS
+
+MAX_ERROR_CHARS = 1024
+"""How much of a task's last error is kept."""
+
+REVISION = "0001"
+"""The revision in ``migrations/`` that this code needs at least; revisions sort as text."""
+
+TOPIC_TABLE = "timeout_topic"
+
+
+class Millis(TypeDecorator[int]):
+    """An instant: int milliseconds since 1970 UTC in Python, DATETIME(3) in MySQL, an integer in SQLite."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """DATETIME(3) on MySQL and MariaDB."""
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.DATETIME(fsp=3))
+        return dialect.type_descriptor(BigInteger())
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
+        """To what the driver takes."""
+        if value is None or dialect.name == "sqlite":
+            return value
+        return from_ms(value).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:  # noqa: ARG002 - its signature
+        """From what the driver gives."""
+        if isinstance(value, datetime):
+            return to_ms(value.replace(tzinfo=from_ms(0).tzinfo))
+        return None if value is None else int(value)
+
+
+_MYSQL = ("mysql", "mariadb")
+_U64 = BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
+_ROWID = Integer().with_variant(
+    mysql.BIGINT(unsigned=True), *_MYSQL
+)  # SQLite: the rowid itself, no second tree
+_U32 = Integer().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
+_U16 = SmallInteger().with_variant(mysql.SMALLINT(unsigned=True), *_MYSQL)
+_TINY = SmallInteger().with_variant(mysql.TINYINT(), *_MYSQL)
+_KEY = LargeBinary(MAX_KEY_BYTES).with_variant(mysql.VARBINARY(MAX_KEY_BYTES), *_MYSQL)
+
+_OPTIONS: dict[str, Any] = {
+    f"{dialect}_{option}": value
+    for dialect in _MYSQL
+    for option, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
+}
+
+
+def task_table_name(table: int) -> str:
+    """``timeout_task_0011`` for 11."""
+    return f"timeout_task_{table:04d}"
+
+
+def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
+    """One of the task tables. See TaskRow for what the columns mean."""
+    return Table(
+        task_table_name(table),
+        metadata,
+        Column("job_id", _ROWID, primary_key=True, autoincrement=False),
+        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_modified", Millis, nullable=False),
+        Column("biz_id", _U64, nullable=False),
+        Column("biz_key", _KEY),
+        Column("biz_type", _U64, nullable=False),
+        Column("status", _TINY, nullable=False),
+        Column("action_time", Millis, nullable=False),
+        Column("next_time", Millis, nullable=False),
+        Column("attribute", String(MAX_ATTRIBUTE_CHARS), nullable=False),
+        Column("version", _U32, nullable=False),
+        Column("attempts", _U16, nullable=False),
+        Column("crashes", _U16, nullable=False),
+        Column("slot_crc", _U32, nullable=False),
+        Column("slot_amount", _U16, nullable=False),
+        Column("dedup_key", _KEY),
+        Column("last_error", String(MAX_ERROR_CHARS)),
+        # also answers "all tasks of this biz_id"
+        UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
+        # the sweep: what is pending and due; what is dead, newest first
+        Index(f"ix_due_{table:04d}", "status", "next_time"),
+        schema=schema,
+        **_OPTIONS,
+    )
+
+
+def topic_table(metadata: MetaData, schema: str | None = None) -> Table:
+    """The topic table, in the first database. See Topic for what the columns mean."""
+    return Table(
+        TOPIC_TABLE,
+        metadata,
+        Column("name", String(128), primary_key=True),
+        Column("biz_type", _U64, nullable=False),
+        Column("slot_amount", _U16, nullable=False),
+        Column("topic_type", String(16), nullable=False),
+        Column("retries", _TINY, nullable=False),
+        Column("backoff", String(16), nullable=False),
+        Column("backoff_base", Double, nullable=False),
+        Column("backoff_cap", Double, nullable=False),
+        Column("prepare_timeout", _U32, nullable=False),
+        Column("max_runtime", _U32, nullable=False),
+        Column("horizon", _U32, nullable=False),
+        Column("retention", _U32, nullable=False),
+        Column("paused", _TINY, nullable=False),
+        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_modified", Millis, nullable=False),
+        Column("version", _U32, nullable=False),
+        UniqueConstraint("biz_type", name="uk_biz_type"),
+        schema=schema,
+        **_OPTIONS,
+    )
+
+
+def database_metadata(database: int, databases: int, tables: int) -> MetaData:
+    """What one database holds, its names unqualified."""
+    metadata = MetaData()
+    for table in range(database, tables, databases):
+        task_table(metadata, table)
+    if database == 0:
+        topic_table(metadata)
+    return metadata

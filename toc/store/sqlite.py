@@ -1,0 +1,123 @@
+"""SQLite, the embedded default: one file, the same statements, run one by one.
+
+Several processes use the file at once. WAL lets readers go on while one writes; writers take the lock at
+BEGIN IMMEDIATE, so that none fails half-way through, and wait for each other up to the read timeout.
+``synchronous=FULL`` syncs the log at each commit: an acknowledged task survives a power cut, at the price of
+a sync per submit.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import PoolProxiedConnection, QueuePool
+
+from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.store.server import Duplicate, Result, Server, Statement, Transient
+
+
+def path_of(url: URL) -> Path:
+    """The file of a sqlite:/// URL. Raises ConfigError for a database in memory: nobody else could see it."""
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise ConfigError(f"{url.render_as_string()} is not a file; expected sqlite:///path/to/file.db")
+    return Path(url.database)
+
+
+def connector(url: URL, busy_timeout: float) -> Callable[[], Any]:
+    """A function that opens a connection in autocommit mode. Waits ``busy_timeout`` seconds for locks."""
+    path = path_of(url)
+
+    def connect() -> Any:
+        connection = sqlite3.connect(
+            path, timeout=busy_timeout, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").fetchall()
+            connection.execute("PRAGMA synchronous=FULL")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    return connect
+
+
+class SqliteServer(Server):
+    """One SQLite file that holds everything."""
+
+    greatest = "MAX"
+    for_update = ""
+
+    def __init__(self, url: URL, *, busy_timeout: float, pool_size: int) -> None:
+        self._path = path_of(url)
+        pool = QueuePool(
+            connector(url, busy_timeout),
+            pool_size=pool_size,
+            max_overflow=0,
+            timeout=busy_timeout,
+            use_lifo=True,
+            reset_on_return=None,
+        )
+        super().__init__(str(self._path), [0], pool)
+
+    def _execute(
+        self, connection: PoolProxiedConnection, statements: Sequence[Statement], transaction: bool
+    ) -> list[Result]:
+        cursor = connection.cursor()
+        results = []
+        if transaction:
+            cursor.execute("BEGIN IMMEDIATE")
+        for sql, params in statements:
+            cursor.execute(sql.replace("%s", "?"), params)
+            results.append(Result(cursor.fetchall(), cursor.rowcount))
+        if transaction:
+            cursor.execute("COMMIT")
+        cursor.close()
+        return results
+
+    def _hung_up(self, connection: PoolProxiedConnection) -> bool:  # noqa: ARG002 - there is no other end
+        return False
+
+    def translate(self, exc: Exception, *, sent: bool) -> Exception:  # noqa: ARG002 - nothing is sent
+        """The named error for an error of sqlite3."""
+        if not isinstance(exc, sqlite3.Error):
+            return exc
+        if isinstance(exc, sqlite3.IntegrityError):
+            return Duplicate(f"{self.name}: duplicate key")
+        text = str(exc)
+        if text.startswith(("no such table", "no such column", "table ")):
+            return SchemaBehind(f"{self.name}: {text}: run `toc db upgrade`")
+        if "locked" in text:
+            return Transient(f"{self.name}: {text}")
+        return StoreUnavailable(f"{self.name}: {text}")
+
+    def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
+        """The path of the file."""
+        row = query("PRAGMA database_list")
+        return (str(Path(row[2]).resolve()),) if row and row[2] else None
+
+    def table(self, database: str, name: str) -> str:  # noqa: ARG002 - one file is one database
+        """``timeout_task_0011``"""
+        return name
+
+    def instant(self, milliseconds: int) -> str:
+        """Instants are stored as milliseconds."""
+        return f"{milliseconds:d}"
+
+    def milliseconds(self, column: str) -> str:
+        """The column as it is."""
+        return column
+
+    def text(self, column: str) -> str:
+        """BLOB read as UTF-8."""
+        return f"CAST({column} AS TEXT)"
+
+    def union(self, selects: Iterable[str]) -> str:
+        """Each in a subquery: only there may it have its own ORDER BY and LIMIT."""
+        return " UNION ALL ".join(f"SELECT * FROM ({select})" for select in selects)

@@ -1,0 +1,238 @@
+"""The task table as everybody above sees it: one object, plain values in and out."""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection
+
+from toc.clock import Clock
+from toc.errors import StoreUnavailable
+from toc.sharding import BizId, JobIds
+from toc.store import rows as sql
+from toc.store.batch import CANCELLED, PENDING, Batches, DueRow, Failure, Finish, Guard
+from toc.store.check import require
+from toc.store.server import TRIES, Statement
+from toc.store.shards import Layout, Shards
+from toc.store.submit import Submitter
+from toc.store.topics import TopicTable
+from toc.task import TaskRow
+
+
+class Store:
+    """The task table and the topic table over all servers.
+
+    Connects when first used; thread-safe; may be used on after a fork. Timeouts are seconds. ``urls`` are
+    SQLAlchemy URLs, each of which takes a block of the databases, in order; or one sqlite:/// URL.
+    ``pool_size`` bounds the connections to each server. Raises ConfigError.
+
+    Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
+    has not been run. Methods over many tasks send one batch to each server; if one of the servers fails, the
+    others' changes stand, and sending all again is right: every change is guarded.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        databases: int,
+        tables: int,
+        prefix: str = "toc_",
+        clock: Clock,
+        connect_timeout: float = 3.0,
+        read_timeout: float = 10.0,
+        write_timeout: float = 10.0,
+        pool_size: int = 8,
+    ) -> None:
+        self._shards = Shards(
+            Layout(urls, databases, tables, prefix),
+            connect_timeout=connect_timeout,
+            read_timeout=read_timeout,
+            write_timeout=write_timeout,
+            pool_size=pool_size,
+        )
+        self._clock = clock
+        self._stamp_lock = threading.Lock()
+        self._last_stamp = 0
+        self._batches = Batches(self._shards, self._stamp)
+        self._submitter = Submitter(self._shards, JobIds(clock))
+        self.topics = TopicTable(self._shards.topic_server, self._shards.topic_name, clock)
+
+    def close(self) -> None:
+        """Close idle connections. May be called twice; the store connects again if it is used."""
+        self._shards.close()
+
+    def check(self) -> None:
+        """Raise SchemaBehind, naming the shards, unless every one has the schema that this code needs."""
+        require(self._shards)
+
+    def tables_of_server(self) -> list[list[int]]:
+        """The indexes of the tables that each server holds."""
+        of = self._shards.server_of
+        return [
+            [table for table in range(self._shards.tables) if of[table] is server]
+            for server in self._shards.servers
+        ]
+
+    # --- inserting -----------------------------------------------------------------------------------------
+
+    def insert(self, row: TaskRow) -> int:
+        """Store a row; when this returns it is committed. Returns its job_id.
+
+        That is ``row.job_id``, or a new one if that was taken, or the first task's if there is one with this
+        dedup_key. Raises DedupConflict, SubmitUnknown (the connection broke at commit and stayed broken).
+        """
+        return self._submitter.insert(row)
+
+    def insert_many(self, rows: Sequence[TaskRow]) -> list[int]:
+        """Store rows, each chunk of up to 1,000 in one transaction and round trip; returns job_ids in order.
+
+        Raises DedupConflict before anything is written; PartialSubmit when a server failed after some were.
+        """
+        return self._submitter.insert_many(rows)
+
+    def insert_with(self, connection: Connection, row: TaskRow) -> int:
+        """Store a row in the caller's open transaction, which is never ended here. Returns its job_id.
+
+        Raises WrongShardConnection unless the connection leads to the server that holds the row's table.
+        """
+        return self._submitter.insert_with(connection, row)
+
+    # --- one task ------------------------------------------------------------------------------------------
+
+    def get(self, job_id: int) -> TaskRow | None:
+        """The row of a job_id."""
+        return self._batches.read([job_id]).get(job_id)
+
+    def find(self, biz: BizId, biz_type: int | None = None) -> list[TaskRow]:
+        """All rows of a biz_id, of one biz_type or of all, soonest action_time first."""
+        table = biz.crc % self._shards.tables
+        server = self._shards.server_of[table]
+        where = f"biz_id={biz.number:d}" + ("" if biz_type is None else f" AND biz_type={biz_type:d}")
+        where += " AND biz_key IS NULL" if biz.key is None else " AND biz_key=%s"
+        select = f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {where}"
+        rows = sql.task_rows(server.run([Statement(select, () if biz.key is None else (biz.key.encode(),))]))
+        return sorted(rows, key=lambda row: (row.action_time, row.job_id))
+
+    def cancel(self, job_id: int) -> tuple[bool, TaskRow | None]:
+        """Cancel a pending task. Returns whether this call did it, and the row as it was before."""
+        table = self._shards.table_of(job_id)
+        server, name = self._shards.server_of[table], self._shards.names[table]
+        now = self._stamp()
+        ended, where = server.instant(now), f"job_id={job_id:d}"
+        statements = [
+            Statement(f"SELECT {sql.columns(server)} FROM {name} WHERE {where}{server.for_update}"),
+            Statement(
+                f"UPDATE {name} SET status={CANCELLED},next_time={ended},gmt_modified={ended} "
+                f"WHERE {where} AND status={PENDING}"
+            ),
+        ]
+        read, update = server.run(statements, transaction=True)
+        row = next(iter(sql.task_rows([read])), None)
+        if row is not None and row.status == CANCELLED and row.gmt_modified == now:
+            # Cancelled by this very call, whose first answer was lost.
+            return True, row._replace(status=PENDING, next_time=row.action_time)
+        return update.matched == 1, row
+
+    def reschedule(self, job_id: int, action_time: int) -> tuple[bool, TaskRow | None]:
+        """Give a pending task a new deadline (milliseconds), all its tries, and version + 1.
+
+        Returns whether this call did it, and the row as it was before.
+        """
+        table = self._shards.table_of(job_id)
+        server, name = self._shards.server_of[table], self._shards.names[table]
+        due, now = server.instant(action_time), self._stamp()
+        for _ in range(TRIES):
+            row = self.get(job_id)
+            if row is None or row.status != PENDING:
+                return False, row
+            update = Statement(
+                f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},next_time={due},"
+                f"gmt_modified={server.instant(now)} WHERE job_id={job_id:d} AND status={PENDING} "
+                f"AND version={row.version:d} AND attempts={row.attempts:d} AND crashes={row.crashes:d}"
+            )
+            if server.run([update])[0].matched == 1:
+                return True, row
+            after = self.get(job_id)
+            if after is not None and (after.version, after.gmt_modified) == (row.version + 1, now):
+                return True, row  # by this very call, whose first answer was lost
+        raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; try again")
+
+    # --- many tasks ----------------------------------------------------------------------------------------
+
+    def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
+        """The rows that there are, by job_id."""
+        return self._batches.read(job_ids)
+
+    def finish(self, items: Iterable[tuple[int, int]]) -> dict[int, Finish]:
+        """Mark tasks, given as (job_id, version), as processed; every job_id's case is in the result."""
+        return self._batches.finish(items)
+
+    def fail(self, items: Sequence[Failure]) -> dict[int, Guard]:
+        """Write failed tries on pending rows whose version, attempts and crashes are still as given."""
+        return self._batches.fail(items)
+
+    def die(self, items: Sequence[Failure]) -> dict[int, Guard]:
+        """Mark such rows as dead. Their next_time becomes the instant of death."""
+        return self._batches.die(items)
+
+    def mark_tried(self, job_ids: Iterable[int]) -> None:
+        """Note on cancelled rows that a try may have started (attempts >= 1)."""
+        self._batches.mark_tried(job_ids)
+
+    def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
+        """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
+
+        Returns those that it changed, as they are now.
+        """
+        return self._batches.redrive(job_ids, now_ms)
+
+    # --- scanning ------------------------------------------------------------------------------------------
+
+    def pending(self, tables: Iterable[int], from_ms: int, to_ms: int, limit: int) -> list[DueRow]:
+        """Pending rows with next_time in [from_ms, to_ms), at most ``limit`` per table, soonest first."""
+        return self._batches.pending(tables, from_ms, to_ms, limit)
+
+    def dead(
+        self,
+        tables: Iterable[int] | None = None,
+        *,
+        biz_type: int | None = None,
+        biz: BizId | None = None,
+        after: TaskRow | None = None,
+        limit: int = 100,
+    ) -> list[TaskRow]:
+        """Dead rows of these tables (None: all), the newest death first.
+
+        ``after`` is the last row of the page before.
+        """
+        if tables is None:
+            tables = range(self._shards.tables) if biz is None else [biz.crc % self._shards.tables]
+        start = None if after is None else (after.next_time, after.job_id)
+        return self._batches.dead(tables, biz_type=biz_type, biz=biz, after=start, limit=limit)
+
+    def stamped_amounts(self, biz_type: int) -> set[int]:
+        """The slot_amounts that pending rows of a biz_type carry. Reads every pending row: not for each second."""
+        return self._batches.stamped_amounts(biz_type)
+
+    # --- purging -------------------------------------------------------------------------------------------
+
+    def purge(self, tables: Iterable[int], *, biz_type: int, ended_before: int, limit: int) -> int:
+        """Delete rows processed or cancelled before an instant, at most ``limit`` per table and status.
+
+        Returns how many went. A pending or dead row never goes.
+        """
+        return self._batches.purge(tables, biz_type=biz_type, ended_before=ended_before, limit=limit)
+
+    def purge_dead(self, job_ids: Iterable[int]) -> int:
+        """Delete those of the rows that are dead. Returns how many went."""
+        return self._batches.purge_dead(job_ids)
+
+    def _stamp(self) -> int:
+        """Now, but never the same twice: by its gmt_modified a call knows the rows that it changed itself."""
+        with self._stamp_lock:
+            self._last_stamp = max(self._clock.now_ms(), self._last_stamp + 1)
+            return self._last_stamp

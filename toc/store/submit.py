@@ -1,0 +1,335 @@
+"""Inserting rows: dedup keys, clashes of job_ids, and commits of which nobody knows whether they happened.
+
+One rule settles an ambiguous commit: send the same rows again. A chunk is one transaction, so either all of
+its rows are there (each clash is with an equal row: it was stored) or none (the second sending stores it).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, MetaData, Table, select
+from sqlalchemy import insert as core_insert
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from toc.errors import DedupConflict, PartialSubmit, StoreUnavailable, SubmitUnknown, WrongShardConnection
+from toc.sharding import JobIds
+from toc.store import rows as sql
+from toc.store.schema import task_table
+from toc.store.server import Duplicate, Lost, Server, Statement
+from toc.store.shards import Shards
+from toc.task import TaskRow
+
+CHUNK_ROWS = 1000
+CHUNK_BYTES = 1_000_000
+ROW_BYTES = 300
+"""About what a row costs in SQL besides its attribute."""
+SETTLE_TRIES = 7
+SETTLE_SECONDS = 5.0
+"""How long an ambiguous commit is followed up before SubmitUnknown; at least one more try is made."""
+
+DedupKey = tuple[int, int, str]
+
+
+class _Unsettled(Exception):
+    """The rows with these job_ids may or may not be stored."""
+
+    def __init__(self, job_ids: list[int]) -> None:
+        super().__init__(job_ids)
+        self.job_ids = job_ids
+
+
+class Submitter:
+    """Inserts rows into the tables that their job_ids name. Thread-safe."""
+
+    def __init__(self, shards: Shards, job_ids: JobIds) -> None:
+        self._shards = shards
+        self._job_ids = job_ids
+        self._identities: dict[Server, tuple[Any, ...] | None] = {}
+        self._core: dict[int, Table] = {}
+
+    def insert(self, row: TaskRow) -> int:
+        """Store one row in one round trip and return its job_id (see Store.insert)."""
+        server = self._shards.server_of[self._shards.table_of(row.job_id)]
+        try:
+            return self._store(server, [row])[0]
+        except _Unsettled as exc:
+            raise SubmitUnknown(exc.job_ids[0]) from exc.__cause__
+
+    def insert_many(self, rows: Sequence[TaskRow]) -> list[int]:
+        """Store rows, chunk by chunk, and return their job_ids in order (see Store.insert_many)."""
+        same_as = _repeated_keys(rows)
+        stored: dict[int, int] = {}
+        self._find_stored([index for index in range(len(rows)) if index not in same_as], rows, stored)
+        unknown: list[int] = []
+        cause: Exception | None = None
+        todo = [index for index in range(len(rows)) if index not in same_as and index not in stored]
+        written = False
+        for server, chunk in self._chunks(todo, rows):
+            try:
+                job_ids = self._store(server, [rows[index] for index in chunk])
+                stored.update(zip(chunk, job_ids, strict=True))
+                written = True
+            except _Unsettled as exc:
+                unknown, cause = exc.job_ids, exc
+                break
+            except (StoreUnavailable, DedupConflict) as exc:
+                if not written:
+                    raise
+                cause = exc
+                break
+        for index, first in same_as.items():
+            if first in stored:
+                stored[index] = stored[first]
+        if cause is not None:
+            raise PartialSubmit([stored.get(index) for index in range(len(rows))], unknown) from cause
+        return [stored[index] for index in range(len(rows))]
+
+    def _find_stored(self, indexes: Iterable[int], rows: Sequence[TaskRow], stored: dict[int, int]) -> None:
+        """Note which dedup_keys are stored already: a conflict is known before anything is written."""
+        keyed = [index for index in indexes if rows[index].dedup_key is not None]
+        by_table: dict[int, list[TaskRow]] = {}
+        for index in keyed:
+            by_table.setdefault(self._shards.table_of(rows[index].job_id), []).append(rows[index])
+        found: dict[DedupKey, TaskRow] = {}
+        for server, part in self._shards.group_tables(by_table).items():
+            found.update(self._by_dedup(server, part))
+        for index in keyed:
+            other = found.get(_key(rows[index]))
+            if other is not None:
+                stored[index] = _same_task(rows[index], other)
+
+    def _chunks(self, indexes: Iterable[int], rows: Sequence[TaskRow]) -> Iterator[tuple[Server, list[int]]]:
+        """The rows by server, in chunks of bounded size, sorted by table and job_id."""
+        by_server: dict[Server, list[tuple[int, int, int]]] = {}
+        for index in indexes:
+            table = self._shards.table_of(rows[index].job_id)
+            by_server.setdefault(self._shards.server_of[table], []).append((table, rows[index].job_id, index))
+        for server, entries in by_server.items():
+            entries.sort()
+            chunk: list[int] = []
+            size = 0
+            for _table, _job_id, index in entries:
+                more = ROW_BYTES + len(rows[index].attribute)
+                if chunk and (len(chunk) == CHUNK_ROWS or size + more > CHUNK_BYTES):
+                    yield server, chunk
+                    chunk, size = [], 0
+                chunk.append(index)
+                size += more
+            yield server, chunk
+
+    def _store(self, server: Server, rows: Sequence[TaskRow]) -> list[int]:
+        """Store rows of one server in one transaction; returns their job_ids.
+
+        Raises DedupConflict or StoreUnavailable when none is stored, _Unsettled when that is not known.
+        """
+        todo = dict(enumerate(rows))
+        done: dict[int, int] = {}
+        sent = False
+        deadline = time.monotonic() + SETTLE_SECONDS
+        cause: Exception | None = None
+        for attempt in range(SETTLE_TRIES):
+            if attempt:
+                if attempt > 1 and time.monotonic() > deadline:
+                    break
+                time.sleep(0 if isinstance(cause, Duplicate) else 0.025 * 2**attempt)
+            try:
+                statements = self._inserts(todo.values())
+                server.run(statements, transaction=len(statements) > 1, again=False)
+                done.update({index: row.job_id for index, row in todo.items()})
+                todo = {}
+            except Lost as exc:
+                sent, cause = True, exc
+            except Duplicate as exc:
+                cause = exc
+                try:
+                    todo = self._settle(server, todo, done, sent=sent)
+                except StoreUnavailable:
+                    if not sent:
+                        raise
+            except StoreUnavailable as exc:
+                if not sent:
+                    raise
+                cause = exc
+            if not todo:
+                return [done[index] for index in range(len(rows))]
+        if sent:
+            raise _Unsettled([row.job_id for row in todo.values()]) from cause
+        raise StoreUnavailable(f"{server.name}: no free job_id was found; try again") from cause
+
+    def _inserts(self, rows: Iterable[TaskRow]) -> list[Statement]:
+        by_table: dict[int, list[TaskRow]] = {}
+        for row in rows:
+            by_table.setdefault(self._shards.table_of(row.job_id), []).append(row)
+        names, servers = self._shards.names, self._shards.server_of
+        return [sql.insert(servers[table], names[table], by_table[table]) for table in sorted(by_table)]
+
+    def _settle(
+        self, server: Server, todo: dict[int, TaskRow], done: dict[int, int], *, sent: bool
+    ) -> dict[int, TaskRow]:
+        """After a duplicate key: what is stored goes to ``done``, what remains is returned.
+
+        Rows whose ids are taken get new ones. Raises DedupConflict.
+        """
+        ids = self._shards.group(row.job_id for row in todo.values())[server]
+        by_id = {
+            row.job_id: row
+            for row in sql.task_rows(server.run(sql.select_by_id(server, self._shards.names, ids)))
+        }
+        keyed: dict[int, list[TaskRow]] = {}
+        for row in todo.values():
+            if row.dedup_key is not None:
+                keyed.setdefault(self._shards.table_of(row.job_id), []).append(row)
+        by_key = self._by_dedup(server, keyed)
+        remaining: dict[int, TaskRow] = {}
+        taken = set(by_id)
+        for index, row in todo.items():
+            other = by_key.get(_key(row)) if row.dedup_key is not None else None
+            if other is not None:
+                done[index] = _same_task(row, other)
+            elif sent and row.job_id in by_id and _equal(row, by_id[row.job_id]):
+                done[index] = row.job_id
+            elif row.job_id in taken:
+                remaining[index] = self._renamed(row)
+            else:
+                remaining[index] = row
+            taken.add(row.job_id)
+        return remaining
+
+    def _renamed(self, row: TaskRow) -> TaskRow:
+        return row._replace(job_id=self._job_ids.make(row.job_id >> 12 & 1023))
+
+    def _by_dedup(self, server: Server, by_table: dict[int, list[TaskRow]]) -> dict[DedupKey, TaskRow]:
+        statements: list[Statement] = []
+        for table, part in by_table.items():
+            statements += sql.select_by_dedup(server, self._shards.names[table], part)
+        if not statements:
+            return {}
+        return {_key(row): row for row in sql.task_rows(server.run(statements))}
+
+    # --- in the caller's transaction ---------------------------------------------------------------------
+
+    def insert_with(self, connection: Connection, row: TaskRow) -> int:
+        """Insert in the caller's transaction, which is never ended here (see Store.insert_with)."""
+        table = self._shards.table_of(row.job_id)
+        server = self._shards.server_of[table]
+        core = self._core_table(table)
+        try:
+            self._check_server(connection, server)
+            for _ in range(SETTLE_TRIES):
+                if row.dedup_key is not None:
+                    other = _look(connection, core, row)
+                    if other is not None:
+                        return _same_task(row, other)
+                try:
+                    connection.execute(core_insert(core).values(_values(row)))
+                except IntegrityError:
+                    # The statement alone was undone. Either somebody else's dedup_key came in between, which
+                    # the next look finds, or the job_id is taken.
+                    if row.dedup_key is None or _look(connection, core, row) is None:
+                        row = self._renamed(row)
+                else:
+                    return row.job_id
+        except DBAPIError as exc:
+            if isinstance(exc.orig, Exception):
+                raise server.translate(exc.orig, sent=True) from exc
+            raise
+        raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
+
+    def _check_server(self, connection: Connection, server: Server) -> None:
+        family = "sqlite" if self._shards.layout.sqlite else "mysql"
+        theirs = None
+        if connection.dialect.name.replace("mariadb", "mysql") == family:
+            # One question per connection of the caller: its driver's connection stays with its server.
+            if "toc_server" not in connection.info:
+                connection.info["toc_server"] = server.identity(
+                    lambda text: connection.exec_driver_sql(text).first()
+                )
+            theirs = connection.info["toc_server"]
+        if server not in self._identities:
+            self._identities[server] = server.identity(lambda text: server.run([Statement(text)])[0].rows[0])
+        if theirs is None or theirs != self._identities[server]:
+            raise WrongShardConnection(
+                f"this task lives on {server.name}; the connection that was passed leads elsewhere"
+            )
+
+    def _core_table(self, table: int) -> Table:
+        core = self._core.get(table)
+        if core is None:
+            layout = self._shards.layout
+            schema = None if layout.sqlite else layout.database_name(table % layout.databases)
+            core = self._core[table] = task_table(MetaData(), table, schema)
+        return core
+
+
+def _look(connection: Connection, core: Table, row: TaskRow) -> TaskRow | None:
+    """The row that holds this dedup_key, as committed now: a snapshot of the caller's could be older."""
+    assert row.dedup_key is not None  # noqa: S101 - for the type checker
+    found = connection.execute(
+        select(*[core.c[name] for name in TaskRow._fields])
+        .where(core.c.biz_id == row.biz_id, core.c.biz_type == row.biz_type)
+        .where(core.c.dedup_key == row.dedup_key.encode())
+        .with_for_update(read=True)
+    ).first()
+    if found is None:
+        return None
+    values = dict(zip(TaskRow._fields, found, strict=True))
+    for name in ("biz_key", "dedup_key"):
+        values[name] = values[name] and bytes(values[name]).decode()
+    return TaskRow(**values)
+
+
+def _values(row: TaskRow) -> dict[str, Any]:
+    values = row._asdict()
+    for name in ("biz_key", "dedup_key"):
+        values[name] = values[name] and values[name].encode()
+    return values
+
+
+def _key(row: TaskRow) -> DedupKey:
+    return row.biz_type, row.biz_id, row.dedup_key or ""
+
+
+def _repeated_keys(rows: Sequence[TaskRow]) -> dict[int, int]:
+    """Which rows repeat the dedup_key of an earlier one, by position. Raises DedupConflict."""
+    first: dict[DedupKey, int] = {}
+    same_as: dict[int, int] = {}
+    for index, row in enumerate(rows):
+        if row.dedup_key is None:
+            continue
+        earlier = first.setdefault(_key(row), index)
+        if earlier != index:
+            _same_task(row, rows[earlier], stored=False)
+            same_as[index] = earlier
+    return same_as
+
+
+def _same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
+    """The job_id of the task that has this row's dedup_key. Raises DedupConflict if it is another task."""
+    if (row.attribute, row.biz_key) == (other.attribute, other.biz_key):
+        return other.job_id
+    whose = f"task {other.job_id}" if stored else "another task of this call"
+    raise DedupConflict(
+        f"dedup_key {row.dedup_key!r} of biz_id {row.biz_id if row.biz_key is None else row.biz_key!r} "
+        f"is taken by {whose} with another attribute",
+        other.job_id if stored else None,
+    )
+
+
+def _equal(row: TaskRow, other: TaskRow) -> bool:
+    """Whether ``other`` is ``row`` as it was submitted, whatever became of it since."""
+    return all(
+        getattr(row, name) == getattr(other, name)
+        for name in (
+            "biz_id",
+            "biz_key",
+            "biz_type",
+            "attribute",
+            "slot_crc",
+            "slot_amount",
+            "dedup_key",
+            "gmt_create",
+        )
+    )

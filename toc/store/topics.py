@@ -1,0 +1,127 @@
+"""The topic table: what topics there are and their policies."""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from toc.clock import Clock
+from toc.errors import InvalidTopic, StoreUnavailable, TopicExists, UnknownTopic
+from toc.store.server import Duplicate, Param, Server, Statement
+from toc.topic import Backoff, Topic, TopicType, check_topic_name
+
+_FIELDS = tuple(field.name for field in fields(Topic))
+_FIXED = frozenset({"name", "biz_type"})
+_TRIES = 5
+
+
+class TopicTable:
+    """The topics. Unique keys on name and biz_type keep two hosts from disagreeing.
+
+    Any method raises StoreUnavailable or SchemaBehind.
+    """
+
+    def __init__(self, server: Server, table: str, clock: Clock) -> None:
+        self._server = server
+        self._table = table
+        self._clock = clock
+
+    def list(self) -> list[Topic]:
+        """All topics, by name."""
+        return sorted((topic for topic, _version in self._select("1=1")), key=lambda topic: topic.name)
+
+    def get(self, name: str) -> Topic | None:
+        """The topic of a name."""
+        return next((topic for topic, _version in self._select("name=%s", name)), None)
+
+    def create(self, topic: Topic) -> None:
+        """Add a topic. Raises TopicExists if its name or its biz_type is taken."""
+        now = self._server.instant(self._clock.now_ms())
+        marks, params = _literals(topic, _FIELDS)
+        try:
+            self._server.run(
+                [
+                    Statement(
+                        f"INSERT INTO {self._table} ({','.join(_FIELDS)},gmt_create,gmt_modified,version) "
+                        f"VALUES ({','.join(marks)},{now},{now},0)",
+                        params,
+                    )
+                ],
+                again=False,
+            )
+        except Duplicate as exc:
+            other = self.get(topic.name)
+            what = f"topic {topic.name!r}" if other else f"a topic with biz_type {topic.biz_type}"
+            raise TopicExists(f"{what} exists already; `toc topic list` shows all") from exc
+
+    def alter(self, name: str, **changes: Any) -> Topic:
+        """Change policies of a topic and return it as it is now.
+
+        Raises UnknownTopic, and InvalidTopic for a value out of its range or a field that cannot change.
+        """
+        check_topic_name(name)
+        for field in changes:
+            if field not in _FIELDS or field in _FIXED:
+                raise InvalidTopic(f"{field} of a topic cannot be changed")
+        for _ in range(_TRIES):
+            found = self._select("name=%s", name)
+            if not found:
+                raise UnknownTopic(f"there is no topic {name!r}")
+            topic, version = found[0]
+            changed = replace(topic, **_typed(changes))
+            marks, params = _literals(changed, tuple(changes))
+            sets = "".join(f"{field}={mark}," for field, mark in zip(changes, marks, strict=True))
+            now = self._server.instant(self._clock.now_ms())
+            result = self._server.run(
+                [
+                    Statement(
+                        f"UPDATE {self._table} SET {sets}gmt_modified={now},version=version+1 "
+                        f"WHERE name=%s AND version={version:d}",
+                        [*params, name],
+                    )
+                ],
+                again=False,
+            )
+            if result[0].matched == 1:
+                return changed
+        raise StoreUnavailable(f"{self._server.name}: topic {name!r} keeps changing; try again")
+
+    def _select(self, where: str, *params: Param) -> Sequence[tuple[Topic, int]]:
+        select = f"SELECT {','.join(_FIELDS)},version FROM {self._table} WHERE {where}"
+        (result,) = self._server.run([Statement(select, params)])
+        return [(_topic(dict(zip(_FIELDS, row, strict=False))), row[-1]) for row in result.rows]
+
+
+def _topic(values: dict[str, Any]) -> Topic:
+    values["topic_type"] = TopicType(values["topic_type"])
+    values["backoff"] = Backoff(values["backoff"])
+    values["paused"] = bool(values["paused"])
+    return Topic(**values)
+
+
+def _typed(changes: dict[str, Any]) -> dict[str, Any]:
+    typed = dict(changes)
+    for name, kind in (("topic_type", TopicType), ("backoff", Backoff)):
+        if name in typed:
+            try:
+                typed[name] = kind(typed[name])
+            except ValueError as exc:
+                raise InvalidTopic(f"{name} must be one of {', '.join(kind)}, not {typed[name]!r}") from exc
+    return typed
+
+
+def _literals(topic: Topic, names: tuple[str, ...]) -> tuple[list[str], list[Param]]:
+    """How fields of a topic stand in SQL: numbers as they are, texts as parameters."""
+    marks: list[str] = []
+    params: list[Param] = []
+    for name in names:
+        value = getattr(topic, name)
+        if isinstance(value, str):
+            marks.append("%s")
+            params.append(str(value))
+        else:
+            marks.append(f"{value:d}" if isinstance(value, int) else f"{value!r}")
+    return marks, params

@@ -1,0 +1,49 @@
+"""Finding the application: ``--app package.module:center``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from toc.client import TimeoutCenter
+from toc.errors import AppNotFound, UnknownTopic
+
+
+def load_app(path: str) -> TimeoutCenter:
+    """The TimeoutCenter that ``path`` names. The working directory is importable. Raises AppNotFound."""
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise AppNotFound(f"--app {path!r} must look like package.module:center")
+    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - sys.path holds str
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as exc:
+        missing = exc.name or module_name
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise AppNotFound(
+                f"--app {path!r}: there is no module {missing!r}; run from the directory that holds it, "
+                f"or install it"
+            ) from exc
+        raise AppNotFound(f"--app {path!r}: importing it failed: there is no module {missing!r}") from exc
+    except Exception as exc:
+        raise AppNotFound(f"--app {path!r}: importing it failed: {type(exc).__name__}: {exc}") from exc
+    center = getattr(module, attribute, None)
+    if not isinstance(center, TimeoutCenter):
+        what = "has no such name" if center is None else f"is a {type(center).__name__}"
+        raise AppNotFound(f"--app {path!r}: {attribute!r} {what}; it must be a toc.TimeoutCenter")
+    return center
+
+
+def check_topics(center: TimeoutCenter) -> None:
+    """Every handler's topic must be in the topic table. Raises AppNotFound, UnknownTopic, Unavailable."""
+    if not center.handlers:
+        raise AppNotFound("the app registers no handler; decorate one with @center.handler('topic')")
+    known = center.catalog.refresh()
+    missing = sorted(set(center.handlers) - set(known))
+    if missing:
+        raise UnknownTopic(
+            f"the app handles {', '.join(missing)}, which the topic table does not have; create each with "
+            f"`toc topic create NAME --biz-type N --slots N`"
+        )

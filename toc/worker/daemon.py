@@ -1,0 +1,373 @@
+"""``toc worker``: the daemon of a host. Starts worker processes, tells them their slots, sees them die.
+
+One thread does everything here: it waits for its worker processes (messages, deaths), for signals and for the
+coordinator, then brings what each worker holds in line with the assignment. It never touches a task.
+
+    desired (coordinator)  -> claim -> take          to the worker
+    no longer desired      -> drop -> dropped -> release
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from toc.catalog import REFRESH_SECONDS, TopicCatalog
+from toc.client import TimeoutCenter
+from toc.config import Settings
+from toc.coordination.assignment import TABLES, Member
+from toc.coordination.coordinator import Coordinator
+from toc.coordination.local import LocalCoordinator
+from toc.coordination.zookeeper import ZooKeeperCoordinator
+from toc.errors import StoreUnavailable, UnfitServer
+from toc.log import get_logger
+from toc.queue.preflight import Level, check
+from toc.topic import Slot
+from toc.worker.app import check_topics, load_app
+from toc.worker.link import Link, pack, unpack
+from toc.worker.loop import Loop
+from toc.worker.process import EXIT_RECYCLE
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 1.0
+CLAIM_RETRY_SECONDS = 0.25
+"""How soon to ask again for slots whose former owner has not let go yet."""
+SILENT_SECONDS = 10.0
+"""A worker process that says nothing for so long is taken out of the membership, but left alone."""
+KILL_AFTER_SECONDS = 10.0
+"""How long after the shutdown deadline a worker process is ended by force."""
+RESTART_CAP_SECONDS = 10.0
+LIVED_SECONDS = 10.0
+"""A worker process that lived so long is replaced at once when it dies."""
+EXIT_BAD_INPUT = 2
+
+
+class Child:
+    """One worker process as the daemon sees it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], link: Link, worker_id: str, index: int) -> None:
+        self.process = process
+        self.link = link
+        self.worker_id = worker_id
+        self.index = index
+        self.pidfd = os.pidfd_open(process.pid)
+        self.born = time.monotonic()
+        self.beat = self.born
+        self.member = False
+        """Whether it is part of the membership."""
+        self.leaving = False
+        self.held: set[Slot] = set()
+        """Told to take."""
+        self.dropping: set[Slot] = set()
+        """Told to drop, and not yet heard back."""
+
+
+class Daemon:
+    """Keeps ``processes`` workers running and their slots in line with the assignment."""
+
+    def __init__(
+        self,
+        app: str,
+        settings: Settings,
+        *,
+        processes: int,
+        threads: int,
+        catalog: TopicCatalog,
+        topics: frozenset[str],
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._processes = processes
+        self._threads = threads
+        self._catalog = catalog
+        self._topics = topics
+        self._selector = selectors.DefaultSelector()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_sender.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._coordinator: Coordinator
+        if settings.zookeeper:
+            self._coordinator = ZooKeeperCoordinator(
+                settings.zookeeper, cluster=settings.cluster, host=settings.host
+            )
+        else:
+            self._coordinator = LocalCoordinator()
+        self._coordinator.on_change = self._wake
+        self._children: dict[str, Child] = {}
+        self._spawn_at: dict[int, float] = dict.fromkeys(range(processes), 0.0)
+        """When to start the process of each place that has none."""
+        self._crashes = [0] * processes
+        self._told_dead: frozenset[str] = frozenset()
+        self._incomplete = False
+        self._signals = 0
+        self._forced = False
+        self._stop_at: float | None = None
+        self._exit_code = 0
+        self._catalog_loop = Loop("catalog", self._refresh_catalog)
+
+    def run(self) -> int:
+        """Supervise until SIGTERM or SIGINT; returns the exit code."""
+        signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._coordinator.start()
+        self._coordinator.set_topics(self._amounts())
+        self._catalog_loop.start()
+        log.info("daemon_started", host=self._settings.host, processes=self._processes, pid=os.getpid())
+        try:
+            while not (self._stop_at is not None and not self._children):
+                self._start_missing()
+                self._reconcile()
+                self._wait()
+                self._look_after()
+        finally:
+            for child in list(self._children.values()):
+                child.process.kill()
+                child.process.wait()
+            self._catalog_loop.stop(1.0)
+            self._coordinator.stop()
+            signal.set_wakeup_fd(-1)
+        log.info("daemon_stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    # --- waiting
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):  # full: awake anyway; closed: over
+            self._wake_sender.send(b"\0")
+
+    def _on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
+        self._signals += 1
+
+    def _refresh_catalog(self) -> float:
+        try:
+            before = self._amounts()
+            self._catalog.refresh()
+            if self._amounts() != before:
+                self._wake()
+        except StoreUnavailable as exc:
+            log.warning("topics_not_read", error=str(exc))
+        return REFRESH_SECONDS
+
+    def _amounts(self) -> dict[str, int]:
+        """What is to be assigned: the slots of every topic, and the tables."""
+        amounts = {topic.name: topic.slot_amount for topic in self._catalog.known().values()}
+        return amounts | {TABLES: self._settings.tables}
+
+    def _wait(self) -> None:
+        timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
+        due = self._coordinator.step()
+        if due is not None:
+            timeout = min(timeout, due)
+        waiting = [at - time.monotonic() for at in self._spawn_at.values()]
+        if waiting and self._stop_at is None:
+            timeout = max(0.0, min(timeout, *waiting))
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._wake_receiver:
+                self._wake_receiver.recv(4096)
+                continue
+            child, what = key.data
+            if child.worker_id not in self._children:
+                continue
+            if what == "death":
+                self._bury(child)
+            else:
+                for message in child.link.receive():
+                    self._hear(child, message)
+                if child.link.closed:
+                    self._selector.unregister(child.link)  # its death follows
+
+    def _hear(self, child: Child, message: Mapping[str, Any]) -> None:
+        child.beat = time.monotonic()
+        kind = message["kind"]
+        if kind == "ready":
+            log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
+        elif kind == "dropped":
+            slots = unpack(message["slots"])
+            child.held -= slots
+            child.dropping -= slots
+            self._coordinator.release(child.worker_id, slots)
+        elif kind == "leaving":
+            # It takes nothing more; what still runs there is kept alive under its own claims.
+            child.leaving = True
+            self._coordinator.release(child.worker_id, child.held)
+            child.held.clear()
+            self._take_out(child, known_dead=False)
+            if message["recycle"]:
+                log.warning("worker_recycled", worker=child.worker_id)
+                self._spawn_at[child.index] = 0.0
+        if not child.member and not child.leaving and self._stop_at is None:
+            child.member = True
+            settings = self._settings
+            self._coordinator.join(
+                Member(
+                    child.worker_id,
+                    settings.host,
+                    weight=settings.weight,
+                    topics=self._topics | {TABLES},
+                    pid=child.process.pid,
+                )
+            )
+
+    def _take_out(self, child: Child, *, known_dead: bool) -> None:
+        if child.member:
+            child.member = False
+            self._coordinator.leave(child.worker_id, known_dead=known_dead)
+
+    # --- processes
+
+    def _start_missing(self) -> None:
+        if self._stop_at is not None:
+            self._spawn_at.clear()
+        now = time.monotonic()
+        for index, at in list(self._spawn_at.items()):
+            if at <= now:
+                del self._spawn_at[index]
+                self._spawn(index)
+
+    def _spawn(self, index: int) -> None:
+        ours, theirs = socket.socketpair()
+        worker_id = f"{self._settings.host}-{index}-{secrets.token_hex(4)}"
+        command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
+        command += ["--threads", str(self._threads), "--link", str(theirs.fileno())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603
+        theirs.close()
+        child = Child(process, Link(ours), worker_id, index)
+        self._children[worker_id] = child
+        self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
+        self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
+
+    def _bury(self, child: Child) -> None:
+        """A worker process has ended: nothing of its runs any more, and everybody may know."""
+        code = child.process.wait()
+        del self._children[child.worker_id]
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        if not child.link.closed:
+            self._selector.unregister(child.link)
+        child.link.close()
+        orderly = code in (0, EXIT_RECYCLE) and child.leaving
+        if not child.member and not child.leaving:
+            child.member = True  # silent, or never joined: its death is news all the same
+        self._take_out(child, known_dead=not orderly)
+        if orderly:
+            log.info("worker_left", worker=child.worker_id, pid=child.process.pid)
+        else:
+            log.error("worker_died", worker=child.worker_id, pid=child.process.pid, exit_code=code)
+        if self._stop_at is not None:
+            if not orderly:
+                self._exit_code = self._exit_code or 1
+        elif code == EXIT_BAD_INPUT:
+            self._exit_code = code  # the app cannot run here; it has said why
+            self._stop()
+        elif not any(other.index == child.index for other in self._children.values()):
+            lived = time.monotonic() - child.born
+            self._crashes[child.index] = 0 if lived > LIVED_SECONDS else self._crashes[child.index] + 1
+            delay = 0.1 * (2 ** min(self._crashes[child.index], 10) - 1)
+            self._spawn_at[child.index] = time.monotonic() + min(delay, RESTART_CAP_SECONDS)
+
+    def _look_after(self) -> None:
+        """Signals, silence and deadlines."""
+        now = time.monotonic()
+        if self._signals and self._stop_at is None:
+            self._stop()
+        if self._signals > 1 and not self._forced:
+            self._forced = True
+            log.warning("stop_forced")
+            for child in self._children.values():
+                child.link.send("force")
+        if self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS:
+            for child in self._children.values():
+                log.error("worker_killed", worker=child.worker_id)
+                child.process.kill()
+        for child in self._children.values():
+            if child.member and now - child.beat > SILENT_SECONDS:
+                log.warning("worker_silent", worker=child.worker_id, seconds=round(now - child.beat))
+                self._take_out(child, known_dead=False)
+
+    def _stop(self) -> None:
+        log.info("daemon_stopping", workers=len(self._children))
+        self._stop_at = time.monotonic() + self._settings.shutdown_deadline
+        for child in self._children.values():
+            child.link.send("stop")
+
+    # --- slots
+
+    def _reconcile(self) -> None:
+        """Bring what each worker holds in line with the assignment."""
+        self._incomplete = False
+        if self._stop_at is not None:
+            return
+        self._coordinator.set_topics(self._amounts())
+        dead = frozenset(self._coordinator.dead_workers())
+        if dead != self._told_dead:
+            self._told_dead = dead
+            for child in self._children.values():
+                child.link.send("dead", workers=sorted(dead))
+        desired, claimed = self._coordinator.desired(), self._coordinator.claimed()
+        for child in self._children.values():
+            if child.leaving:
+                continue
+            want = desired.get(child.worker_id, set()) if child.member else set()
+            # Claims lost with a session: ours again if they can be had, else another's by now.
+            lost = (
+                child.held - claimed.get(child.worker_id, set()) - child.dropping if child.member else set()
+            )
+            if lost:
+                want -= lost - self._coordinator.claim(child.worker_id, lost & want)
+            drop = child.held - want - child.dropping
+            if drop:
+                child.dropping |= drop
+                child.link.send("drop", slots=pack(drop))
+            missing = want - child.held
+            if missing:
+                granted = self._coordinator.claim(child.worker_id, missing)
+                if granted:
+                    child.held |= granted
+                    child.link.send("dead", workers=sorted(dead))
+                    child.link.send("take", slots=pack(granted))
+                self._incomplete |= len(granted) < len(missing)
+
+
+def run(app: str, settings: Settings, *, processes: int, threads: int) -> int:
+    """Run the daemon for ``app`` until it is told to stop; returns the exit code.
+
+    Raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, or Unavailable, before anything is started.
+    """
+    center = load_app(app)
+    try:
+        _check_servers(center)
+        daemon = Daemon(
+            app,
+            settings,
+            processes=processes,
+            threads=threads,
+            catalog=center.catalog,
+            topics=frozenset(center.handlers),
+        )
+        return daemon.run()
+    finally:
+        center.close()
+
+
+def _check_servers(center: TimeoutCenter) -> None:
+    center.store.check()
+    check_topics(center)
+    refused = []
+    for finding in check(center.queues):
+        if finding.level is Level.REFUSE:
+            refused.append(f"{finding.server}: {finding.what}; {finding.do}")
+        else:
+            log.warning("redis_setting", server=finding.server, what=finding.what, do=finding.do)
+    if refused:
+        raise UnfitServer("\n".join(refused))

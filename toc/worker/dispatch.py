@@ -1,0 +1,290 @@
+"""Dispatch: from checked entries to running handlers.
+
+Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue per topic
+and the threads serve the topics in turn, so that a burst on one does not hold up another. ``room`` tells the
+poller how much more of a topic it may take: only what can be started soon, judged by how long handlers took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from toc.clock import Clock
+from toc.handler import Handler
+from toc.log import get_logger
+from toc.task import Task
+from toc.topic import Slot
+from toc.worker.entry import Entry, Inflight
+from toc.worker.finish import Finisher
+from toc.worker.loop import watched_thread
+
+log = get_logger(__name__)
+
+START_WITHIN_SECONDS = 0.1
+"""How far ahead the poller takes: as many entries as the threads can start within this time."""
+MAX_WAITING = 2000
+"""Most entries of one topic that wait for a thread, however fast its handler is: it bounds memory."""
+FIRST_GUESS_SECONDS = 0.005
+"""How long a handler of which nothing is known is taken to run."""
+
+
+class _Line:
+    """The waiting entries of one topic."""
+
+    __slots__ = ("seconds", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Entry] = deque()
+        self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one task takes a thread
+
+
+class Dispatcher:
+    """Runs handlers and reports how each try ended to the finisher."""
+
+    def __init__(
+        self,
+        *,
+        handlers: Mapping[str, Handler],
+        inflight: Inflight,
+        finisher: Finisher,
+        clock: Clock,
+        threads: int,
+        async_limit: int,
+        too_early: Callable[[Sequence[Entry]], None],
+        has_room: Callable[[], None],
+    ) -> None:
+        self._inflight = inflight
+        self._finisher = finisher
+        self._clock = clock
+        self._too_early = too_early
+        self._has_room = has_room
+        self._thread_count = threads
+        self._async_limit = async_limit
+        self._lines = {topic: _Line() for topic, handler in handlers.items() if not handler.is_async}
+        self._turns: deque[_Line] = deque()
+        """Lines that have waiting entries, in the order in which they are served."""
+        self._free = threads
+        self._room_wanted = False
+        self._ready = threading.Condition()
+        self._closed = False
+        self._threads = [
+            watched_thread(f"handler-{n}", self._work) for n in range(threads if self._lines else 0)
+        ]
+        self._async_running: dict[str, int] = {topic: 0 for topic, h in handlers.items() if h.is_async}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if self._async_running:
+            self._loop = asyncio.new_event_loop()
+            self._threads.append(watched_thread("async-handlers", self._run_event_loop))
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Start nothing more; threads end once their handler returns. Does not wait for handlers."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    # --- the poller's side
+
+    def room(self, topic: str) -> int:
+        """How many more entries of ``topic`` may be taken now. If none, ``has_room`` is called later."""
+        running = self._async_running.get(topic)
+        if running is not None:
+            room = self._async_limit - running
+        else:
+            line = self._lines[topic]
+            soon = self._free + int(START_WITHIN_SECONDS * self._thread_count / line.seconds)
+            room = min(soon, MAX_WAITING) - len(line.waiting)
+        if room <= 0:
+            self._room_wanted = True
+        return room
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Hand over entries that are due and checked."""
+        waiting = 0
+        coroutines = []
+        with self._ready:
+            for entry in entries:
+                topic = entry.topic.name
+                line = self._lines.get(topic)
+                if line is None:
+                    self._async_running[topic] += 1
+                    coroutines.append(entry)
+                    continue
+                if not line.waiting:
+                    self._turns.append(line)
+                line.waiting.append(entry)
+                waiting += 1
+            if waiting:
+                self._ready.notify(min(waiting, self._thread_count))
+        if coroutines and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._start_async, coroutines)
+
+    def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
+        """Take back what waits and has not started: of these slots, or all."""
+        taken: list[Entry] = []
+        with self._ready:
+            for line in self._lines.values():
+                kept: deque[Entry] = deque()
+                for entry in line.waiting:
+                    (taken if slots is None or entry.slot in slots else kept).append(entry)
+                line.waiting = kept
+            self._turns = deque(line for line in self._lines.values() if line.waiting)
+        return taken
+
+    # --- threads
+
+    def _take(self) -> list[Entry]:
+        """The next entry, or the next batch of a batch handler; empty when closed."""
+        with self._ready:
+            while not self._turns:
+                if self._closed:
+                    return []
+                self._ready.wait()
+            if self._closed:
+                return []
+            line = self._turns.popleft()
+            first = line.waiting.popleft()
+            batch = [first]
+            size = first.handler.batch
+            if size is not None:
+                while line.waiting and len(batch) < size:
+                    batch.append(line.waiting.popleft())
+            if line.waiting:
+                self._turns.append(line)
+            self._free -= 1
+            return batch
+
+    def _work(self) -> None:
+        while batch := self._take():
+            started = self._clock.monotonic()
+            due = self._due_now(batch, started)
+            if due and due[0].handler.batch is not None:
+                self._run_batch(due)
+            elif due:
+                self._run_one(due[0])
+            took = (self._clock.monotonic() - started) / len(batch)
+            with self._ready:
+                self._free += 1
+                line = self._lines[batch[0].topic.name]
+                line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
+                wanted, self._room_wanted = self._room_wanted, False
+            if wanted:
+                self._has_room()
+
+    def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
+        """The entries of which this machine's clock says due too; the others go back to the poller.
+
+        The last look at the clock before a handler starts: never early, by the clock of who runs it.
+        """
+        now = self._clock.now_ms()
+        early = [entry for entry in batch if entry.row.next_time > now]
+        if early:
+            self._too_early(early)
+            batch = [entry for entry in batch if entry.row.next_time <= now]
+        for entry in batch:
+            entry.started = started
+        return batch
+
+    def _run_one(self, entry: Entry) -> None:
+        try:
+            entry.handler.call(_task(entry))
+        except BaseException as exc:
+            self._report(entry, exc)
+        else:
+            self._report(entry, None)
+
+    def _run_batch(self, batch: list[Entry]) -> None:
+        try:
+            outcome = batch[0].handler.call([_task(entry) for entry in batch])
+            errors = _per_task(outcome)
+        except BaseException as exc:
+            errors = dict.fromkeys((entry.job_id for entry in batch), exc)
+        for entry in batch:
+            self._report(entry, errors.get(entry.job_id))
+
+    def _report(self, entry: Entry, error: BaseException | None) -> None:
+        if self._inflight.settle(entry):
+            self._finisher.ended(entry, error)
+
+    # --- event loop
+
+    def _run_event_loop(self) -> None:
+        assert self._loop is not None  # noqa: S101 - the thread exists only with a loop
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _start_async(self, entries: list[Entry]) -> None:
+        """Runs on the event loop."""
+        assert self._loop is not None  # noqa: S101
+        started = self._clock.monotonic()
+        due = self._due_now(entries, started)
+        for entry in set(entries) - set(due):
+            self._async_done(entry.topic.name, 1)
+        by_topic: dict[str, list[Entry]] = {}
+        for entry in due:
+            by_topic.setdefault(entry.topic.name, []).append(entry)
+        for members in by_topic.values():
+            size = members[0].handler.batch or 1
+            for first in range(0, len(members), size):
+                batch = members[first : first + size]
+                task = self._loop.create_task(self._await_batch(batch))
+                for entry in batch:
+                    self._tasks[entry.job_id] = task
+
+    async def _await_batch(self, batch: list[Entry]) -> None:
+        handler = batch[0].handler
+        errors: Mapping[int, BaseException | None] = {}
+        try:
+            if handler.batch is None:
+                await handler.call(_task(batch[0]))
+            else:
+                errors = _per_task(await handler.call([_task(entry) for entry in batch]))
+        except BaseException as exc:
+            errors = dict.fromkeys((entry.job_id for entry in batch), exc)
+        for entry in batch:
+            self._tasks.pop(entry.job_id, None)
+            self._report(entry, errors.get(entry.job_id))
+        self._async_done(batch[0].topic.name, len(batch))
+
+    def _async_done(self, topic: str, count: int) -> None:
+        with self._ready:
+            self._async_running[topic] -= count
+            wanted, self._room_wanted = self._room_wanted, False
+        if wanted:
+            self._has_room()
+
+    def cancel_async(self, entry: Entry) -> None:
+        """Cancel the coroutine that runs this entry; its batch fails with it."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel_on_loop, entry.job_id)
+
+    def _cancel_on_loop(self, job_id: int) -> None:
+        task = self._tasks.get(job_id)
+        if task is not None:
+            task.cancel("max_runtime is over")
+
+
+def _task(entry: Entry) -> Task:
+    return entry.row.to_task(entry.topic.name)
+
+
+def _per_task(outcome: Any) -> Mapping[int, BaseException | None]:
+    """What a batch handler said of its tasks. Raises TypeError when it said something else."""
+    if outcome is None:
+        return {}
+    if not isinstance(outcome, Mapping) or not all(
+        error is None or isinstance(error, BaseException) for error in outcome.values()
+    ):
+        raise TypeError("a batch handler must return None or a dict of job_id to an exception or None")
+    return outcome

@@ -1,0 +1,260 @@
+"""Finish: from how tries ended to rows and queues.
+
+Takes all that has ended since the last flush, writes the rows (one transaction per server), then moves the
+index entries. Row first, always: a crash in between leaves an entry that the next row check puts right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from toc.catalog import TopicCatalog
+from toc.clock import Clock
+from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.log import get_logger
+from toc.queue.queues import Queues
+from toc.queue.scores import store_score
+from toc.store.batch import Failure, Finish, Guard
+from toc.store.store import Store
+from toc.task import Dead, Retry, TaskRow, TaskStatus
+from toc.topic import Slot
+from toc.worker.entry import Entry, Inflight
+from toc.worker.loop import Loop
+
+log = get_logger(__name__)
+
+IDLE_SECONDS = 3600.0
+RETRY_SECONDS = 0.5
+"""Pause before rows or entries are written again after their server failed."""
+FLUSH_LIMIT = 2000
+"""Most tries that one flush writes."""
+MAX_ERROR_CHARS = 1000
+
+
+@dataclass(slots=True)
+class Moves:
+    """Index transitions that follow from rows as they are now."""
+
+    commit: list[Entry] = field(default_factory=list)
+    rollback: list[tuple[Entry, float]] = field(default_factory=list)
+    bury: list[Entry] = field(default_factory=list)
+
+    def by_row(self, entry: Entry, row: TaskRow | None) -> None:
+        """Decide by the row alone, as the row check does."""
+        if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
+            self.commit.append(entry)
+        elif row.status == TaskStatus.DEAD:
+            self.bury.append(entry)
+        else:
+            entry.row = row
+            self.rollback.append((entry, entry.row_score()))
+
+
+class Finisher:
+    """The loop that flushes; other threads hand entries in."""
+
+    def __init__(
+        self, *, store: Store, queues: Queues, catalog: TopicCatalog, inflight: Inflight, clock: Clock
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._catalog = catalog
+        self._inflight = inflight
+        self._clock = clock
+        self._ended: deque[tuple[Entry, BaseException | None]] = deque()
+        self._moves: deque[Moves] = deque()
+        self.counts: Counter[str] = Counter()
+        self.busy = False
+        self.loop = Loop("finish", self.run_once)
+
+    def ended(self, entry: Entry, error: BaseException | None) -> None:
+        """A try ended: None for success, else what the handler raised. Called by who settled the entry."""
+        self._ended.append((entry, error))
+        self.loop.wake()
+
+    def give_back(self, entries: Iterable[Entry]) -> None:
+        """Return entries that did not run to the StoreQueue, at their row's time. Charges nothing."""
+        self._roll_back([(entry, entry.row_score()) for entry in entries])
+
+    def give_back_unread(self, entries: Iterable[Entry]) -> None:
+        """The same for entries whose row could not be read."""
+        self._roll_back([(entry, entry.unread_score()) for entry in entries])
+
+    def give_back_later(self, entries: Iterable[Entry], now: int) -> None:
+        """Return entries that Redis's clock calls due and ours (``now``) does not, for that long."""
+        self._roll_back(
+            [(entry, entry.row_score(entry.taken + entry.row.next_time - now)) for entry in entries]
+        )
+
+    def _roll_back(self, pairs: list[tuple[Entry, float]]) -> None:
+        if pairs:
+            self._moves.append(Moves(rollback=pairs))
+            self.loop.wake()
+
+    def settle_by_row(self, entries: Iterable[tuple[Entry, TaskRow | None]]) -> None:
+        """Move entries whose row says that they must not run."""
+        moves = Moves()
+        for entry, row in entries:
+            moves.by_row(entry, row)
+        self._moves.append(moves)
+        self.loop.wake()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything handed in has been written."""
+        return not self._ended and not self._moves and not self.busy
+
+    def run_once(self) -> float:
+        """Flush what is there. Returns the seconds until the next call."""
+        self.busy = True
+        try:
+            batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
+            moves = self._moves.popleft() if self._moves else Moves()
+            while self._moves:
+                more = self._moves.popleft()
+                moves.commit += more.commit
+                moves.rollback += more.rollback
+                moves.bury += more.bury
+            pause = 0.0
+            if batch:
+                try:
+                    self._write(batch, moves)
+                except StoreUnavailable as exc:
+                    # Guards make writing all of it again safe; the entries stay held and are kept alive.
+                    self._ended.extendleft(reversed(batch))
+                    log.warning("rows_not_written", tries=len(batch), error=str(exc))
+                    pause = RETRY_SECONDS
+            failed = self._move(moves)
+            if failed.commit or failed.rollback or failed.bury:
+                self._moves.appendleft(failed)
+                pause = RETRY_SECONDS
+            if self._ended or self._moves:
+                return pause
+            return IDLE_SECONDS
+        finally:
+            self.busy = False
+
+    # --- rows
+
+    def _write(self, batch: list[tuple[Entry, BaseException | None]], moves: Moves) -> None:
+        done = [entry for entry, error in batch if error is None]
+        failed = [(entry, error) for entry, error in batch if error is not None]
+        if done:
+            self._write_successes(done, moves)
+        if failed:
+            self._write_failures(failed, moves)
+
+    def _write_successes(self, done: list[Entry], moves: Moves) -> None:
+        cases = self._store.finish([(entry.job_id, entry.row.version) for entry in done])
+        reread: list[Entry] = []
+        for entry in done:
+            case = cases[entry.job_id]
+            if case is Finish.DONE:
+                self.counts["processed"] += 1
+                moves.commit.append(entry)
+            elif case in (Finish.RESCHEDULED, Finish.DEAD):
+                reread.append(entry)
+            else:
+                self.counts[f"finish_{case.value}"] += 1
+                moves.commit.append(entry)
+        self._by_row(reread, moves)
+
+    def _write_failures(self, failed: list[tuple[Entry, BaseException]], moves: Moves) -> None:
+        now = self._clock.now_ms()
+        retries: dict[int, Failure] = {}
+        deaths: dict[int, Failure] = {}
+        for entry, error in failed:
+            row = entry.row
+            attempts = row.attempts + 1
+            dead = isinstance(error, Dead) or attempts >= entry.topic.retries
+            if isinstance(error, Retry):
+                delay = round(error.after.total_seconds() * 1000)
+            else:
+                delay = 0 if dead else entry.topic.retry_delay_ms(attempts)
+            failure = Failure(
+                row.job_id, row.version, row.attempts, row.crashes, attempts, 0, now + delay, describe(error)
+            )
+            (deaths if dead else retries)[entry.job_id] = failure
+        guards = self._store.fail(list(retries.values())) if retries else {}
+        if deaths:
+            guards |= self._store.die(list(deaths.values()))
+        lost: list[Entry] = []
+        for entry, _ in failed:
+            if guards[entry.job_id] is Guard.LOST:
+                lost.append(entry)
+            elif entry.job_id in deaths:
+                self.counts["dead"] += 1
+                log.warning("task_dead", job_id=entry.job_id, topic=entry.topic.name)
+                moves.bury.append(entry)
+            else:
+                self.counts["failed"] += 1
+                failure = retries[entry.job_id]
+                left = entry.topic.remaining(failure.new_attempts)
+                moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
+        self._by_row(lost, moves)
+
+    def _by_row(self, entries: list[Entry], moves: Moves) -> None:
+        """The guard met a row that somebody else has changed: the row, read again, decides."""
+        if not entries:
+            return
+        rows = self._store.read([entry.job_id for entry in entries])
+        cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
+        if cancelled:
+            self._store.mark_tried(
+                cancelled
+            )  # before the entry goes: a cancel that is under way looks for it
+        for entry in entries:
+            moves.by_row(entry, rows.get(entry.job_id))
+
+    # --- index
+
+    def _move(self, moves: Moves) -> Moves:
+        """Apply the transitions under their fences; returns those whose node did not answer."""
+        # Out of the held entries first: a rolled back entry may be taken again before this call returns.
+        self._inflight.discard(moves.commit)
+        self._inflight.discard(entry for entry, _ in moves.rollback)
+        self._inflight.discard(moves.bury)
+        failed = Moves()
+        if moves.commit:
+            commits = _by_slot(moves.commit)
+            results = self._queues.commit({s: [(e.job_id, e.fence) for e in es] for s, es in commits.items()})
+            for slot, entries in commits.items():
+                if isinstance(results[slot], IndexUnavailable):
+                    failed.commit += entries
+        if moves.rollback:
+            backs: dict[Slot, list[tuple[Entry, float]]] = {}
+            for entry, score in moves.rollback:
+                backs.setdefault(entry.slot, []).append((entry, score))
+            returned = self._queues.rollback(
+                {slot: [(e.job_id, e.fence, score) for e, score in pairs] for slot, pairs in backs.items()}
+            )
+            for slot, pairs in backs.items():
+                if isinstance(returned[slot], IndexUnavailable):
+                    failed.rollback += pairs
+        if moves.bury:
+            now = self._clock.now_ms()
+            buries = _by_slot(moves.bury)
+            buried = self._queues.bury(
+                {slot: [(e.job_id, e.fence, now) for e in es] for slot, es in buries.items()}
+            )
+            for slot, entries in buries.items():
+                if isinstance(buried[slot], IndexUnavailable):
+                    failed.bury += entries
+        return failed
+
+
+def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:
+    grouped: dict[Slot, list[Entry]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.slot, []).append(entry)
+    return grouped
+
+
+def describe(error: BaseException) -> str:
+    """The last error as it is kept on the row."""
+    text = str(error)
+    if not isinstance(error, (Dead, Retry)):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()

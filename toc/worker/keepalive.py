@@ -1,0 +1,88 @@
+"""Keep alive: what waits or runs here is not timed out by others; tries that run too long are ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toc.clock import Clock
+from toc.errors import IndexUnavailable
+from toc.log import get_logger
+from toc.queue.queues import Queues
+from toc.topic import Slot
+from toc.worker.dispatch import Dispatcher
+from toc.worker.entry import Entry, Inflight
+from toc.worker.finish import Finisher
+from toc.worker.loop import Loop
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 0.5
+ASYNC_GRACE_SECONDS = 5.0
+"""How long a cancelled coroutine may take to end before its process is recycled like a stuck thread's."""
+
+
+class Keeper:
+    """The loop that extends leases every third of prepare_timeout and watches max_runtime.
+
+    A coroutine that runs too long is cancelled. A thread cannot be: its try is marked failed, its late result
+    is ignored, and ``on_stuck`` is called before that, so that the process takes nothing more.
+    """
+
+    def __init__(
+        self,
+        *,
+        queues: Queues,
+        clock: Clock,
+        inflight: Inflight,
+        dispatcher: Dispatcher,
+        finisher: Finisher,
+        on_stuck: Callable[[], None],
+    ) -> None:
+        self._queues = queues
+        self._clock = clock
+        self._inflight = inflight
+        self._dispatcher = dispatcher
+        self._finisher = finisher
+        self._on_stuck = on_stuck
+        self.loop = Loop("keepalive", self.run_once)
+
+    def run_once(self) -> float:
+        """Extend what needs it, end what ran too long; returns the seconds until the next look."""
+        now = self._clock.monotonic()
+        aging: dict[Slot, list[Entry]] = {}
+        for entry in self._inflight.snapshot():
+            if now - entry.kept > entry.topic.prepare_timeout / 3 and not entry.lost:
+                aging.setdefault(entry.slot, []).append(entry)
+            if entry.started and not entry.settled and now - entry.started > entry.topic.max_runtime:
+                self._end(entry, now)
+        if aging:
+            self._extend(aging, now)
+        return TICK_SECONDS
+
+    def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
+        results = self._queues.extend(
+            {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}
+        )
+        for slot, entries in aging.items():
+            standing = results[slot]
+            if isinstance(standing, IndexUnavailable):
+                log.warning("not_kept_alive", slot=str(slot), tasks=len(entries), error=str(standing))
+                continue
+            for entry, stands in zip(entries, standing, strict=True):
+                if stands:
+                    entry.kept = now
+                elif self._inflight.get(entry.job_id) is entry:
+                    # Timed out by somebody, or the index lost it. A success still counts; a failure will not.
+                    entry.lost = True
+                    log.warning("fence_lost", job_id=entry.job_id, slot=str(slot))
+
+    def _end(self, entry: Entry, now: float) -> None:
+        overtime = now - entry.started - entry.topic.max_runtime
+        if entry.handler.is_async and overtime < ASYNC_GRACE_SECONDS:
+            self._dispatcher.cancel_async(entry)
+            return
+        log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
+        self._on_stuck()
+        if self._inflight.settle(entry):
+            limit = entry.topic.max_runtime
+            self._finisher.ended(entry, TimeoutError(f"the handler ran longer than max_runtime ({limit} s)"))

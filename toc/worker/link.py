@@ -1,0 +1,65 @@
+"""The line between the daemon and one of its worker processes: JSON lines over a socket pair.
+
+To the process: ``take`` and ``drop`` (slots), ``dead`` (workers), ``stop``, ``force``. To the daemon:
+``ready``, ``beat``, ``dropped`` (slots), ``leaving`` (takes nothing more; with ``recycle`` it wants a
+successor).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from toc.topic import Slot
+
+
+class Link:
+    """One end. ``send`` may be called by any thread; ``receive`` by the one that waits on ``fileno``."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._buffer = b""
+        self.closed = False
+        """Whether the other end is gone."""
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send one message. Nobody at the other end is not an error: ``receive`` tells."""
+        data = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The messages that are there; waits for the first bytes if there are none."""
+        try:
+            data = self._socket.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self.closed = True
+            return []
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def pack(slots: Iterable[Slot]) -> list[tuple[str, int]]:
+    """Slots as a message carries them."""
+    return [(slot.topic, slot.number) for slot in slots]
+
+
+def unpack(pairs: Iterable[Iterable[Any]]) -> set[Slot]:
+    """The slots of a message."""
+    return {Slot(topic, number) for topic, number in pairs}

@@ -1,0 +1,70 @@
+"""A thread around a ``run_once``: the shape that every loop of a worker has."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from toc.log import get_logger
+
+log = get_logger(__name__)
+
+EXIT_THREAD_DIED = 70
+"""Exit code of a process one of whose internal threads ended with an error."""
+
+
+class Loop:
+    """Calls ``run_once`` again and again; it returns the seconds to sleep until the next call.
+
+    ``wake`` cuts that sleep short. ``stop`` lets the current call end and waits for the thread; it may be
+    called twice, and before ``start``. An error that ``run_once`` does not handle ends the process: a worker
+    that goes on with a dead loop would look healthy and do nothing.
+    """
+
+    def __init__(self, name: str, run_once: Callable[[], float]) -> None:
+        self._run_once = run_once
+        self._signal = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = watched_thread(name, self._run)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Run again now. Cheap when it is awake already."""
+        if not self._signal.is_set():
+            self._signal.set()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ask the thread to end and wait for it, at most ``timeout`` seconds."""
+        self._stopped.set()
+        self._signal.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep inside ``run_once``; only ``stop`` cuts it short."""
+        self._stopped.wait(seconds)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            # Cleared before the work: a wake during it makes the next wait return at once.
+            self._signal.clear()
+            seconds = self._run_once()
+            if seconds > 0 and not self._stopped.is_set():
+                self._signal.wait(seconds)
+
+
+def watched_thread(name: str, target: Callable[[], None]) -> threading.Thread:
+    """A daemon thread that ends the whole process, with a message, when ``target`` raises."""
+
+    def run() -> None:
+        try:
+            target()
+        except BaseException:
+            log.critical("thread_died", thread=name, exc_info=True)
+            os._exit(EXIT_THREAD_DIED)
+
+    return threading.Thread(target=run, name=f"toc-{name}", daemon=True)

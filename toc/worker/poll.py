@@ -1,0 +1,351 @@
+"""Poll: from due StoreQueue entries to checked entries in the dispatcher.
+
+The poller knows when each of its slots is due next and sleeps exactly until the earliest. Then one round trip
+per node takes what is due in all slots (prepare), one round trip per server reads the rows, and the rows
+decide what runs. It never asks Redis whether something is due: a wake-up message, or the slow peek of the
+reclaimer, tells it of entries that became due earlier.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+from toc.catalog import TopicCatalog
+from toc.clock import MAX_CLOCK_SKEW_MS, Clock
+from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.handler import Handler
+from toc.log import get_logger
+from toc.queue.calls import ReplyLost
+from toc.queue.queues import ExpiredRequest, Prepared, PrepareRequest, Queues
+from toc.queue.scores import split
+from toc.store.store import Store
+from toc.task import TaskRow, TaskStatus
+from toc.topic import Slot
+from toc.worker.dispatch import Dispatcher
+from toc.worker.entry import Entry, Inflight
+from toc.worker.finish import Finisher
+from toc.worker.loop import Loop
+from toc.worker.slots import NEVER, OwnedSlot, SlotBook
+
+log = get_logger(__name__)
+
+TAKE_LIMIT = 200
+"""Most entries that one prepare takes from one slot: it bounds how long the script holds the server."""
+IDLE_SECONDS = 60.0
+RETRY_MS = 500
+"""Pause before a slot is tried again whose node did not answer, and before rows are read again."""
+NO_TIMEOUT = 10**9
+"""Seconds: no entry is so old, so only those under the claim are listed."""
+PAUSED_LOOK_MS = 1000
+"""How often the poller looks whether a paused topic was resumed."""
+RECONCILE_AFTER_MS = (0, 1000, 4000)
+"""When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
+
+
+class Poller:
+    """The loop that takes. Other threads tell it of slots and due times; it alone prepares."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        handlers: Mapping[str, Handler],
+        book: SlotBook,
+        inflight: Inflight,
+        finisher: Finisher,
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._catalog = catalog
+        self._clock = clock
+        self._handlers = handlers
+        self._book = book
+        self._inflight = inflight
+        self._finisher = finisher
+        self.dispatcher: Dispatcher
+        """Set by whoever composes the worker: the two need each other."""
+        self._lock = threading.Lock()
+        self._news: dict[Slot | None, int] = {}
+        """Due times told by other threads since the last round; None: look at every slot."""
+        self._early: list[Entry] = []
+        """Entries handed back because this machine's clock was behind when their turn came."""
+        self._waiting: list[tuple[int, int, Entry]] = []
+        """Heap of entries that Redis's clock calls due and this machine's does not yet."""
+        self._due: list[tuple[int, Slot]] = []
+        """Heap of (due, slot); stale pairs are skipped when they surface."""
+        self._no_room: set[Slot] = set()
+        self._reconcile: list[tuple[int, Slot]] = []
+        self._taking = True
+        self._between = threading.Lock()
+        self.loop = Loop("poll", self.run_once)
+
+    # --- told by other threads
+
+    def look_at(self, slot: Slot | None, due_ms: int) -> None:
+        """The slot (None: any slot) may hold something that is due at ``due_ms``."""
+        with self._lock:
+            known = self._news.get(slot)
+            if known is None or due_ms < known:
+                self._news[slot] = due_ms
+        self.loop.wake()
+
+    def has_room(self) -> None:
+        """The dispatcher can take more."""
+        self.loop.wake()
+
+    def too_early(self, entries: Sequence[Entry]) -> None:
+        """Keep entries until this machine's clock says due."""
+        with self._lock:
+            self._early.extend(entries)
+        self.loop.wake()
+
+    def pause_taking(self) -> None:
+        """Take nothing more; returns when the round that is under way has ended."""
+        self._taking = False
+        with self._between:
+            pass
+        self.loop.wake()
+
+    def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
+        """Entries that wait for the clock: of these slots, or all."""
+        with self._between, self._lock:
+            waiting = self._early + [entry for _, _, entry in self._waiting]
+            taken = [entry for entry in waiting if slots is None or entry.slot in slots]
+            kept = [entry for entry in waiting if not (slots is None or entry.slot in slots)]
+            self._early = kept
+            self._waiting = []
+        return taken
+
+    # --- one round
+
+    def run_once(self) -> float:
+        """Take what is due and can be started; returns the seconds until the next is due."""
+        with self._between:
+            now = self._clock.now_ms()
+            self._hear(now)
+            self._release_waiting(now)
+            if not self._taking:
+                return self._until_next(now)
+            self._settle_lost_replies(now)
+            requests = self._choose(now)
+            if requests:
+                self._take(requests)
+            return self._until_next(self._clock.now_ms())
+
+    def _hear(self, now: int) -> None:
+        with self._lock:
+            news, self._news = self._news, {}
+            early, self._early = self._early, []
+        for entry in early:
+            heapq.heappush(self._waiting, (entry.row.next_time, entry.job_id, entry))
+        owned = self._book.owned
+        if None in news:
+            for member in owned.values():
+                self._look(member, news[None])
+        for slot, due in news.items():
+            if slot is not None and slot in owned:
+                self._look(owned[slot], due)
+        if self._no_room:
+            blocked, self._no_room = self._no_room, set()
+            for slot in blocked:
+                if slot in owned:
+                    self._look(owned[slot], now)
+
+    def _look(self, owned: OwnedSlot, due: int) -> None:
+        if due < owned.due:
+            owned.due = due
+            heapq.heappush(self._due, (owned.due, owned.slot))
+
+    def _until_next(self, now: int) -> float:
+        if self._news or self._early:
+            return 0.0
+        times = []
+        if self._taking:
+            while self._due:
+                due, slot = self._due[0]
+                owned = self._book.owned.get(slot)
+                if owned is not None and owned.due == due:
+                    times.append(due)
+                    break
+                heapq.heappop(self._due)
+            if self._reconcile:
+                times.append(self._reconcile[0][0])
+        if self._waiting:
+            times.append(self._waiting[0][0])
+        if not times:
+            return IDLE_SECONDS
+        # By the exact clock: now was rounded down, so this ends where the millisecond begins or just after.
+        return max(0.0, min(times) / 1000 - self._clock.time()) if min(times) > now else 0.0
+
+    # --- choose
+
+    def _choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
+        """Which due slots to take from, and how many entries at most: no more than can be started soon."""
+        owned = self._book.owned
+        by_topic: dict[str, list[OwnedSlot]] = {}
+        while self._due and self._due[0][0] <= now:
+            due, slot = heapq.heappop(self._due)
+            member = owned.get(slot)
+            if member is None or member.due != due:
+                continue
+            member.due = NEVER  # until something is known
+            by_topic.setdefault(slot.topic, []).append(member)
+        requests: list[tuple[OwnedSlot, PrepareRequest]] = []
+        topics = self._catalog.known()
+        for name, members in by_topic.items():
+            topic = topics.get(name)
+            if topic is None or topic.paused or name not in self._handlers:
+                for member in members:
+                    self._look(member, now + PAUSED_LOOK_MS)
+                continue
+            room = self.dispatcher.room(name)
+            if room < len(members):
+                self._no_room.update(member.slot for member in members[max(room, 0) :])
+                members = members[: max(room, 0)]
+            for member in members:
+                limit = min(TAKE_LIMIT, room // len(members))
+                requests.append((member, PrepareRequest(member.slot, limit, topic.retries, member.claim)))
+        return requests
+
+    # --- take
+
+    def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> None:
+        results = self._queues.prepare([request for _, request in requests])
+        taken: list[Entry] = []
+        now = self._clock.now_ms()
+        for owned, _ in requests:
+            result = results[owned.slot]
+            if isinstance(result, IndexUnavailable):
+                log.warning("prepare_failed", slot=str(owned.slot), error=str(result))
+                self._look(owned, now + RETRY_MS)
+                if isinstance(result, ReplyLost):
+                    for delay in RECONCILE_AFTER_MS:
+                        heapq.heappush(self._reconcile, (now + delay, owned.slot))
+                continue
+            taken += self._hold(owned, result.entries, result.redis_now_ms)
+            self._plan(owned, result, now)
+        if taken:
+            self._check(taken)
+
+    def _plan(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
+        """When to look at the slot next."""
+        if result.next_due is None:
+            return
+        due = int(result.next_due)
+        if due <= now:
+            # Due by our clock: either there is more, or Redis's clock is behind ours and says not yet.
+            due = now + max(due - result.redis_now_ms, 0)
+        self._look(owned, due)
+
+    def _hold(self, owned: OwnedSlot, entries: Iterable[tuple[int, float]], taken: int) -> list[Entry]:
+        topic = self._catalog.known()[owned.slot.topic]
+        handler = self._handlers[topic.name]
+        monotonic = self._clock.monotonic()
+        held: list[Entry] = []
+        for job_id, fence in entries:
+            entry = self._inflight.get(job_id)
+            if entry is not None:
+                # Ours already: timed out while this process was paused. It runs on under the new fence;
+                # its late failure will find another (attempts, crashes) on the row.
+                entry.fence = fence
+                entry.kept = monotonic
+                entry.lost = False
+                continue
+            entry = Entry(job_id, owned.slot, fence, topic, handler, taken, monotonic)
+            self._inflight.add(entry)
+            held.append(entry)
+        return held
+
+    def _check(self, entries: list[Entry]) -> None:
+        """The row check: what the row says goes, whatever the index said."""
+        rows = self._read([entry.job_id for entry in entries])
+        if rows is None:
+            self._finisher.give_back_unread(entries)
+            return
+        now = self._clock.now_ms()
+        ready: list[Entry] = []
+        behind: list[Entry] = []
+        refused: list[tuple[Entry, TaskRow | None]] = []
+        for entry in entries:
+            row = rows.get(entry.job_id)
+            if row is None:
+                log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
+                self._finisher.counts["orphans"] += 1
+                refused.append((entry, None))
+                continue
+            entry.row = row
+            if row.status != TaskStatus.PENDING:
+                self._finisher.counts["stale_dropped"] += 1
+                refused.append((entry, row))
+            elif row.next_time <= now:
+                ready.append(entry)
+            elif row.next_time - now <= MAX_CLOCK_SKEW_MS:
+                heapq.heappush(self._waiting, (row.next_time, row.job_id, entry))
+            elif row.next_time <= entry.taken:
+                behind.append(entry)
+            else:
+                refused.append((entry, row))
+        if behind:
+            log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
+            self._finisher.give_back_later(behind, now)
+        if refused:
+            self._finisher.settle_by_row(refused)
+        if ready:
+            self.dispatcher.put(ready)
+
+    def _read(self, job_ids: list[int]) -> dict[int, TaskRow] | None:
+        """The rows, waiting for MySQL if need be; None when the worker stops meanwhile.
+
+        Nothing more is taken while it waits, so what is held stays bounded; it is kept alive meanwhile.
+        """
+        while True:
+            try:
+                return self._store.read(job_ids)
+            except StoreUnavailable as exc:
+                log.warning("rows_not_read", tasks=len(job_ids), error=str(exc))
+                if not self._taking:
+                    return None
+                self.loop.pause(RETRY_MS / 1000)
+
+    def _release_waiting(self, now: int) -> None:
+        ready: list[Entry] = []
+        while self._waiting and self._waiting[0][0] <= now:
+            ready.append(heapq.heappop(self._waiting)[2])
+        if ready:
+            self.dispatcher.put(ready)
+
+    # --- lost replies
+
+    def _settle_lost_replies(self, now: int) -> None:
+        """Adopt what a prepare took whose reply never came. Only this thread can: it has no prepare out."""
+        owned: dict[Slot, OwnedSlot] = {}
+        while self._reconcile and self._reconcile[0][0] <= now:
+            _, slot = heapq.heappop(self._reconcile)
+            member = self._book.owned.get(slot)
+            if member is not None:
+                owned[slot] = member
+        if not owned:
+            return
+        results = self._queues.expired(
+            [ExpiredRequest(slot, NO_TIMEOUT, [member.claim]) for slot, member in owned.items()]
+        )
+        found: list[Entry] = []
+        for slot, result in results.items():
+            if isinstance(result, IndexUnavailable):
+                heapq.heappush(self._reconcile, (now + RETRY_MS, slot))
+                continue
+            mine = [(job_id, _fence(score)) for job_id, score in result if self._inflight.get(job_id) is None]
+            found += self._hold(owned[slot], mine, now)
+        if found:
+            log.info("lost_reply_recovered", tasks=len(found))
+            self._check(found)
+
+
+def _fence(score: float) -> float:
+    _, remaining, claim = split(score)
+    return remaining + claim / 4096

@@ -1,0 +1,336 @@
+"""One worker process: composes the loops, obeys the daemon, and leaves in good order.
+
+    poll -> dispatch -> finish        the path of a task
+    keepalive, reclaim, sweep         what keeps that path honest
+
+Started by the daemon as ``python -m toc.worker.process``, never by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from toc.catalog import REFRESH_SECONDS
+from toc.client import TimeoutCenter
+from toc.coordination.assignment import TABLES
+from toc.errors import StoreUnavailable, TocError
+from toc.log import configure, get_logger
+from toc.sweep import Sweep, Sweeper
+from toc.topic import Slot
+from toc.worker.app import check_topics, load_app
+from toc.worker.dispatch import Dispatcher
+from toc.worker.entry import Entry, Inflight
+from toc.worker.finish import Finisher
+from toc.worker.keepalive import Keeper
+from toc.worker.link import Link, pack, unpack
+from toc.worker.loop import Loop, watched_thread
+from toc.worker.poll import Poller
+from toc.worker.reclaim import Reclaimer
+from toc.worker.slots import OwnedSlot, SlotBook
+
+log = get_logger(__name__)
+
+BEAT_SECONDS = 1.0
+BUSY_TICK_SECONDS = 0.05
+HAND_OVER_SECONDS = 0.5
+"""How long a slot that is handed over waits for handlers that run; later they finish under our claim."""
+FORCED_SECONDS = 3.0
+"""How long a forced stop may take to give entries back."""
+SWITCH_INTERVAL_SECONDS = 0.0005
+"""How often threads may take turns: Python's default of 5 ms is more than a task may be late."""
+EXIT_RECYCLE = 75
+
+
+class Worker:
+    """The loops of one process around one TimeoutCenter."""
+
+    def __init__(self, center: TimeoutCenter, worker_id: str, link: Link, *, threads: int) -> None:
+        settings, clock = center.settings, center.clock
+        self._clock = clock
+        self._link = link
+        self._catalog = center.catalog
+        self._deadline = settings.shutdown_deadline
+        self.worker_id = worker_id
+        self.inflight = Inflight()
+        self.book = SlotBook(center.queues, worker_id)
+        self.finisher = Finisher(
+            store=center.store,
+            queues=center.queues,
+            catalog=self._catalog,
+            inflight=self.inflight,
+            clock=clock,
+        )
+        self.poller = Poller(
+            store=center.store,
+            queues=center.queues,
+            catalog=self._catalog,
+            clock=clock,
+            handlers=center.handlers,
+            book=self.book,
+            inflight=self.inflight,
+            finisher=self.finisher,
+        )
+        self.dispatcher = self.poller.dispatcher = Dispatcher(
+            handlers=center.handlers,
+            inflight=self.inflight,
+            finisher=self.finisher,
+            clock=clock,
+            threads=threads,
+            async_limit=settings.async_limit,
+            too_early=self.poller.too_early,
+            has_room=self.poller.has_room,
+        )
+        self.keeper = Keeper(
+            queues=center.queues,
+            clock=clock,
+            inflight=self.inflight,
+            dispatcher=self.dispatcher,
+            finisher=self.finisher,
+            on_stuck=self._on_stuck,
+        )
+        self.reclaimer = Reclaimer(
+            store=center.store,
+            queues=center.queues,
+            catalog=self._catalog,
+            clock=clock,
+            book=self.book,
+            inflight=self.inflight,
+            poller=self.poller,
+        )
+        self.sweeper = Sweeper(Sweep(center.store, center.queues, self._catalog, clock))
+        self._sweeping = Loop("sweep", self.sweeper.run_once)
+        self._listener = center.queues.listener()
+        self._listening = watched_thread("wake", lambda: self._listener.run(self._woken))
+        self._loops = [
+            self.finisher.loop,
+            self.poller.loop,
+            self.keeper.loop,
+            self.reclaimer.loop,
+            self._sweeping,
+            Loop("catalog", self._refresh_catalog),
+        ]
+        self._dropping: list[tuple[float, list[OwnedSlot]]] = []
+        """Slots being handed over, with the time until which running handlers are waited for."""
+        self._lingering: list[OwnedSlot] = []
+        """Slots handed over whose last handlers still run under our claim."""
+        self._claimed_at = float("-inf")
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_sender.setblocking(False)
+        self._signals = 0
+        self._stopping = False
+        self._forced = False
+        self._recycling = False
+
+    # --- told by signals and other threads
+
+    def on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
+        """SIGTERM: stop in good order; a second one forces."""
+        self._signals += 1
+
+    def _on_stuck(self) -> None:
+        """A handler thread is lost: take nothing more, let the others finish, and be replaced."""
+        if not self._recycling:
+            self._recycling = True
+            self.poller.pause_taking()
+            self._wake_sender.send(b"\0")
+
+    def _woken(self, slot: Slot | None, due_ms: int | None) -> None:
+        if slot is None or due_ms is None:
+            self.reclaimer.look_now()  # connected anew: messages may have been missed
+        else:
+            self.poller.look_at(slot, due_ms)
+
+    def _refresh_catalog(self) -> float:
+        try:
+            self._catalog.refresh()
+        except StoreUnavailable as exc:
+            log.warning("topics_not_read", error=str(exc))
+        return REFRESH_SECONDS
+
+    # --- main thread
+
+    def run(self) -> int:
+        """Work until told to stop; returns the exit code."""
+        signal.set_wakeup_fd(self._wake_sender.fileno())
+        signal.signal(signal.SIGTERM, self.on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides
+        self.dispatcher.start()
+        for loop in self._loops:
+            loop.start()
+        self._listening.start()
+        self._link.send("ready", worker_id=self.worker_id)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._link, selectors.EVENT_READ)
+            selector.register(self._wake_receiver, selectors.EVENT_READ)
+            self._serve(selector, lambda: self._stopping or self._recycling)
+            self._leave(selector)
+        return EXIT_RECYCLE if self._recycling else 0
+
+    def _serve(self, selector: selectors.BaseSelector, until: Callable[[], bool]) -> None:
+        """Obey the daemon and see to hand-overs, until ``until``."""
+        beat_at = float("-inf")
+        while not until():
+            now = self._clock.monotonic()
+            if now - beat_at >= BEAT_SECONDS:
+                beat_at = now
+                self._link.send("beat", held=len(self.inflight), counts=dict(self.finisher.counts))
+            self._claim(now)
+            self._hand_over(now)
+            busy = (
+                self._dropping or self._lingering or self.book.incomplete or self._stopping or self._recycling
+            )
+            for key, _ in selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS):
+                if key.fileobj is self._wake_receiver:
+                    self._wake_receiver.recv(4096)
+                else:
+                    for message in self._link.receive():
+                        self._obey(message)
+            if self._link.closed or self._signals:
+                self._stopping = True
+            if self._signals > 1:
+                self._forced = True
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "dead":
+            self.book.dead = frozenset(message["workers"])
+            self.reclaimer.look_now()
+        elif kind == "take":
+            slots = unpack(message["slots"])
+            self.sweeper.add({slot.number for slot in slots if slot.topic == TABLES})
+            self.book.want(slot for slot in slots if slot.topic != TABLES)
+            self._claimed_at = float("-inf")
+        elif kind == "drop":
+            self._drop(unpack(message["slots"]))
+        elif kind == "stop":
+            self._stopping = True
+        elif kind == "force":
+            self._stopping = self._forced = True
+
+    def _claim(self, now: float) -> None:
+        if not self.book.incomplete or now - self._claimed_at < HAND_OVER_SECONDS:
+            return
+        self._claimed_at = now
+        fresh = self.book.claim_missing()
+        if fresh:
+            self._listener.set_slots(self.book.owned)
+            for owned in fresh:
+                self.poller.look_at(owned.slot, 0)
+            if any(owned.others for owned in fresh):
+                self.reclaimer.look_now()
+
+    def _drop(self, slots: set[Slot]) -> None:
+        tables = {slot for slot in slots if slot.topic == TABLES}
+        self.sweeper.remove({slot.number for slot in tables})
+        dropped = self.book.give_up(slots - tables)
+        self._listener.set_slots(self.book.owned)
+        self._withdraw(slots)
+        self._dropping.append((self._clock.monotonic() + HAND_OVER_SECONDS, dropped))
+        rest = slots - {owned.slot for owned in dropped}
+        if rest:
+            self._link.send("dropped", slots=pack(rest))
+
+    def _withdraw(self, slots: set[Slot] | None = None) -> None:
+        self.finisher.give_back(self.dispatcher.withdraw(slots) + self.poller.withdraw(slots))
+
+    def _hand_over(self, now: float) -> None:
+        if not self._dropping and not self._lingering:
+            return
+        busy = {entry.slot for entry in self.inflight.snapshot()}
+        quiet = self.finisher.idle
+        released: list[OwnedSlot] = []
+        waiting: list[tuple[float, list[OwnedSlot]]] = []
+        for until, owned in self._dropping:
+            ready = [o for o in owned if now >= until or (quiet and o.slot not in busy)]
+            released += ready
+            left = [o for o in owned if o not in ready]
+            if left:
+                waiting.append((until, left))
+        self._dropping = waiting
+        if released:
+            self._link.send("dropped", slots=pack(owned.slot for owned in released))
+            self._lingering += released
+        if quiet:
+            self.book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
+            self._lingering = [owned for owned in self._lingering if owned.slot in busy]
+
+    # --- the end
+
+    def _leave(self, selector: selectors.BaseSelector) -> None:
+        """Take nothing more; give back what has not started; let what runs finish; leave.
+
+        In this order, so that nobody waits for us: other workers can have our slots as soon as the daemon
+        hears ``leaving``, while our last handlers still run under our claims.
+        """
+        self.poller.pause_taking()
+        owned = self.book.give_up(list(self.book.owned))
+        self._listener.set_slots(())
+        self._sweeping.stop(0)
+        self._withdraw()
+        self._link.send("leaving", recycle=self._recycling)
+        until = self._clock.monotonic() + self._deadline
+        self._serve(
+            selector,
+            lambda: (
+                self._done() or self._forced or (not self._recycling and self._clock.monotonic() >= until)
+            ),
+        )
+        running = [entry for entry in self.inflight.snapshot() if self.inflight.settle(entry)]
+        if running and not self._recycling:
+            log.warning("handlers_abandoned", tasks=len(running))
+            self._give_back_running(running)
+        self.finisher.loop.stop(FORCED_SECONDS)
+        self.book.hand_back(owned)
+        for loop in self._loops:
+            loop.stop(1.0)
+        self._listener.stop()
+        self.dispatcher.close()
+
+    def _done(self) -> bool:
+        return self.finisher.idle and all(entry.settled for entry in self.inflight.snapshot())
+
+    def _give_back_running(self, running: Iterable[Entry]) -> None:
+        """Forced: the try is given back uncharged, and will run again elsewhere."""
+        self.finisher.give_back(running)
+        until = self._clock.monotonic() + FORCED_SECONDS
+        while not self.finisher.idle and self._clock.monotonic() < until:
+            self.finisher.loop.pause(BUSY_TICK_SECONDS)
+
+
+def main() -> None:
+    """The entry point of ``python -m toc.worker.process``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--app", required=True)
+    parser.add_argument("--worker-id", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--link", type=int, required=True)
+    arguments = parser.parse_args()
+    link = Link(socket.socket(fileno=arguments.link))
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    try:
+        center = load_app(arguments.app)
+        configure(center.settings.log_level, center.settings.log_format)
+        check_topics(center)
+        worker = Worker(center, arguments.worker_id, link, threads=arguments.threads)
+    except TocError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        sys.exit(exc.exit_code)
+    threading.current_thread().name = "toc-main"
+    code = worker.run()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a handler thread that never ends must not keep the process
+
+
+if __name__ == "__main__":
+    main()

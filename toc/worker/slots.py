@@ -1,0 +1,88 @@
+"""The slots that a worker consumes, with the claim numbers that it drew for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from toc.errors import IndexUnavailable
+from toc.log import get_logger
+from toc.queue.queues import Queues
+from toc.topic import Slot
+
+log = get_logger(__name__)
+
+NEVER = 2**62
+"""The due time of a slot in which nothing is known to be due."""
+
+
+class OwnedSlot:
+    """A slot in this worker's hands.
+
+    ``claim`` is the number that its PrepareQueue entries carry, ``others`` the numbers that other
+    workers hold or held, ``due`` the instant (ms, this machine's clock) at which the poller looks at it next.
+    """
+
+    __slots__ = ("claim", "due", "others", "slot")
+
+    def __init__(self, slot: Slot, claim: int, others: dict[int, str]) -> None:
+        self.slot = slot
+        self.claim = claim
+        self.others = others
+        self.due = NEVER
+
+
+class SlotBook:
+    """What this worker was told to consume, and what of it it has claimed. Thread-safe."""
+
+    def __init__(self, queues: Queues, worker_id: str) -> None:
+        self._queues = queues
+        self._worker_id = worker_id
+        self._lock = threading.Lock()
+        self._wanted: set[Slot] = set()
+        self.owned: dict[Slot, OwnedSlot] = {}
+        """Replaced, never changed in place: readers may iterate over it."""
+        self.dead: frozenset[str] = frozenset()
+        """Workers that are known to be dead: what carries their numbers is not running."""
+
+    def want(self, slots: Iterable[Slot]) -> None:
+        """Slots to claim from now on."""
+        with self._lock:
+            self._wanted.update(slots)
+
+    def give_up(self, slots: Iterable[Slot]) -> list[OwnedSlot]:
+        """Forget slots; returns those that were claimed, so that their numbers can be handed back later."""
+        gone = set(slots)
+        with self._lock:
+            self._wanted -= gone
+            dropped = [owned for slot, owned in self.owned.items() if slot in gone]
+            self.owned = {slot: owned for slot, owned in self.owned.items() if slot not in gone}
+        return dropped
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether some wanted slot has no claim yet."""
+        return len(self._wanted) > len(self.owned)
+
+    def claim_missing(self) -> list[OwnedSlot]:
+        """Draw claim numbers for wanted slots that have none; returns the slots that are now owned."""
+        missing = [slot for slot in self._wanted if slot not in self.owned]
+        if not missing:
+            return []
+        results = self._queues.claim(missing, self._worker_id)
+        fresh: list[OwnedSlot] = []
+        for slot, result in results.items():
+            if isinstance(result, IndexUnavailable):
+                log.warning("slot_not_claimed", slot=str(slot), error=str(result))
+            else:
+                fresh.append(OwnedSlot(slot, result.number, dict(result.others)))
+        with self._lock:
+            fresh = [owned for owned in fresh if owned.slot in self._wanted]
+            self.owned = self.owned | {owned.slot: owned for owned in fresh}
+        return fresh
+
+    def hand_back(self, dropped: Iterable[OwnedSlot]) -> None:
+        """Delete the claim numbers of slots that were given up and hold nothing of ours any more."""
+        numbers = {owned.slot: owned.claim for owned in dropped}
+        if numbers:
+            self._queues.unclaim(numbers)
