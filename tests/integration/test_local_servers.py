@@ -18,12 +18,13 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
 from toc.errors import ConfigError
-from toc.local import cluster, servers
+from toc.local import cluster, server
 from toc.local.cluster import LocalCluster
 from toc.local.embedded import EmbeddedStack
 from toc.local.process import StartFailed, free_port, tail
 from toc.local.resp import Refused
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, Server, ZooKeeper
+from toc.local.server import Server
+from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
 
 if TYPE_CHECKING:
     from conftest import Launch
@@ -118,7 +119,7 @@ def test_a_port_that_was_taken_in_between_is_replaced_by_another(
 ) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         ports = iter([taken.getsockname()[1], free_port()])
-        monkeypatch.setattr(servers, "free_port", lambda: next(ports))
+        monkeypatch.setattr(server, "free_port", lambda: next(ports))
         with RedisServer(tmp_path) as redis:
             assert redis.port != taken.getsockname()[1]
             assert redis.call("PING") == "PONG"

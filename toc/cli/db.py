@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
 from toc.cli.output import say, show
@@ -18,34 +16,36 @@ def upgrade() -> None:
 
     Safe to run again, also after it was interrupted half-way; two at once wait for each other.
     """
-    _migrator().upgrade(progress=say)
+    from toc.admin import migrator
+
+    migrator(load_settings()).upgrade(
+        lambda server, database, done, tables, seconds: say(
+            f"{server} {database}: {done} of {tables} tables, {seconds:.1f} s"
+        )
+    )
     say("every shard is up to date")
 
 
 @app.command()
 def check(as_json: Json = False) -> None:
     """Say which shards are behind the schema of this version. Ends with 3 if any is."""
-    shards = _migrator().check()
-    show([_record(shard) for shard in shards], as_json=as_json, empty="no shards")
-    behind = [shard for shard in shards if shard.behind]
+    from toc.admin import migrator
+
+    shards = migrator(load_settings()).check()
+    records = [
+        {
+            "server": shard.server,
+            "database": shard.database,
+            "revision": shard.revision,
+            "head": shard.head,
+            "behind": shard.behind,
+            "missing_tables": list(shard.missing_tables) if as_json else len(shard.missing_tables),
+            "unexpected_tables": list(shard.unexpected_tables) if as_json else len(shard.unexpected_tables),
+        }
+        for shard in shards
+    ]
+    show(records, as_json=as_json, empty="no shards")
+    behind = sum(shard.behind for shard in shards)
     if behind:
-        say(f"{len(behind)} of {len(shards)} databases are behind: run `toc db upgrade`")
+        say(f"{behind} of {len(shards)} databases are behind: run `toc db upgrade`")
         raise typer.Exit(3)
-
-
-def _migrator() -> Any:
-    from toc.store.migrate import Migrator
-
-    settings = load_settings()
-    settings.need_database_urls()
-    return Migrator.from_settings(settings)
-
-
-def _record(shard: Any) -> dict[str, Any]:
-    return {
-        "server": shard.server,
-        "database": shard.database,
-        "revision": shard.revision,
-        "head": shard.head,
-        "behind": shard.behind,
-    }

@@ -66,6 +66,7 @@ def demo(
     from toc.demo import orders as orders_module
     from toc.demo.report import judge
     from toc.demo.run import await_workers, drive
+    from toc.local.process import tail
 
     if on_cluster and configured:
         raise InvalidInput("give --cluster or --configured, not both")
@@ -81,6 +82,8 @@ def demo(
         )
         observed = drive(stage.center, plan, stage.history, stack.enter_context(_progress()))
         report = judge(observed, stage.history.starts, orders=len(chosen), stretched=plan.stretched)
+        if not report.right and stage.log is not None:
+            say(f"the worker's log ends with:\n{tail(stage.log)}")
     _print_report(report, as_json)
     raise typer.Exit(0 if report.right else 1)
 
@@ -181,10 +184,10 @@ def dev(
     Example: toc dev --app shop.deadlines:center
     """
     from toc import log
+    from toc.admin import migrator
     from toc.config import Settings
     from toc.demo.stage import only_config, write_config
     from toc.local.embedded import EmbeddedStack
-    from toc.store.migrate import Migrator
 
     _clean_up_when_terminated()
     with EmbeddedStack(directory) as stack:
@@ -192,7 +195,7 @@ def dev(
         with only_config(config):
             settings = Settings()
             log.configure(settings.log_level, settings.log_format)
-            Migrator.from_settings(settings).upgrade()
+            migrator(settings).upgrade()
             print(f"export TOC_CONFIG={config}", flush=True)
             if app is None:
                 say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
@@ -232,18 +235,18 @@ def start(
 
     Then try: toc demo --cluster
     """
+    from toc.admin import migrator
     from toc.client import TimeoutCenter
     from toc.config import Settings
     from toc.demo.run import create_topics
     from toc.demo.stage import only_config
     from toc.local.cluster import LocalCluster
-    from toc.store.migrate import Migrator
 
     local = LocalCluster(directory, daemons=daemons, processes=processes)
 
     def prepare(_settings: dict[str, Any]) -> None:
         with only_config(local.config):
-            Migrator.from_settings(Settings()).upgrade()
+            migrator(Settings()).upgrade()
             with TimeoutCenter() as center:
                 create_topics(center)
 

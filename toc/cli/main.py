@@ -36,8 +36,16 @@ app.command(rich_help_panel=_TASKS)(task.reschedule)
 app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
 app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
 app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
-app.command(rich_help_panel=_OPERATE)(worker.slots)
-app.command(rich_help_panel=_OPERATE)(worker.workers)
+for command in (
+    worker.slots,
+    worker.workers,
+    worker.drain,
+    worker.undrain,
+    worker.pin,
+    worker.unpin,
+    worker.rebalance,
+):
+    app.command(rich_help_panel=_OPERATE)(command)
 app.add_typer(dead.app, name="dead", rich_help_panel=_OPERATE)
 app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
 

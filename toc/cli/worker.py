@@ -1,21 +1,32 @@
-"""toc worker | slots | workers"""
+"""toc worker | slots | workers | drain | undrain | pin | unpin | rebalance"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import getpass
+import socket
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import console, instant, show, table
+from toc.cli.output import console, instant, say, show, table
 from toc.cli.values import Json, load_settings, opened
+from toc.errors import ConfigError, IndexUnavailable, InvalidInput
+
+if TYPE_CHECKING:
+    from toc.admin import SlotView
+    from toc.client import TimeoutCenter
+    from toc.config import Settings
+    from toc.coordination.coordinator import SlotRow
+    from toc.coordination.operator import Operator
+    from toc.topic import Slot
+
+Host = Annotated[str, typer.Argument(metavar="HOST", help="As `toc workers` shows it.")]
+SlotName = Annotated[str, typer.Argument(metavar="SLOT", help="As `toc slots` shows it: order.close_3.")]
 
 
 def worker(
     app: Annotated[
-        str,
-        typer.Option(
-            "--app", metavar="MODULE:NAME", help="Your TimeoutCenter, such as shop.deadlines:center."
-        ),
+        str, typer.Option("--app", metavar="MODULE:NAME", help="Your TimeoutCenter: shop.deadlines:center.")
     ],
     processes: Annotated[
         int | None, typer.Option(metavar="N", help="Worker processes. Default: one per core.")
@@ -24,20 +35,20 @@ def worker(
         int | None, typer.Option(metavar="N", help="Handlers that each process runs at once. Default 16.")
     ] = None,
 ) -> None:
-    """Run handlers: the daemon of this host, until it is told to stop (SIGTERM or Ctrl-C).
+    """Run handlers: the daemon of this host, until SIGTERM or Ctrl-C, which end it in good order.
 
     Example: toc worker --app shop.deadlines:center --processes 4
     """
     from toc.config import Settings
-    from toc.worker import daemon
 
     settings = load_settings()
-    given = {
-        name: value for name, value in (("processes", processes), ("threads", threads)) if value is not None
-    }
-    settings = Settings(
-        **(settings.model_dump() | given)
-    )  # checks the ranges as it does those of the variables
+    settings.need_database_urls()
+    settings.need_redis_url()
+    asked = {"processes": processes, "threads": threads}
+    given = {name: value for name, value in asked.items() if value is not None}
+    settings = Settings(**(settings.model_dump() | given))  # refuses what the variables refuse
+    from toc.worker import daemon
+
     raise typer.Exit(daemon.run(app, settings, processes=settings.processes, threads=settings.threads))
 
 
@@ -46,20 +57,113 @@ def slots(
     watch: Annotated[bool, typer.Option("--watch", help="Look again each second until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show every slot: who owns it, what waits in it, and how late it is."""
+    """Show every slot: who owns it and why, what waits in it, and how late it is.
+
+    Without ZooKeeper the owners are known to the one daemon alone and are not shown.
+    """
+    if watch and as_json:
+        raise InvalidInput("give --watch or --json, not both")
     with opened() as center:
-        if watch and not as_json:
+        if watch:
             _watch(center, topic)
         else:
             show(_slot_records(center, topic), as_json=as_json, empty="no topics, so no slots")
 
 
 def workers(as_json: Json = False) -> None:
-    """Show the workers that are alive, and how many slots each owns."""
-    raise NotImplementedError(as_json)
+    """Show the workers that are alive in the cluster, and how many slots each owns."""
+    settings = load_settings()
+    with _operator(settings) as visit:
+        rows = visit.workers()
+    records = [
+        {
+            "worker": row.worker_id,
+            "host": row.host,
+            "pid": row.pid,
+            "weight": row.weight,
+            "owned": row.owned,
+            "assigned": row.assigned,
+            "drained": row.drained,
+            "leader": row.leader,
+            "joined": instant(row.joined),
+            "topics": None if row.topics is None else [name for name in row.topics if name[0] != "~"],
+        }
+        for row in rows
+    ]
+    show(records, as_json=as_json, empty="no workers; start one on each host with `toc worker --app ...`")
 
 
-def _watch(center: Any, topic: str | None) -> None:
+def drain(host: Host) -> None:
+    """Take all slots from a host and give it none until `toc undrain`; before you stop or repair it."""
+    with _operator(load_settings()) as visit:
+        visit.drain(host, by=_who())
+    say(f"{host} is being drained; `toc workers` shows when it owns nothing")
+
+
+def undrain(host: Host) -> None:
+    """Let a drained host have slots again."""
+    with _operator(load_settings()) as visit:
+        found = visit.undrain(host)
+    say(f"{host} may have slots again" if found else f"{host} was not drained")
+
+
+def pin(
+    slot: SlotName,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A host, or a worker of `toc workers`.")],
+) -> None:
+    """Put a slot on a host or worker; while that is not there, the slot goes where balance puts it."""
+    with opened() as center, _operator(center.settings) as visit:
+        visit.pin(_slot(center, slot), target, by=_who())
+    say(f"{slot} is pinned to {target}")
+
+
+def unpin(slot: SlotName) -> None:
+    """Let a pinned slot go where balance puts it."""
+    with opened() as center, _operator(center.settings) as visit:
+        found = visit.unpin(_slot(center, slot))
+    say(f"{slot} is not pinned any more" if found else f"{slot} was not pinned")
+
+
+def rebalance(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Spread every topic's slots evenly over the workers, and show what moves."""
+    with _operator(load_settings()) as visit:
+        moves = visit.rebalance(by=_who(), dry_run=dry_run)
+    records = [{"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new} for move in moves]
+    show(records, as_json=as_json, empty="nothing to move: all is even")
+
+
+def _operator(settings: Settings) -> Operator:
+    from toc.coordination.operator import Operator
+
+    if settings.zookeeper is None:
+        raise ConfigError(
+            "TOC_ZOOKEEPER is not set, so there is one daemon alone, which keeps its slots to itself: "
+            "set TOC_ZOOKEEPER to run several hosts as a cluster"
+        )
+    return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _slot(center: TimeoutCenter, name: str) -> Slot:
+    from toc import admin
+    from toc.topic import Slot
+
+    topic_name, _, number = name.rpartition("_")
+    if not topic_name or not number.isdecimal():
+        raise InvalidInput(f"{name!r} is not a slot; write it as `toc slots` does: order.close_3")
+    topic = admin.get_topic(center.store, topic_name)
+    if int(number) >= topic.slot_amount:
+        raise InvalidInput(f"{topic_name} has slots 0 to {topic.slot_amount - 1}, not {number}")
+    return Slot(topic_name, int(number))
+
+
+def _watch(center: TimeoutCenter, topic: str | None) -> None:
     import time
 
     from rich.live import Live
@@ -71,20 +175,36 @@ def _watch(center: Any, topic: str | None) -> None:
             time.sleep(1)
 
 
-def _slot_records(center: Any, topic: str | None) -> list[dict[str, Any]]:
+def _seats(settings: Settings) -> list[SlotRow]:
+    if settings.zookeeper is None:
+        return []
+    with _operator(settings) as visit:
+        return visit.slots()
+
+
+def _slot_records(center: TimeoutCenter, topic: str | None) -> list[dict[str, Any]]:
     from toc import admin
 
-    views = admin.slot_views(center.store, center.queues, {}, topic=topic)
-    return [
-        {
-            "slot": str(view.slot),
-            "owner": view.owner,
-            "waiting": view.waiting,
-            "prepared": view.prepared,
-            "dead": view.dead,
-            "next_due": None if view.next_due is None else instant(view.next_due),
-            "overdue_ms": view.overdue_ms,
-            "error": view.error,
-        }
-        for view in views
-    ]
+    views = admin.slot_views(center.store, center.queues, _seats(center.settings), topic=topic)
+    return [_slot_record(view) for view in views]
+
+
+def _slot_record(view: SlotView) -> dict[str, Any]:
+    seat, seen = view.seat, view.queues
+    record: dict[str, Any] = {
+        "slot": str(view.slot),
+        "state": seat and str(seat.state),
+        "owner": seat and seat.owner,
+        "why": seat and seat.reason,
+    }
+    if isinstance(seen, IndexUnavailable):
+        counts = dict.fromkeys(("waiting", "prepared", "dead", "next_due", "overdue_ms"))
+        return record | counts | {"error": str(seen)}
+    return record | {
+        "waiting": seen.store,
+        "prepared": seen.prepared,
+        "dead": seen.dead,
+        "next_due": None if seen.next_due is None else instant(seen.next_due),
+        "overdue_ms": view.overdue_ms,
+        "error": None,
+    }

@@ -137,6 +137,7 @@ class Session:
         """End the session, so that its ephemeral nodes vanish at once. Twice, or never started, is fine."""
         client, self._client = self._client, None
         if client is not None:
+            client.remove_listener(self._state_changed)  # an end that is wanted is no news
             client.stop()
             client.close()
 

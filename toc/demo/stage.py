@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toc.admin import migrator
 from toc.client import TimeoutCenter
 from toc.config import Settings
 from toc.demo.history import History, history_directory
@@ -19,7 +20,6 @@ from toc.demo.run import create_topics
 from toc.errors import Unavailable
 from toc.local.embedded import EmbeddedStack
 from toc.local.process import Process, tail
-from toc.store.migrate import Migrator
 
 _TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
 APP = "toc.demo.app:center"
@@ -28,11 +28,15 @@ STOP_SECONDS = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A TimeoutCenter whose tasks some worker runs. ``alive`` raises Unavailable when that worker ended."""
+    """A TimeoutCenter whose tasks some worker runs.
+
+    ``alive`` raises Unavailable when that worker ended; ``log`` is its log, None where others run it.
+    """
 
     center: TimeoutCenter
     history: History
     alive: Callable[[], None]
+    log: Path | None
 
 
 @contextmanager
@@ -43,7 +47,7 @@ def embedded(processes: int) -> Iterator[Stage]:
         with EmbeddedStack(directory / "data") as stack:
             config = write_config(directory / "toc.toml", stack.settings)
             with only_config(config):
-                Migrator.from_settings(Settings()).upgrade()
+                migrator(Settings()).upgrade()
                 with configured(directory, processes) as stage:
                     yield stage
 
@@ -65,7 +69,7 @@ def configured(directory: Path, processes: int) -> Iterator[Stage]:
                 raise Unavailable(f"the worker ended; its log ends with:\n{tail(log)}")
 
         try:
-            yield Stage(center, History(history), alive)
+            yield Stage(center, History(history), alive, log)
         finally:
             worker.stop(STOP_SECONDS)
 
@@ -75,7 +79,7 @@ def of_cluster(config: Path) -> Iterator[Stage]:
     """The local cluster with these settings; its own daemons run the demo."""
     with only_config(config), TimeoutCenter() as center:
         create_topics(center)
-        yield Stage(center, History(history_directory()), lambda: None)
+        yield Stage(center, History(history_directory()), lambda: None, None)
 
 
 def write_config(path: Path, settings: Mapping[str, Any]) -> Path:

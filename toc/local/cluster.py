@@ -18,7 +18,8 @@ from typing import Any
 from toc.errors import ConfigError
 from toc.local.embedded import lock
 from toc.local.process import Process, StartFailed, tail, until
-from toc.local.servers import MariaDB, RedisCluster, Server, ZooKeeper
+from toc.local.server import Server
+from toc.local.servers import MariaDB, RedisCluster, ZooKeeper
 
 _DAEMON = [sys.executable, "-c", "from toc.cli.main import run; run()", "worker"]
 _DAEMON_STOP_S = 40.0  # a daemon gives running handlers 30 s

@@ -163,13 +163,14 @@ class Calls:
             if round_.rediscover:
                 self._rediscover()
             todo = round_.again + [call for call, node in round_.unreachable if self._moved_from(node, call)]
+            if round_.after_pause and (pause := next(pauses, None)) is not None:
+                todo += round_.after_pause  # without a pause left they keep their errors
+                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - spreads load, guards nothing
             if not todo:
                 return
-            if round_.pause:
-                pause = next(pauses, None)
-                if pause is None:
-                    return  # the calls keep the errors of this round
-                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - spreads load, guards nothing
+        for call in todo:
+            if call.result is None:
+                call.result = IndexUnavailable("the connections to Redis break again and again; try again")
 
     def _rediscover(self) -> None:
         # If that fails the old map stands, and its servers say what is wrong.
@@ -183,15 +184,15 @@ class Calls:
 class _Round:
     """One pass over the calls that have no final result yet.
 
-    ``again`` are those to be sent again, with the error that stands if they are not; ``unreachable`` those
-    whose node could not be reached.
+    ``again`` are those to be sent again at once, ``after_pause`` those that need a pause before that, with
+    the error that stands if there is none; ``unreachable`` are those whose node could not be reached.
     """
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self.again: list[Call] = []
+        self.after_pause: list[Call] = []
         self.unreachable: list[tuple[Call, Node]] = []
-        self.pause = False
         self.rediscover = False
 
     def run(self, calls: list[Call]) -> None:
@@ -201,10 +202,13 @@ class _Round:
             while waiting:
                 sent = []
                 for node in list(waiting):
+                    if node not in wires and not self._reach(node, wires, waiting):
+                        continue
                     window = _cut_window(waiting, node)
-                    if self._send(node, wires, window):
+                    if self._send(node, wires[node], window):
                         sent.append((node, window))
                     else:
+                        wires.pop(node).close()
                         self.again += waiting.pop(node, [])
                 for node, window in sent:
                     if not self._read(node, wires[node], window):
@@ -219,26 +223,28 @@ class _Round:
 
     def _by_node(self, calls: list[Call]) -> dict[Node, list[Call]]:
         waiting: dict[Node, list[Call]] = {}
-        for call in calls:
-            try:
+        try:
+            for call in calls:
                 node = call.asking or self._nodes.master(call.hash_slot)
-            except IndexUnavailable as exc:
-                call.result = exc
-            else:
                 waiting.setdefault(node, []).append(call)
+        except IndexUnavailable as exc:  # nobody tells who serves what
+            for call in calls:
+                call.result = exc
+            return {}
         return waiting
 
-    def _send(self, node: Node, wires: dict[Node, Wire], window: list[Call]) -> bool:
-        wire = wires.get(node)
-        if wire is None:
-            try:
-                wire = wires[node] = node.take()
-            except IndexUnavailable as exc:
-                self.rediscover = True
-                for call in window:
-                    call.result, call.asking = exc, None
-                    self.unreachable.append((call, node))
-                return False
+    def _reach(self, node: Node, wires: dict[Node, Wire], waiting: dict[Node, list[Call]]) -> bool:
+        try:
+            wires[node] = node.take()
+        except IndexUnavailable as exc:
+            self.rediscover = True
+            for call in waiting.pop(node):
+                call.result, call.asking = exc, None
+                self.unreachable.append((call, node))
+            return False
+        return True
+
+    def _send(self, node: Node, wire: Wire, window: list[Call]) -> bool:
         commands: list[Command] = [("SCRIPT", "LOAD", script.source) for script in _to_load(window)]
         for call in window:
             if call.asking is not None:
@@ -247,7 +253,6 @@ class _Round:
         try:
             wire.send(commands)
         except RedisError as exc:
-            wires.pop(node).close()
             self._lost(node, window, exc)
             return False
         return True
@@ -297,9 +302,10 @@ class _Round:
             self._nodes.moved(call.hash_slot, self._nodes.redirected(error, node))
         elif then is _Then.FOLLOW_ASK and isinstance(error, AskError):
             call.asking = self._nodes.redirected(error, node)
-        self.pause |= then in (_Then.PAUSE, _Then.REDISCOVER)
         self.rediscover |= then is _Then.REDISCOVER
-        if then is not _Then.GIVE_UP:
+        if then in (_Then.PAUSE, _Then.REDISCOVER):
+            self.after_pause.append(call)
+        elif then is not _Then.GIVE_UP:
             self.again.append(call)
 
 

@@ -45,14 +45,16 @@ _MIN_MAP_AGE_S = 0.05
 class Wire:
     """An open connection to one server process.
 
-    ``run_id`` is that process's; it cannot change while the connection stands.
+    ``run_id`` is that process's; it cannot change while the connection stands. The connection comes with
+    the timeout of the handshake; ``read_timeout`` is that of every reply after it, in seconds.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, read_timeout: float) -> None:
         self._connection = connection
         connection.connect()
         info = self.ask("INFO", "server").decode(errors="replace")
         self.run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
+        self._socket().settimeout(read_timeout)
 
     def send(self, commands: Iterable[Command]) -> None:
         """Write commands at once. Raises RedisError; some may then have been executed."""
@@ -87,11 +89,12 @@ class Wire:
         return bool(self._connection.can_read(0))
 
     def fileno(self) -> int:
-        """The socket's file descriptor, for poll. Raises IndexUnavailable when it is closed."""
-        sock: socket.socket | None = self._connection._sock  # the driver has no public way to it
-        if sock is None:
-            raise IndexUnavailable("the connection to Redis is closed")
-        return sock.fileno()
+        """The socket's file descriptor, for poll."""
+        return self._socket().fileno()
+
+    def _socket(self) -> socket.socket:
+        sock: socket.socket = self._connection._sock  # the driver has no public way to it
+        return sock
 
     def close(self) -> None:
         """Hang up."""
@@ -105,9 +108,10 @@ class Node:
     the callers little time, and those of other servers next to none.
     """
 
-    def __init__(self, address: Address, connect: Callable[[], Any]) -> None:
+    def __init__(self, address: Address, connect: Callable[[], Any], read_timeout: float) -> None:
         self.address = address
         self._connect = connect
+        self._read_timeout = read_timeout
         self._idle: deque[Wire] = deque()
         self._rests_until = 0.0
         self._failure = ""
@@ -132,22 +136,25 @@ class Node:
         began = time.monotonic()
         if began < self._rests_until:
             raise IndexUnavailable(self._failure)
+        if self._failure:  # this caller tries whether it is back; the others need not wait for that
+            self._rests_until = began + _MAX_REST_S
         connection = self._connect()
         try:
-            wire = Wire(connection)
-        except (AuthenticationError, AuthorizationError) as exc:
+            wire = Wire(connection, self._read_timeout)
+        except (AuthenticationError, AuthorizationError):
             connection.disconnect()
-            raise self._failed(began, "refused the user or password; check those in TOC_REDIS_URL") from exc
-        except ResponseError as exc:
+            raise self._failed(began, "refused the user or password; check those in TOC_REDIS_URL") from None
+        except ResponseError:
             connection.disconnect()
             raise self._failed(
                 began, "refused INFO or SELECT; check the user's permissions and the database number"
-            ) from exc
+            ) from None  # what a server says of a login may hold the password
         except (RedisError, OSError) as exc:
             connection.disconnect()
             raise self._failed(
                 began, f"cannot be reached ({type(exc).__name__}); check that it runs and the network to it"
             ) from exc
+        self._failure, self._rests_until = "", 0.0
         return wire
 
     def _failed(self, began: float, what: str) -> IndexUnavailable:
@@ -171,7 +178,8 @@ class Nodes:
 
     def __init__(self, location: Location, *, connect_timeout: float, read_timeout: float) -> None:
         self.location = location
-        self._timeouts = {"socket_connect_timeout": connect_timeout, "socket_timeout": read_timeout}
+        self._connect_timeout = connect_timeout
+        self._read_timeout = read_timeout
         self._start_anew()
 
     def __repr__(self) -> str:
@@ -202,10 +210,12 @@ class Nodes:
         """The node at an address."""
         node = self._nodes.get(address)
         if node is None:
-            location, timeouts = self.location, self._timeouts
-            node = self._nodes.setdefault(
-                address, Node(address, lambda: location.connection(address, sentinel=sentinel, **timeouts))
-            )
+            location, timeout = self.location, self._connect_timeout
+
+            def connect() -> Any:
+                return location.connection(address, timeout, sentinel=sentinel)
+
+            node = self._nodes.setdefault(address, Node(address, connect, self._read_timeout))
         return node
 
     def redirected(self, error: AskError, asked: Node) -> Node:
@@ -226,8 +236,9 @@ class Nodes:
             self._map = served
             self._mapped_at = time.monotonic()
             wanted = {node.address for node in served} | set(self.location.addresses)
-            for address in self._nodes.keys() - wanted:
-                self._nodes.pop(address).close()
+            for address in list(self._nodes):
+                if address not in wanted:
+                    self._nodes.pop(address).close()
             return served
 
     def _discover(self) -> list[Node]:

@@ -122,8 +122,8 @@ class Generation(NamedTuple):
 class Queues:
     """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
 
-    ``connect_timeout`` and ``read_timeout`` are seconds. Connects when first used. Raises ConfigError for a
-    URL or namespace that cannot be used.
+    Connects when first used. Timeouts are seconds, ``connect_timeout`` for each step (reach, log in).
+    Raises ConfigError for a URL or namespace that cannot be used.
     """
 
     def __init__(

@@ -59,11 +59,15 @@ class Location:
     options: dict[str, Any] = field(default_factory=dict, repr=False)
     sentinel_options: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def connection(self, address: Address, *, sentinel: bool, **timeouts: float) -> Any:
-        """A connection, not yet open, to a data server or to a sentinel (the driver has no types for it)."""
+    def connection(self, address: Address, timeout: float, *, sentinel: bool) -> Any:
+        """A connection, not yet open, to a data server or to a sentinel; ``timeout`` is in seconds.
+
+        Any, because the driver has no types for it.
+        """
         options: dict[str, Any] = {
             **(self.sentinel_options if sentinel else self.options),
-            **timeouts,
+            "socket_connect_timeout": timeout,
+            "socket_timeout": timeout,
             "protocol": 2,  # the scripts' replies are the same in both, and RESP2 needs no HELLO
         }
         unix: Any = UnixDomainSocketConnection

@@ -75,7 +75,10 @@ def _check_server(shards: Shards, server: Server) -> list[ShardStatus]:
         query = f"SELECT '{names[0]}', name FROM sqlite_master WHERE type = 'table'"
     else:
         schemas = ",".join(f"'{name}'" for name in names)
-        query = f"SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema IN ({schemas})"
+        query = (
+            "SELECT table_schema, table_name FROM information_schema.tables "
+            f"WHERE table_schema IN ({schemas})"
+        )
     tables: dict[str, set[str]] = {name: set() for name in names}
     for schema, table in server.run([Statement(query)])[0].rows:
         tables[schema].add(table)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -47,8 +46,8 @@ def connector(
 ) -> Callable[[], Any]:
     """A function that opens a connection whose session is set as toc needs it. Timeouts are seconds.
 
-    A database in the URL is not used: at run time every name is qualified. Raises ConfigError for a query argument of the
-    URL that is not known.
+    A database in the URL is not used: at run time every name is qualified. Raises ConfigError for a query
+    argument of the URL that is not known.
     """
     options: dict[str, Any] = {}
     for key, value in url.query.items():
@@ -142,8 +141,10 @@ class MySqlServer(Server):
             # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
             # would release the locks only when the server gets to notice.
             if transaction and _code(exc) not in _LOST:
-                with suppress(pymysql.err.MySQLError):
+                try:
                     connection.rollback()
+                except pymysql.err.MySQLError:
+                    connection.invalidate()
             raise
         cursor.close()
         return results[1:-1] if transaction else results

@@ -78,9 +78,8 @@ def insert(server: Server, name: str, rows: Sequence[TaskRow]) -> Statement:
         for instant in (row.action_time, row.next_time, row.gmt_create, row.gmt_modified):
             if instant not in literals:
                 literals[instant] = server.instant(instant)
-        marks = []
-        for text in (row.biz_key, row.attribute, row.dedup_key, row.last_error):
-            marks.append("NULL" if text is None else "%s")
+        texts = (row.biz_key, row.attribute, row.dedup_key, row.last_error)
+        marks = ["NULL" if text is None else "%s" for text in texts]
         if row.biz_key is not None:
             params.append(row.biz_key.encode())
         params.append(row.attribute)

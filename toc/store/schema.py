@@ -1,8 +1,8 @@
 """The tables, declared once in SQLAlchemy Core.
 
-``migrations/`` builds them; a test requires that both ways give the same tables. A stored format: a change here comes
-with a migration that only expands (new columns have a default, nothing is renamed or dropped) until no
-program that is still deployed needs the old shape.
+``migrations/`` builds them; a test requires that both ways give the same tables. A stored format: a change
+here comes with a migration that only expands (new columns have a default, nothing is renamed or dropped),
+until no program that is still deployed needs the old shape.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One server of the task table, and how statements reach it.
 
 Everything that toc does at run time is a list of statements, sent to one server in one round trip:
-``MySqlServer`` joins them into one multi-statement query, ``SqliteServer`` loops over them. Numbers stand in the
-SQL (formatted by ``%d``-like rules that let nothing but numbers pass), texts are parameters that the driver
-escapes. There is no statement per task where one per table will do.
+``MySqlServer`` joins them into one multi-statement query, ``SqliteServer`` loops over them. Numbers stand in
+the SQL (formatted by ``:d``, which lets nothing else pass), texts are parameters that the driver escapes.
+There is no statement per task where one per table will do.
 """
 
 from __future__ import annotations
@@ -69,10 +69,13 @@ class Server(ABC):
     ) -> list[Result]:
         """Run the statements in order, in one round trip; in one transaction if ``transaction``.
 
-        ``again`` says that running them twice does no harm (reads, guarded updates): then a broken connection is
-        replaced and they are sent once more. What the server rolled back is sent again in any case, a
-        few times. Raises StoreUnavailable (Lost, if they were sent and ``again`` is False), SchemaBehind, Duplicate.
+        ``again`` says that running them twice does no harm (reads, guarded updates): then a broken connection
+        is replaced and they are sent once more. What the server rolled back is sent again in any case, a few
+        times. Raises StoreUnavailable (Lost, if it is not known whether they took effect), SchemaBehind,
+        Duplicate.
         """
+        if not statements:
+            return []
         for attempt in range(TRIES):
             started = time.monotonic()
             try:
@@ -100,11 +103,15 @@ class Server(ABC):
         try:
             results = self._execute(connection, statements, transaction)
         except BaseException as exc:
-            # Whatever happened, half-read results or an open transaction must not reach the next user.
-            connection.invalidate()
-            if isinstance(exc, Exception):
-                raise self.translate(exc, sent=True) from exc
-            raise
+            error = self.translate(exc, sent=True) if isinstance(exc, Exception) else exc
+            if isinstance(error, Duplicate) and connection.is_valid:
+                connection.close()  # back to the pool: this error is everyday life, and it was rolled back
+            elif connection.is_valid:
+                # Half-read results or an open transaction must not reach the next user.
+                connection.invalidate()
+            if error is exc:
+                raise
+            raise error from exc
         connection.info["used"] = True
         connection.close()
         return results

@@ -47,7 +47,8 @@ class Layout:
             )
         if databases > tables or databases % len(self.urls):
             raise ConfigError(
-                f"{databases} databases cannot be spread evenly over {len(self.urls)} servers and {tables} tables"
+                f"{databases} databases cannot be spread evenly over {len(self.urls)} servers "
+                f"and {tables} tables"
             )
         if not _PREFIX.fullmatch(prefix):
             raise ConfigError(f"database prefix {prefix!r} must be letters, digits and _, a letter first")

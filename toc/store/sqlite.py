@@ -71,13 +71,17 @@ class SqliteServer(Server):
     ) -> list[Result]:
         cursor = connection.cursor()
         results = []
-        if transaction:
-            cursor.execute("BEGIN IMMEDIATE")
-        for sql, params in statements:
-            cursor.execute(sql.replace("%s", "?"), params)
-            results.append(Result(cursor.fetchall(), cursor.rowcount))
-        if transaction:
-            cursor.execute("COMMIT")
+        try:
+            if transaction:
+                cursor.execute("BEGIN IMMEDIATE")
+            for sql, params in statements:
+                cursor.execute(sql.replace("%s", "?"), params)
+                results.append(Result(cursor.fetchall(), cursor.rowcount))
+            if transaction:
+                cursor.execute("COMMIT")
+        except sqlite3.Error:
+            connection.rollback()
+            raise
         cursor.close()
         return results
 

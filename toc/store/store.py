@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection
@@ -55,7 +54,6 @@ class Store:
             pool_size=pool_size,
         )
         self._clock = clock
-        self._stamp_lock = threading.Lock()
         self._last_stamp = 0
         self._batches = Batches(self._shards, self._stamp)
         self._submitter = Submitter(self._shards, JobIds(clock))
@@ -215,7 +213,7 @@ class Store:
         return self._batches.dead(tables, biz_type=biz_type, biz=biz, after=start, limit=limit)
 
     def stamped_amounts(self, biz_type: int) -> set[int]:
-        """The slot_amounts that pending rows of a biz_type carry. Reads every pending row: not for each second."""
+        """The slot_amounts that pending rows of a biz_type carry. Reads every pending row, so not often."""
         return self._batches.stamped_amounts(biz_type)
 
     # --- purging -------------------------------------------------------------------------------------------
@@ -232,7 +230,9 @@ class Store:
         return self._batches.purge_dead(job_ids)
 
     def _stamp(self) -> int:
-        """Now, but never the same twice: by its gmt_modified a call knows the rows that it changed itself."""
-        with self._stamp_lock:
-            self._last_stamp = max(self._clock.now_ms(), self._last_stamp + 1)
-            return self._last_stamp
+        """Now, but not the same twice: by its gmt_modified a call knows the rows that it changed itself.
+
+        Two threads that meet here may get the same one, which is harmless: they never change one row at once.
+        """
+        self._last_stamp = stamp = max(self._clock.now_ms(), self._last_stamp + 1)
+        return stamp

@@ -14,7 +14,14 @@ from sqlalchemy import Connection, MetaData, Table, select
 from sqlalchemy import insert as core_insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from toc.errors import DedupConflict, PartialSubmit, StoreUnavailable, SubmitUnknown, WrongShardConnection
+from toc.errors import (
+    DedupConflict,
+    PartialSubmit,
+    SchemaBehind,
+    StoreUnavailable,
+    SubmitUnknown,
+    WrongShardConnection,
+)
 from toc.sharding import JobIds
 from toc.store import rows as sql
 from toc.store.schema import task_table
@@ -75,7 +82,7 @@ class Submitter:
             except _Unsettled as exc:
                 unknown, cause = exc.job_ids, exc
                 break
-            except (StoreUnavailable, DedupConflict) as exc:
+            except (StoreUnavailable, SchemaBehind, DedupConflict) as exc:
                 if not written:
                     raise
                 cause = exc

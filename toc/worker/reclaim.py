@@ -89,9 +89,10 @@ class Reclaimer:
             elif not peek.prepared and owned[slot].others:
                 idle[slot] = list(owned[slot].others)
                 owned[slot].others = {}
-        if idle:
+        while idle:
             # Nothing is prepared there: whoever drew these numbers has nothing left under them.
-            self._queues.unclaim(idle)
+            self._queues.unclaim({slot: numbers.pop() for slot, numbers in idle.items()})
+            idle = {slot: numbers for slot, numbers in idle.items() if numbers}
 
     def _reclaim(self) -> None:
         owned = self._book.owned

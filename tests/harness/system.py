@@ -1,0 +1,156 @@
+"""A whole system on real servers: its settings, its daemons, its history."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from toc import Settings, TimeoutCenter, Topic
+from toc.store.migrate import Migrator
+
+TOPICS = ("test.sync", "test.async", "test.batch", "test.doomed")
+
+
+class Event(NamedTuple):
+    """One line of the history: ``event`` is start or end of a handler, ``at`` nanoseconds since 1970."""
+
+    event: str
+    job_id: int
+    attempt: int
+    at: int
+    pid: int
+
+
+class DaemonProcess:
+    """One ``toc worker`` with its worker processes, as a host of the cluster."""
+
+    def __init__(
+        self, directory: Path, host: str, env: Mapping[str, str], *, processes: int, threads: int
+    ) -> None:
+        self.host = host
+        self.log = directory / f"{host}.log"
+        command = [sys.executable, "-m", "toc", "worker", "--app", "harness.app:center"]
+        command += ["--processes", str(processes), "--threads", str(threads)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**env, "TOC_HOST": host},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def workers(self) -> list[int]:
+        """The pids of its worker processes that live."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def kill(self) -> list[int]:
+        """kill -9 of the daemon and all its processes; returns the pids of the workers."""
+        workers = self.workers()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        return workers
+
+    def terminate(self) -> None:
+        """SIGTERM to the daemon."""
+        self.process.terminate()
+
+    def stop(self) -> None:
+        """End whatever is left."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+
+class System:
+    """Settings, schema, topics and daemons over servers that run already."""
+
+    def __init__(self, directory: Path, **settings: object) -> None:
+        self.directory = directory
+        self.history_directory = directory / "history"
+        self.history_directory.mkdir()
+        self.settings = Settings(**settings)
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TOC_")},
+            **{f"TOC_{name.upper()}": _text(value) for name, value in settings.items()},
+            "TOC_TEST_HISTORY": str(self.history_directory),
+            "PYTHONPATH": str(Path(__file__).parent.parent),
+        }
+        Migrator(
+            self.settings.database_urls,
+            databases=self.settings.databases,
+            tables=self.settings.tables,
+            prefix=self.settings.database_prefix,
+        ).upgrade()
+        self.center = TimeoutCenter(self.settings)
+        self.daemons: list[DaemonProcess] = []
+
+    def create_topics(self, *, slots: int = 8, **policies: object) -> None:
+        """The topics of the test app, with these policies."""
+        for biz_type, name in enumerate(TOPICS, start=1):
+            self.center.store.topics.create(Topic(name, biz_type, slots, **policies))  # type: ignore[arg-type]
+
+    def start(self, host: str = "host-a", *, processes: int = 2, threads: int = 4) -> DaemonProcess:
+        """Start a daemon and wait until its processes are ready."""
+        daemon = DaemonProcess(self.directory, host, self.env, processes=processes, threads=threads)
+        self.daemons.append(daemon)
+        self.wait(
+            lambda: (
+                daemon.log.read_text().count("worker_ready") >= processes or daemon.process.poll() is not None
+            ),
+            f"{host} is ready",
+            15,
+        )
+        assert daemon.process.poll() is None, daemon.log.read_text()
+        return daemon
+
+    def history(self) -> list[Event]:
+        """Every start and end so far, in the order in which they happened."""
+        events = []
+        for path in self.history_directory.iterdir():
+            for line in path.read_text().splitlines():
+                event, job_id, attempt, at, pid = line.split()
+                events.append(Event(event, int(job_id), int(attempt), int(at), int(pid)))
+        return sorted(events, key=lambda event: event.at)
+
+    def starts(self, job_id: int) -> list[Event]:
+        """The starts of one task's handler."""
+        return [event for event in self.history() if event.job_id == job_id and event.event == "start"]
+
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
+        """Wait until the condition holds; fails with the daemons' logs when it does not."""
+        until = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > until:
+                raise AssertionError(f"not within {seconds} s: {what}\n{self.logs()}")
+            time.sleep(0.02)
+
+    def logs(self) -> str:
+        """The last lines that the daemons wrote."""
+        return "\n".join(
+            f"--- {daemon.host}\n"
+            + "\n".join(line[-900:] for line in daemon.log.read_text().splitlines()[-15:])
+            for daemon in self.daemons
+        )
+
+    def stop(self) -> None:
+        """End every daemon and close every connection."""
+        for daemon in self.daemons:
+            daemon.stop()
+        self.center.close()
+
+
+def _text(value: object) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)

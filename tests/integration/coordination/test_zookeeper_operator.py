@@ -1,0 +1,253 @@
+"""What operators see and ask for, and how a connection to ZooKeeper is made or refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from toc.coordination.assignment import Member
+from toc.coordination.coordinator import SlotRow, SlotState
+from toc.coordination.nodes import DIRECTORIES
+from toc.coordination.operator import Move, Operator
+from toc.coordination.zookeeper import ZooKeeperCoordinator
+from toc.errors import CoordinationUnavailable
+from toc.local.process import free_port
+from toc.local.servers import ZooKeeper
+from toc.topic import Slot
+
+TOPICS = {"order.close": 8, "order.remind": 4}
+
+
+class Cluster:
+    """Coordinators of two hosts with one worker each, driven by the test's thread."""
+
+    def __init__(self, address: str, cluster: str) -> None:
+        self.address, self.cluster = address, cluster
+        self.running: dict[str, ZooKeeperCoordinator] = {}
+
+    def start(self, host: str, pid: int = 0) -> ZooKeeperCoordinator:
+        coordinator = ZooKeeperCoordinator(self.address, cluster=self.cluster, host=host)
+        coordinator.start()
+        coordinator.set_topics(TOPICS)
+        coordinator.join(Member(f"{host}-0", host, pid=pid))
+        self.running[host] = coordinator
+        return coordinator
+
+    def visit(self) -> Operator:
+        return Operator(self.address, cluster=self.cluster)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            for host, coordinator in self.running.items():
+                coordinator.wait(0.02)
+                worker_id = f"{host}-0"
+                desired, held = coordinator.desired()[worker_id], coordinator.claimed()[worker_id]
+                coordinator.release(worker_id, held - desired)
+                coordinator.claim(worker_id, desired - held)
+
+    def load(self, host: str) -> int:
+        coordinator = self.running[host]
+        held = coordinator.claimed()[f"{host}-0"]
+        return len(held) if held == coordinator.desired()[f"{host}-0"] else -1
+
+
+@pytest.fixture
+def cluster(zookeeper: ZooKeeper, zookeeper_root: str) -> Iterator[Cluster]:
+    made = Cluster(zookeeper.url, zookeeper_root)
+    yield made
+    for coordinator in made.running.values():
+        coordinator.stop()
+
+
+@pytest.fixture
+def pair(cluster: Cluster) -> Cluster:
+    """A cluster of the hosts h1 and h2, with 6 slots each."""
+    cluster.start("h1", pid=101)
+    cluster.start("h2", pid=102)
+    cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
+    return cluster
+
+
+# --- what they see ----------------------------------------------------------------------------------------
+
+
+def test_a_visitor_sees_every_slot_and_worker_without_joining(pair: Cluster) -> None:
+    with pair.visit() as visit:
+        slots, workers = visit.slots(), visit.workers()
+    assert [(row.topic, row.number) for row in slots] == [
+        (topic, number) for topic, amount in TOPICS.items() for number in range(amount)
+    ]
+    assert {(row.state, row.owner == row.assigned, row.reason) for row in slots} == {
+        (SlotState.OWNED, True, "balance")
+    }
+    assert [(row.worker_id, row.host, row.pid, row.assigned, row.owned, row.leader) for row in workers] == [
+        ("h1-0", "h1", 101, 6, 6, True),
+        ("h2-0", "h2", 102, 6, 6, False),
+    ]
+    assert {row.worker_id for row in pair.running["h1"].workers()} == {"h1-0", "h2-0"}
+
+
+def test_a_visitor_to_a_cluster_that_never_was_sees_nothing_and_leaves_nothing(cluster: Cluster) -> None:
+    with cluster.visit() as visit:
+        assert visit.slots() == visit.workers() == visit.drains() == visit.pins() == []
+        assert visit.rebalance(by="me", dry_run=True) == []
+        assert cluster.cluster not in visit._session.children("/toc")
+
+
+def test_a_slot_that_nobody_handles_is_shown_as_unassigned(pair: Cluster) -> None:
+    with pair.visit() as visit:
+        visit.drain("h1", by="me")
+        visit.drain("h2", by="me")
+        pair.until(lambda: pair.load("h1") == pair.load("h2") == 0)
+        assert {(row.state, row.owner, row.assigned) for row in visit.slots()} == {
+            (SlotState.UNASSIGNED, None, None)
+        }
+
+
+# --- what they ask for ------------------------------------------------------------------------------------
+
+
+def test_a_drained_host_gives_all_its_slots_away_and_gets_them_back_when_undrained(pair: Cluster) -> None:
+    before = time.time() * 1000
+    with pair.visit() as visit:
+        visit.drain("h1", by="ann")
+        pair.until(lambda: pair.load("h1") == 0 and pair.load("h2") == 12)
+        [drain] = visit.drains()
+        assert (drain.host, drain.by) == ("h1", "ann")
+        assert before <= drain.at <= time.time() * 1000
+        assert [row.drained for row in visit.workers()] == [True, False]
+        assert visit.undrain("h1")
+        assert not visit.undrain("h1")
+    pair.until(lambda: pair.load("h1") == pair.load("h2") == 6)
+
+
+def test_a_host_that_is_drained_before_it_starts_gets_nothing(cluster: Cluster) -> None:
+    with cluster.visit() as visit:
+        visit.drain("h2", by="ann")
+    cluster.start("h1")
+    cluster.start("h2")
+    cluster.until(lambda: cluster.load("h1") == 12 and cluster.load("h2") == 0)
+
+
+@pytest.mark.parametrize("target", ["h2", "h2-0"])
+def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_pinned_elsewhere(
+    pair: Cluster, target: str
+) -> None:
+    slot = min(pair.running["h1"].claimed()["h1-0"])
+
+    def at(host: str) -> bool:
+        return slot in pair.running[host].claimed()[f"{host}-0"] and min(map(pair.load, pair.running)) >= 0
+
+    with pair.visit() as visit:
+        visit.pin(slot, target, by="ann")
+        pair.until(lambda: at("h2"))
+        [pin] = visit.pins()
+        assert (Slot(pin.topic, pin.number), pin.target, pin.by) == (slot, target, "ann")
+        [row] = [row for row in visit.slots() if (row.topic, row.number) == slot]
+        assert row.reason == f"pinned to {target}"
+        visit.pin(slot, "h1", by="bob")
+        pair.until(lambda: at("h1"))
+        assert [pin.by for pin in visit.pins()] == ["bob"]
+        assert visit.unpin(slot)
+        assert not visit.unpin(slot)
+        assert visit.pins() == []
+
+
+def test_rebalance_tells_what_it_will_move_and_moves_exactly_that(cluster: Cluster) -> None:
+    """With pins first and then without: loads are equal, topics are not."""
+    cluster.start("h1")
+    cluster.start("h2")
+    with cluster.visit() as visit:
+        for number in range(4):
+            visit.pin(Slot("order.remind", number), "h1" if number < 3 else "h2", by="ann")
+        cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
+        for number in range(4):
+            visit.unpin(Slot("order.remind", number))
+
+        plan = visit.rebalance(by="ann", dry_run=True)
+        assert len(plan) == 2
+        cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
+        assert owners(visit.slots())[plan[0][:2]] == plan[0].old
+
+        before = owners(visit.slots())
+        assert visit.rebalance(by="ann") == plan
+        cluster.until(lambda: visit.rebalance(by="ann", dry_run=True) == [])
+        cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
+        after = owners(visit.slots())
+        assert [
+            Move(*slot, before[slot], after[slot]) for slot in sorted(before) if before[slot] != after[slot]
+        ] == sorted(plan)
+        cluster.until(lambda: visit._session.children(visit._paths.directory("rebalance")) == [])
+
+
+def owners(rows: list[SlotRow]) -> dict[tuple[str, int], str | None]:
+    return {(row.topic, row.number): row.owner for row in rows}
+
+
+# --- connections ------------------------------------------------------------------------------------------
+
+
+def test_zookeeper_out_of_reach_is_said_in_time_with_its_address_and_the_cause() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    coordinator = ZooKeeperCoordinator(address, cluster="c", host="h", connect_timeout=0.5)
+    began = time.monotonic()
+    with pytest.raises(CoordinationUnavailable, match=rf"{address} .*within 0.5 s .*refused.*TOC_ZOOKEEPER"):
+        coordinator.start()
+    assert time.monotonic() - began < 5
+    coordinator.stop()
+    with (
+        pytest.raises(CoordinationUnavailable, match=address),
+        Operator(address, cluster="c", connect_timeout=0.5),
+    ):
+        pass
+
+
+def test_a_chroot_is_made_when_it_is_missing(zookeeper: ZooKeeper, zookeeper_root: str) -> None:
+    cluster = Cluster(f"{zookeeper.url}/{zookeeper_root}/deep", "c")
+    try:
+        cluster.start("h1")
+        cluster.until(lambda: cluster.load("h1") == 12)
+        with Operator(zookeeper.url, cluster="c") as visit:
+            assert visit._session.children(f"/{zookeeper_root}/deep/toc/c") == sorted(DIRECTORIES)
+    finally:
+        cluster.running["h1"].stop()
+
+
+def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
+    zookeeper: ZooKeeper,
+    zookeeper_root: str,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(logging.NOTSET)
+    cluster = Cluster(f"toc:canary@{zookeeper.url}/{zookeeper_root}", "c")
+    try:
+        cluster.start("h1")
+        cluster.until(lambda: cluster.load("h1") == 12)
+        with cluster.visit() as visit:
+            visit.drain("h1", by="ann")
+            cluster.until(lambda: cluster.load("h1") == 0)
+        for stranger in ("", "toc:wrong@"):
+            with (
+                Operator(f"{stranger}{zookeeper.url}/{zookeeper_root}", cluster="c") as visit,
+                pytest.raises(CoordinationUnavailable, match="NoAuth"),
+            ):
+                visit.drain("h1", by="eve")
+        written = caplog.text + "".join(capsys.readouterr())
+        assert "zookeeper_connected" in written
+        assert "canary" not in written
+    finally:
+        cluster.running["h1"].stop()
+
+
+def test_stop_is_fine_without_start_and_twice(zookeeper: ZooKeeper, zookeeper_root: str) -> None:
+    coordinator = ZooKeeperCoordinator(zookeeper.url, cluster=zookeeper_root, host="h")
+    coordinator.stop()
+    coordinator.start()
+    coordinator.stop()
+    coordinator.stop()

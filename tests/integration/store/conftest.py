@@ -1,0 +1,228 @@
+"""Task tables to test on: one in MariaDB spread over 4 databases, one in SQLite."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.engine import make_url
+
+from toc.clock import Clock
+from toc.local.servers import MariaDB
+from toc.sharding import BizId, JobIds, crc32
+from toc.store import Store
+from toc.store.migrate import Migrator
+from toc.task import TaskRow
+
+
+class Place(NamedTuple):
+    """Where a task table is."""
+
+    urls: list[str]
+    databases: int
+    tables: int
+    prefix: str
+
+    def open(self, **options: Any) -> Store:
+        """A store on it."""
+        options = {"clock": Clock(), **options}
+        urls = options.pop("urls", self.urls)
+        return Store(urls, databases=self.databases, tables=self.tables, prefix=self.prefix, **options)
+
+
+@pytest.fixture(scope="module")
+def mysql_place(mariadb: MariaDB, module_database_prefix: str) -> Place:
+    """Two "servers" (the same one twice) with two databases each: everything that several servers need is used."""
+    place = Place([mariadb.url, mariadb.url + "/"], 4, 16, module_database_prefix)
+    Migrator(place.urls, databases=4, tables=16, prefix=place.prefix).upgrade()
+    return place
+
+
+@pytest.fixture(scope="module")
+def sqlite_place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    place = Place([f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/toc.db"], 1, 4, "toc_")
+    Migrator(place.urls, databases=1, tables=4).upgrade()
+    return place
+
+
+@pytest.fixture(params=["mysql", "sqlite"])
+def place(request: pytest.FixtureRequest) -> Place:
+    found = request.getfixturevalue(f"{request.param}_place")
+    assert isinstance(found, Place)
+    return found
+
+
+@pytest.fixture
+def store(place: Place) -> Iterator[Store]:
+    store = place.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def mysql_store(mysql_place: Place) -> Iterator[Store]:
+    store = mysql_place.open()
+    yield store
+    store.close()
+
+
+NewRow = Callable[..., TaskRow]
+
+
+@pytest.fixture(scope="session")
+def new_row() -> NewRow:
+    """Makes rows as the client does; each with a biz_id of its own unless one is given."""
+    clock = Clock()
+    ids = JobIds(clock)
+
+    def make(biz_id: int | str | None = None, slot_basis: str | None = None, **values: Any) -> TaskRow:
+        now = clock.now_ms()
+        biz = BizId.of(ids.make(0) if biz_id is None else biz_id)
+        row = TaskRow(
+            job_id=ids.make(biz.crc),
+            biz_id=biz.number,
+            biz_key=biz.key,
+            biz_type=7,
+            status=0,
+            action_time=now + 60_000,
+            next_time=now + 60_000,
+            attribute="{}",
+            version=0,
+            attempts=0,
+            crashes=0,
+            slot_crc=biz.crc if slot_basis is None else crc32(slot_basis),
+            slot_amount=16,
+            dedup_key=None,
+            last_error=None,
+            gmt_create=now,
+            gmt_modified=now,
+        )
+        row = row._replace(**values)
+        return row if "next_time" in values else row._replace(next_time=row.action_time)
+
+    return make
+
+
+class Proxy:
+    """A TCP relay in front of a server, that can lose the answer to what a client sends.
+
+    ``lose`` is bytes: a packet that holds them reaches the server, its answer is dropped, both sides are cut.
+    ``refuse_after_loss``: nobody gets through after that until ``accept`` is called.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.lose: bytes | None = None
+        self.refuse_after_loss = False
+        self.lost = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._sockets: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._refuse = False
+        self._go(self._listen)
+
+    def accept(self) -> None:
+        self._refuse = False
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def cut(self) -> None:
+        """Cut every connection."""
+        for one in list(self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._sockets.clear()
+
+    def _go(self, run: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=run, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self._refuse:
+                    client.close()
+                    continue
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets |= {client, server}
+                losing = threading.Event()
+                self._go(self._upstream, client, server, losing)
+                self._go(self._downstream, server, client, losing)
+
+    def _upstream(self, client: socket.socket, server: socket.socket, losing: threading.Event) -> None:
+        with suppress(OSError):
+            while data := client.recv(1 << 16):
+                if self.lose is not None and self.lose in data:
+                    self.lose = None
+                    self._refuse = self.refuse_after_loss
+                    losing.set()
+                server.sendall(data)
+            server.shutdown(socket.SHUT_WR)
+
+    def _downstream(self, server: socket.socket, client: socket.socket, losing: threading.Event) -> None:
+        with suppress(OSError):
+            while data := server.recv(1 << 16):
+                if losing.is_set():
+                    self.lost += 1
+                    server.settimeout(0.3)  # until the server has nothing more to say: it has committed
+                    while server.recv(1 << 16):
+                        pass
+                    break
+                client.sendall(data)
+        for one in (client, server):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+            self._sockets.discard(one)
+
+
+@pytest.fixture
+def proxy(mariadb: MariaDB) -> Iterator[Proxy]:
+    proxy = Proxy(mariadb.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def through_proxy(mysql_place: Place, proxy: Proxy) -> Iterator[Store]:
+    """The task table in MariaDB, reached through the proxy (without TLS, so that it can read along)."""
+    url = make_url(mysql_place.urls[0]).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
+    store = mysql_place.open(urls=[url.render_as_string(hide_password=False)])
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def sqlite_path(sqlite_place: Place) -> Path:
+    return Path(sqlite_place.urls[0].removeprefix("sqlite:///"))
+
+
+@pytest.fixture
+def fresh_store(place: Place) -> Iterator[Store]:
+    """A store whose task tables are empty."""
+    store = place.open()
+    for server in place.urls[:1]:
+        engine = create_engine(server)
+        with engine.begin() as connection:
+            for table in range(place.tables):
+                schema = "" if server.startswith("sqlite") else f"{place.prefix}{table % place.databases}."
+                connection.exec_driver_sql(f"DELETE FROM {schema}timeout_task_{table:04d}")
+        engine.dispose()
+    yield store
+    store.close()

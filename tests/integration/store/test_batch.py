@@ -1,0 +1,350 @@
+"""Batches over many tasks: each guard's answer is named, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from toc.sharding import BizId
+from toc.store import Failure, Finish, Guard, Store
+from toc.task import TaskRow, TaskStatus
+
+NewRow = Callable[..., TaskRow]
+
+T0 = 1_900_000_000_000
+
+
+def failure(row: TaskRow, **changes: Any) -> Failure:
+    made = Failure(
+        row.job_id, row.version, row.attempts, row.crashes, row.attempts + 1, 0, row.next_time + 1000, "boom"
+    )
+    return made._replace(**changes)
+
+
+def dead_row(store: Store, row: TaskRow) -> TaskRow:
+    store.insert(row)
+    assert store.die([failure(row)]) == {row.job_id: Guard.APPLIED}
+    found = store.get(row.job_id)
+    assert found is not None
+    return found
+
+
+def test_read_returns_what_there_is_and_leaves_out_the_rest(store: Store, new_row: NewRow) -> None:
+    rows = [new_row() for _ in range(500)]
+    store.insert_many(rows)
+    missing = [new_row().job_id, 1, 2**63 - 1]
+    assert store.read([row.job_id for row in rows] + missing) == {row.job_id: row for row in rows}
+    assert store.read([]) == {}
+
+
+def test_ids_that_are_not_numbers_never_get_into_sql(store: Store) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        store.read(["1) OR (1=1"])  # type: ignore[list-item] - that is the point
+
+
+def test_finish_names_every_case_and_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:
+    done, already, cancelled, dead, rescheduled, missing = (new_row() for _ in range(6))
+    bystanders = [new_row() for _ in range(20)]
+    store.insert_many([done, already, cancelled, dead, rescheduled, *bystanders])
+    store.finish([(already.job_id, 0)])
+    store.cancel(cancelled.job_id)
+    store.die([failure(dead)])
+    store.reschedule(rescheduled.job_id, T0)
+    before = store.read([already.job_id, dead.job_id, rescheduled.job_id])
+
+    cases = store.finish([(r.job_id, 0) for r in (done, already, cancelled, dead, rescheduled, missing)])
+
+    assert cases == {
+        done.job_id: Finish.DONE,
+        already.job_id: Finish.ALREADY,
+        cancelled.job_id: Finish.CANCELLED,
+        dead.job_id: Finish.DEAD,
+        rescheduled.job_id: Finish.RESCHEDULED,
+        missing.job_id: Finish.MISSING,
+    }
+    assert store.read(before) == before
+    after = store.read([done.job_id, cancelled.job_id])
+    assert after[done.job_id].status == TaskStatus.PROCESSED
+    assert after[cancelled.job_id].status == TaskStatus.CANCELLED
+    assert after[cancelled.job_id].attempts == 1  # marked as tried before finish returned
+    assert store.read([row.job_id for row in bystanders]) == {row.job_id: row for row in bystanders}
+
+
+def test_finish_of_many_under_different_versions_is_all_done(store: Store, new_row: NewRow) -> None:
+    rows = [new_row() for _ in range(300)]
+    store.insert_many(rows)
+    for row in rows[::10]:
+        store.reschedule(row.job_id, T0)
+    items = [(row.job_id, 1 if n % 10 == 0 else 0) for n, row in enumerate(rows)]
+
+    assert set(store.finish(items).values()) == {Finish.DONE}
+    assert set(store.finish(items).values()) == {Finish.ALREADY}
+    assert store.finish([]) == {}
+
+
+def test_each_task_is_done_by_one_of_many_threads(store: Store, new_row: NewRow) -> None:
+    rows = [new_row() for _ in range(60)]
+    store.insert_many(rows)
+    items = [(row.job_id, 0) for row in rows]
+
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda n: store.finish(items[n:] + items[:n]), range(8)))
+
+    for row in rows:
+        cases = [result[row.job_id] for result in results]
+        assert sorted(case.value for case in cases) == ["already"] * 7 + ["done"]
+
+
+def test_a_failed_try_is_written_on_the_row(store: Store, new_row: NewRow) -> None:
+    row, other = new_row(), new_row()
+    store.insert_many([row, other])
+
+    assert store.fail([failure(row, new_crashes=2, next_time=T0, error="é' %s \x00" + "x" * 2000)]) == {
+        row.job_id: Guard.APPLIED
+    }
+
+    after = store.get(row.job_id)
+    assert after is not None
+    expected = row._replace(
+        attempts=1, crashes=2, next_time=T0, last_error=after.last_error, gmt_modified=after.gmt_modified
+    )
+    assert after == expected
+    assert after.last_error == "é' %s \x00" + "x" * 1017
+    assert store.get(other.job_id) == other
+
+
+@pytest.mark.parametrize("stale", [{"version": 1}, {"attempts": 1}, {"crashes": 1}])
+def test_a_stale_failure_touches_nothing(store: Store, new_row: NewRow, stale: dict[str, int]) -> None:
+    row = new_row()
+    store.insert(row)
+    assert store.fail([failure(row, **stale)]) == {row.job_id: Guard.LOST}
+    assert store.die([failure(row, **stale)]) == {row.job_id: Guard.LOST}
+    assert store.get(row.job_id) == row
+
+
+def test_a_timeout_that_charged_no_try_still_stops_the_late_failure(store: Store, new_row: NewRow) -> None:
+    row = new_row(attempts=15)
+    store.insert(row)
+    assert store.fail([failure(row, new_attempts=15, new_crashes=1)]) == {row.job_id: Guard.APPLIED}
+    assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
+
+
+@pytest.mark.parametrize("end", ["finish", "cancel", "die"])
+def test_a_row_that_ended_can_neither_fail_nor_die(store: Store, new_row: NewRow, end: str) -> None:
+    row = new_row()
+    store.insert(row)
+    if end == "finish":
+        store.finish([(row.job_id, 0)])
+    elif end == "cancel":
+        store.cancel(row.job_id)
+    else:
+        store.die([failure(row, new_attempts=0)])
+    before = store.get(row.job_id)
+
+    assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
+    assert store.die([failure(row)]) == {row.job_id: Guard.LOST}
+    assert store.fail([failure(new_row())]).popitem()[1] is Guard.LOST  # no such row
+
+    assert store.get(row.job_id) == before
+
+
+def test_failures_of_a_batch_are_guarded_one_by_one(store: Store, new_row: NewRow) -> None:
+    rows = [new_row() for _ in range(40)]
+    store.insert_many(rows)
+    store.finish([(row.job_id, 0) for row in rows[::4]])
+
+    guards = store.fail([failure(row) for row in rows])
+
+    assert [guards[row.job_id] for row in rows[::4]] == [Guard.LOST] * 10
+    assert sum(guard is Guard.APPLIED for guard in guards.values()) == 30
+
+
+def test_cancel_returns_the_row_as_it_was_and_works_once(store: Store, new_row: NewRow) -> None:
+    row = new_row()
+    store.insert(row)
+
+    assert store.cancel(row.job_id) == (True, row)
+    changed, again = store.cancel(row.job_id)
+
+    assert not changed
+    assert again is not None
+    assert (again.status, again.attempts) == (TaskStatus.CANCELLED, 0)
+    assert store.cancel(new_row().job_id) == (False, None)
+
+
+def test_cancel_leaves_processed_and_dead_rows_alone(store: Store, new_row: NewRow) -> None:
+    processed, doomed = new_row(), new_row()
+    store.insert(processed)
+    store.finish([(processed.job_id, 0)])
+    dead = dead_row(store, doomed)
+    assert store.cancel(processed.job_id) == (False, store.get(processed.job_id))
+    assert store.cancel(dead.job_id) == (False, dead)
+    assert store.get(dead.job_id) == dead
+
+
+def test_of_a_cancel_and_a_finish_at_once_exactly_one_wins(store: Store, new_row: NewRow) -> None:
+    rows = [new_row() for _ in range(40)]
+    store.insert_many(rows)
+
+    def both(row: TaskRow) -> tuple[bool, Finish]:
+        with ThreadPoolExecutor(2) as pair:
+            cancel = pair.submit(store.cancel, row.job_id)
+            finish = pair.submit(store.finish, [(row.job_id, 0)])
+            return cancel.result()[0], finish.result()[row.job_id]
+
+    with ThreadPoolExecutor(3) as threads:
+        for row, outcome in zip(rows, threads.map(both, rows), strict=True):
+            assert outcome in {(True, Finish.CANCELLED), (False, Finish.DONE)}
+            after = store.get(row.job_id)
+            assert after is not None
+            assert (after.status, after.attempts) == ((3, 1) if outcome[0] else (2, 0))
+
+
+def test_only_cancelled_rows_are_marked_as_tried_and_only_up(store: Store, new_row: NewRow) -> None:
+    fresh, tried, pending = new_row(), new_row(attempts=3), new_row()
+    store.insert_many([fresh, tried, pending])
+    store.cancel(fresh.job_id)
+    store.cancel(tried.job_id)
+
+    store.mark_tried([fresh.job_id, tried.job_id, pending.job_id])
+
+    attempts = {job_id: row.attempts for job_id, row in store.read([r.job_id for r in (fresh, tried, pending)]).items()}
+    assert attempts == {fresh.job_id: 1, tried.job_id: 3, pending.job_id: 0}
+
+
+def test_reschedule_gives_a_new_deadline_and_all_tries(store: Store, new_row: NewRow) -> None:
+    row = new_row(attempts=3, crashes=2, last_error="boom")
+    store.insert(row)
+
+    assert store.reschedule(row.job_id, T0) == (True, row)
+
+    after = store.get(row.job_id)
+    assert after is not None
+    assert after == row._replace(
+        version=1, attempts=0, crashes=0, action_time=T0, next_time=T0, gmt_modified=after.gmt_modified
+    )
+    assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
+
+
+def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:
+    row = new_row()
+    store.insert(row)
+    store.cancel(row.job_id)
+    before = store.get(row.job_id)
+    assert store.reschedule(row.job_id, T0) == (False, before)
+    assert store.get(row.job_id) == before
+    assert store.reschedule(new_row().job_id, T0) == (False, None)
+
+
+def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow) -> None:
+    dead = dead_row(store, new_row(attempts=5))
+    pending, cancelled = new_row(), new_row()
+    store.insert_many([pending, cancelled])
+    store.cancel(cancelled.job_id)
+    ids = [dead.job_id, pending.job_id, cancelled.job_id, new_row().job_id]
+
+    (redriven,) = store.redrive(ids, T0)
+
+    assert redriven == dead._replace(
+        status=0, version=1, attempts=0, crashes=0, next_time=T0, gmt_modified=redriven.gmt_modified
+    )
+    assert redriven.last_error == "boom"
+    assert store.get(dead.job_id) == redriven
+    assert store.get(pending.job_id) == pending
+    assert store.redrive(ids, T0) == []
+
+
+# --- scanning -------------------------------------------------------------------------------------------
+
+
+def test_pending_finds_what_is_due_in_the_window_soonest_first(
+    fresh_store: Store, new_row: NewRow
+) -> None:
+    tables = [table for part in fresh_store.tables_of_server() for table in part]
+    rows = [new_row(action_time=T0 + n) for n in range(200)]
+    ended, retried = new_row(action_time=T0 + 50), new_row(action_time=T0 - 9)
+    fresh_store.insert_many([*rows, ended, retried])
+    fresh_store.finish([(ended.job_id, 0)])
+    fresh_store.fail([failure(retried, next_time=T0 + 60)])
+
+    due = fresh_store.pending(tables, T0 + 20, T0 + 100, 1000)
+
+    assert [row.next_time for row in due] == sorted([*range(T0 + 20, T0 + 100), T0 + 60])
+    (again,) = [row for row in due if row.job_id == retried.job_id]
+    assert again == (retried.job_id, 7, T0 + 60, 1, retried.slot_crc, 16)
+
+
+def test_pending_takes_the_soonest_of_each_table_and_only_the_tables_asked_for(
+    fresh_store: Store, new_row: NewRow
+) -> None:
+    tables = [table for part in fresh_store.tables_of_server() for table in part]
+    rows = [new_row(action_time=T0 + n) for n in range(400)]
+    fresh_store.insert_many(rows)
+    half = tables[::2]
+    by_table: dict[int, list[TaskRow]] = {}
+    for row in rows:
+        by_table.setdefault((row.job_id >> 12 & 1023) % len(tables), []).append(row)
+
+    due = fresh_store.pending(half, T0, T0 + 10_000, 3)
+
+    expected = [row.job_id for table in half for row in by_table[table][:3]]
+    assert sorted(row.job_id for row in due) == sorted(expected)
+    assert fresh_store.pending([], T0, T0 + 10_000, 3) == []
+
+
+def test_the_dead_are_listed_newest_first_page_by_page(fresh_store: Store, new_row: NewRow) -> None:
+    rows = [new_row(biz_type=7 if n % 2 else 8) for n in range(30)]
+    fresh_store.insert_many(rows)
+    for row in rows[:25]:
+        fresh_store.die([failure(row)])
+    newest_first = [row.job_id for row in rows[24::-1]]
+
+    pages = [fresh_store.dead(limit=10)]
+    while len(pages[-1]) == 10:
+        pages.append(fresh_store.dead(limit=10, after=pages[-1][-1]))
+
+    assert [len(page) for page in pages] == [10, 10, 5]
+    assert [row.job_id for page in pages for row in page] == newest_first
+    assert [row.job_id for row in fresh_store.dead(biz_type=7)] == [
+        row.job_id for row in rows[24::-1] if row.biz_type == 7
+    ]
+    some = rows[3]
+    assert [row.job_id for row in fresh_store.dead(biz=BizId.of(some.biz_id))] == [some.job_id]
+    assert fresh_store.dead(biz=BizId.of("text")) == []
+
+
+def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> None:
+    row = dead_row(store, new_row("order-é"))
+    assert row in store.dead(biz=BizId.of("order-é"))
+
+
+def test_stamped_amounts_are_those_of_pending_rows(fresh_store: Store, new_row: NewRow) -> None:
+    rows = [new_row(slot_amount=amount) for amount in (16, 32, 32, 64)]
+    fresh_store.insert_many([*rows, new_row(slot_amount=128, biz_type=8)])
+    fresh_store.finish([(rows[3].job_id, 0)])
+    assert fresh_store.stamped_amounts(7) == {16, 32}
+
+
+def test_purge_deletes_old_ended_rows_in_bounded_chunks_and_never_others(
+    fresh_store: Store, new_row: NewRow
+) -> None:
+    tables = [table for part in fresh_store.tables_of_server() for table in part]
+    processed, cancelled = [new_row() for _ in range(50)], new_row(action_time=T0)
+    pending, other_type = new_row(action_time=5), new_row(biz_type=8)
+    fresh_store.insert_many([*processed, cancelled, pending, other_type])
+    fresh_store.finish([(row.job_id, 0) for row in [*processed, other_type]])
+    fresh_store.cancel(cancelled.job_id)
+    dead = dead_row(fresh_store, new_row())
+
+    assert fresh_store.purge(tables, biz_type=7, ended_before=pending.gmt_create - 9, limit=100) == 0
+    assert 0 < fresh_store.purge(tables, biz_type=7, ended_before=T0 - 1, limit=1) <= 2 * len(tables)
+    while fresh_store.purge(tables, biz_type=7, ended_before=T0 - 1, limit=5):
+        pass
+
+    everything = [row.job_id for row in (*processed, cancelled, pending, other_type, dead)]
+    assert set(fresh_store.read(everything)) == {pending.job_id, other_type.job_id, dead.job_id}
+    assert fresh_store.purge_dead([pending.job_id, other_type.job_id, dead.job_id]) == 1
+    assert set(fresh_store.read(everything)) == {pending.job_id, other_type.job_id}

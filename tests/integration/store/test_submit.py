@@ -1,0 +1,340 @@
+"""Inserting: what is acknowledged is there, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from toc.errors import DedupConflict, PartialSubmit, StoreUnavailable, SubmitUnknown, WrongShardConnection
+from toc.local.servers import MariaDB
+from toc.sharding import BizId, JobIds
+from toc.store import Store
+from toc.task import TaskRow
+
+NewRow = Callable[..., TaskRow]
+
+
+@pytest.mark.parametrize("biz_id", [0, 2**63 - 1, "order-é\\' % %s ; --", "x" * 255])
+def test_a_row_comes_back_as_it_was_inserted(store: Store, new_row: NewRow, biz_id: int | str) -> None:
+    row = new_row(
+        biz_id,
+        slot_basis="elsewhere",
+        biz_type=2**63 - 1,
+        attribute='{"a":"%s \\\\ \'; DROP TABLE x; -- 🕰"}',
+        dedup_key="k' % \\ é",
+        action_time=1_893_456_000_001,
+        gmt_create=1_700_000_000_999,
+        last_error="é\x00\n'\\",
+    )
+
+    assert store.insert(row) == row.job_id
+
+    assert store.get(row.job_id) == row
+    assert store.find(BizId.of(biz_id), row.biz_type) == [row]
+
+
+def test_an_attribute_of_full_length_fits(store: Store, new_row: NewRow) -> None:
+    row = new_row(attribute="🕰" * 4096)
+    store.insert(row)
+    assert store.get(row.job_id) == row
+
+
+def test_a_biz_id_and_its_text_are_two_ids_on_one_table(store: Store, new_row: NewRow) -> None:
+    number, text = new_row(5, biz_type=501), new_row("5", biz_type=501)
+    store.insert_many([number, text])
+    assert store.find(BizId.of(5), 501) == [number]
+    assert store.find(BizId.of("5"), 501) == [text]
+
+
+def test_insert_many_returns_ids_in_order_over_all_servers(store: Store, new_row: NewRow) -> None:
+    rows = [new_row(dedup_key=f"k{n}" if n % 3 else None, attribute='{"n":%d}' % n) for n in range(2500)]
+
+    assert store.insert_many(rows) == [row.job_id for row in rows]
+
+    assert store.read([row.job_id for row in rows]) == {row.job_id: row for row in rows}
+
+
+def test_insert_many_of_nothing_is_nothing(store: Store) -> None:
+    assert store.insert_many([]) == []
+
+
+def test_a_taken_job_id_is_replaced_by_a_new_one(store: Store, new_row: NewRow) -> None:
+    first = new_row()
+    store.insert(first)
+    second = new_row(first.biz_id, job_id=first.job_id, attribute='{"second":1}')
+    equal = first
+
+    fresh = store.insert(second)
+    again = store.insert(equal)
+
+    assert len({first.job_id, fresh, again}) == 3
+    assert store.get(first.job_id) == first
+    assert store.get(fresh) == second._replace(job_id=fresh)
+
+
+def test_one_id_twice_in_insert_many_becomes_two(store: Store, new_row: NewRow) -> None:
+    row = new_row()
+    other = new_row()
+    ids = store.insert_many([row, other, row])
+    assert len(set(ids)) == 3
+    assert len(store.read(ids)) == 3
+
+
+def test_the_same_dedup_key_and_attribute_is_the_first_task(store: Store, new_row: NewRow) -> None:
+    first = new_row(dedup_key="close")
+    store.insert(first)
+    store.finish([(first.job_id, 0)])
+    later = new_row(first.biz_id, dedup_key="close", action_time=first.action_time + 5)
+
+    assert store.insert(later) == first.job_id
+    other = new_row()
+    assert store.insert_many([other, later]) == [other.job_id, first.job_id]
+    assert len(store.find(BizId.of(first.biz_id))) == 1
+
+
+@pytest.mark.parametrize("key", ["Close", "close ", "clöse", "close\u200b"])
+def test_dedup_keys_are_compared_byte_for_byte(store: Store, new_row: NewRow, key: str) -> None:
+    first = new_row(dedup_key="close")
+    assert store.insert(first) == first.job_id
+    other = new_row(first.biz_id, dedup_key=key)
+    assert store.insert(other) == other.job_id
+
+
+def test_another_attribute_under_a_dedup_key_is_a_conflict_that_names_the_task(
+    store: Store, new_row: NewRow
+) -> None:
+    first = new_row(dedup_key="close")
+    store.insert(first)
+    other = new_row(first.biz_id, dedup_key="close", attribute='{"x":1}')
+
+    with pytest.raises(DedupConflict) as single:
+        store.insert(other)
+    fresh = new_row()
+    with pytest.raises(DedupConflict) as many:
+        store.insert_many([fresh, other])
+
+    assert single.value.job_id == many.value.job_id == first.job_id
+    assert store.get(fresh.job_id) is None  # nothing was written
+
+
+def test_another_topic_may_use_the_same_dedup_key(store: Store, new_row: NewRow) -> None:
+    first = new_row(dedup_key="close")
+    other = new_row(first.biz_id, dedup_key="close", biz_type=8)
+    assert store.insert_many([first, other]) == [first.job_id, other.job_id]
+
+
+def test_a_dedup_key_repeated_inside_one_call_is_found_before_anything_is_written(
+    store: Store, new_row: NewRow
+) -> None:
+    first = new_row(dedup_key="close")
+    same = new_row(first.biz_id, dedup_key="close")
+    other = new_row(first.biz_id, dedup_key="close", attribute='{"x":1}')
+
+    with pytest.raises(DedupConflict):
+        store.insert_many([new_row(), first, other])
+    assert store.find(BizId.of(first.biz_id)) == []
+
+    assert store.insert_many([first, same]) == [first.job_id, first.job_id]
+    assert store.find(BizId.of(first.biz_id)) == [first]
+
+
+def test_fifty_threads_with_one_dedup_key_make_one_row(store: Store, new_row: NewRow) -> None:
+    biz_id = new_row().biz_id
+    rows = [new_row(biz_id, dedup_key="close") for _ in range(50)]
+
+    with ThreadPoolExecutor(50) as threads:
+        ids = set(threads.map(lambda row: store.insert_many([row])[0] if row.job_id % 2 else store.insert(row), rows))
+
+    (stored,) = store.find(BizId.of(biz_id))
+    assert ids == {stored.job_id}
+
+
+def test_fifty_threads_with_fifty_attributes_and_one_dedup_key_have_one_winner(
+    store: Store, new_row: NewRow
+) -> None:
+    biz_id = new_row().biz_id
+    rows = [new_row(biz_id, dedup_key="close", attribute='{"n":%d}' % n) for n in range(50)]
+
+    def submit(row: TaskRow) -> str:
+        try:
+            return "stored" if store.insert(row) == row.job_id else "another"
+        except DedupConflict:
+            return "conflict"
+
+    with ThreadPoolExecutor(50) as threads:
+        assert Counter(threads.map(submit, rows)) == {"stored": 1, "conflict": 49}
+    assert len(store.find(BizId.of(biz_id))) == 1
+
+
+# --- ambiguous commits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dedup_key", [None, "close"])
+def test_an_insert_whose_answer_was_lost_is_stored_once(
+    through_proxy: Store, proxy: Any, new_row: NewRow, dedup_key: str | None
+) -> None:
+    row = new_row(dedup_key=dedup_key)
+    proxy.lose = b"INSERT INTO"
+
+    assert through_proxy.insert(row) == row.job_id
+
+    assert proxy.lost == 1
+    assert through_proxy.find(BizId.of(row.biz_id)) == [row]
+
+
+def test_a_batch_whose_commit_was_not_answered_is_stored_once(
+    through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    rows = [new_row() for _ in range(40)]
+    proxy.lose = b";COMMIT"
+
+    assert through_proxy.insert_many(rows) == [row.job_id for row in rows]
+
+    assert proxy.lost == 1
+    assert through_proxy.read([row.job_id for row in rows]) == {row.job_id: row for row in rows}
+    assert [through_proxy.find(BizId.of(row.biz_id)) for row in rows] == [[row] for row in rows]
+
+
+def test_a_clash_with_another_row_after_a_lost_answer_is_a_new_task(
+    mysql_store: Store, through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    first = new_row()
+    mysql_store.insert(first)
+    second = new_row(first.biz_id, job_id=first.job_id, attribute='{"second":1}')
+    proxy.lose = b"INSERT INTO"  # the answer that is lost says "duplicate"
+
+    job_id = through_proxy.insert(second)
+
+    assert proxy.lost == 1
+    assert job_id != first.job_id
+    assert mysql_store.get(job_id) == second._replace(job_id=job_id)
+
+
+def test_what_cannot_be_settled_is_unknown_and_names_the_task(
+    mysql_store: Store, through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    row = new_row()
+    proxy.lose, proxy.refuse_after_loss = b"INSERT INTO", True
+
+    with pytest.raises(SubmitUnknown) as caught:
+        through_proxy.insert(row)
+
+    assert proxy.lost == 1
+    assert caught.value.job_id == row.job_id
+    assert mysql_store.get(row.job_id) == row
+
+
+def test_a_batch_that_cannot_be_settled_says_which_tasks_are_unknown(
+    mysql_store: Store, through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    rows = [new_row(16 + n % 4) for n in range(1500)]  # two chunks
+    proxy.refuse_after_loss = True
+    proxy.lose = b"%d" % max(rows, key=lambda row: (BizId.of(row.biz_id).crc % 16, row.job_id)).job_id
+
+    with pytest.raises(PartialSubmit) as caught:
+        through_proxy.insert_many(rows)
+
+    assert proxy.lost == 1
+    stored = [job_id for job_id in caught.value.job_ids if job_id is not None]
+    assert len(stored) == 1000
+    assert len(caught.value.unknown) == 500
+    assert set(stored) | set(caught.value.unknown) == {row.job_id for row in rows}
+    assert len(mysql_store.read(stored)) == 1000
+
+
+def test_a_refused_connection_is_no_unknown_outcome(through_proxy: Store, proxy: Any, new_row: NewRow) -> None:
+    through_proxy.insert(new_row())  # there are idle connections now
+    proxy.close()
+
+    with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{proxy.port}") as caught:
+        through_proxy.insert(new_row())
+    assert "password" not in str(caught.value).lower()
+    with pytest.raises(StoreUnavailable):
+        through_proxy.insert_many([new_row()])
+
+
+# --- in the caller's transaction ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(place: Any) -> Any:
+    engine = create_engine(place.urls[0])
+    yield engine
+    engine.dispose()
+
+
+def test_a_row_of_the_callers_transaction_is_there_when_that_commits(
+    store: Store, engine: Any, new_row: NewRow
+) -> None:
+    row = new_row("é", dedup_key="k", attribute='{"a":"%s:x 🕰"}', action_time=1_893_456_000_001)
+    with engine.connect() as connection:
+        assert store.insert_with(connection, row) == row.job_id
+        assert store.get(row.job_id) is None
+        connection.commit()
+    assert store.get(row.job_id) == row
+
+
+def test_a_row_of_the_callers_transaction_goes_with_it(store: Store, engine: Any, new_row: NewRow) -> None:
+    row = new_row()
+    with engine.connect() as connection:
+        store.insert_with(connection, row)
+        connection.rollback()
+    assert store.get(row.job_id) is None
+
+
+def test_dedup_keys_and_taken_ids_hold_in_the_callers_transaction_too(
+    store: Store, engine: Any, new_row: NewRow
+) -> None:
+    first = new_row(dedup_key="close")
+    store.insert(first)
+    with engine.begin() as connection:
+        same = new_row(first.biz_id, dedup_key="close")
+        assert store.insert_with(connection, same) == first.job_id
+        with pytest.raises(DedupConflict):
+            store.insert_with(connection, same._replace(attribute='{"x":1}'))
+        clash = new_row(first.biz_id, job_id=first.job_id)
+        fresh = store.insert_with(connection, clash)
+    assert store.get(fresh) == clash._replace(job_id=fresh)
+    assert store.get(first.job_id) == first
+
+
+def test_a_connection_to_another_database_system_is_refused(
+    mysql_store: Store, sqlite_place: Any, new_row: NewRow
+) -> None:
+    engine = create_engine(sqlite_place.urls[0])
+    with engine.connect() as connection, pytest.raises(WrongShardConnection):
+        mysql_store.insert_with(connection, new_row())
+    engine.dispose()
+
+
+def test_a_connection_to_another_file_is_refused(store: Store, tmp_path: Any, place: Any, new_row: NewRow) -> None:
+    if not place.urls[0].startswith("sqlite"):
+        pytest.skip("files are SQLite's")
+    engine = create_engine(f"sqlite:///{tmp_path}/other.db")
+    with engine.connect() as connection, pytest.raises(WrongShardConnection):
+        store.insert_with(connection, new_row())
+    engine.dispose()
+
+
+def test_a_connection_to_another_server_is_refused(
+    mysql_store: Store, launch: Any, new_row: NewRow
+) -> None:
+    other = create_engine(launch(MariaDB).url)
+    with other.connect() as connection, pytest.raises(WrongShardConnection, match="127.0.0.1"):
+        mysql_store.insert_with(connection, new_row())
+    other.dispose()
+
+
+def test_ids_of_a_process_stay_unique_when_its_clock_stands_still(new_row: NewRow) -> None:
+    class Still:
+        def now_ms(self) -> int:
+            return 1_800_000_000_000
+
+    ids = JobIds(Still())  # type: ignore[arg-type] - only now_ms is asked for
+    made = [ids.make(7) for _ in range(10_000)]
+    assert len(set(made)) == len(made)

@@ -1,0 +1,192 @@
+"""The main job on real servers: submit, fire, retry, die, cancel; with workers that are killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import time
+from datetime import UTC, datetime, timedelta
+
+from harness.checker import check, statuses
+from harness.system import System
+
+from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TaskStatus
+from toc.clock import to_ms
+from toc.queue.scores import store_score
+from toc.topic import Backoff
+
+
+def test_all_invariants_hold_while_one_worker_is_killed_and_one_daemon_is_stopped(cluster: System) -> None:
+    cluster.create_topics(backoff_base=0.2, prepare_timeout=3)
+    first = cluster.start("host-a", processes=2)
+    second = cluster.start("host-b", processes=2)
+    center, dice = cluster.center, random.Random(7)
+    topics = ("test.sync", "test.async", "test.batch")
+    tasks: list[NewTask] = []
+    failures: list[int] = []
+    for biz_id in range(4000):
+        fail = dice.choice((0, 0, 0, 0, 1, 2))
+        failures.append(fail)
+        delay = timedelta(seconds=dice.uniform(6, 14))
+        attribute = {"fail": fail, "sleep": dice.choice((0, 0, 0.005, 0.02))}
+        tasks.append(NewTask(topics[biz_id % 3], biz_id, delay, attribute=attribute))
+    job_ids = center.submit_many(tasks[:3000]) + [
+        center.submit(task.topic, biz_id=task.biz_id, delay=task.delay, attribute=task.attribute)
+        for task in tasks[3000:]
+    ]
+    submitted = {job_id: to_ms(task.action_time) for job_id, task in _read(cluster, job_ids).items()}
+    cancelled = {job_id: center.cancel(job_id) for job_id in job_ids[:400]}
+    for job_id in job_ids[400:600]:
+        later = datetime.now(UTC) + timedelta(seconds=dice.uniform(6, 12))
+        outcome = center.reschedule(job_id, action_time=later)
+        assert outcome is RescheduleOutcome.RESCHEDULED
+        submitted[job_id] = to_ms(later)
+    cluster.wait(lambda: len(cluster.history()) > 1500, "a good part has run", 20)
+    victim = first.workers()[0]
+    os.kill(victim, signal.SIGKILL)
+    cluster.wait(lambda: len(cluster.history()) > 3500, "more has run", 20)
+    second.terminate()
+    for job_id in job_ids[600:800]:
+        cancelled[job_id] = center.cancel(job_id)
+    cluster.wait(lambda: not _pending(cluster, job_ids), "everything has ended", 40)
+    assert second.process.wait(20) == 0, cluster.logs()
+    ended = _read(cluster, job_ids)
+    verdict = check(
+        cluster.history(),
+        submitted=submitted,
+        failures=dict(zip(job_ids, failures, strict=True)),
+        cancelled=cancelled,
+        tasks=ended,
+        killed={victim},
+    )
+    assert verdict.clean, (verdict, statuses(ended.values()))
+    assert len(verdict.explained) <= 60, verdict  # what one process had in flight
+    assert statuses(ended.values())["PROCESSED"] > 3000
+
+
+def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(system: System) -> None:
+    system.create_topics(backoff=Backoff.IMMEDIATE)
+    system.start()
+    center = system.center
+    job_id = center.submit("test.doomed", biz_id=42, delay=0.1)
+    system.wait(lambda: _status(system, job_id) is TaskStatus.DEAD, "the task is dead", 20)
+    assert [event.attempt for event in system.starts(job_id)] == list(range(1, 17))
+    row = center.store.get(job_id)
+    assert row is not None
+    assert row.attempts == 16
+    assert row.last_error == "RuntimeError: attempt 16 fails as always"
+    slot = center.catalog.get("test.doomed").slot(row.slot_crc)
+    system.wait(lambda: job_id in dict(center.queues.dead(slot, 10)), "it is in the DeadQueue", 5)
+    assert center.cancel(job_id) is CancelOutcome.TOO_LATE
+
+    rows = center.store.redrive([job_id], center.clock.now_ms())
+    center.queues.redrive({slot: [(row.job_id, store_score(row.next_time, 16, 0)) for row in rows]})
+    system.wait(lambda: len(system.starts(job_id)) == 32, "it ran sixteen times more", 20)
+    system.wait(lambda: _status(system, job_id) is TaskStatus.DEAD, "it is dead again", 5)
+
+
+def test_ten_thousand_due_in_one_instant_start_within_seconds_and_cancelled_ones_never(system: System) -> None:
+    system.create_topics()
+    system.start(processes=2)
+    due = datetime.now(UTC) + timedelta(seconds=5)
+    tasks = [NewTask("test.batch", biz_id, action_time=due) for biz_id in range(10_000)]
+    job_ids = system.center.submit_many(tasks)
+    cancelled = {job_id: system.center.cancel(job_id) for job_id in job_ids[::100]}
+    assert set(cancelled.values()) == {CancelOutcome.CANCELLED}
+    system.wait(lambda: not _pending(system, job_ids), "all have ended", 30)
+    starts = [event for event in system.history() if event.event == "start"]
+    assert len(starts) == 9_900
+    assert not {event.job_id for event in starts} & set(cancelled)
+    late = [event.at / 1e6 - to_ms(due) for event in starts]
+    assert min(late) >= 0
+    assert max(late) < 5000, max(late)
+
+
+def test_a_task_on_an_idle_system_starts_within_milliseconds(system: System) -> None:
+    system.create_topics()
+    system.start()
+    due = {}
+    for biz_id in range(20):
+        job_id = system.center.submit("test.sync", biz_id=biz_id, delay=0.5 + biz_id / 20)
+        task = system.center.get(job_id)
+        assert task is not None
+        due[job_id] = to_ms(task.action_time)
+    system.wait(lambda: not _pending(system, list(due)), "all have ended", 10)
+    late = [event.at / 1e6 - due[event.job_id] for event in system.history() if event.event == "start"]
+    assert min(late) >= 0
+    assert statistics.median(late) < 20, late
+
+
+def test_cancels_at_the_due_instant_are_answered_honestly(system: System) -> None:
+    system.create_topics()
+    system.start()
+    center = system.center
+    base = time.time() + 2
+    due = [base + n * 0.004 for n in range(500)]
+    job_ids = [
+        center.submit("test.sync", biz_id=n, action_time=datetime.fromtimestamp(at, UTC))
+        for n, at in enumerate(due)
+    ]
+    dice = random.Random(19)
+    plan = sorted((at + dice.uniform(-0.01, 0.01), job_id) for at, job_id in zip(due, job_ids, strict=True))
+    outcomes = {}
+    for at, job_id in plan:
+        time.sleep(max(0.0, at - time.time()))
+        outcomes[job_id] = center.cancel(job_id)
+    system.wait(lambda: not _pending(system, job_ids), "all have ended", 10)
+    ran = {event.job_id for event in system.history() if event.event == "start"}
+    for job_id, outcome in outcomes.items():
+        if outcome is CancelOutcome.CANCELLED:
+            assert job_id not in ran
+        elif outcome is CancelOutcome.TOO_LATE:
+            assert job_id in ran
+        assert center.cancel(job_id) is outcome
+    assert {CancelOutcome.CANCELLED, CancelOutcome.TOO_LATE} <= set(outcomes.values())
+
+
+def test_a_rescheduled_task_runs_once_at_its_new_time(system: System) -> None:
+    system.create_topics()
+    system.start()
+    center = system.center
+    later, sooner = (center.submit("test.sync", biz_id=n, delay=3) for n in range(2))
+    new_later = datetime.now(UTC) + timedelta(seconds=4)
+    new_sooner = datetime.now(UTC) + timedelta(seconds=0.5)
+    assert center.reschedule(later, action_time=new_later) is RescheduleOutcome.RESCHEDULED
+    assert center.reschedule(sooner, action_time=new_sooner) is RescheduleOutcome.RESCHEDULED
+    system.wait(lambda: not _pending(system, [later, sooner]), "both have ended", 10)
+    for job_id, due in ((later, new_later), (sooner, new_sooner)):
+        (start,) = system.starts(job_id)
+        assert 0 <= start.at / 1e6 - to_ms(due) < 500
+    assert center.reschedule(later, action_time=new_later + timedelta(days=1)) is RescheduleOutcome.TOO_LATE
+
+
+def test_a_new_host_takes_its_fair_share_and_a_killed_one_is_replaced(cluster: System) -> None:
+    cluster.create_topics(slots=16, prepare_timeout=3)
+    first = cluster.start("host-a", processes=1)
+    center = cluster.center
+    job_ids = center.submit_many([NewTask("test.sync", n, 4 + n / 100) for n in range(600)])
+    cluster.start("host-b", processes=1)
+    cluster.wait(lambda: len({event.pid for event in cluster.history()}) == 2, "both hosts work", 20)
+    killed = first.kill()
+    cluster.wait(lambda: not _pending(cluster, job_ids), "everything has ended", 30)
+    events = cluster.history()
+    by_worker = {pid: sum(event.pid == pid for event in events) for pid in {event.pid for event in events}}
+    assert set(killed) < set(by_worker), by_worker
+    doubled = len([event for event in events if event.event == "start"]) - len(job_ids)
+    assert doubled <= 8, "more than was in flight on the killed host"
+
+
+def _read(system: System, job_ids: list[int]) -> dict[int, Task]:
+    return {job_id: row.to_task("") for job_id, row in system.center.store.read(job_ids).items()}
+
+
+def _pending(system: System, job_ids: list[int]) -> list[int]:
+    rows = system.center.store.read(job_ids)
+    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
+
+
+def _status(system: System, job_id: int) -> TaskStatus | None:
+    task = system.center.get(job_id)
+    return None if task is None else task.status

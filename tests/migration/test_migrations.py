@@ -1,0 +1,272 @@
+"""Migrations build what the code declares, on every shard, whatever interrupts them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.engine import make_url
+
+from toc.clock import Clock
+from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.local.servers import MariaDB
+from toc.store import Store
+from toc.store.migrate import Migrator, directory
+from toc.store.schema import REVISION, database_metadata
+from toc.task import TaskRow
+
+UPGRADE = """
+import sys
+from toc.store.migrate import Migrator
+url, databases, tables, prefix = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+progress = lambda *report: print(*report, flush=True)
+Migrator([url], databases=databases, tables=tables, prefix=prefix).upgrade(progress)
+"""
+
+Upgrade = Callable[[], "subprocess.Popen[str]"]
+
+
+class Target:
+    """An empty place for a schema, and programs that upgrade it."""
+
+    def __init__(self, url: str, databases: int, tables: int, prefix: str) -> None:
+        self.url, self.databases, self.tables, self.prefix = url, databases, tables, prefix
+        self.sqlite = url.startswith("sqlite")
+
+    def migrator(self, **changes: Any) -> Migrator:
+        options = {"databases": self.databases, "tables": self.tables, "prefix": self.prefix, **changes}
+        return Migrator([self.url], **options)
+
+    def store(self) -> Store:
+        return Store(
+            [self.url], databases=self.databases, tables=self.tables, prefix=self.prefix, clock=Clock()
+        )
+
+    def start(self) -> subprocess.Popen[str]:
+        arguments = [self.url, str(self.databases), str(self.tables), self.prefix]
+        return subprocess.Popen(
+            [sys.executable, "-c", UPGRADE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def engine(self, database: int = 0, suffix: str = "") -> Engine:
+        if self.sqlite:
+            return create_engine(self.url + suffix)
+        return create_engine(make_url(self.url).set(database=f"{self.prefix}{database}{suffix}"))
+
+
+@pytest.fixture
+def mysql(mariadb: MariaDB, database_prefix: str) -> Target:
+    return Target(mariadb.url, 2, 8, database_prefix)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Target:
+    return Target(f"sqlite:///{tmp_path}/toc.db", 1, 4, "toc_")
+
+
+@pytest.fixture(params=["mysql", "sqlite"])
+def target(request: pytest.FixtureRequest) -> Target:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Target)
+    return found
+
+
+def test_the_code_needs_the_newest_revision() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(directory()))
+    assert ScriptDirectory.from_config(config).get_current_head() == REVISION
+
+
+def test_migrations_leave_nothing_to_generate(target: Target) -> None:
+    target.migrator().upgrade()
+    for database in range(target.databases):
+        engine = target.engine(database)
+        with engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            metadata = database_metadata(database, target.databases, target.tables)
+            assert compare_metadata(context, metadata) == []
+        engine.dispose()
+
+
+def test_migrations_and_the_declared_schema_make_the_same_tables(target: Target) -> None:
+    """Compared as the server itself describes them: types, keys, collations, order."""
+    target.migrator().upgrade()
+    metadata = database_metadata(0, target.databases, target.tables)
+    declared, migrated = target.engine(suffix="_declared"), target.engine()
+    if not target.sqlite:
+        with migrated.begin() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {declared.url.database} COLLATE utf8mb4_bin")
+    metadata.create_all(declared)
+    try:
+        assert metadata.tables
+        for table in metadata.tables:
+            assert _describe(migrated, table) == _describe(declared, table), table
+    finally:
+        declared.dispose()
+        migrated.dispose()
+
+
+def _describe(engine: Engine, table: str) -> list[Any]:
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            columns = [
+                tuple(row[1:]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")
+            ]
+            # names of implied indexes are SQLite's own
+            indexes = [
+                (row[2], [tuple(column) for column in connection.exec_driver_sql(f"PRAGMA index_info({row[1]})")])
+                for row in connection.exec_driver_sql(f"PRAGMA index_list({table})")
+            ]
+            return [columns, sorted(indexes)]
+        return [tuple(row) for row in connection.exec_driver_sql(f"SHOW CREATE TABLE {table}")]
+
+
+def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
+    mysql.migrator().upgrade()
+    engine = mysql.engine(1)
+    with engine.connect() as connection:
+        tables = {row[0] for row in connection.exec_driver_sql("SHOW TABLES")}
+        columns = dict(
+            connection.execute(
+                text(
+                    "SELECT column_name, column_type FROM information_schema.columns "
+                    "WHERE table_schema = DATABASE() AND table_name = 'timeout_task_0003'"
+                )
+            ).all()
+        )
+    engine.dispose()
+    assert tables == {"alembic_version", *(f"timeout_task_{n:04d}" for n in (1, 3, 5, 7))}
+    expected = {
+        "job_id": "bigint(20) unsigned",
+        "gmt_create": "datetime(3)",
+        "gmt_modified": "datetime(3)",
+        "biz_id": "bigint(20) unsigned",
+        "biz_type": "bigint(20) unsigned",
+        "status": "tinyint(4)",
+        "action_time": "datetime(3)",
+        "attribute": "varchar(4096)",
+    }
+    assert {name: columns[name] for name in expected} == expected
+    assert set(columns) == set(TaskRow._fields)
+
+
+def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target) -> None:
+    reports: list[tuple[str, str, int, int]] = []
+    target.migrator().upgrade(lambda *report: reports.append(report[:4]))
+    assert [report[1:] for report in reports] == [
+        (f"{target.prefix}{n}", target.tables // target.databases, target.tables // target.databases)
+        for n in range(target.databases)
+    ]
+    target.migrator().upgrade(lambda *report: pytest.fail(f"migrated again: {report}"))
+
+
+def test_downgrade_to_base_leaves_no_tables(target: Target) -> None:
+    target.migrator().upgrade()
+    target.migrator().downgrade("base")
+    statuses = target.migrator().check()
+    assert {status.revision for status in statuses} == {None}
+    assert all(status.behind for status in statuses)
+    target.migrator().upgrade()
+    assert not any(status.behind for status in target.migrator().check())
+
+
+def test_check_names_the_shards_that_are_behind(mysql: Target) -> None:
+    store = mysql.store()
+    with pytest.raises(SchemaBehind, match=f"{mysql.prefix}0.*{mysql.prefix}1.*toc db upgrade"):
+        store.check()
+    mysql.migrator().upgrade()
+    store.check()
+    engine = mysql.engine(1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE timeout_task_0005")
+    engine.dispose()
+
+    with pytest.raises(SchemaBehind, match="timeout_task_0005") as caught:
+        store.check()
+
+    assert f"{mysql.prefix}0" not in str(caught.value)
+    store.close()
+
+
+def test_using_tables_that_are_not_there_says_what_to_do(target: Target) -> None:
+    store = target.store()
+    for use in (lambda: store.get(1), lambda: store.finish([(1, 0)]), store.topics.list):
+        with pytest.raises(SchemaBehind, match="toc db upgrade"):
+            use()
+    store.close()
+
+
+def test_a_schema_that_is_further_on_is_not_behind(target: Target) -> None:
+    target.migrator().upgrade()
+    engine = target.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    engine.dispose()
+    assert not any(status.behind for status in target.migrator().check())
+
+
+@pytest.mark.parametrize("changes", [{"tables": 16}, {"tables": 4}, {"databases": 1}, {"databases": 4}])
+def test_other_numbers_of_tables_are_refused_before_anything_changes(
+    mysql: Target, changes: dict[str, int]
+) -> None:
+    mysql.migrator().upgrade()
+    with pytest.raises(ConfigError, match="cannot change"):
+        mysql.migrator(**changes).upgrade()
+    assert any(status.behind for status in mysql.migrator(**changes).check())
+    assert not any(status.behind for status in mysql.migrator().check())
+
+
+def test_an_upgrade_that_was_killed_half_way_is_resumed(mariadb: MariaDB, database_prefix: str) -> None:
+    target = Target(mariadb.url, 2, 512, database_prefix)
+    program = target.start()
+    assert program.stdout is not None
+    first = program.stdout.readline()
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    assert first.split()[1:4] == [f"{database_prefix}0", "32", "256"]
+    half = target.migrator().check()
+    assert half[0].revision is None  # the fault bit: tables are there, the revision is not
+    assert 0 < len(half[0].missing_tables) < 256
+
+    target.migrator().upgrade()
+
+    assert not any(status.behind for status in target.migrator().check())
+
+
+def test_an_upgrade_of_sqlite_that_was_killed_half_way_is_resumed(tmp_path: Path) -> None:
+    target = Target(f"sqlite:///{tmp_path}/toc.db", 1, 1024, "toc_")
+    program = target.start()
+    assert program.stdout is not None
+    assert program.stdout.readline().split()[2:4] == ["32", "1024"]
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    assert target.migrator().check()[0].behind
+
+    target.migrator().upgrade()
+
+    assert not target.migrator().check()[0].behind
+
+
+def test_three_upgrades_at_once_all_succeed(target: Target) -> None:
+    programs = [target.start() for _ in range(3)]
+    outputs = [program.communicate(timeout=120)[0] for program in programs]
+    assert [program.returncode for program in programs] == [0, 0, 0], outputs
+    assert sum(bool(output) for output in outputs) >= 1
+    assert not any(status.behind for status in target.migrator().check())
+
+
+def test_an_unreachable_server_is_named_without_its_password() -> None:
+    migrator = Migrator(["mysql+pymysql://root:s3cret@127.0.0.1:1"], databases=1, tables=1)
+    with pytest.raises(StoreUnavailable, match="127.0.0.1:1") as caught:
+        migrator.upgrade()
+    assert "s3cret" not in str(caught.value)

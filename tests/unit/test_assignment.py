@@ -1,0 +1,234 @@
+"""The assignment of slots: what holds for any members, topics, wishes and history."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toc.coordination.assignment import TABLES, Member, Owners, assign
+
+TOPIC_NAMES = ["order.close", "order.remind", "parcel.confirm", "trial.end", TABLES]
+HOSTS = ["h0", "h1", "h2", "h3"]
+
+slot_amounts = st.sampled_from([1, 2, 4, 8, 16])
+topic_tables = st.dictionaries(st.sampled_from(TOPIC_NAMES), slot_amounts, min_size=1)
+
+
+@st.composite
+def member_lists(draw: st.DrawFn, *, alike: bool = False, min_size: int = 0) -> list[Member]:
+    numbers = draw(st.sets(st.integers(0, 15), min_size=min_size, max_size=9))
+    weights = st.just(1.0) if alike else st.sampled_from([0.5, 1.0, 2.0, 3.0])
+    handled = st.none() if alike else st.none() | st.frozensets(st.sampled_from(TOPIC_NAMES))
+    return [
+        Member(f"w{number:02}", draw(st.sampled_from(HOSTS)), draw(weights), draw(handled))
+        for number in sorted(numbers)
+    ]
+
+
+@st.composite
+def histories(draw: st.DrawFn, topics: dict[str, int]) -> dict[str, list[str | None]]:
+    """What may have been before: shorter or longer, of workers that are there and that are not."""
+    owners = st.none() | st.integers(0, 17).map(lambda number: f"w{number:02}")
+    return {
+        topic: draw(st.lists(owners, max_size=2 * slots))
+        for topic, slots in topics.items()
+        if draw(st.booleans())
+    }
+
+
+def moves(before: Owners, after: Owners) -> list[tuple[str | None, str | None]]:
+    return [
+        (old, new)
+        for topic, slots in after.items()
+        for old, new in zip(before[topic], slots, strict=True)
+        if old != new
+    ]
+
+
+def loads(owners: Owners) -> Counter[str]:
+    return Counter(owner for slots in owners.values() for owner in slots if owner is not None)
+
+
+def spread(members: list[Member], owners: Owners, topic: str) -> int:
+    counts = Counter(owners[topic])
+    return max(counts[m.worker_id] for m in members) - min(counts[m.worker_id] for m in members)
+
+
+@given(st.data())
+def test_a_slot_is_without_owner_only_if_nobody_may_have_it_and_goes_only_to_who_may(
+    data: st.DataObject,
+) -> None:
+    topics = data.draw(topic_tables)
+    members = data.draw(member_lists())
+    drained = data.draw(st.sets(st.sampled_from(HOSTS)))
+    owners = assign(members, topics, previous=data.draw(histories(topics)), drained_hosts=drained)
+    assert {topic: len(slots) for topic, slots in owners.items()} == topics
+    for topic, slots in owners.items():
+        may = {m.worker_id for m in members if m.can_handle(topic) and m.host not in drained}
+        assert set(slots) <= (may or {None})
+
+
+@given(st.data())
+def test_a_pin_holds_while_its_target_may_have_the_slot(data: st.DataObject) -> None:
+    topics = data.draw(topic_tables)
+    members = data.draw(member_lists())
+    drained = data.draw(st.sets(st.sampled_from(HOSTS), max_size=2))
+    targets = [*HOSTS, *(member.worker_id for member in members), "gone"]
+    pins = data.draw(
+        st.dictionaries(st.tuples(st.sampled_from(TOPIC_NAMES), st.integers(0, 20)), st.sampled_from(targets))
+    )
+    owners = assign(members, topics, previous=data.draw(histories(topics)), pins=pins, drained_hosts=drained)
+    for (topic, number), target in pins.items():
+        fit = {
+            m.worker_id
+            for m in members
+            if target in (m.worker_id, m.host) and m.can_handle(topic) and m.host not in drained
+        }
+        if fit and number < topics.get(topic, 0):
+            assert owners[topic][number] in fit
+
+
+@given(st.data())
+def test_no_slot_could_go_to_another_and_make_the_loads_more_equal(data: st.DataObject) -> None:
+    topics = data.draw(topic_tables)
+    members = data.draw(member_lists())
+    owners = assign(members, topics, previous=data.draw(histories(topics)))
+    load = loads(owners)
+    member_of = {member.worker_id: member for member in members}
+    for topic, slots in owners.items():
+        for owner in set(slots) - {None}:
+            giver = member_of[str(owner)]
+            for taker in members:
+                if taker is not giver and taker.can_handle(topic):
+                    given_up = (2 * load[giver.worker_id] - 1) / giver.weight
+                    gained = (2 * load[taker.worker_id] + 1) / taker.weight
+                    assert given_up <= gained * 1.000001
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_members_that_are_alike_are_within_one_slot_over_all_and_within_two_of_each_topic(
+    data: st.DataObject,
+) -> None:
+    topics = data.draw(topic_tables)
+    members = data.draw(member_lists(alike=True, min_size=1))
+    owners = assign(members, topics, previous=data.draw(histories(topics)))
+    load = loads(owners)
+    assert max(load[m.worker_id] for m in members) - min(load[m.worker_id] for m in members) <= 1
+    assert all(spread(members, owners, topic) <= 2 for topic in topics)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_rebalance_brings_members_that_are_alike_within_one_slot_of_each_topic(data: st.DataObject) -> None:
+    topics = data.draw(topic_tables)
+    members = data.draw(member_lists(alike=True, min_size=1))
+    owners = assign(members, topics, previous=data.draw(histories(topics)), rebalance=True)
+    assert all(spread(members, owners, topic) <= 1 for topic in topics)
+
+
+@given(st.data())
+def test_nothing_moves_when_nothing_has_changed(data: st.DataObject) -> None:
+    topics = data.draw(topic_tables)
+    members = data.draw(member_lists())
+    pins = data.draw(
+        st.dictionaries(st.tuples(st.sampled_from(TOPIC_NAMES), st.integers(0, 9)), st.sampled_from(HOSTS))
+    )
+    drained = data.draw(st.sets(st.sampled_from(HOSTS), max_size=2))
+    first = assign(members, topics, previous=data.draw(histories(topics)), pins=pins, drained_hosts=drained)
+    assert assign(members, topics, previous=first, pins=pins, drained_hosts=drained) == first
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 4))
+def test_who_joins_takes_a_fair_share_and_nothing_else_moves(slots: int, there: int, joining: int) -> None:
+    members = [Member(f"w{number:02}", "h") for number in range(there + joining)]
+    before = assign(members[:there], {"t": slots})
+    after = assign(members, {"t": slots}, previous=before)
+    newcomers = {member.worker_id for member in members[there:]}
+    assert {new for _, new in moves(before, after)} <= newcomers
+    share = slots // (there + joining)
+    assert all(share <= loads(after)[newcomer] <= share + 1 for newcomer in newcomers)
+
+
+@given(st.integers(1, 200), st.integers(2, 12), st.data())
+def test_when_one_goes_only_its_slots_move(slots: int, there: int, data: st.DataObject) -> None:
+    members = [Member(f"w{number:02}", "h") for number in range(there)]
+    before = assign(members, {"t": slots})
+    gone = data.draw(st.sampled_from(members))
+    after = assign([member for member in members if member is not gone], {"t": slots}, previous=before)
+    assert {old for old, _ in moves(before, after)} <= {gone.worker_id}
+
+
+def test_over_many_topics_too_hardly_a_slot_moves_between_members_that_stay() -> None:
+    rng = random.Random(7)
+    steps = disturbed = 0
+    for _ in range(40):
+        topics = {f"t{number}": 2 ** rng.randint(0, 6) for number in range(rng.randint(2, 12))}
+        members: list[Member] = []
+        owners: Owners = {topic: [None] * slots for topic, slots in topics.items()}
+        for number in range(12):
+            stayed = {member.worker_id for member in members}
+            if len(members) > 1 and rng.random() < 0.45:
+                stayed.discard(members.pop(rng.randrange(len(members))).worker_id)
+            else:
+                members.append(Member(f"w{number:02}", f"h{number}"))
+            before, owners = owners, assign(members, topics, previous=owners)
+            steps += 1
+            disturbed += any(old in stayed and new in stayed for old, new in moves(before, owners))
+    assert disturbed <= steps / 50
+
+
+@given(st.data())
+def test_the_order_of_the_arguments_does_not_matter(data: st.DataObject) -> None:
+    topics = data.draw(topic_tables)
+    members = data.draw(member_lists())
+    previous = data.draw(histories(topics))
+    shuffled = data.draw(st.permutations(members))
+    reversed_topics = dict(reversed(topics.items()))
+    assert assign(shuffled, reversed_topics, previous=previous) == assign(members, topics, previous=previous)
+
+
+def test_slots_reach_an_idle_worker_along_a_chain_of_abilities() -> None:
+    """w0 has too much, w2 nothing, and they have no topic in common; w1 can do both."""
+    members = [
+        Member("w0", "h", topics=frozenset({"a"})),
+        Member("w1", "h", topics=frozenset({"a", "b"})),
+        Member("w2", "h", topics=frozenset({"b"})),
+    ]
+    previous: Owners = {"a": ["w0"] * 6, "b": ["w1"] * 3}
+    owners = assign(members, {"a": 6, "b": 3}, previous=previous)
+    assert loads(owners) == {"w0": 3, "w1": 3, "w2": 3}
+
+
+def test_a_worker_of_twice_the_weight_takes_twice_the_slots() -> None:
+    members = [Member("big", "h0", weight=2), Member("small", "h1")]
+    assert loads(assign(members, {"t": 30})) == {"big": 20, "small": 10}
+
+
+def test_every_worker_can_sweep_tables_whatever_it_handles() -> None:
+    members = [Member("w0", "h", topics=frozenset({"t"})), Member("w1", "h", topics=frozenset())]
+    assert loads(assign(members, {TABLES: 8})) == {"w0": 4, "w1": 4}
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
+def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight of w0"):
+        Member("w0", "h", weight=weight)
+
+
+@pytest.mark.parametrize(("topics", "slots"), [(10, 1000), (100, 100), (1000, 10)])
+def test_ten_daemons_of_four_processes_and_ten_thousand_slots_take_less_than_two_seconds(
+    topics: int, slots: int
+) -> None:
+    table = {f"t{number}": slots for number in range(topics)}
+    members = [Member(f"d{daemon}-{process}", f"h{daemon}") for daemon in range(10) for process in range(4)]
+    owners = assign(members[4:], table)
+    for step in (members, members[:36], [*members[:20], *members[24:]]):
+        began = time.perf_counter()
+        owners = assign(step, table, previous=owners)
+        assert time.perf_counter() - began < 2

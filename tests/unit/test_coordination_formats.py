@@ -1,0 +1,133 @@
+"""What is stored in ZooKeeper, and how TOC_ZOOKEEPER is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toc.coordination.assignment import Member
+from toc.coordination.nodes import (
+    Paths,
+    assignment_data,
+    decode,
+    member_data,
+    member_of,
+    owners_of,
+    slot_of,
+)
+from toc.coordination.session import Address
+from toc.errors import ConfigError, InvalidInput
+from toc.topic import Slot
+
+MAX_NODE = 1_000_000  # bytes, ZooKeeper's limit
+
+
+@given(st.lists(st.none() | st.sampled_from(["h1:7:aa", "h2:8:bb", "h3:9:cc"])))
+def test_an_assignment_is_read_as_it_was_written(owners: list[str | None]) -> None:
+    assert owners_of(assignment_data(owners, "h1", 0)) == owners
+
+
+def test_the_assignment_of_the_largest_topic_is_far_from_the_limit_of_a_node() -> None:
+    owners: list[str | None] = [
+        f"a-host-with-a-long-name-{number % 400}:12345:abcdef" for number in range(1024)
+    ]
+    assert len(assignment_data(owners, "h", 0)) < MAX_NODE / 20
+
+
+def test_a_member_is_read_as_it_was_written() -> None:
+    for member in (
+        Member("w0", "h", 2.5, frozenset({"order.close", "order.remind"}), 77),
+        Member("w1", "h"),
+        Member("w2", "h", topics=frozenset()),
+    ):
+        assert member_of(member.worker_id, member_data(member, 0)) == member
+
+
+@given(
+    st.binary()
+    | st.sampled_from([b"[]", b"null", b"7", b'{"slots":[99,"x",-5],"workers":["w"]}', b'{"slots":3}'])
+)
+def test_what_somebody_else_wrote_breaks_nothing(data: bytes) -> None:
+    assert decode(data) is not None
+    assert set(owners_of(data)) <= {None}
+    assert member_of("w", data) is None
+
+
+@pytest.mark.parametrize("weight", ["1", -1, 0, None, True])
+def test_a_member_without_a_sane_weight_is_none(weight: object) -> None:
+    data = member_data(Member("w0", "h"), 0).replace(
+        b'"weight":1', b'"weight":' + json.dumps(weight).encode()
+    )
+    assert member_of("w0", data) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "slot"),
+    [
+        ("order.close_3", Slot("order.close", 3)),
+        ("a_b_10", Slot("a_b", 10)),
+        ("~tables_0", Slot("~tables", 0)),
+        ("order.close", None),
+        ("order.close_x", None),
+        ("_3", None),
+    ],
+)
+def test_a_slot_is_known_by_its_nodes_name(name: str, slot: Slot | None) -> None:
+    assert slot_of(name) == slot
+    assert slot is None or str(slot) == name
+
+
+def test_paths_stand_under_the_chroot_and_the_cluster() -> None:
+    paths = Paths.of("/apps", "blue")
+    assert paths.node("slots", Slot("order.close", 3)) == "/apps/toc/blue/slots/order.close_3"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a\0b"])
+def test_a_name_that_cannot_be_a_nodes_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="cluster"):
+        Paths.of("", name)
+
+
+def test_an_address_is_hosts_and_maybe_a_chroot() -> None:
+    assert Address.parse("h1:2181,h2:2182") == Address("h1:2181,h2:2182")
+    assert Address.parse("h1:2181,h2:2182/a/b/") == Address("h1:2181,h2:2182", "/a/b")
+    assert Address.parse("[::1]:2181/") == Address("[::1]:2181")
+
+
+def test_an_address_may_carry_a_user_whose_password_is_never_shown() -> None:
+    address = Address.parse("toc:s%40f/e%2C,@h1:2181/apps")
+    assert (address.credential, address.hosts, address.chroot) == ("toc:s@f/e,,", "h1:2181", "/apps")
+    assert "s@f" not in repr(address)
+
+
+def test_an_address_may_ask_for_tls(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    assert Address.parse(f"h1:2182/apps?ca={ca}") == Address("h1:2182", "/apps", tls=True, ca=str(ca))
+    assert Address.parse("h1:2182?tls=true").tls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ",",
+        "h1:port",
+        "h1:2181,",
+        "h1:2181//x",
+        "canary@h1:2181",
+        ":canary@h1:2181",
+        "u:canary@h1:x",
+        "u:canary@h1:2181?tls=maybe",
+        "u:canary@h1:2181?ca=/nowhere/ca.pem",
+        "u:canary@h1:2181?colour=red",
+    ],
+)
+def test_an_address_that_is_wrong_is_refused_without_showing_its_password(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Address.parse(text)
+    assert "canary" not in str(caught.value)
