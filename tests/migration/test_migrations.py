@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -147,16 +148,17 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
     engine.dispose()
     assert tables == {"alembic_version", *(f"timeout_task_{n:04d}" for n in (1, 3, 5, 7))}
     expected = {
-        "job_id": "bigint(20) unsigned",
+        "job_id": "bigint unsigned",
         "gmt_create": "datetime(3)",
         "gmt_modified": "datetime(3)",
-        "biz_id": "bigint(20) unsigned",
-        "biz_type": "bigint(20) unsigned",
-        "status": "tinyint(4)",
+        "biz_id": "bigint unsigned",
+        "biz_type": "bigint unsigned",
+        "status": "tinyint",
         "action_time": "datetime(3)",
         "attribute": "varchar(4096)",
     }
-    assert {name: columns[name] for name in expected} == expected
+    widthless = {name: re.sub(r"(int)\(\d+\)", r"\1", columns[name]) for name in expected}  # MariaDB shows widths
+    assert widthless == expected
     assert set(columns) == set(TaskRow._fields)
 
 

@@ -85,13 +85,17 @@ def attribute(text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def load_settings() -> Settings:
-    """The settings, with logging set up by them. Raises ConfigError."""
+def load_settings(*, daemon: bool = False) -> Settings:
+    """The settings, with logging set up by them. Raises ConfigError.
+
+    Unless told otherwise, only a ``daemon`` logs what is in order; other commands log warnings alone.
+    """
     from toc import log
     from toc.config import Settings
 
     settings = Settings()
-    log.configure(settings.log_level, settings.log_format)
+    chatty = daemon or "log_level" in settings.model_fields_set
+    log.configure(settings.log_level if chatty else "warning", settings.log_format)
     return settings
 
 

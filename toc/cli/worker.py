@@ -41,7 +41,7 @@ def worker(
     """
     from toc.config import Settings
 
-    settings = load_settings()
+    settings = load_settings(daemon=True)
     settings.need_database_urls()
     settings.need_redis_url()
     asked = {"processes": processes, "threads": threads}

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from toc.coordination.assignment import Member
@@ -78,6 +79,12 @@ def decode(data: bytes) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
+def instant(values: dict[str, Any], key: str) -> int:
+    """An instant in a node's data; 0 if there is none."""
+    value = values.get(key)
+    return value if isinstance(value, int) else 0
+
+
 def member_data(member: Member, now_ms: int) -> bytes:
     """The data of workers/{worker_id}."""
     topics = None if member.topics is None else sorted(member.topics)
@@ -88,7 +95,7 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
     """The member that workers/{worker_id} describes; None if the node makes no sense."""
     values = decode(data)
     host, pid, weight, topics = (values.get(key) for key in ("host", "pid", "weight", "topics"))
-    if not isinstance(host, str) or not isinstance(weight, (int, float)) or not weight > 0:
+    if not isinstance(host, str) or not isinstance(weight, (int, float)) or not 0 < weight < inf:
         return None
     handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
     return Member(worker_id, host, weight, handled, pid if isinstance(pid, int) else 0)

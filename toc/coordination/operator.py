@@ -16,6 +16,7 @@ from toc.coordination.nodes import (
     check_node_name,
     decode,
     encode,
+    instant,
     member_of,
     owners_of,
     slot_of,
@@ -85,7 +86,7 @@ class Operator:
     def drains(self) -> list[Drain]:
         """The hosts that are drained."""
         return [
-            Drain(host, str(values.get("by", "")), int(values.get("at", 0)))
+            Drain(host, str(values.get("by", "")), instant(values, "at"))
             for host, values in self._intents("drain")
         ]
 
@@ -100,7 +101,7 @@ class Operator:
     def pins(self) -> list[Pin]:
         """The slots that are pinned."""
         return [
-            Pin(*slot, str(values.get("target", "")), str(values.get("by", "")), int(values.get("at", 0)))
+            Pin(*slot, str(values.get("target", "")), str(values.get("by", "")), instant(values, "at"))
             for name, values in self._intents("pin")
             if (slot := slot_of(name)) is not None
         ]
@@ -209,7 +210,7 @@ def _read_claims(session: Session, paths: Paths) -> dict[Slot, Claim]:
     for name, node in zip(names, session.read(paths.node("slots", name) for name in names), strict=True):
         slot, values = slot_of(name), decode(node.data) if node else {}
         if slot is not None and values:
-            claims[slot] = Claim(str(values.get("worker_id")), int(values.get("since", 0)))
+            claims[slot] = Claim(str(values.get("worker_id")), instant(values, "since"))
     return claims
 
 

@@ -126,10 +126,11 @@ class Session:
         """Connect. Raises CoordinationUnavailable when that does not succeed within the connect timeout."""
         self._client = self._make_client()
         if not self._client.start_async().wait(self._connect_timeout):
+            cause = self._problems.last or "no error reported"
             self.stop()
             raise CoordinationUnavailable(
                 f"ZooKeeper at {self.address.hosts} did not answer within {self._connect_timeout:g} s "
-                f"({self._problems.last or 'no error reported'}): is it running, is TOC_ZOOKEEPER right, "
+                f"({cause}): is it running, is TOC_ZOOKEEPER right, "
                 f"is the port open from here?"
             )
 

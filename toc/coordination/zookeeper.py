@@ -86,7 +86,7 @@ class ZooKeeperCoordinator:
         self._blocked: set[Slot] = set()  # held by another; a watch tells when it is free
 
         # what is so in ZooKeeper, as far as is known
-        self._session_id: int | None = None
+        self._session_id = 0  # the session that our nodes are in; 0: none yet
         self._assignment: dict[str, Assigned] = {}
         self._dead: frozenset[str] = frozenset()
         self._members: dict[str, Member] = {}
@@ -159,8 +159,8 @@ class ZooKeeperCoordinator:
         """See Coordinator."""
         with self._lock:
             wanted = [slot for slot in slots if slot not in self._claims and slot not in self._blocked]
-        if wanted and worker_id in self._members and self._current():
-            self._attempt(lambda: self._claims.update(self._make_claims(dict.fromkeys(wanted, worker_id))))
+        if wanted and worker_id in self._members:
+            self._attempt(partial(self._claim_more, dict.fromkeys(wanted, worker_id)))
         return {slot for slot in slots if self._claims.get(slot) == worker_id}
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
@@ -189,11 +189,16 @@ class ZooKeeperCoordinator:
         self._next_step = None
         if self._started:
             session_id = self._session.id
-            if session_id is None:
-                self._session.revive()
+            try:
+                if session_id is None:
+                    self._session.revive()
+                    self._next_step = _RETRY
+                else:
+                    self._catch_up(session_id)
+            except CoordinationUnavailable as exc:
+                log.warning("coordination_interrupted", reason=str(exc))
+                self._resync = True
                 self._next_step = _RETRY
-            else:
-                self._attempt(lambda: self._catch_up(session_id))
         return self._next_step
 
     def slots(self) -> list[SlotRow]:
@@ -207,15 +212,15 @@ class ZooKeeperCoordinator:
     # --- catching up with ZooKeeper ---
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Do what needs ZooKeeper; if that breaks off, ``step`` will do it again."""
-        if not self._started or self._session.id is None:
+        """Do what needs ZooKeeper now, if that is possible; if not, or if it breaks off, ``step`` will do it."""
+        if not self._started or not self._current():
             return
         try:
             action()
         except CoordinationUnavailable as exc:
             log.warning("coordination_interrupted", reason=str(exc))
             self._resync = True
-            self._next_step = _RETRY
+            self._signal()
 
     def _current(self) -> bool:
         """Whether the session is the one that our nodes are in; if not, ``step`` enters the new one first."""
@@ -252,8 +257,6 @@ class ZooKeeperCoordinator:
     def _settle(self) -> None:
         """Do what is still to be done in ZooKeeper, in the order that others rely on."""
         session_id = self._session_id
-        if session_id is None or not self._current():
-            return
         for gone in list(self._departed):
             if gone.known_dead:
                 # Before its nodes vanish: who takes over must see that nothing of it is running.
@@ -290,9 +293,8 @@ class ZooKeeperCoordinator:
         self._session.create(old, ephemeral=True)
         self._unjoined.clear()
 
-    def _make_claims(self, wanted: Mapping[Slot, str], session_id: int | None = None) -> dict[Slot, str]:
+    def _make_claims(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
         """Create claims, each for a worker of ours; those that succeeded. What others hold is watched."""
-        session_id = session_id or self._session_id
         self._leftover.update(wanted)  # until it is known what became of each
         granted = self._create_claims(wanted)
         refused = [slot for slot in wanted if slot not in granted]
@@ -322,6 +324,9 @@ class ZooKeeperCoordinator:
             self._signal()  # another was quicker: ask again
         self._leftover -= wanted.keys()
         return granted
+
+    def _claim_more(self, wanted: Mapping[Slot, str]) -> None:
+        self._claims.update(self._make_claims(wanted, self._session_id))
 
     def _create_claims(self, wanted: Mapping[Slot, str]) -> dict[Slot, str]:
         now_ms = self._clock.now_ms()

@@ -195,6 +195,8 @@ class MariaDB(Server):
     def _prepare(self) -> list[str | Path]:
         program = _find("mariadbd", "mysqld", package="mariadb-server (or mysql-server)")
         data = self.directory / "data"
+        temporary = self.directory / "tmp"
+        temporary.mkdir(exist_ok=True)
         secret = self.directory / "password"
         if not secret.exists():
             self._write("password", [secrets.token_hex(16)])
@@ -214,6 +216,7 @@ class MariaDB(Server):
             [
                 "[mysqld]",
                 f"datadir={data}",
+                f"tmpdir={temporary}",  # a server that starts deletes the temporary tables it finds there
                 f"port={self.port}",
                 "bind-address=127.0.0.1",
                 "skip-name-resolve",

@@ -111,7 +111,7 @@ class Daemons:
     def read(self, name: str) -> tuple[bytes, Any] | None:
         """Data and status of the cluster's node of that name."""
         path = f"/toc/{self.cluster}/{name}"
-        return self.onlooker.get(path) if self.onlooker.exists(path) else None  # type: ignore[no-any-return]
+        return self.onlooker.get(path) if self.onlooker.exists(path) else None
 
     def stop(self, daemon: Daemon) -> None:
         self.all.remove(daemon)
@@ -383,7 +383,7 @@ def test_a_daemon_whose_session_has_ended_joins_again_and_keeps_what_is_still_it
     before = {worker: set(held) for worker, held in first.held.items()}
     session = first.coordinator._session.id
     expire(first)
-    daemons.until(lambda: first.coordinator._session_id not in (None, session))
+    daemons.until(lambda: first.coordinator._session_id not in (0, session))
     assert first.held == before
     daemons.until(daemons.calm)
     assert first.held == before
@@ -450,7 +450,7 @@ def test_an_outage_longer_than_the_sessions_moves_no_slot(daemons: Daemons) -> N
         expire(daemon)  # all at once, as after a long outage
     daemons.until(
         lambda: all(
-            daemon.coordinator._session_id not in (None, old)
+            daemon.coordinator._session_id not in (0, old)
             for daemon, old in zip(daemons.all, sessions, strict=True)
         )
     )
@@ -485,9 +485,7 @@ def test_kazoo_giving_up_is_not_the_end(daemons: Daemons) -> None:
 # --- how fast ---------------------------------------------------------------------------------------------
 
 
-def test_ten_daemons_claim_ten_thousand_slots_in_seconds(
-    daemons: Daemons, record_property: Callable[[str, object], None]
-) -> None:
+def test_ten_daemons_claim_ten_thousand_slots_in_seconds(daemons: Daemons) -> None:
     daemons.topics.clear()
     daemons.topics.update({f"t{number}": 1000 for number in range(10)})
     began = time.monotonic()
@@ -501,5 +499,7 @@ def test_ten_daemons_claim_ten_thousand_slots_in_seconds(
     daemons.start("h10", workers=4)
     daemons.until(lambda: daemons.calm() and bool(daemons.all[-1].slots), seconds=60)
     one_more = time.monotonic() - began
-    record_property("seconds", f"all claimed {all_claimed:.2f}, share of an eleventh daemon {one_more:.2f}")
-    assert all_claimed < 30
+    print(
+        f"10,000 slots claimed after {all_claimed:.2f} s, an eleventh daemon has its share after {one_more:.2f} s"
+    )
+    assert max(all_claimed, one_more) < 30

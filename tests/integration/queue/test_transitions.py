@@ -116,7 +116,8 @@ def test_prepare_carries_the_tries_left_from_the_fraction_of_the_score(
     seed(SLOT, store={1: now_ms() - 1_000 + remaining / 32})
     reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 4095)])[SLOT]
     assert not isinstance(reply, IndexUnavailable)
-    assert reply == ([(1, fence(remaining, 4095))], None, reply.redis_now_ms)
+    assert reply.entries == [(1, fence(remaining, 4095))]
+    assert reply.next_due is None
     assert state() == {PREPARE: {1: held(reply.redis_now_ms // 1000, remaining, 4095)}}
 
 
