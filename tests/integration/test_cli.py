@@ -1,10 +1,11 @@
-"""The command line against real servers: SQLite and Redis for most, MariaDB and ZooKeeper where they matter."""
+"""The command line against real servers: mostly SQLite and Redis, MariaDB and ZooKeeper where they matter."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -66,6 +67,7 @@ def toc(
         if name.startswith("TOC_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "toc.demo.app", raising=False)  # its center has read its settings
     monkeypatch.setenv("TOC_DATABASE_URLS", f"sqlite:///{tmp_path / 'toc.db'}")
     monkeypatch.setenv("TOC_REDIS_URL", clean_redis.url)
     program = Toc(capsys)
@@ -467,3 +469,4 @@ def test_what_operators_ask_of_a_cluster_stands_in_zookeeper(
     toc.ok("undrain", "host1")
     assert "was not drained" in toc("undrain", "host1").err
     assert toc.json("rebalance", "--dry-run") == []
+    assert toc.json("workers") == []

@@ -211,6 +211,12 @@ def test_mariadb_lets_nobody_in_without_the_password_and_shows_it_nowhere(mariad
             pymysql.connect(host="127.0.0.1", port=mariadb.port, user=user, password="")
 
 
+def test_mariadb_keeps_its_temporary_tables_where_no_other_server_removes_them(mariadb: MariaDB) -> None:
+    with query(mariadb) as cursor:
+        cursor.execute("SELECT @@tmpdir")
+        assert cursor.fetchone() == (str(mariadb.directory / "tmp"),)
+
+
 def test_databases_of_a_test_are_dropped_after_it(mariadb: MariaDB, database_prefix: str) -> None:
     with query(mariadb) as cursor:
         cursor.execute("SHOW DATABASES LIKE 'toc\\_%'")

@@ -56,7 +56,10 @@ class Target:
     def start(self) -> subprocess.Popen[str]:
         arguments = [self.url, str(self.databases), str(self.tables), self.prefix]
         return subprocess.Popen(
-            [sys.executable, "-c", UPGRADE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-c", UPGRADE, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def engine(self, database: int = 0, suffix: str = "") -> Engine:
@@ -120,12 +123,13 @@ def test_migrations_and_the_declared_schema_make_the_same_tables(target: Target)
 def _describe(engine: Engine, table: str) -> list[Any]:
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
-            columns = [
-                tuple(row[1:]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")
-            ]
+            columns = [tuple(row[1:]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")]
             # names of implied indexes are SQLite's own
             indexes = [
-                (row[2], [tuple(column) for column in connection.exec_driver_sql(f"PRAGMA index_info({row[1]})")])
+                (
+                    row[2],
+                    [tuple(column) for column in connection.exec_driver_sql(f"PRAGMA index_info({row[1]})")],
+                )
                 for row in connection.exec_driver_sql(f"PRAGMA index_list({table})")
             ]
             return [columns, sorted(indexes)]
@@ -157,7 +161,9 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
         "action_time": "datetime(3)",
         "attribute": "varchar(4096)",
     }
-    widthless = {name: re.sub(r"(int)\(\d+\)", r"\1", columns[name]) for name in expected}  # MariaDB shows widths
+    widthless = {
+        name: re.sub(r"(int)\(\d+\)", r"\1", columns[name]) for name in expected
+    }  # MariaDB shows widths
     assert widthless == expected
     assert set(columns) == set(TaskRow._fields)
 

@@ -63,6 +63,7 @@ def demo(
     Examples: toc demo
               toc demo --orders orders.csv --speed 10
     """
+    from toc import log
     from toc.demo import orders as orders_module
     from toc.demo.report import judge
     from toc.demo.run import await_workers, drive
@@ -72,6 +73,7 @@ def demo(
         raise InvalidInput("give --cluster or --configured, not both")
     chosen = orders_module.read_orders(orders) if orders else orders_module.synthetic_orders(count, seed)
     plan = orders_module.plan(chosen, speed)
+    log.configure("warning")
     _clean_up_when_terminated()
     with ExitStack() as stack:
         stage = stack.enter_context(_stage(on_cluster, configured, directory))
@@ -183,9 +185,7 @@ def dev(
 
     Example: toc dev --app shop.deadlines:center
     """
-    from toc import log
     from toc.admin import migrator
-    from toc.config import Settings
     from toc.demo.stage import only_config, write_config
     from toc.local.embedded import EmbeddedStack
 
@@ -193,8 +193,7 @@ def dev(
     with EmbeddedStack(directory) as stack:
         config = write_config(directory.absolute() / "toc.toml", stack.settings)
         with only_config(config):
-            settings = Settings()
-            log.configure(settings.log_level, settings.log_format)
+            settings = load_settings(daemon=True)
             migrator(settings).upgrade()
             print(f"export TOC_CONFIG={config}", flush=True)
             if app is None:

@@ -212,7 +212,7 @@ class ZooKeeperCoordinator:
     # --- catching up with ZooKeeper ---
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Do what needs ZooKeeper now, if that is possible; if not, or if it breaks off, ``step`` will do it."""
+        """Do what needs ZooKeeper, if it can be done now; else, or if it breaks off, ``step`` will do it."""
         if not self._started or not self._current():
             return
         try:

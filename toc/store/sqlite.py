@@ -11,6 +11,7 @@ a sync per submit.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,23 +66,35 @@ class SqliteServer(Server):
             reset_on_return=None,
         )
         super().__init__(str(self._path), [0], pool)
+        self._writing = threading.Lock()
+
+    def after_fork(self) -> None:
+        """As of Server; and the lock may be held by a thread that the child has not."""
+        super().after_fork()
+        self._writing = threading.Lock()
 
     def _execute(
         self, connection: PoolProxiedConnection, statements: Sequence[Statement], transaction: bool
     ) -> list[Result]:
+        if not transaction and all(sql.startswith("SELECT") for sql, _ in statements):
+            return self._loop(connection, statements)
+        # SQLite's writers poll for its lock; those of one process queue here, so that only one of them does.
+        with self._writing:
+            try:
+                connection.cursor().execute("BEGIN IMMEDIATE")
+                results = self._loop(connection, statements)
+                connection.commit()
+            except sqlite3.Error:
+                connection.rollback()
+                raise
+            return results
+
+    def _loop(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> list[Result]:
         cursor = connection.cursor()
         results = []
-        try:
-            if transaction:
-                cursor.execute("BEGIN IMMEDIATE")
-            for sql, params in statements:
-                cursor.execute(sql.replace("%s", "?"), params)
-                results.append(Result(cursor.fetchall(), cursor.rowcount))
-            if transaction:
-                cursor.execute("COMMIT")
-        except sqlite3.Error:
-            connection.rollback()
-            raise
+        for sql, params in statements:
+            cursor.execute(sql.replace("%s", "?"), params)
+            results.append(Result(cursor.fetchall(), cursor.rowcount))
         cursor.close()
         return results
 

@@ -57,7 +57,7 @@ class TopicTable:
             what = f"topic {topic.name!r}" if other else f"a topic with biz_type {topic.biz_type}"
             raise TopicExists(f"{what} exists already; `toc topic list` shows all") from exc
 
-    def alter(self, name: str, **changes: Any) -> Topic:
+    def alter(self, name: str, /, **changes: Any) -> Topic:
         """Change policies of a topic and return it as it is now.
 
         Raises UnknownTopic, and InvalidTopic for a value out of its range or a field that cannot change.

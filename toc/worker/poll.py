@@ -73,7 +73,7 @@ class Poller:
         self._news: dict[Slot | None, int] = {}
         """Due times told by other threads since the last round; None: look at every slot."""
         self._early: list[Entry] = []
-        """Entries handed back because this machine's clock was behind when their turn came."""
+        """Entries that this machine's clock does not call due yet, on their way to the heap."""
         self._waiting: list[tuple[int, int, Entry]] = []
         """Heap of entries that Redis's clock calls due and this machine's does not yet."""
         self._due: list[tuple[int, Slot]] = []
@@ -113,13 +113,13 @@ class Poller:
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Entries that wait for the clock: of these slots, or all."""
-        with self._between, self._lock:
+        with self._lock:
             waiting = self._early + [entry for _, _, entry in self._waiting]
             taken = [entry for entry in waiting if slots is None or entry.slot in slots]
             kept = [entry for entry in waiting if not (slots is None or entry.slot in slots)]
             self._early = kept
             self._waiting = []
-        return taken
+        return taken  # what is being checked right now is not among them; it runs here under our claim
 
     # --- one round
 
@@ -141,8 +141,8 @@ class Poller:
         with self._lock:
             news, self._news = self._news, {}
             early, self._early = self._early, []
-        for entry in early:
-            heapq.heappush(self._waiting, (entry.row.next_time, entry.job_id, entry))
+            for entry in early:
+                heapq.heappush(self._waiting, (entry.row.next_time, entry.job_id, entry))
         owned = self._book.owned
         if None in news:
             for member in owned.values():
@@ -175,8 +175,9 @@ class Poller:
                 heapq.heappop(self._due)
             if self._reconcile:
                 times.append(self._reconcile[0][0])
-        if self._waiting:
-            times.append(self._waiting[0][0])
+        with self._lock:
+            if self._waiting:
+                times.append(self._waiting[0][0])
         if not times:
             return IDLE_SECONDS
         # By the exact clock: now was rounded down, so this ends where the millisecond begins or just after.
@@ -269,6 +270,7 @@ class Poller:
             return
         now = self._clock.now_ms()
         ready: list[Entry] = []
+        soon: list[Entry] = []
         behind: list[Entry] = []
         refused: list[tuple[Entry, TaskRow | None]] = []
         for entry in entries:
@@ -285,11 +287,13 @@ class Poller:
             elif row.next_time <= now:
                 ready.append(entry)
             elif row.next_time - now <= MAX_CLOCK_SKEW_MS:
-                heapq.heappush(self._waiting, (row.next_time, row.job_id, entry))
+                soon.append(entry)
             elif row.next_time <= entry.taken:
                 behind.append(entry)
             else:
                 refused.append((entry, row))
+        if soon:
+            self.too_early(soon)
         if behind:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
             self._finisher.give_back_later(behind, now)
@@ -314,8 +318,9 @@ class Poller:
 
     def _release_waiting(self, now: int) -> None:
         ready: list[Entry] = []
-        while self._waiting and self._waiting[0][0] <= now:
-            ready.append(heapq.heappop(self._waiting)[2])
+        with self._lock:
+            while self._waiting and self._waiting[0][0] <= now:
+                ready.append(heapq.heappop(self._waiting)[2])
         if ready:
             self.dispatcher.put(ready)
 

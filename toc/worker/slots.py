@@ -82,7 +82,7 @@ class SlotBook:
         return fresh
 
     def hand_back(self, dropped: Iterable[OwnedSlot]) -> None:
-        """Delete the claim numbers of slots that were given up and hold nothing of ours any more."""
-        numbers = {owned.slot: owned.claim for owned in dropped}
+        """Delete the claim numbers of slots that were given up, not taken again, and hold nothing of ours."""
+        numbers = {owned.slot: owned.claim for owned in dropped if owned.slot not in self.owned}
         if numbers:
             self._queues.unclaim(numbers)

@@ -499,7 +499,5 @@ def test_ten_daemons_claim_ten_thousand_slots_in_seconds(daemons: Daemons) -> No
     daemons.start("h10", workers=4)
     daemons.until(lambda: daemons.calm() and bool(daemons.all[-1].slots), seconds=60)
     one_more = time.monotonic() - began
-    print(
-        f"10,000 slots claimed after {all_claimed:.2f} s, an eleventh daemon has its share after {one_more:.2f} s"
-    )
+    print(f"10,000 slots claimed after {all_claimed:.2f} s, an eleventh has its share in {one_more:.2f} s")
     assert max(all_claimed, one_more) < 30

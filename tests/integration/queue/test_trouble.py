@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -59,7 +60,7 @@ def test_scripts_that_the_server_forgot_are_loaded_again_in_the_middle_of_a_batc
                 assert not isinstance(reply, IndexUnavailable)
                 assert reply.entries == [(turn * 64 + slot.number, fence(16, 7))]
             committed = queues.commit({slot: [(turn * 64 + slot.number, fence(16, 7))] for slot in SLOTS})
-            assert committed == dict.fromkeys(SLOTS, [True])
+            assert committed == {slot: [True] for slot in SLOTS}
     finally:
         done.set()
         flusher.join()
@@ -153,7 +154,7 @@ def test_connections_that_the_server_closed_while_idle_go_unnoticed(
 
 
 class Proxy:
-    """Between client and server; loses the replies to what it is told to watch for, and hangs up."""
+    """Between client and server; after what it is told to watch for, it swallows the reply and hangs up."""
 
     def __init__(self, port: int) -> None:
         self._server = ("127.0.0.1", port)
@@ -161,55 +162,51 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self.lose: bytes | None = None
         self.lost = 0
-        self.mute = False
-        self._sockets: list[socket.socket] = [self._listener]
+        self._swallow = False
+        self._sockets = [self._listener]
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
                 client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(self._server)
-            self._sockets += [client, server]
-            for source, target in ((client, server), (server, client)):
-                thread = threading.Thread(target=self._pump, args=(source, target, source is client))
-                self._threads.append(thread)
-                thread.start()
+                server = socket.create_connection(self._server)
+                self._sockets += [client, server]
+                for pump, ends in ((self._ask, (client, server)), (self._answer, (server, client))):
+                    self._threads.append(threading.Thread(target=pump, args=ends))
+                    self._threads[-1].start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, from_client: bool) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if from_client and self.lose and self.lose in data:
-                    self.lose = None
+    def _ask(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                if self.lose and self.lose in data:
+                    self.lose, self._swallow = None, True
+                server.sendall(data)
+        _hang_up(client, server)
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 16):
+                if self._swallow:
+                    self._swallow = False
                     self.lost += 1
-                    target.sendall(data)
-                    if not self.mute:
-                        source.shutdown(socket.SHUT_RDWR)
-                    target.recv(1 << 16)  # it was executed
-                    if not self.mute:
-                        break
-                    continue
-                target.sendall(data)
-        except OSError:
-            pass
-        for one in (source, target):
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+                    break
+                client.sendall(data)
+        _hang_up(client, server)
 
     def close(self) -> None:
-        for one in self._sockets:
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            one.close()
+        _hang_up(*self._sockets)
         for thread in self._threads:
             thread.join()
+        for one in self._sockets:
+            one.close()
+
+
+def _hang_up(*sockets: socket.socket) -> None:
+    for one in sockets:
+        with contextlib.suppress(OSError):  # it hung up already
+            one.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture

@@ -211,7 +211,10 @@ def test_only_cancelled_rows_are_marked_as_tried_and_only_up(store: Store, new_r
 
     store.mark_tried([fresh.job_id, tried.job_id, pending.job_id])
 
-    attempts = {job_id: row.attempts for job_id, row in store.read([r.job_id for r in (fresh, tried, pending)]).items()}
+    attempts = {
+        job_id: row.attempts
+        for job_id, row in store.read([r.job_id for r in (fresh, tried, pending)]).items()
+    }
     assert attempts == {fresh.job_id: 1, tried.job_id: 3, pending.job_id: 0}
 
 
@@ -260,9 +263,7 @@ def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow)
 # --- scanning -------------------------------------------------------------------------------------------
 
 
-def test_pending_finds_what_is_due_in_the_window_soonest_first(
-    fresh_store: Store, new_row: NewRow
-) -> None:
+def test_pending_finds_what_is_due_in_the_window_soonest_first(fresh_store: Store, new_row: NewRow) -> None:
     tables = [table for part in fresh_store.tables_of_server() for table in part]
     rows = [new_row(action_time=T0 + n) for n in range(200)]
     ended, retried = new_row(action_time=T0 + 50), new_row(action_time=T0 - 9)

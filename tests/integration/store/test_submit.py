@@ -148,7 +148,11 @@ def test_fifty_threads_with_one_dedup_key_make_one_row(store: Store, new_row: Ne
     rows = [new_row(biz_id, dedup_key="close") for _ in range(50)]
 
     with ThreadPoolExecutor(50) as threads:
-        ids = set(threads.map(lambda row: store.insert_many([row])[0] if row.job_id % 2 else store.insert(row), rows))
+        ids = set(
+            threads.map(
+                lambda row: store.insert_many([row])[0] if row.job_id % 2 else store.insert(row), rows
+            )
+        )
 
     (stored,) = store.find(BizId.of(biz_id))
     assert ids == {stored.job_id}
@@ -247,7 +251,9 @@ def test_a_batch_that_cannot_be_settled_says_which_tasks_are_unknown(
     assert len(mysql_store.read(stored)) == 1000
 
 
-def test_a_refused_connection_is_no_unknown_outcome(through_proxy: Store, proxy: Any, new_row: NewRow) -> None:
+def test_a_refused_connection_is_no_unknown_outcome(
+    through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
     through_proxy.insert(new_row())  # there are idle connections now
     proxy.close()
 
@@ -312,7 +318,9 @@ def test_a_connection_to_another_database_system_is_refused(
     engine.dispose()
 
 
-def test_a_connection_to_another_file_is_refused(store: Store, tmp_path: Any, place: Any, new_row: NewRow) -> None:
+def test_a_connection_to_another_file_is_refused(
+    store: Store, tmp_path: Any, place: Any, new_row: NewRow
+) -> None:
     if not place.urls[0].startswith("sqlite"):
         pytest.skip("files are SQLite's")
     engine = create_engine(f"sqlite:///{tmp_path}/other.db")
@@ -321,9 +329,7 @@ def test_a_connection_to_another_file_is_refused(store: Store, tmp_path: Any, pl
     engine.dispose()
 
 
-def test_a_connection_to_another_server_is_refused(
-    mysql_store: Store, launch: Any, new_row: NewRow
-) -> None:
+def test_a_connection_to_another_server_is_refused(mysql_store: Store, launch: Any, new_row: NewRow) -> None:
     other = create_engine(launch(MariaDB).url)
     with other.connect() as connection, pytest.raises(WrongShardConnection, match="127.0.0.1"):
         mysql_store.insert_with(connection, new_row())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -19,15 +18,16 @@ _numbers = itertools.count(1000)
 
 
 @pytest.fixture
-def topic() -> Iterator[Topic]:
+def topic() -> Topic:
     number = next(_numbers)
-    yield Topic(f"order.close-{number}", number, 16)
+    return Topic(f"order.close-{number}", number, 16)
 
 
 def test_a_topic_comes_back_as_it_was_created(store: Store, topic: Topic) -> None:
     full = replace(
         topic,
-        biz_type=2**63 - 1 - topic.biz_type,
+        name=f"{topic.name}.full",
+        biz_type=2**63 - topic.biz_type,
         slot_amount=1024,
         topic_type=TopicType.INSTANT,
         retries=31,
@@ -40,9 +40,85 @@ def test_a_topic_comes_back_as_it_was_created(store: Store, topic: Topic) -> Non
         retention=0,
         paused=True,
     )
-    store.topics.create(full)
-    store.topics.create(topic)
+    for one in (full, topic):
+        store.topics.create(one)
+        found = store.topics.get(one.name)
+        assert found == one
+        assert found is not None
+        assert (type(found.paused), type(found.topic_type)) == (bool, TopicType)
+    assert [one for one in store.topics.list() if one in (full, topic)] == [topic, full]
 
-    assert store.topics.get(full.name) == full if full.name != topic.name else True
-    assert full in store.topics.list()
-    assert topic in store.topics.list()
+
+def test_an_unknown_topic_is_none_and_names_differ_by_case(store: Store, topic: Topic) -> None:
+    store.topics.create(topic)
+    assert store.topics.get(topic.name.upper()) is None
+    assert store.topics.get("' OR 1=1 -- ") is None
+
+
+@pytest.mark.parametrize("same", ["name", "biz_type"])
+def test_a_name_or_biz_type_that_is_taken_is_refused(store: Store, topic: Topic, same: str) -> None:
+    store.topics.create(topic)
+    number = next(_numbers)
+    other = Topic(f"other-{number}", number, 8)
+    with pytest.raises(TopicExists, match=str(getattr(topic, same))):
+        store.topics.create(replace(other, **{same: getattr(topic, same)}))
+    assert store.topics.get(topic.name) == topic
+    store.topics.create(other)
+
+
+def test_of_many_hosts_that_create_a_topic_one_succeeds(store: Store, topic: Topic) -> None:
+    def create(slots: int) -> str:
+        try:
+            store.topics.create(replace(topic, slot_amount=slots))
+        except TopicExists:
+            return "exists"
+        return "created"
+
+    with ThreadPoolExecutor(8) as threads:
+        assert Counter(threads.map(create, [2**n for n in range(8)])) == {"created": 1, "exists": 7}
+
+
+def test_alter_changes_what_is_named_and_returns_the_topic(store: Store, topic: Topic) -> None:
+    store.topics.create(topic)
+    changed = store.topics.alter(
+        topic.name, slot_amount=32, paused=True, topic_type="instant", backoff_base=2
+    )
+    assert changed == replace(
+        topic, slot_amount=32, paused=True, topic_type=TopicType.INSTANT, backoff_base=2
+    )
+    assert store.topics.get(topic.name) == changed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slot_amount": 3},
+        {"retries": 32},
+        {"topic_type": "sometimes"},
+        {"backoff": "never"},
+        {"backoff_cap": float("nan")},
+        {"name": "other"},
+        {"biz_type": 5},
+        {"version": 1},
+    ],
+)
+def test_alter_refuses_what_no_topic_may_be(store: Store, topic: Topic, changes: dict[str, Any]) -> None:
+    store.topics.create(topic)
+    with pytest.raises(InvalidTopic):
+        store.topics.alter(topic.name, **changes)
+    assert store.topics.get(topic.name) == topic
+
+
+def test_alter_of_no_topic_is_refused(store: Store) -> None:
+    with pytest.raises(UnknownTopic, match=r"order\.nobody"):
+        store.topics.alter("order.nobody", paused=True)
+
+
+def test_two_operators_who_alter_at_once_both_have_their_way(store: Store, topic: Topic) -> None:
+    store.topics.create(topic)
+    changes = [{"retries": 5}, {"paused": True}, {"horizon": 600}, {"slot_amount": 64}]
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda change: store.topics.alter(topic.name, **change), changes))
+
+    assert store.topics.get(topic.name) == replace(topic, retries=5, paused=True, horizon=600, slot_amount=64)

@@ -1,0 +1,1 @@
+"""An order service that leaves its deadlines to the timeout center."""

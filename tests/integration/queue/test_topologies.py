@@ -1,0 +1,362 @@
+"""Clusters whose slots move and whose masters die, and masters behind sentinels."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from toc.errors import IndexUnavailable
+from toc.local.process import free_port, until
+from toc.local.servers import RedisCluster, RedisServer
+from toc.queue.calls import ReplyLost
+from toc.queue.queues import ExpiredRequest, PrepareRequest, Queues
+from toc.topic import Slot
+
+SLOTS = [Slot("order.close", number) for number in range(64)]
+AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster)
+
+
+class Launch(Protocol):
+    def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
+
+
+@pytest.fixture
+def cluster(clean_cluster: RedisCluster) -> Iterator[Queues]:
+    queues = Queues(clean_cluster.url)
+    yield queues
+    queues.close()
+
+
+def test_the_slots_of_a_topic_are_on_all_masters(
+    cluster: Queues, clean_cluster: RedisCluster, state_of: Callable[[RedisServer], dict[str, Any]]
+) -> None:
+    assert len(cluster.nodes.masters()) == 3
+    assert cluster.add({slot: [(slot.number + 1, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
+    for slot, reply in cluster.prepare([PrepareRequest(slot, 9, 16, 7) for slot in SLOTS]).items():
+        assert not isinstance(reply, IndexUnavailable)
+        assert [job_id for job_id, _ in reply.entries] == [slot.number + 1]
+    held = [state_of(node) for node in clean_cluster.nodes]
+    assert all(held)
+    assert sum(map(len, held)) == 64
+
+
+def test_keys_are_sent_to_their_node_without_a_redirection(
+    cluster: Queues, clean_cluster: RedisCluster
+) -> None:
+    cluster.peek(SLOTS)
+
+    def redirected() -> int:
+        return sum(
+            str(node.call("INFO", "errorstats")).count("errorstat_MOVED") for node in clean_cluster.nodes
+        )
+
+    for node in clean_cluster.nodes:
+        node.call("CONFIG", "RESETSTAT")
+    cluster.add({slot: [(1, 1.0)] for slot in SLOTS})
+    assert redirected() == 0
+
+
+class Mover:
+    """Moves hash slots from node to node and back, key by key, as a reshard does."""
+
+    def __init__(self, cluster: RedisCluster) -> None:
+        self._nodes = cluster.nodes
+        self._ids = [str(node.call("CLUSTER", "MYID")) for node in cluster.nodes]
+        self.moved = 0
+
+    def owner(self, hash_slot: int) -> int:
+        for number, node in enumerate(self._nodes):
+            mine = next(line for line in str(node.call("CLUSTER", "NODES")).splitlines() if "myself" in line)
+            for span in mine.split()[8:]:
+                first, _, last = span.partition("-")
+                if not span.startswith("[") and int(first) <= hash_slot <= int(last or first):
+                    return number
+        raise AssertionError(f"nobody owns {hash_slot}")
+
+    def move(self, hash_slot: int, source: int, target: int) -> None:
+        to = self._nodes[target]
+        to.call("CLUSTER", "SETSLOT", hash_slot, "IMPORTING", self._ids[source])
+        self._nodes[source].call("CLUSTER", "SETSLOT", hash_slot, "MIGRATING", self._ids[target])
+        while True:
+            keys = self._nodes[source].call("CLUSTER", "GETKEYSINSLOT", hash_slot, 1)
+            if not keys:
+                break
+            assert isinstance(keys, list)
+            self._nodes[source].call("MIGRATE", "127.0.0.1", to.port, str(keys[0]), 0, 5000)
+        for node in (to, self._nodes[source], *self._nodes):
+            node.call("CLUSTER", "SETSLOT", hash_slot, "NODE", self._ids[target])
+        self.moved += 1
+
+
+def test_nothing_is_lost_or_taken_twice_while_hash_slots_move(
+    cluster: Queues, clean_cluster: RedisCluster, state_of: Callable[[RedisServer], dict[str, Any]]
+) -> None:
+    slots = SLOTS[:6]
+    mover = Mover(clean_cluster)
+    homes = {cluster.keys(slot).hash_slot: mover.owner(cluster.keys(slot).hash_slot) for slot in slots}
+    done = threading.Event()
+    failures: list[Exception] = []
+
+    def reshard() -> None:
+        try:
+            while not done.is_set():
+                for hash_slot, home in homes.items():
+                    mover.move(hash_slot, home, (home + 1) % 3)
+                    mover.move(hash_slot, (home + 1) % 3, home)
+        except Exception as exc:
+            failures.append(exc)
+
+    resharder = threading.Thread(target=reshard)
+    resharder.start()
+    handled: Counter[int] = Counter()
+    errors: Counter[str] = Counter()
+    total = 0
+    try:
+        deadline = time.monotonic() + 6
+        turn = 0
+        while time.monotonic() < deadline:
+            turn += 1
+            fresh = {
+                slot: [(turn * 10_000 + slot.number * 100 + n, 1.0) for n in range(20)] for slot in slots
+            }
+            total += 20 * len(slots)
+            while fresh:
+                added = cluster.add(fresh)
+                errors.update(type(r).__name__ for r in added.values() if isinstance(r, IndexUnavailable))
+                fresh = {slot: fresh[slot] for slot, r in added.items() if isinstance(r, IndexUnavailable)}
+            drain(cluster, slots, handled, errors)
+    finally:
+        done.set()
+        resharder.join()
+    drain(cluster, slots, handled, errors)
+    assert not failures
+    assert mover.moved > 20  # the fault bit
+    assert len(handled) == total
+    assert set(handled.values()) == {1}
+    assert [state_of(node) for node in clean_cluster.nodes] == [{}, {}, {}]
+
+
+def drain(queues: Queues, slots: list[Slot], handled: Counter[int], errors: Counter[str]) -> None:
+    """Prepare and commit until nothing is left."""
+    left = list(slots)
+    while left:
+        taken = {}
+        again = []
+        for slot, reply in queues.prepare([PrepareRequest(slot, 50, 16, 7) for slot in left]).items():
+            if isinstance(reply, IndexUnavailable):
+                assert not isinstance(reply, ReplyLost)
+                errors[type(reply).__name__] += 1
+                again.append(slot)
+            elif reply.entries:
+                taken[slot] = reply.entries
+        while taken:
+            committed = queues.commit(taken)
+            for slot, flags in committed.items():
+                if not isinstance(flags, IndexUnavailable):
+                    handled.update(
+                        job_id for (job_id, _), flag in zip(taken[slot], flags, strict=True) if flag
+                    )
+            taken = {slot: taken[slot] for slot, f in committed.items() if isinstance(f, IndexUnavailable)}
+        left = again
+
+
+def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
+    cluster: Queues, clean_cluster: RedisCluster
+) -> None:
+    slot = SLOTS[0]
+    cluster.add({slot: [(1, 1.0)]})
+    hash_slot = cluster.keys(slot).hash_slot
+    mover = Mover(clean_cluster)
+    home = mover.owner(hash_slot)
+    away = (home + 1) % 3
+    source, target = clean_cluster.nodes[home], clean_cluster.nodes[away]
+    ids = [str(node.call("CLUSTER", "MYID")) for node in clean_cluster.nodes]
+    target.call("CLUSTER", "SETSLOT", hash_slot, "IMPORTING", ids[home])
+    source.call("CLUSTER", "SETSLOT", hash_slot, "MIGRATING", ids[away])
+    source.call("MIGRATE", "127.0.0.1", target.port, "order.close_0", 0, 5000)
+    for node in clean_cluster.nodes:
+        node.call("CONFIG", "RESETSTAT")
+        node.call("SCRIPT", "FLUSH")
+    # One key, so that the target can serve it alone; what has two keys is refused until both are there.
+    assert cluster.purge_dead({slot: [7]}) == {slot: 0}
+    assert "errorstat_ASK" in str(source.call("INFO", "errorstats"))
+    refused = cluster.add({slot: [(2, 1.0)]})[slot]
+    assert isinstance(refused, IndexUnavailable)
+    assert "on the move" in str(refused)
+    for node in (target, source, *clean_cluster.nodes):
+        node.call("CLUSTER", "SETSLOT", hash_slot, "NODE", ids[away])
+    assert cluster.add({slot: [(2, 1.0)]}) == {slot: 1}
+    assert "errorstat_MOVED" in str(source.call("INFO", "errorstats"))
+    mover.move(hash_slot, away, home)
+
+
+def test_a_dead_master_costs_its_own_slots_only(launch: Launch) -> None:
+    servers = launch(RedisCluster, config=["cluster-require-full-coverage no"])
+    queues = Queues(servers.url)
+    assert queues.add({slot: [(1, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
+    dead = servers.nodes[1]
+    dead.kill()
+    mixed = queues.add({slot: [(2, 1.0)] for slot in SLOTS})
+    lost = {slot for slot, result in mixed.items() if isinstance(result, IndexUnavailable)}
+    assert lost == {
+        slot for slot in SLOTS if queues.nodes.master(queues.keys(slot).hash_slot).address.port == dead.port
+    }
+    assert 0 < len(lost) < 64
+    began = time.monotonic()
+    for _ in range(20):
+        queues.peek(SLOTS)
+    assert time.monotonic() - began < 1
+    queues.close()
+
+
+def test_a_promoted_replica_of_a_cluster_is_found(launch: Launch, tmp_path: Path) -> None:
+    servers = launch(RedisCluster)
+    queues = Queues(servers.url)
+    victim = servers.nodes[0]
+    node_id = str(victim.call("CLUSTER", "MYID"))
+    config = ["cluster-enabled yes", "cluster-node-timeout 1000", f"cluster-port {free_port()}"]
+    with RedisServer(tmp_path / "replica", config=config) as replica:
+        replica.call("CLUSTER", "MEET", "127.0.0.1", victim.port, victim.kept_port("bus"))
+        assert until(lambda: node_id in str(replica.call("CLUSTER", "NODES")), 10)
+        replica.call("CLUSTER", "REPLICATE", node_id)
+        assert until(lambda: "master_link_status:up" in str(replica.call("INFO", "replication")), 20)
+        queues.add({slot: [(1, 1.0)] for slot in SLOTS})
+        assert until(lambda: _same_offset(victim, replica), 10)
+        victim.kill()
+        assert until(
+            lambda: not any(isinstance(peek, IndexUnavailable) for peek in queues.peek(SLOTS).values()), 30
+        )
+        for peek in queues.peek(SLOTS).values():
+            assert not isinstance(peek, IndexUnavailable)
+            assert peek.store == 1
+        assert replica.port in {node.address.port for node in queues.nodes.masters()}
+        queues.close()
+
+
+def _same_offset(master: RedisServer, replica: RedisServer) -> bool:
+    texts = [str(server.call("INFO", "replication")) for server in (master, replica)]
+    return (
+        texts[0].split("master_repl_offset:")[1].split()[0]
+        == texts[1].split("slave_repl_offset:")[1].split()[0]
+    )
+
+
+class Sentinel(RedisServer):
+    """A sentinel over one master."""
+
+    def __init__(self, directory: Path, *, master: RedisServer, quorum: int) -> None:
+        lines = [
+            f"sentinel monitor main 127.0.0.1 {master.port} {quorum}",
+            "sentinel down-after-milliseconds main 500",
+            "sentinel failover-timeout main 3000",
+        ]
+        super().__init__(directory)
+        self._lines = lines
+
+    def _prepare(self) -> list[str | Path]:
+        program, conf = super()._prepare()
+        Path(conf).write_text(
+            "\n".join([f"port {self.port}", "bind 127.0.0.1", f'dir "{self.directory}"', *self._lines, ""])
+        )
+        return [program, conf, "--sentinel"]
+
+    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - it has another sign
+        try:
+            return bool(self.call("SENTINEL", "MASTERS"))
+        except OSError:
+            return False
+
+
+def test_after_a_failover_the_new_master_is_asked_of_the_sentinels(launch: Launch, tmp_path: Path) -> None:
+    master = launch(RedisServer)
+    replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
+    assert until(lambda: "master_link_status:up" in str(replica.call("INFO", "replication")), 20)
+    with Sentinel(tmp_path / "sentinel", master=master, quorum=1) as sentinel:
+        assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 20)
+        queues = Queues(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main")
+        assert queues.add({SLOTS[0]: [(1, 1.0)]}) == {SLOTS[0]: 1}
+        assert [node.address.port for node in queues.nodes.masters()] == [master.port]
+        assert until(lambda: _same_offset(master, replica), 10)
+        master.kill()
+        assert until(lambda: queues.add({SLOTS[0]: [(2, 2.0)]})[SLOTS[0]] == 1, 30)
+        assert [node.address.port for node in queues.nodes.masters()] == [replica.port]
+        reply = queues.prepare([PrepareRequest(SLOTS[0], 9, 16, 7)])[SLOTS[0]]
+        assert not isinstance(reply, IndexUnavailable)
+        assert [job_id for job_id, _ in reply.entries] == [1, 2]
+        wrong = Queues(f"redis+sentinel://127.0.0.1:{sentinel.port}/other")
+        refused = wrong.peek(SLOTS[:1])[SLOTS[0]]
+        assert isinstance(refused, IndexUnavailable)
+        assert "no service 'other'" in str(refused)
+        for one in (queues, wrong):
+            one.close()
+
+
+def test_a_server_that_is_no_cluster_is_named_as_such(clean_redis: RedisServer) -> None:
+    queues = Queues(f"redis+cluster://127.0.0.1:{clean_redis.port}")
+    results = queues.expired([ExpiredRequest(slot, 30) for slot in SLOTS])
+    assert all("part of a cluster" in str(result) for result in results.values())
+    queues.close()
+
+
+def test_tls_works_and_a_stranger_is_not_trusted(launch: Launch, tmp_path: Path) -> None:
+    certificate, key = _certificate(tmp_path)
+    port = free_port()
+    launch(
+        RedisServer,
+        config=[
+            f"tls-port {port}",
+            f"tls-cert-file {certificate}",
+            f"tls-key-file {key}",
+            f"tls-ca-cert-file {certificate}",
+            "tls-auth-clients no",
+        ],
+    )
+    trusting = Queues(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
+    for number in range(3):
+        assert trusting.add({slot: [(number, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
+    serving = {generation.serving for generation in trusting.generations(SLOTS).values()}  # type: ignore[union-attr]  # an error fails the test
+    assert len(serving) == 1
+    stranger = Queues(f"rediss://127.0.0.1:{port}")
+    assert isinstance(stranger.peek(SLOTS[:1])[SLOTS[0]], IndexUnavailable)
+    for one in (trusting, stranger):
+        one.close()
+
+
+def _certificate(directory: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = directory / "cert.pem", directory / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return paths

@@ -1,0 +1,379 @@
+"""Connections that break, servers that hang, locks that are held: what was acknowledged holds."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.engine import make_url
+
+from toc.clock import Clock
+from toc.errors import DedupConflict, StoreUnavailable, SubmitUnknown
+from toc.local.process import until
+from toc.local.servers import MariaDB
+from toc.sharding import BizId
+from toc.store import Failure, Finish, Guard, Store
+from toc.store.migrate import Migrator
+from toc.store.server import Statement
+from toc.store.shards import Layout, Shards
+from toc.task import TaskRow, TaskStatus
+
+NewRow = Callable[..., TaskRow]
+
+
+@pytest.fixture
+def root(mariadb: MariaDB) -> Iterator[Engine]:
+    engine = create_engine(mariadb.url, isolation_level="AUTOCOMMIT")
+    yield engine
+    engine.dispose()
+
+
+def test_sessions_are_set_as_the_design_says(mysql_place: Any) -> None:
+    layout = Layout(mysql_place.urls, mysql_place.databases, mysql_place.tables, mysql_place.prefix)
+    shards = Shards(layout, connect_timeout=3, read_timeout=10, write_timeout=10, pool_size=1)
+    (result,) = shards.servers[0].run(
+        [Statement("SELECT @@time_zone, @@tx_isolation, @@autocommit, @@sql_mode, @@character_set_client")]
+    )
+    zone, isolation, autocommit, mode, charset = result.rows[0]
+    assert (zone, isolation, autocommit, charset) == ("+00:00", "READ-COMMITTED", 1, "utf8mb4")
+    assert "STRICT_ALL_TABLES" in mode
+    shards.close()
+
+
+def test_connections_that_the_server_closed_are_replaced_unnoticed(
+    through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    rows = [new_row() for _ in range(6)]
+    through_proxy.insert_many(rows[:5])
+    ids = [row.job_id for row in rows]
+    uses: list[Callable[[], object]] = [
+        lambda: through_proxy.insert(rows[5]),
+        lambda: through_proxy.read(ids),
+        lambda: through_proxy.finish([(ids[0], 0)]),
+        lambda: through_proxy.cancel(ids[1]),
+        lambda: through_proxy.reschedule(ids[2], 1_900_000_000_000),
+        through_proxy.topics.list,
+    ]
+    for use in uses:
+        proxy.cut()
+        use()
+    found = through_proxy.read(ids)
+    assert [found[job_id].status for job_id in ids] == [2, 3, 0, 0, 0, 0]
+    assert found[ids[2]].version == 1
+
+
+def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Any, new_row: NewRow) -> None:
+    rows = [new_row() for _ in range(20)]
+    through_proxy.insert_many(rows)
+    through_proxy.finish([(rows[0].job_id, 0)])
+    proxy.lose = b"SET status=2"
+
+    cases = through_proxy.finish([(row.job_id, 0) for row in rows])
+
+    assert proxy.lost == 1
+    assert cases == {row.job_id: Finish.DONE if n else Finish.ALREADY for n, row in enumerate(rows)}
+
+
+def test_a_cancel_whose_answer_was_lost_is_this_calls(
+    through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    row = new_row()
+    through_proxy.insert(row)
+    proxy.lose = b"SET status=3"
+    changed, before = through_proxy.cancel(row.job_id)
+    assert proxy.lost == 1
+    assert changed
+    assert before is not None
+    assert before._replace(gmt_modified=row.gmt_modified) == row
+
+
+def test_a_reschedule_whose_answer_was_lost_is_this_calls_and_happened_once(
+    through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    row = new_row(attempts=2)
+    through_proxy.insert(row)
+    proxy.lose = b"SET version=version+1"
+    assert through_proxy.reschedule(row.job_id, 1_900_000_000_000) == (True, row)
+    assert proxy.lost == 1
+    after = through_proxy.get(row.job_id)
+    assert after is not None
+    assert (after.version, after.attempts, after.action_time) == (1, 0, 1_900_000_000_000)
+
+
+def test_a_failed_try_whose_answer_was_lost_is_charged_once(
+    through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    row = new_row()
+    through_proxy.insert(row)
+    proxy.lose = b"SET attempts=1"
+    guard = through_proxy.fail([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time + 1, "boom")])
+    assert proxy.lost == 1
+    assert guard == {row.job_id: Guard.LOST}  # the caller reads again, and finds its own write
+    after = through_proxy.get(row.job_id)
+    assert after is not None
+    assert (after.attempts, after.next_time) == (1, row.next_time + 1)
+
+
+def test_a_redrive_whose_answer_was_lost_returns_its_rows(
+    through_proxy: Store, proxy: Any, new_row: NewRow
+) -> None:
+    row = new_row()
+    through_proxy.insert(row)
+    through_proxy.die([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, "boom")])
+    proxy.lose = b"SET status=0"
+    (redriven,) = through_proxy.redrive([row.job_id], 1_900_000_000_000)
+    assert proxy.lost == 1
+    assert (redriven.status, redriven.version, redriven.next_time) == (0, 1, 1_900_000_000_000)
+
+
+def test_a_lock_that_outlasts_one_wait_is_waited_for_again(
+    mysql_store: Store, mysql_place: Any, root: Engine, new_row: NewRow
+) -> None:
+    row = new_row()
+    mysql_store.insert(row)
+    table = BizId.of(row.biz_id).crc % mysql_place.tables
+    name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
+    before = int(_status(root, "Innodb_row_lock_waits"))
+
+    holder = root.connect().execution_options(isolation_level="READ COMMITTED")
+    with holder, ThreadPoolExecutor(1) as thread:
+        holder.exec_driver_sql(f"SELECT * FROM {name} WHERE job_id = {row.job_id} FOR UPDATE")
+        finish = thread.submit(mysql_store.finish, [(row.job_id, 0)])
+        bit = until(lambda: int(_status(root, "Innodb_row_lock_waits")) >= before + 2, 9)
+        holder.rollback()
+        assert finish.result() == {row.job_id: Finish.DONE}
+    assert bit, "the lock wait did not time out, so nothing was tried again"
+
+
+def test_the_victim_of_a_deadlock_is_sent_again(
+    mysql_store: Store, mysql_place: Any, root: Engine, new_row: NewRow
+) -> None:
+    biz_id = new_row().biz_id
+    rows = sorted((new_row(biz_id) for _ in range(30)), key=lambda row: row.job_id)
+    mysql_store.insert_many(rows)
+    first, last, heavy = rows[0], rows[-1], rows[1:-1]
+    table = BizId.of(biz_id).crc % mysql_place.tables
+    name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
+    deadlocks = int(_status(root, "Innodb_deadlocks"))
+
+    other = root.connect().execution_options(isolation_level="READ COMMITTED")
+    with other, ThreadPoolExecutor(1) as thread:
+        # Changes many rows, so that it is not the one that the server sacrifices.
+        ids = ",".join(str(row.job_id) for row in heavy)
+        other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id IN ({ids})")
+        other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id = {last.job_id}")
+        finish = thread.submit(mysql_store.finish, [(first.job_id, 0), (last.job_id, 0)])
+        assert until(lambda: _status(root, "Innodb_row_lock_current_waits") == "1", 5)
+        other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id = {first.job_id}")
+        other.commit()
+        assert set(finish.result().values()) == {Finish.DONE}
+    assert int(_status(root, "Innodb_deadlocks")) > deadlocks
+
+
+def _status(engine: Engine, name: str) -> Any:
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(f"SHOW GLOBAL STATUS LIKE '{name}'").one()[1]
+
+
+def test_it_works_with_four_privileges_and_a_read_only_server_is_unavailable_until_it_is_not(
+    mysql_place: Any, root: Engine, new_row: NewRow
+) -> None:
+    user = mysql_place.prefix + "app"
+    with root.connect() as connection:
+        connection.exec_driver_sql(f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 's3cret'")
+        for number in range(mysql_place.databases):
+            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {mysql_place.prefix}{number}.* TO '{user}'@'127.0.0.1'"
+            connection.exec_driver_sql(grant)
+    url = make_url(mysql_place.urls[0]).set(username=user, password="s3cret")
+    store = mysql_place.open(urls=[url.render_as_string(hide_password=False)])
+    row = new_row()
+    try:
+        store.check()
+        store.insert(row)
+        with root.connect() as connection:
+            connection.exec_driver_sql("SET GLOBAL read_only = 1")
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            store.insert(new_row())
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            store.finish([(row.job_id, 0)])
+        assert store.get(row.job_id) == row
+    finally:
+        with root.connect() as connection:
+            connection.exec_driver_sql("SET GLOBAL read_only = 0")
+    assert store.finish([(row.job_id, 0)]) == {row.job_id: Finish.DONE}
+    store.close()
+    with root.connect() as connection:
+        connection.exec_driver_sql(f"DROP USER '{user}'@'127.0.0.1'")
+
+
+def test_a_wrong_password_is_named_by_server_and_not_shown(mysql_place: Any) -> None:
+    url = make_url(mysql_place.urls[0]).set(password="s3cret")
+    store = mysql_place.open(urls=[url.render_as_string(hide_password=False)])
+    with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{url.port}") as caught:
+        store.get(1)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "s3cret" not in str(error)
+        error = error.__cause__
+    store.close()
+
+
+def test_a_server_that_hangs_fails_fast_and_recovers(launch: Any, new_row: NewRow) -> None:
+    server = launch(MariaDB)
+    Migrator([server.url], databases=1, tables=4).upgrade()
+    store = Store(
+        [server.url],
+        databases=1,
+        tables=4,
+        clock=Clock(),
+        connect_timeout=0.5,
+        read_timeout=0.5,
+        write_timeout=0.5,
+    )
+    row = new_row()
+    store.insert(row)
+    clock = Clock()
+    server.process.signal(signal.SIGSTOP)
+    started = clock.monotonic()
+    with pytest.raises(StoreUnavailable):
+        store.finish([(row.job_id, 0)])
+    assert clock.monotonic() - started < 5
+    server.process.signal(signal.SIGCONT)
+    assert until(lambda: _works(lambda: store.finish([(row.job_id, 0)])), 10)
+    found = store.get(row.job_id)
+    assert found is not None
+    assert found.status == TaskStatus.PROCESSED
+    store.close()
+
+
+def test_a_server_that_was_killed_and_started_again_has_every_acknowledged_row(
+    launch: Any, new_row: NewRow
+) -> None:
+    server = launch(MariaDB)
+    Migrator([server.url], databases=1, tables=4).upgrade()
+    store = Store([server.url], databases=1, tables=4, clock=Clock(), connect_timeout=0.5)
+    acknowledged: list[int] = []
+    failed: list[Exception] = []
+    enough = threading.Event()
+
+    def submit() -> None:
+        while not failed:
+            try:
+                acknowledged.append(store.insert(new_row()))
+            except (StoreUnavailable, SubmitUnknown) as exc:
+                failed.append(exc)
+            if len(acknowledged) > 200:
+                enough.set()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    assert enough.wait(30)
+    server.kill()
+    thread.join()
+    with pytest.raises(StoreUnavailable):
+        store.get(1)
+    server.start()
+
+    assert until(lambda: _works(store.check), 10)
+    assert failed
+    assert set(store.read(acknowledged)) == set(acknowledged)
+    store.close()
+
+
+def _works(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
+    store = place.open(pool_size=1, connect_timeout=1, read_timeout=1)
+    row = new_row(dedup_key="k")
+    store.insert(row)
+    for _ in range(20):
+        with pytest.raises(DedupConflict):
+            store.insert(new_row(row.biz_id, dedup_key="k", attribute='{"x":1}'))
+    assert store.get(row.job_id) == row
+    store.close()
+
+
+FORK = """
+import os, sys
+from toc.clock import Clock
+from toc.store import Store
+store = Store(sys.argv[5:], databases=int(sys.argv[1]), tables=int(sys.argv[2]), prefix=sys.argv[3], clock=Clock())
+job_id = int(sys.argv[4])
+row = store.get(job_id)
+child = os.fork()
+for _ in range(50):
+    assert store.get(job_id) == row
+    store.check()
+if child == 0:
+    store.close()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+for _ in range(50):
+    assert store.get(job_id) == row
+store.close()
+sys.exit(status)
+"""
+
+
+def test_parent_and_child_of_a_fork_both_go_on(store: Store, place: Any, new_row: NewRow) -> None:
+    row = new_row()
+    store.insert(row)
+    arguments = [place.databases, place.tables, place.prefix, row.job_id, *place.urls]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORK, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+WORK = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from toc.clock import Clock
+from toc.sharding import BizId, JobIds
+from toc.store import Finish, Store
+from toc.task import TaskRow
+url, me = sys.argv[1], int(sys.argv[2])
+clock = Clock()
+store, ids = Store([url], databases=1, tables=4, clock=clock), JobIds(clock)
+def one(n):
+    biz, now = BizId.of(me * 1000 + n), clock.now_ms()
+    row = TaskRow(ids.make(biz.crc), biz.number, None, 77, 0, now, now, "{}", 0, 0, 0, biz.crc, 16, None, None, now, now)
+    job_id = store.insert(row)
+    assert store.finish([(job_id, 0)]) == {job_id: Finish.DONE}
+with ThreadPoolExecutor(4) as threads:
+    list(threads.map(one, range(150)))
+store.close()
+"""
+
+
+def test_several_processes_use_one_sqlite_file_at_once(sqlite_place: Any) -> None:
+    url = sqlite_place.urls[0]
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", WORK, url, str(n)], stderr=subprocess.PIPE, text=True
+        )
+        for n in range(4)
+    ]
+    errors = [program.communicate(timeout=120)[1] for program in programs]
+    assert [program.returncode for program in programs] == [0] * 4, errors
+    store = sqlite_place.open()
+    ended = 1_999_999_999_999
+    assert store.purge(range(4), biz_type=77, ended_before=ended, limit=10_000) == 600
+    store.close()

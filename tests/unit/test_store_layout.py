@@ -1,0 +1,74 @@
+"""Which server holds which database and table, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from toc.clock import Clock
+from toc.errors import ConfigError
+from toc.store import Store
+from toc.store.schema import REVISION, task_table_name
+from toc.store.shards import Layout
+
+ONE, TWO = "mysql+pymysql://u:s3cret@h1:3306", "mysql+pymysql://u:s3cret@h2"
+
+
+def test_servers_take_blocks_of_databases_in_order() -> None:
+    layout = Layout([ONE, TWO], 8, 1024, "toc_")
+    assert [list(layout.databases_of(server)) for server in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert list(layout.tables_of(3))[:3] == [3, 11, 19]
+    assert len(layout.tables_of(3)) == 128
+    assert layout.database_name(7) == "toc_7"
+
+
+def test_every_table_belongs_to_one_server() -> None:
+    store = Store([ONE, TWO], databases=8, tables=64, clock=Clock())
+    first, second = store.tables_of_server()
+    assert sorted(first + second) == list(range(64))
+    assert {table % 8 for table in first} == {0, 1, 2, 3}
+    store.close()
+
+
+def test_names_are_those_of_the_contract() -> None:
+    assert task_table_name(11) == "timeout_task_0011"
+    assert task_table_name(1023) == "timeout_task_1023"
+    assert REVISION.isdigit()  # revisions are compared as text
+    assert len(REVISION) == 4
+
+
+@pytest.mark.parametrize(
+    ("urls", "databases", "tables", "prefix"),
+    [
+        ([], 1, 4, "toc_"),
+        ([ONE, TWO], 1, 4, "toc_"),
+        ([ONE, TWO, ONE], 8, 8, "toc_"),
+        ([ONE], 3, 12, "toc_"),
+        ([ONE], 1, 12, "toc_"),
+        ([ONE], 8, 4, "toc_"),
+        ([ONE], 1, 2048, "toc_"),
+        ([ONE], 1, 0, "toc_"),
+        ([ONE], 1, 4, "toc_; DROP DATABASE x"),
+        ([ONE], 1, 4, "toc.x"),
+        (["sqlite:///a.db"], 2, 4, "toc_"),
+        (["sqlite:///a.db", "sqlite:///b.db"], 1, 4, "toc_"),
+        (["sqlite:///a.db", ONE], 2, 4, "toc_"),
+        (["sqlite://"], 1, 4, "toc_"),
+        (["sqlite:///:memory:"], 1, 4, "toc_"),
+        (["postgresql://u:s3cret@h/db"], 1, 4, "toc_"),
+        (["mysql://u:s3cret@h"], 1, 4, "toc_"),
+        (["u:s3cret@h"], 1, 4, "toc_"),
+        (["mysql+pymysql://u:s3cret@h:port"], 1, 4, "toc_"),
+        ([ONE + "?ssl_cq=x"], 1, 4, "toc_"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused_without_showing_a_password(
+    urls: list[str], databases: int, tables: int, prefix: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Store(urls, databases=databases, tables=tables, prefix=prefix, clock=Clock())
+    assert "s3cret" not in str(caught.value)
+
+
+def test_nothing_connects_before_it_is_used() -> None:
+    store = Store(["mysql+pymysql://u:s3cret@127.0.0.1:1"], databases=1, tables=4, clock=Clock())
+    store.close()
