@@ -49,7 +49,8 @@ _REDIS_HINT = (
     "redis+sentinel://h1:p1,h2:p2/service"
 )
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
-_ZOOKEEPER = re.compile(r"[^\s,/@]+(?:,[^\s,/@]+)*(?:/[^\s,]+)?")
+_ZOOKEEPER = re.compile(r"(?:[^\s/@]+@)?[^\s,/@?]+(?:,[^\s,/@?]+)*(?:/[^\s,?]+)?(?:\?\S+)?")
+_ZOOKEEPER_HINT = "[user:password@]host:port,host:port[/chroot][?tls=true&ca=...]"
 
 
 class Settings(BaseSettings):
@@ -81,7 +82,7 @@ class Settings(BaseSettings):
     namespace: str | None = Field(None, description="letters, digits, '.', '_' and '-'")
     """Goes in front of every topic in Redis keys, so that environments can share a Redis."""
 
-    zookeeper: str | None = Field(None, description="host:port,host:port/chroot")
+    zookeeper: str | None = Field(None, description=_ZOOKEEPER_HINT)
     """Who owns which slot, for more than one host. Unset: the local coordinator, for one daemon alone."""
     cluster: str = Field("default", description="letters, digits, '.', '_' and '-'")
     """The name of this cluster in ZooKeeper."""
@@ -165,7 +166,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_zookeeper(cls, hosts: str | None) -> str | None:
         if hosts is not None and ("://" in hosts or not _ZOOKEEPER.fullmatch(hosts)):
-            raise ValueError("expected host:port,host:port/chroot")
+            raise ValueError(f"expected {_ZOOKEEPER_HINT}")
         return hosts
 
     @field_validator("databases", "tables")
@@ -244,6 +245,7 @@ class Settings(BaseSettings):
         shown = self.model_dump()
         shown["database_urls"] = [redact(url) for url in self.database_urls]
         shown["redis_url"] = self.redis_url and redact(self.redis_url)
+        shown["zookeeper"] = self.zookeeper and _shown(self.zookeeper)
         return shown
 
     def __repr_args__(self) -> Any:

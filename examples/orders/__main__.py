@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 
-from orders import service
-from orders.database import create_tables, engine, messages, orders
-from orders.deadlines import CONFIRM_AFTER, PAY_WITHIN, REMIND_AHEAD, center
+from . import service
+from .database import create_tables, engine, messages, orders
+from .deadlines import CONFIRM_AFTER, PAY_WITHIN, REMIND_AHEAD, center
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ from datetime import timedelta
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
-from orders.database import engine, members, messages, orders
 from toc import Dead, Retry, Task, TimeoutCenter
+
+from .database import engine, members, messages, orders
 
 CLOSE = "order.close"
 CONFIRM = "order.confirm"

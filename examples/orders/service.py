@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 
 from sqlalchemy import select, update
 
-from orders.database import engine, members, orders
-from orders.deadlines import CLOSE, CONFIRM, CONFIRM_AFTER, PAY_WITHIN, REMIND, REMIND_AHEAD, center
 from toc import RescheduleOutcome
+
+from .database import engine, members, orders
+from .deadlines import CLOSE, CONFIRM, CONFIRM_AFTER, PAY_WITHIN, REMIND, REMIND_AHEAD, center
 
 
 def place_order(order_id: int) -> int:
@@ -72,7 +73,9 @@ def change_membership(member_id: str, expires_at: datetime) -> int | None:
             connection.execute(
                 members.insert().values(member_id=member_id, expires_at=int(expires_at.timestamp()))
             )
-        reminder = connection.scalar(select(members.c.reminder).where(members.c.member_id == member_id))
+        reminder: int | None = connection.scalar(
+            select(members.c.reminder).where(members.c.member_id == member_id)
+        )
     if remind_at <= datetime.now(UTC):
         if reminder is not None:
             center.cancel(reminder)

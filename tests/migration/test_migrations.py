@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ progress = lambda *report: print(*report, flush=True)
 Migrator([url], databases=databases, tables=tables, prefix=prefix).upgrade(progress)
 """
 
-Upgrade = Callable[[], "subprocess.Popen[str]"]
+WHERE = """
+from toc.store.migrate import directory
+print(directory())
+"""
 
 
 class Target:
@@ -142,7 +146,8 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
     with engine.connect() as connection:
         tables = {row[0] for row in connection.exec_driver_sql("SHOW TABLES")}
         columns = dict(
-            connection.execute(
+            tuple[str, str](row)
+            for row in connection.execute(
                 text(
                     "SELECT column_name, column_type FROM information_schema.columns "
                     "WHERE table_schema = DATABASE() AND table_name = 'timeout_task_0003'"
@@ -275,6 +280,25 @@ def test_three_upgrades_at_once_all_succeed(target: Target) -> None:
 
 def test_an_unreachable_server_is_named_without_its_password() -> None:
     migrator = Migrator(["mysql+pymysql://root:s3cret@127.0.0.1:1"], databases=1, tables=1)
-    with pytest.raises(StoreUnavailable, match="127.0.0.1:1") as caught:
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1") as caught:
         migrator.upgrade()
     assert "s3cret" not in str(caught.value)
+
+
+def test_an_installed_package_brings_its_migrations(tmp_path: Path, sqlite: Target) -> None:
+    """A wheel holds ``migrations/`` as ``toc/migrations``."""
+    checkout = directory().parent
+    for source, target in (("toc", "toc"), ("migrations", "toc/migrations")):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(checkout / source, tmp_path / "site" / target, ignore=ignore)
+    done = subprocess.run(
+        [sys.executable, "-c", UPGRADE + WHERE, sqlite.url, "1", "4", "toc_"],
+        cwd=tmp_path / "site",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "site/toc/migrations")
+    assert not sqlite.migrator().check()[0].behind

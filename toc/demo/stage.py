@@ -59,9 +59,11 @@ def configured(directory: Path, processes: int) -> Iterator[Stage]:
     with TimeoutCenter() as center:
         create_topics(center)
         log = directory / "worker.log"
-        environment = {**os.environ, "TOC_DEMO_HISTORY": str(history)}
         worker = Process.spawn(
-            [*_TOC, "worker", "--app", APP, "--processes", str(processes)], log, env=environment
+            [*_TOC, "worker", "--app", APP, "--processes", str(processes)],
+            log,
+            env={**os.environ, "TOC_DEMO_HISTORY": str(history)},
+            die_with_parent=True,
         )
 
         def alive() -> None:

@@ -92,6 +92,8 @@ class Call:
     run_id: str = ""
     asking: Node | None = None
     """where an ASK sends it, once"""
+    moved: bool = False
+    """it followed a MOVED before"""
     load: bool = False
     """the script must be loaded first"""
     lost: bool = False
@@ -300,6 +302,9 @@ class _Round:
             call.load = True
         elif then is _Then.FOLLOW_MOVED and isinstance(error, AskError):
             self._nodes.moved(call.hash_slot, self._nodes.redirected(error, node))
+            if call.moved:  # the nodes do not agree yet
+                then = _Then.PAUSE
+            call.moved = True
         elif then is _Then.FOLLOW_ASK and isinstance(error, AskError):
             call.asking = self._nodes.redirected(error, node)
         self.rediscover |= then is _Then.REDISCOVER

@@ -18,7 +18,6 @@ from alembic.config import Config
 from sqlalchemy import URL, Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
-import toc
 from toc.errors import ConfigError, StoreUnavailable, TocError
 from toc.store import mysql, sqlite
 from toc.store.check import ShardStatus, check
@@ -164,7 +163,7 @@ class Migrator:
 
 def directory() -> Path:
     """Where the migrations are: in the package when installed, beside it in a checkout."""
-    package = Path(toc.__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "migrations"
 

@@ -441,13 +441,17 @@ def test_slots_are_kept_and_none_acquired_while_zookeeper_is_away(
 
 
 def test_an_outage_longer_than_the_sessions_moves_no_slot(daemons: Daemons) -> None:
-    daemons.start("a", workers=2)
-    daemons.start("b", workers=2)
+    """Not even when one daemon is back, and leads, half a second before the other."""
+    first, second = daemons.start("a", workers=2), daemons.start("b", workers=2)
     daemons.until(daemons.calm)
-    before = [dict(daemon.held) for daemon in daemons.all]
+    before = [{worker: set(held) for worker, held in daemon.held.items()} for daemon in daemons.all]
     sessions = [daemon.coordinator._session.id for daemon in daemons.all]
-    for daemon in daemons.all:
-        expire(daemon)  # all at once, as after a long outage
+    daemons.all.remove(second)
+    expire(first)
+    expire(second)
+    back = time.monotonic() + 0.5
+    daemons.until(lambda: first.coordinator._leader.leading and time.monotonic() > back)
+    daemons.all.append(second)
     daemons.until(
         lambda: all(
             daemon.coordinator._session_id not in (0, old)
@@ -456,6 +460,20 @@ def test_an_outage_longer_than_the_sessions_moves_no_slot(daemons: Daemons) -> N
     )
     daemons.until(daemons.calm)
     assert [daemon.held for daemon in daemons.all] == before
+
+
+def test_nothing_is_claimed_in_a_new_session_before_the_workers_have_joined_it(daemons: Daemons) -> None:
+    first = daemons.start("a")
+    daemons.until(daemons.calm)
+    slot, session = min(first.slots), first.coordinator._session.id
+    first.held["a-0"].remove(slot)
+    first.coordinator.release("a-0", [slot])
+    expire(first)
+    while first.coordinator._session.id in (None, session):
+        first.coordinator._wake.wait(0.05)
+        first.coordinator._wake.clear()
+    assert first.coordinator.claim("a-0", [slot]) == set()
+    daemons.until(daemons.calm)
 
 
 def test_a_claim_that_was_made_though_its_answer_was_lost_is_taken_or_removed(daemons: Daemons) -> None:

@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def mysql_place(mariadb: MariaDB, module_database_prefix: str) -> Place:
-    """Two "servers" (the same one twice) with two databases each: everything that several servers need is used."""
+    """Two "servers" (the same one twice) with two databases each, as if there were several."""
     place = Place([mariadb.url, mariadb.url + "/"], 4, 16, module_database_prefix)
     Migrator(place.urls, databases=4, tables=16, prefix=place.prefix).upgrade()
     return place

@@ -42,7 +42,7 @@ def test_read_returns_what_there_is_and_leaves_out_the_rest(store: Store, new_ro
 
 def test_ids_that_are_not_numbers_never_get_into_sql(store: Store) -> None:
     with pytest.raises((TypeError, ValueError)):
-        store.read(["1) OR (1=1"])  # type: ignore[list-item] - that is the point
+        store.read(["1) OR (1=1"])  # type: ignore[list-item]
 
 
 def test_finish_names_every_case_and_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:

@@ -38,12 +38,12 @@ def root(mariadb: MariaDB) -> Iterator[Engine]:
 def test_sessions_are_set_as_the_design_says(mysql_place: Any) -> None:
     layout = Layout(mysql_place.urls, mysql_place.databases, mysql_place.tables, mysql_place.prefix)
     shards = Shards(layout, connect_timeout=3, read_timeout=10, write_timeout=10, pool_size=1)
-    (result,) = shards.servers[0].run(
-        [Statement("SELECT @@time_zone, @@tx_isolation, @@autocommit, @@sql_mode, @@character_set_client")]
-    )
-    zone, isolation, autocommit, mode, charset = result.rows[0]
-    assert (zone, isolation, autocommit, charset) == ("+00:00", "READ-COMMITTED", 1, "utf8mb4")
-    assert "STRICT_ALL_TABLES" in mode
+    (result,) = shards.servers[0].run([Statement("SHOW SESSION VARIABLES")])
+    session = dict(result.rows)
+    assert session["time_zone"] == "+00:00"
+    assert session.get("transaction_isolation", session.get("tx_isolation")) == "READ-COMMITTED"
+    assert (session["autocommit"], session["character_set_client"]) == ("ON", "utf8mb4")
+    assert "STRICT_ALL_TABLES" in session["sql_mode"]
     shards.close()
 
 
@@ -161,7 +161,7 @@ def test_the_victim_of_a_deadlock_is_sent_again(
     first, last, heavy = rows[0], rows[-1], rows[1:-1]
     table = BizId.of(biz_id).crc % mysql_place.tables
     name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
-    deadlocks = int(_status(root, "Innodb_deadlocks"))
+    deadlocks = _deadlocks(root)
 
     other = root.connect().execution_options(isolation_level="READ COMMITTED")
     with other, ThreadPoolExecutor(1) as thread:
@@ -174,7 +174,13 @@ def test_the_victim_of_a_deadlock_is_sent_again(
         other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id = {first.job_id}")
         other.commit()
         assert set(finish.result().values()) == {Finish.DONE}
-    assert int(_status(root, "Innodb_deadlocks")) > deadlocks
+    assert _deadlocks(root) > deadlocks
+
+
+def _deadlocks(engine: Engine) -> int:
+    with engine.connect() as connection:
+        query = "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'"
+        return int(connection.exec_driver_sql(query).scalar_one())
 
 
 def _status(engine: Engine, name: str) -> Any:
@@ -189,8 +195,10 @@ def test_it_works_with_four_privileges_and_a_read_only_server_is_unavailable_unt
     with root.connect() as connection:
         connection.exec_driver_sql(f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 's3cret'")
         for number in range(mysql_place.databases):
-            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {mysql_place.prefix}{number}.* TO '{user}'@'127.0.0.1'"
-            connection.exec_driver_sql(grant)
+            database = f"{mysql_place.prefix}{number}"
+            connection.exec_driver_sql(
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO '{user}'@'127.0.0.1'"
+            )
     url = make_url(mysql_place.urls[0]).set(username=user, password="s3cret")
     store = mysql_place.open(urls=[url.render_as_string(hide_password=False)])
     row = new_row()
@@ -310,7 +318,8 @@ FORK = """
 import os, sys
 from toc.clock import Clock
 from toc.store import Store
-store = Store(sys.argv[5:], databases=int(sys.argv[1]), tables=int(sys.argv[2]), prefix=sys.argv[3], clock=Clock())
+databases, tables, prefix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store = Store(sys.argv[5:], databases=databases, tables=tables, prefix=prefix, clock=Clock())
 job_id = int(sys.argv[4])
 row = store.get(job_id)
 child = os.fork()
@@ -354,8 +363,9 @@ clock = Clock()
 store, ids = Store([url], databases=1, tables=4, clock=clock), JobIds(clock)
 def one(n):
     biz, now = BizId.of(me * 1000 + n), clock.now_ms()
-    row = TaskRow(ids.make(biz.crc), biz.number, None, 77, 0, now, now, "{}", 0, 0, 0, biz.crc, 16, None, None, now, now)
-    job_id = store.insert(row)
+    job_id = ids.make(biz.crc)
+    row = TaskRow(job_id, biz.number, None, 77, 0, now, now, "{}", 0, 0, 0, biz.crc, 16, None, None, now, now)
+    assert store.insert(row) == job_id
     assert store.finish([(job_id, 0)]) == {job_id: Finish.DONE}
 with ThreadPoolExecutor(4) as threads:
     list(threads.map(one, range(150)))

@@ -1,0 +1,106 @@
+"""What makes a server unfit is found, named and told apart from what is merely worth a warning."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+from toc.local.servers import RedisCluster, RedisServer
+from toc.queue.preflight import Level, check
+from toc.queue.queues import Queues
+
+AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster)
+
+
+class Launch(Protocol):
+    def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
+
+
+def findings(url: str) -> list[tuple[Level, str]]:
+    queues = Queues(url)
+    try:
+        found = check(queues)
+    finally:
+        queues.close()
+    assert all(finding.do and "127.0.0.1" in finding.server for finding in found)
+    return [(finding.level, finding.what) for finding in found]
+
+
+def test_a_fit_server_has_no_findings(server: RedisServer) -> None:
+    assert findings(server.url) == []
+
+
+def test_a_fit_cluster_has_no_findings(clean_cluster: RedisCluster) -> None:
+    assert findings(clean_cluster.url) == []
+
+
+def test_eviction_is_refused_also_where_config_is_forbidden(launch: Launch) -> None:
+    server = launch(RedisServer, config=["maxmemory-policy allkeys-lru", 'rename-command CONFIG ""'])
+    ((level, what),) = findings(server.url)
+    assert level is Level.REFUSE
+    assert "allkeys-lru" in what
+
+
+def test_one_evicting_master_of_a_cluster_is_enough(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    servers.nodes[2].call("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+    queues = Queues(servers.url)
+    (finding,) = check(queues)
+    queues.close()
+    assert (finding.level, finding.server) == (Level.REFUSE, f"127.0.0.1:{servers.nodes[2].port}")
+
+
+def test_a_replica_is_refused(launch: Launch) -> None:
+    master = launch(RedisServer)
+    replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
+    assert [(level, "slave" in what) for level, what in findings(replica.url)] == [(Level.REFUSE, True)]
+
+
+def test_no_persistence_is_a_warning_and_snapshots_are_enough(launch: Launch) -> None:
+    server = launch(RedisServer, aof=False)
+    ((level, what),) = findings(server.url)
+    assert level is Level.WARN
+    assert "append-only" in what
+    server.call("CONFIG", "SET", "save", "3600 1")
+    assert findings(server.url) == []
+
+
+def test_a_cluster_node_alone_is_a_warning(clean_cluster: RedisCluster) -> None:
+    ((level, what),) = findings(clean_cluster.nodes[0].url)
+    assert level is Level.WARN
+    assert "cluster" in what
+
+
+def test_a_cluster_that_does_not_serve_all_hash_slots_is_refused(launch: Launch) -> None:
+    servers = launch(RedisCluster, config=["cluster-require-full-coverage no"])
+    for node in servers.nodes:
+        node.call("CLUSTER", "DELSLOTS", 0)
+    found = findings(servers.url)
+    assert found
+    assert all(level is Level.REFUSE and "16383 of 16384" in what for level, what in found)
+
+
+def test_a_server_that_is_away_is_a_warning_because_tasks_still_run() -> None:
+    ((level, what),) = findings("redis://:canary@127.0.0.1:1")
+    assert level is Level.WARN
+    assert "cannot be reached" in what
+    assert "canary" not in what
+
+
+@pytest.mark.parametrize(
+    ("facts", "fit"),
+    [
+        ({"redis_version": "7.0.0"}, True),
+        ({"redis_version": "6.2.14"}, False),
+        ({"redis_version": "10.1"}, True),
+        ({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, True),
+        ({}, False),
+    ],
+)
+def test_servers_older_than_7_are_refused(facts: dict[str, str], fit: bool) -> None:
+    from toc.queue import preflight
+
+    found = preflight._version(facts)
+    assert (found is None) == fit
+    assert found is None or found[0] is Level.REFUSE

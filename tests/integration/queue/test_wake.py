@@ -1,0 +1,179 @@
+"""Wake-ups: what is due earlier is heard of, what is not is not, and nothing is missed for good."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from toc.errors import IndexUnavailable
+from toc.local.servers import RedisCluster, RedisServer
+from toc.queue.queues import PrepareRequest, Queues
+from toc.queue.scores import fence
+from toc.queue.wake import WakeListener
+from toc.topic import Slot
+
+SLOT, OTHER = Slot("order.close", 3), Slot("order.close", 4)
+MISSED = (None, None)
+
+
+class Launch(Protocol):
+    def __call__(self, kind: type[RedisServer], **options: Any) -> RedisServer: ...
+
+
+class Ear:
+    """A listener in its thread, with what it heard."""
+
+    def __init__(self, queues: Queues, slots: Iterable[Slot]) -> None:
+        self.heard: queue.Queue[tuple[Slot | None, int | None]] = queue.Queue()
+        self.listener: WakeListener = queues.listener()
+        self.listener.set_slots(slots)
+        self.thread = threading.Thread(target=self.listener.run, args=(self._hear,))
+        self.thread.start()
+
+    def _hear(self, slot: Slot | None, due_ms: int | None) -> None:
+        self.heard.put((slot, due_ms))
+
+    def next(self) -> tuple[Slot | None, int | None]:
+        return self.heard.get(timeout=10)
+
+    def stop(self) -> None:
+        self.listener.stop()
+        self.thread.join()
+
+
+Listen = Callable[[Queues, Iterable[Slot]], Ear]
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Starts listeners, which end with the test."""
+    ears: list[Ear] = []
+
+    def start(queues: Queues, slots: Iterable[Slot]) -> Ear:
+        ears.append(Ear(queues, slots))
+        return ears[-1]
+
+    yield start
+    for ear in ears:
+        ear.stop()
+
+
+def test_an_earlier_task_wakes_and_a_later_one_does_not(queues: Queues, listen: Listen) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    queues.add({SLOT: [(1, 100.0)]})
+    queues.add({SLOT: [(2, 100.0), (3, 200.0)]})
+    queues.add({SLOT: [(1, 150.0)]})
+    queues.add({SLOT: [(4, 300.0), (5, 50 + 31 / 32)]})
+    queues.add({OTHER: [(6, 1.0)]})
+    queues.add({SLOT: [(2, 40.0)]})
+    assert [ear.next() for _ in range(3)] == [(SLOT, 100), (SLOT, 50), (SLOT, 40)]
+    assert ear.heard.empty()
+
+
+def test_rollback_reschedule_and_redrive_wake_too(queues: Queues, listen: Listen) -> None:
+    queues.add({SLOT: [(1, 1.0), (2, 2.0), (3, 9e12)]})
+    queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    own = fence(16, 7)
+    assert queues.rollback({SLOT: [(1, own, 8e12)]}) == {SLOT: [True]}
+    assert ear.next() == (SLOT, 8_000_000_000_000)
+    assert queues.rollback({SLOT: [(1, own, 1.0)]}) == {SLOT: [False]}
+    queues.reschedule(SLOT, 3, 8.5e12)
+    queues.reschedule(SLOT, 3, 7e12)
+    assert ear.next() == (SLOT, 7_000_000_000_000)
+    assert queues.bury({SLOT: [(2, own, 5)]}) == {SLOT: [True]}
+    assert queues.redrive({SLOT: [(2, 6e12)]}) == {SLOT: 1}
+    assert ear.next() == (SLOT, 6_000_000_000_000)
+    assert ear.heard.empty()
+
+
+def test_a_change_of_slots_is_followed(queues: Queues, listen: Listen) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    ear.listener.set_slots([OTHER])
+    assert ear.next() == MISSED
+    queues.add({SLOT: [(1, 100.0)]})
+    queues.add({OTHER: [(1, 90.0)]})
+    assert ear.next() == (OTHER, 90)
+    ear.listener.set_slots([SLOT, OTHER])
+    assert ear.next() == MISSED
+    queues.add({SLOT: [(1, 50.0)]})
+    assert ear.next() == (SLOT, 50)
+    assert ear.heard.empty()
+
+
+def test_after_a_broken_connection_everything_is_to_be_looked_at_and_then_heard(
+    queues: Queues, listen: Listen, server: RedisServer
+) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    assert server.call("CLIENT", "KILL", "TYPE", "pubsub") == 1
+    assert ear.next() == MISSED
+    queues.add({SLOT: [(1, 100.0)]})
+    assert ear.next() == (SLOT, 100)
+
+
+def test_a_listener_waits_for_a_server_that_comes_later(launch: Launch, listen: Listen) -> None:
+    server = launch(RedisServer)
+    server.kill()
+    queues = Queues(server.url)
+    ear = listen(queues, [SLOT])
+    assert isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable)
+    server.start()
+    assert ear.next() == MISSED
+    queues.close()
+
+
+def test_one_connection_hears_the_slots_of_all_nodes(clean_cluster: RedisCluster, listen: Listen) -> None:
+    queues = Queues(clean_cluster.url)
+    slots = [Slot("order.close", number) for number in range(64)]
+    ear = listen(queues, slots)
+    assert ear.next() == MISSED
+    assert queues.add({slot: [(1, 100.0 + slot.number)] for slot in slots}) == dict.fromkeys(slots, 1)
+    assert {ear.next() for _ in slots} == {(slot, 100 + slot.number) for slot in slots}
+    clients = [str(node.call("CLIENT", "LIST", "TYPE", "pubsub")) for node in clean_cluster.nodes]
+    assert sum(text.count("addr=127.0.0.1") for text in clients) == 1 or sum(map(bool, clients)) == 1
+    queues.close()
+
+
+def test_ten_thousand_slots_are_heard_on_one_connection(queues: Queues, listen: Listen) -> None:
+    slots = [Slot(f"topic{number // 1000}", number % 1000) for number in range(10_000)]
+    ear = listen(queues, slots)
+    assert ear.next() == MISSED
+    queues.add({slots[-1]: [(1, 100.0)]})
+    assert ear.next() == (slots[-1], 100)
+
+
+def test_stop_ends_it_at_once_whatever_it_is_doing(queues: Queues, listen: Listen) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    began = time.monotonic()
+    ear.stop()
+    ear.stop()
+    assert time.monotonic() - began < 0.5
+    early = queues.listener()
+    early.stop()
+    early.run(lambda _slot, _due: None)
+    unreachable = Queues("redis://127.0.0.1:1")
+    waiting = Ear(unreachable, [SLOT])
+    began = time.monotonic()
+    waiting.stop()
+    assert time.monotonic() - began < 0.5
+
+
+def test_an_error_of_the_callback_is_not_swallowed(queues: Queues) -> None:
+    listener = queues.listener()
+    listener.set_slots([SLOT])
+
+    def fail(_slot: Slot | None, _due: int | None) -> None:
+        raise OSError("mine")
+
+    with pytest.raises(OSError, match="mine"):
+        listener.run(fail)

@@ -1,0 +1,182 @@
+"""`toc demo`, `toc dev` and `toc cluster` as a user runs them: programs of their own, on real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toc.local.process import until
+from toc.local.servers import RedisServer
+
+TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
+SHARED_ORDERS = os.environ.get("TOC_TEST_ORDERS", "")
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """The temporary directory of the programs, whose remains can be seen; short, for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="t-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def environment(temporary: Path) -> dict[str, str]:
+    """Nothing of the caller's settings."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+    return clean | {"TMPDIR": str(temporary), "PYTHONWARNINGS": "error"}
+
+
+def toc(environment: dict[str, str], directory: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TOC, *(str(word) for word in words)],
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def report_of(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert ended.returncode == 0, ended.stderr
+    report: dict[str, Any] = json.loads(ended.stdout)
+    assert report["right"], report
+    return report
+
+
+def test_the_demo_runs_on_nothing_comes_out_right_and_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, temporary: Path
+) -> None:
+    report = report_of(toc(environment, tmp_path, "demo", "--count", 60, "--speed", 10, "--json"))
+    assert report["orders"] == 60
+    assert report["submitted"] == report["cancelled"] + report["fired"]
+    assert report["cancelled"] > 10
+    assert report["fired"] > 10
+    assert list(temporary.iterdir()) == []
+
+
+def test_orders_from_a_file_come_out_as_the_file_says(environment: dict[str, str], tmp_path: Path) -> None:
+    lines = ["order_id,purchased_at,approved_at,delivered_at"]
+    lines += [
+        f"in-time-{n},2016-10-04 14:00:00,2016-10-04 14:{n:02}:00,2016-10-09 10:00:00" for n in range(31)
+    ]
+    lines += [f"late-{n},2016-10-04 14:00:00,2016-10-04 14:{n}:01," for n in range(30, 60)]
+    lines += [f"never-{n},2016-10-04 14:00:00,," for n in range(9)]
+    (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
+    report = report_of(toc(environment, tmp_path, "demo", "--orders", "orders.csv", "--speed", 10, "--json"))
+    assert (report["orders"], report["submitted"]) == (70, 101)
+    assert (report["cancelled"], report["fired"]) == (31, 30 + 9 + 31)
+    assert report["stretched"] == 2  # 30:00 and 30:01
+
+
+@pytest.mark.skipif(not SHARED_ORDERS, reason="TOC_TEST_ORDERS does not name a file with the real orders")
+def test_every_real_order_comes_out_as_the_file_says(environment: dict[str, str], tmp_path: Path) -> None:
+    report = report_of(toc(environment, tmp_path, "demo", "--orders", SHARED_ORDERS, "--speed", 10, "--json"))
+    assert (report["orders"], report["cancelled"]) == (1843, 1092)
+
+
+def test_the_demo_runs_on_configured_servers(
+    environment: dict[str, str], tmp_path: Path, clean_redis: RedisServer
+) -> None:
+    environment |= {"TOC_DATABASE_URLS": f"sqlite:///{tmp_path / 'toc.db'}", "TOC_REDIS_URL": clean_redis.url}
+    assert toc(environment, tmp_path, "demo", "--configured").returncode == 3  # no schema yet
+    assert toc(environment, tmp_path, "db", "upgrade").returncode == 0
+    words = ("demo", "--configured", "--count", 20, "--speed", 20, "--json")
+    assert report_of(toc(environment, tmp_path, *words))["orders"] == 20
+
+
+def test_a_demo_that_is_terminated_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, temporary: Path
+) -> None:
+    demo = subprocess.Popen([*TOC, "demo"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert demo.stderr is not None
+    with demo.stderr:
+        assert any("submitted" in line for line in demo.stderr)
+        demo.send_signal(signal.SIGTERM)
+        assert demo.wait(60) == 128 + signal.SIGTERM
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """An application of a user."""
+    path = tmp_path / "shop"
+    path.mkdir()
+    (path / "deadlines.py").write_text(
+        "from pathlib import Path\n"
+        "from toc import Task, TimeoutCenter\n"
+        "center = TimeoutCenter()\n"
+        "@center.handler('order.close')\n"
+        "def close(task: Task) -> None:\n"
+        "    Path(f'closed-{task.biz_id}').touch()\n"
+    )
+    return path
+
+
+def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, str], shop: Path) -> None:
+    dev = subprocess.Popen(
+        [*TOC, "dev", "--app", "deadlines:center"],
+        env=environment,
+        cwd=shop,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert dev.stdout is not None
+        with dev.stdout:
+            name, _, value = dev.stdout.readline().strip().removeprefix("export ").partition("=")
+        environment[name] = value
+
+        words = ("submit", "order.close", "--biz-id", 5, "--delay", "100ms")
+        assert until(lambda: toc(environment, shop, *words).returncode == 0, 30)
+        assert until((shop / "closed-5").exists, 30)
+    finally:
+        dev.send_signal(signal.SIGINT)
+        assert dev.wait(60) == 0
+
+
+@pytest.fixture
+def cluster(environment: dict[str, str], tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "cluster"
+    started = toc(environment, tmp_path, "cluster", "start", "--directory", directory, "--processes", 1)
+    try:
+        if started.returncode == 3:
+            pytest.skip(started.stderr)
+        assert started.returncode == 0, started.stderr
+        yield directory
+    finally:
+        assert toc(environment, tmp_path, "cluster", "stop", "--directory", directory).returncode == 0
+
+
+def test_a_local_cluster_runs_the_demo_and_shows_itself(
+    environment: dict[str, str], tmp_path: Path, cluster: Path
+) -> None:
+    at = ("--directory", cluster)
+    parts = json.loads(toc(environment, tmp_path, "cluster", "status", *at, "--json").stdout)
+    assert all(part["running"] for part in parts)
+    words = ("demo", "--cluster", *at, "--count", 60, "--speed", 10, "--json")
+    assert report_of(toc(environment, tmp_path, *words))["orders"] == 60
+    environment["TOC_CONFIG"] = str(cluster / "toc.toml")
+    workers = json.loads(toc(environment, tmp_path, "workers", "--json").stdout)
+    assert {worker["host"] for worker in workers} == {"host1", "host2"}
+    slots = json.loads(toc(environment, tmp_path, "slots", "--json").stdout)
+    assert len(slots) == 16
+    assert {slot["owner"] for slot in slots} == {worker["worker"] for worker in workers}
+
+
+def test_no_cluster_is_said_plainly(environment: dict[str, str], tmp_path: Path) -> None:
+    ended = toc(environment, tmp_path, "cluster", "status")
+    assert (ended.returncode, "no cluster runs" in ended.stderr) == (1, True)
+    ended = toc(environment, tmp_path, "demo", "--cluster")
+    assert (ended.returncode, "toc cluster start" in ended.stderr) == (2, True)

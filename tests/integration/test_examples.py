@@ -1,0 +1,233 @@
+"""The example application as its authors run it: the embedded stack, a worker daemon, short periods."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
+
+from toc import Dead, TaskStatus, Topic
+from toc.admin import migrator
+from toc.demo.stage import write_config
+from toc.local.embedded import EmbeddedStack
+from toc.task import CancelOutcome
+
+ROOT = Path(__file__).parent.parent.parent
+PAY_WITHIN = 1.5
+REMIND_AHEAD = 3600.0
+PERIODS = {
+    "ORDERS_PAY_WITHIN": str(PAY_WITHIN),
+    "ORDERS_CONFIRM_AFTER": "0.5",
+    "ORDERS_REMIND_AHEAD": str(REMIND_AHEAD),
+    "ORDERS_ASK_AGAIN": "0.2",
+}
+
+
+class Shop(SimpleNamespace):
+    """The modules of examples/orders, imported under this run's settings, and numbers for new orders."""
+
+    service: Any
+    deadlines: Any
+    database: Any
+    log: Path
+    numbers: Any
+
+    def new(self) -> int:
+        """An order id that no other test uses."""
+        number: int = next(self.numbers)
+        return number
+
+    def state(self, order_id: int) -> str | None:
+        """The state of an order."""
+        orders = self.database.orders
+        with self.database.engine().connect() as connection:
+            state: str | None = connection.scalar(select(orders.c.state).where(orders.c.order_id == order_id))
+        return state
+
+    def messages(self, member_id: str) -> int:
+        """How many messages a member got."""
+        messages = self.database.messages
+        with self.database.engine().connect() as connection:
+            return int(connection.scalar(select(func.count()).where(messages.c.member_id == member_id)) or 0)
+
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 10) -> None:
+        """Wait until the condition holds; fails with the daemon's log when it does not."""
+        until = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > until:
+                raise AssertionError(f"not within {seconds} s: {what}\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Shop]:
+    directory = Path(tempfile.mkdtemp(prefix="toc-"))
+    patch = pytest.MonkeyPatch()
+    for name in [name for name in os.environ if name.startswith("TOC_")]:
+        patch.delenv(name)
+    with EmbeddedStack(directory / "stack") as stack:
+        patch.setenv("TOC_CONFIG", str(write_config(directory / "toc.toml", stack.settings)))
+        for name, seconds in PERIODS.items():
+            patch.setenv(name, seconds)
+        patch.syspath_prepend(ROOT / "examples")
+        modules = {name: _import(f"orders.{name}") for name in ("database", "deadlines", "service")}
+        center = modules["deadlines"].center
+        migrator(center.settings).upgrade()
+        for number, topic in enumerate(("order.close", "order.confirm", "member.remind"), start=1):
+            center.store.topics.create(Topic(topic, number, 4))
+        modules["database"].create_tables()
+        log = directory / "worker.log"
+        with log.open("wb") as output:
+            daemon = subprocess.Popen(
+                [sys.executable, "-m", "toc", "worker", "--app", "orders.deadlines:center"],
+                cwd=ROOT / "examples",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        one = Shop(**modules, numbers=count(1000), log=log)
+        try:
+            one.wait(lambda: "worker_ready" in log.read_text() or daemon.poll() is not None, "it runs", 30)
+            yield one
+        finally:
+            daemon.terminate()
+            daemon.wait(30)
+            center.close()
+            modules["database"].engine().dispose()
+            patch.undo()
+            for name in [name for name in sys.modules if name.split(".")[0] == "orders"]:
+                del sys.modules[name]
+    shutil.rmtree(directory)
+    assert daemon.returncode == 0
+
+
+def _import(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def test_an_order_that_nobody_pays_is_closed_when_its_time_is_over_and_not_before(shop: Shop) -> None:
+    order_id = shop.new()
+    placed = time.time()
+    job_id = shop.service.place_order(order_id)
+    shop.wait(lambda: shop.state(order_id) == "closed", "the order is closed")
+    task = shop.service.center.get(job_id)
+    assert placed + PAY_WITHIN <= task.action_time.timestamp() <= time.time()
+    assert not shop.service.pay(order_id)
+    assert shop.state(order_id) == "closed"
+
+
+def test_a_paid_order_is_not_closed(shop: Shop) -> None:
+    paid, unpaid = shop.new(), shop.new()
+    job_id = shop.service.place_order(paid)
+    shop.service.place_order(unpaid)
+    assert shop.service.pay(paid)
+    assert shop.service.center.get(job_id).status is TaskStatus.CANCELLED
+    shop.wait(lambda: shop.state(unpaid) == "closed", "its neighbour is closed")
+    assert shop.state(paid) == "paid"
+    assert shop.service.center.get(job_id).attempt == 1
+
+
+def test_an_order_whose_payment_is_under_way_is_closed_only_if_it_fails(shop: Shop) -> None:
+    good, bad = shop.new(), shop.new()
+    tasks = {order_id: shop.service.place_order(order_id) for order_id in (good, bad)}
+    for order_id in tasks:
+        assert shop.service.begin_payment(order_id)
+    center = shop.service.center
+    shop.wait(lambda: all(center.get(job_id).attempt > 1 for job_id in tasks.values()), "both were tried")
+    assert shop.service.pay(good)
+    shop.service.payment_failed(bad)
+    shop.wait(lambda: shop.state(bad) == "closed", "the bad one is closed")
+    assert shop.state(good) == "paid"
+
+
+def test_an_order_and_its_deadline_are_stored_together_or_not_at_all(shop: Shop) -> None:
+    order_id = shop.new()
+    job_id = shop.service.place_order(order_id)
+    with pytest.raises(IntegrityError):
+        shop.service.place_order(order_id)
+    assert [task.job_id for task in shop.service.center.find(biz_id=order_id)] == [job_id]
+
+
+def test_delivered_orders_are_confirmed_and_a_second_report_adds_no_second_deadline(shop: Shop) -> None:
+    order_ids = [shop.new() for _ in range(20)]
+    for order_id in order_ids:
+        shop.service.place_order(order_id)
+        assert shop.service.deliver(order_id) is None, "it is not paid"
+        shop.service.pay(order_id)
+        assert shop.service.deliver(order_id) == shop.service.deliver(order_id)
+    shop.wait(lambda: all(shop.state(order_id) == "confirmed" for order_id in order_ids), "all are confirmed")
+
+
+def test_a_deadline_of_an_order_that_is_gone_is_dead_and_its_neighbours_are_not(shop: Shop) -> None:
+    center = shop.service.center
+    order_id = shop.new()
+    shop.service.place_order(order_id)
+    shop.service.pay(order_id)
+    good = shop.service.deliver(order_id)
+    lost = [center.submit(topic, biz_id=shop.new(), delay=0.3) for topic in ("order.close", "order.confirm")]
+    shop.wait(lambda: all(center.get(job_id).status is TaskStatus.DEAD for job_id in lost), "both are dead")
+    shop.wait(lambda: center.get(good).status is TaskStatus.PROCESSED, "the other is confirmed")
+
+
+def test_a_member_is_reminded_once_and_at_the_time_that_holds_at_last(shop: Shop) -> None:
+    remind_at = datetime.now(UTC) + timedelta(seconds=1)
+    ahead = timedelta(seconds=REMIND_AHEAD)
+    first = shop.service.change_membership("ann", remind_at + ahead)
+    again = shop.service.change_membership("ann", remind_at + timedelta(seconds=1.5) + ahead)
+    assert first == again
+    shop.wait(lambda: shop.messages("ann") > 0, "ann is reminded")
+    assert datetime.now(UTC) >= remind_at + timedelta(seconds=1)  # the shop keeps whole seconds
+    task = shop.service.center.get(first)
+    shop.wait(lambda: shop.service.center.get(first).status is TaskStatus.PROCESSED, "the task is over")
+    assert task.version == 1
+    renewed = shop.service.change_membership("ann", datetime.now(UTC) + timedelta(days=365))
+    assert renewed not in (None, first), "the next period has a reminder of its own"
+    assert shop.service.change_membership("ann", datetime.now(UTC) + timedelta(seconds=5)) is None
+    assert shop.service.center.cancel(renewed) is CancelOutcome.CANCELLED
+    assert shop.messages("ann") == 1
+
+
+def test_a_reminder_that_was_not_moved_with_its_membership_comes_back_in_time(shop: Shop) -> None:
+    remind_at = datetime.now(UTC) + timedelta(seconds=1)
+    job_id = shop.service.change_membership("bob", remind_at + timedelta(seconds=REMIND_AHEAD))
+    later = int(remind_at.timestamp()) + 2
+    members = shop.database.members
+    with shop.database.engine().begin() as connection:  # prolonged by a service that died before it moved it
+        connection.execute(
+            update(members).where(members.c.member_id == "bob").values(expires_at=later + REMIND_AHEAD)
+        )
+    shop.wait(lambda: shop.service.center.get(job_id).attempt == 2, "it was tried")
+    assert shop.messages("bob") == 0
+    shop.wait(lambda: shop.messages("bob") == 1, "bob is reminded")
+    assert time.time() >= later
+
+
+def test_handlers_that_run_twice_do_their_work_once(shop: Shop) -> None:
+    order_id = shop.new()
+    job_id = shop.service.place_order(order_id)
+    task = shop.service.center.get(job_id)
+    shop.deadlines.close_unpaid(task)
+    assert shop.state(order_id) == "closed"
+    shop.deadlines.close_unpaid(task)
+    shop.deadlines.send("key-1", "cid", "hello")
+    shop.deadlines.send("key-1", "cid", "hello")
+    assert shop.messages("cid") == 1
+    with pytest.raises(Dead):
+        shop.deadlines.close_unpaid(
+            shop.service.center.get(shop.service.center.submit("order.close", biz_id="no", delay=3600))
+        )
