@@ -10,11 +10,15 @@
     center.submit("order.close", biz_id=42, delay=timedelta(minutes=30), attribute={"reason": "unpaid"})
 """
 
-from toc.client import TimeoutCenter
-from toc.config import Settings
-from toc.errors import TocError
-from toc.task import CancelOutcome, Dead, NewTask, RescheduleOutcome, Retry, Task, TaskStatus
-from toc.topic import Topic
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toc.client import TimeoutCenter
+    from toc.config import Settings
+    from toc.errors import TocError
+    from toc.task import CancelOutcome, Dead, NewTask, RescheduleOutcome, Retry, Task, TaskStatus
+    from toc.topic import Topic
 
 __all__ = [
     "CancelOutcome",
@@ -29,3 +33,20 @@ __all__ = [
     "TocError",
     "Topic",
 ]
+
+_MODULES = {
+    "TimeoutCenter": "toc.client",
+    "Settings": "toc.config",
+    "TocError": "toc.errors",
+    "Topic": "toc.topic",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: the command line imports this package too, and must answer --help and completion
+    # without loading the drivers.
+    if name not in __all__:
+        raise AttributeError(f"module 'toc' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES.get(name, "toc.task")), name)
+    globals()[name] = value
+    return value

@@ -102,7 +102,7 @@ class Topic:
         return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
 
     def remaining(self, attempts: int) -> int:
-        """Tries left of a pending task of which ``attempts`` are used up: at least the one that it waits for."""
+        """Tries left of a pending task that used up ``attempts``: at least the one that it waits for."""
         return max(self.retries - attempts, 1)
 
 

@@ -118,7 +118,7 @@ def test_a_file_that_is_named_but_missing_is_refused(monkeypatch: pytest.MonkeyP
         ({"database_urls": "postgresql://h"}, "expected mysql+pymysql://"),
         ({"database_urls": 5}, "TOC_DATABASE_URLS=5"),
         ({"redis_url": "http://h"}, "TOC_REDIS_URL=http://h: expected redis://"),
-        ({"zookeeper": "zk://h"}, "TOC_ZOOKEEPER=zk://h: expected host:port"),
+        ({"zookeeper": "zk://h"}, "TOC_ZOOKEEPER=zk://h: expected [user:password@]host:port"),
         ({"zookeeper": "a b"}, "TOC_ZOOKEEPER"),
         ({"namespace": "a{b}"}, "TOC_NAMESPACE=a{b}"),
         ({"namespace": "a:b"}, "TOC_NAMESPACE=a:b"),

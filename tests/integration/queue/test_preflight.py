@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from toc.local.servers import RedisCluster, RedisServer
+from toc.queue import preflight
 from toc.queue.preflight import Level, check
 from toc.queue.queues import Queues
 
@@ -74,11 +75,8 @@ def test_a_cluster_node_alone_is_a_warning(clean_cluster: RedisCluster) -> None:
 
 def test_a_cluster_that_does_not_serve_all_hash_slots_is_refused(launch: Launch) -> None:
     servers = launch(RedisCluster, config=["cluster-require-full-coverage no"])
-    for node in servers.nodes:
-        node.call("CLUSTER", "DELSLOTS", 0)
-    found = findings(servers.url)
-    assert found
-    assert all(level is Level.REFUSE and "16383 of 16384" in what for level, what in found)
+    servers.nodes[0].call("CLUSTER", "DELSLOTS", 0)  # the others need not have heard of it
+    assert any(level is Level.REFUSE and "16383 of 16384" in what for level, what in findings(servers.url))
 
 
 def test_a_server_that_is_away_is_a_warning_because_tasks_still_run() -> None:
@@ -99,8 +97,6 @@ def test_a_server_that_is_away_is_a_warning_because_tasks_still_run() -> None:
     ],
 )
 def test_servers_older_than_7_are_refused(facts: dict[str, str], fit: bool) -> None:
-    from toc.queue import preflight
-
     found = preflight._version(facts)
     assert (found is None) == fit
     assert found is None or found[0] is Level.REFUSE
