@@ -127,8 +127,8 @@ class TaskRow(NamedTuple):
     """A row of the task table, in its plain types. Instants are milliseconds since 1970 UTC.
 
     ``next_time`` is when the next try is due: action_time until a try fails; once the row has ended, it is
-    when it ended (one index serves the sweep, the list of dead tasks and the purge). ``attempts`` counts tries used
-    up; ``crashes`` those tries in a row that ended because their worker died or fell silent. (attempts,
+    when it ended (one index serves sweep, dead list and purge). ``attempts`` counts tries
+    used up; ``crashes`` those tries in a row that ended because their worker died or fell silent. (attempts,
     crashes, version) never repeats for one pending row: it is the fence of failures.
     """
 

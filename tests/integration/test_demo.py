@@ -18,7 +18,8 @@ from toc.local.process import until
 from toc.local.servers import RedisServer
 
 TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
-SHARED_ORDERS = os.environ.get("TOC_TEST_ORDERS", "")
+# Real orders, which are not part of this repository: looked for beside the checkout.
+REAL_ORDERS = Path(__file__).parents[3] / "shared" / "data" / "orders_2016_2017.csv"
 
 
 @pytest.fixture
@@ -79,9 +80,9 @@ def test_orders_from_a_file_come_out_as_the_file_says(environment: dict[str, str
     assert report["stretched"] == 2  # 30:00 and 30:01
 
 
-@pytest.mark.skipif(not SHARED_ORDERS, reason="TOC_TEST_ORDERS does not name a file with the real orders")
+@pytest.mark.skipif(not REAL_ORDERS.exists(), reason=f"there is no {REAL_ORDERS.name} beside the checkout")
 def test_every_real_order_comes_out_as_the_file_says(environment: dict[str, str], tmp_path: Path) -> None:
-    report = report_of(toc(environment, tmp_path, "demo", "--orders", SHARED_ORDERS, "--speed", 10, "--json"))
+    report = report_of(toc(environment, tmp_path, "demo", "--orders", str(REAL_ORDERS), "--speed", 10, "--json"))
     assert (report["orders"], report["cancelled"]) == (1843, 1092)
 
 

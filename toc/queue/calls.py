@@ -1,4 +1,4 @@
-"""Many calls in one go, and what to do about every error: the one error table.
+"""Many calls in one go, and what is done about those that fail.
 
 Calls are grouped by node; each node gets its calls in one write, all nodes are written to before any is
 read, and every call gets a result of its own. A window bounds what is under way on a node, so that neither
@@ -21,28 +21,14 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TryAgainError,
-)
+from redis.exceptions import AskError, RedisError
 
 from toc.errors import IndexUnavailable
 from toc.queue.nodes import Command, Node, Nodes, Wire
+from toc.queue.refusals import Then, meaning_of
 
 MAX_IDS = 500
 """Most ids in one call of a script: about a millisecond of the server's time."""
@@ -98,55 +84,6 @@ class Call:
     """the script must be loaded first"""
     lost: bool = False
     """it was sent once and its reply was lost"""
-
-
-class _Then(Enum):
-    GIVE_UP = auto()
-    LOAD_SCRIPT = auto()
-    FOLLOW_MOVED = auto()
-    FOLLOW_ASK = auto()
-    PAUSE = auto()
-    REDISCOVER = auto()
-    """look again who serves what, pause, send again"""
-
-
-_CODES: tuple[tuple[type[RedisError], str], ...] = (
-    (NoScriptError, "NOSCRIPT"),
-    (MovedError, "MOVED"),  # before ASK: the driver derives it from AskError
-    (AskError, "ASK"),
-    (TryAgainError, "TRYAGAIN"),
-    (ClusterDownError, "CLUSTERDOWN"),
-    (BusyLoadingError, "LOADING"),
-    (MasterDownError, "MASTERDOWN"),
-    (ReadOnlyError, "READONLY"),
-    (OutOfMemoryError, "OOM"),
-    (NoPermissionError, "NOPERM"),
-    (AuthorizationError, "NOAUTH"),
-    (AuthenticationError, "NOAUTH"),
-)
-
-_ERROR_TABLE: dict[str, tuple[_Then, str]] = {
-    "NOSCRIPT": (
-        _Then.LOAD_SCRIPT,
-        "its scripts vanish as fast as they are loaded; check who runs SCRIPT FLUSH",
-    ),
-    "MOVED": (_Then.FOLLOW_MOVED, "its nodes do not agree who serves this slot; check CLUSTER SLOTS"),
-    "ASK": (_Then.FOLLOW_ASK, "this slot is on the move between nodes; try again"),
-    "TRYAGAIN": (_Then.PAUSE, "this slot is on the move between nodes; try again"),
-    "CLUSTERDOWN": (_Then.REDISCOVER, "the cluster does not serve this slot; check CLUSTER INFO"),
-    "MASTERDOWN": (_Then.REDISCOVER, "it has lost its master; wait for the failover"),
-    "READONLY": (
-        _Then.REDISCOVER,
-        "it is a replica; wait for the failover, or point TOC_REDIS_URL at the master",
-    ),
-    "LOADING": (_Then.PAUSE, "it is loading its data; wait"),
-    "BUSY": (_Then.PAUSE, "a script of somebody else blocks it; see SLOWLOG, or SCRIPT KILL"),
-    "MISCONF": (_Then.PAUSE, "it cannot save to disk and refuses writes; check its disk and log"),
-    "NOREPLICAS": (_Then.PAUSE, "it has fewer replicas than min-replicas-to-write; check them"),
-    "OOM": (_Then.GIVE_UP, "its memory is full (maxmemory); give it more, or let it drain"),
-    "NOPERM": (_Then.GIVE_UP, "the user lacks a permission; see the grants in the documentation"),
-    "NOAUTH": (_Then.GIVE_UP, "it wants a password; put one into TOC_REDIS_URL"),
-}
 
 
 class Calls:
@@ -292,25 +229,26 @@ class _Round:
 
     def _judge(self, node: Node, call: Call, error: RedisError) -> None:
         """Apply the error table to what ``node`` replied to ``call``. The call was not executed."""
-        code = next((code for kind, code in _CODES if isinstance(error, kind)), str(error).partition(" ")[0])
-        then, advice = _ERROR_TABLE.get(code, (_Then.GIVE_UP, f"it said: {error}"))
+        code, then, advice = meaning_of(error)
         name = call.script.name if call.script else str(call.command[0])
         kind = IndexFull if code == "OOM" else IndexUnavailable
-        call.result = kind(f"Redis at {node.address} refused {name} ({code}): {advice}")
+        call.result = kind(
+            f"Redis at {node.address} refused {name} ({code}): {advice or f'it said: {error}'}"
+        )
         call.asking = None
-        if then is _Then.LOAD_SCRIPT:
+        if then is Then.LOAD_SCRIPT:
             call.load = True
-        elif then is _Then.FOLLOW_MOVED and isinstance(error, AskError):
+        elif then is Then.FOLLOW_MOVED and isinstance(error, AskError):
             self._nodes.moved(call.hash_slot, self._nodes.redirected(error, node))
             if call.moved:  # the nodes do not agree yet
-                then = _Then.PAUSE
+                then = Then.PAUSE
             call.moved = True
-        elif then is _Then.FOLLOW_ASK and isinstance(error, AskError):
+        elif then is Then.FOLLOW_ASK and isinstance(error, AskError):
             call.asking = self._nodes.redirected(error, node)
-        self.rediscover |= then is _Then.REDISCOVER
-        if then in (_Then.PAUSE, _Then.REDISCOVER):
+        self.rediscover |= then is Then.REDISCOVER
+        if then in (Then.PAUSE, Then.REDISCOVER):
             self.after_pause.append(call)
-        elif then is not _Then.GIVE_UP:
+        elif then is not Then.GIVE_UP:
             self.again.append(call)
 
 

@@ -19,23 +19,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import AskError, RedisError
 
 from toc.errors import IndexUnavailable
+from toc.queue.refusals import REPLIES, meaning_of
 from toc.queue.url import Address, Kind, Location
 
 HASH_SLOTS = 16384
 Command = Sequence[str | bytes | int | float]
-
-REPLY_ERRORS = (ResponseError, BusyLoadingError, AuthenticationError, AuthorizationError)
-"""What a server said, as against a connection that broke: the command was not executed or was refused."""
 
 _REST_S = 0.1
 _MAX_REST_S = 2.0
@@ -66,7 +57,7 @@ class Wire:
         """The next reply, or the server's error as a value. Raises RedisError when the connection broke."""
         try:
             return self._connection.read_response(disconnect_on_error=False)
-        except REPLY_ERRORS as exc:
+        except REPLIES as exc:
             return exc
 
     def ask(self, *command: str | bytes | int | float) -> Any:
@@ -141,14 +132,12 @@ class Node:
         connection = self._connect()
         try:
             wire = Wire(connection, self._read_timeout)
-        except (AuthenticationError, AuthorizationError):
+        except REPLIES as exc:
             connection.disconnect()
-            raise self._failed(began, "refused the user or password; check those in TOC_REDIS_URL") from None
-        except ResponseError:
-            connection.disconnect()
-            raise self._failed(
-                began, "refused INFO or SELECT; check the user's permissions and the database number"
-            ) from None  # what a server says of a login may hold the password
+            code, _, advice = meaning_of(exc)
+            advice = advice or "check the user's permissions and the database number"
+            # The server's own words may hold the password, so they are not passed on.
+            raise self._failed(began, f"refused the connection ({code}): {advice}") from None
         except (RedisError, OSError) as exc:
             connection.disconnect()
             raise self._failed(

@@ -63,10 +63,11 @@ class Keeper:
         results = self._queues.extend(
             {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}
         )
+        failures: list[IndexUnavailable] = []
         for slot, entries in aging.items():
             standing = results[slot]
             if isinstance(standing, IndexUnavailable):
-                log.warning("not_kept_alive", slot=str(slot), tasks=len(entries), error=str(standing))
+                failures.append(standing)
                 continue
             for entry, stands in zip(entries, standing, strict=True):
                 if stands:
@@ -75,6 +76,8 @@ class Keeper:
                     # Timed out by somebody, or the index lost it. A success still counts; a failure will not.
                     entry.lost = True
                     log.warning("fence_lost", job_id=entry.job_id, slot=str(slot))
+        if failures:
+            log.warning("not_kept_alive", slots=len(failures), error=str(failures[0]))
 
     def _end(self, entry: Entry, now: float) -> None:
         overtime = now - entry.started - entry.topic.max_runtime

@@ -218,11 +218,12 @@ class Poller:
     def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> None:
         results = self._queues.prepare([request for _, request in requests])
         taken: list[Entry] = []
+        failures: list[IndexUnavailable] = []
         now = self._clock.now_ms()
         for owned, _ in requests:
             result = results[owned.slot]
             if isinstance(result, IndexUnavailable):
-                log.warning("prepare_failed", slot=str(owned.slot), error=str(result))
+                failures.append(result)
                 self._look(owned, now + RETRY_MS)
                 if isinstance(result, ReplyLost):
                     for delay in RECONCILE_AFTER_MS:
@@ -230,6 +231,8 @@ class Poller:
                 continue
             taken += self._hold(owned, result.entries, result.redis_now_ms)
             self._plan(owned, result, now)
+        if failures:
+            log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         if taken:
             self._check(taken)
 

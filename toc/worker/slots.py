@@ -71,11 +71,14 @@ class SlotBook:
             return []
         results = self._queues.claim(missing, self._worker_id)
         fresh: list[OwnedSlot] = []
+        failures: list[IndexUnavailable] = []
         for slot, result in results.items():
             if isinstance(result, IndexUnavailable):
-                log.warning("slot_not_claimed", slot=str(slot), error=str(result))
+                failures.append(result)
             else:
                 fresh.append(OwnedSlot(slot, result.number, dict(result.others)))
+        if failures:
+            log.warning("slots_not_claimed", slots=len(failures), error=str(failures[0]))
         with self._lock:
             fresh = [owned for owned in fresh if owned.slot in self._wanted]
             self.owned = self.owned | {owned.slot: owned for owned in fresh}

@@ -215,7 +215,9 @@ def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
 
 
 def test_a_dead_master_costs_its_own_slots_only(launch: Launch) -> None:
-    servers = launch(RedisCluster, config=["cluster-require-full-coverage no"])
+    servers = launch(RedisCluster)
+    for node in servers.nodes:
+        node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
     queues = Queues(servers.url)
     assert queues.add({slot: [(1, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
     dead = servers.nodes[1]

@@ -15,9 +15,11 @@ from typing import Any, Protocol
 import pytest
 
 from toc.errors import IndexUnavailable
+from toc.local.process import until
+from toc.local.resp import Refused
 from toc.local.servers import RedisServer
 from toc.queue.calls import IndexFull, ReplyLost
-from toc.queue.queues import Prepared, PrepareRequest, Queues
+from toc.queue.queues import Peek, Prepared, PrepareRequest, Queues
 from toc.queue.scores import fence
 from toc.topic import Slot
 
@@ -355,6 +357,49 @@ def test_a_key_of_another_type_fails_its_slot_alone(queues: Queues, server: Redi
     results = queues.add({SLOT: [(1, 1.0)], Slot("order.close", 4): [(2, 2.0)]})
     assert "WRONGTYPE" in str(results[SLOT])
     assert results[Slot("order.close", 4)] == 1
+
+
+def test_a_server_that_cannot_save_refuses_by_name_until_it_can(launch: Launch) -> None:
+    server = launch(RedisServer, config=["save 3600 1"])
+    queues = Queues(server.url)
+    (server.directory / "dump.rdb").mkdir()  # nothing can be renamed to that
+    queues.add({SLOT: [(1, 1.0)]})
+    server.call("BGSAVE")
+    assert until(lambda: "rdb_last_bgsave_status:err" in str(server.call("INFO", "persistence")), 10)
+    refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
+    assert isinstance(refused, IndexUnavailable)
+    assert "MISCONF" in str(refused)
+    assert isinstance(queues.peek([SLOT])[SLOT], Peek)
+    (server.directory / "dump.rdb").rmdir()
+    server.call("BGSAVE")
+    assert until(lambda: "rdb_last_bgsave_status:ok" in str(server.call("INFO", "persistence")), 10)
+    assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
+    queues.close()
+
+
+def test_a_server_blocked_by_a_script_of_somebody_else_is_waited_for_and_named(launch: Launch) -> None:
+    server = launch(RedisServer, config=["busy-reply-threshold 10"])
+    used, fresh = Queues(server.url), Queues(server.url)
+    used.add({SLOT: [(1, 1.0)]})
+
+    def block() -> None:
+        with contextlib.suppress(Refused):  # it is killed
+            server.call("EVAL", "while true do end", 0)
+
+    blocker = threading.Thread(target=block)
+    blocker.start()
+    try:
+        assert until(lambda: isinstance(used.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable), 10)
+        for queues in (used, fresh):
+            refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
+            assert "(BUSY)" in str(refused)
+            assert "SCRIPT KILL" in str(refused)
+    finally:
+        server.call("SCRIPT", "KILL")
+        blocker.join()
+    for queues in (used, fresh):
+        assert until(lambda: isinstance(queues.add({SLOT: [(2, 2.0)]})[SLOT], int), 10)  # noqa: B023 - called at once
+        queues.close()
 
 
 # --- threads and processes -------------------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""What a server means when it replies with an error: the one error table.
+
+The driver knows some codes as classes and cuts them off the text; the others are the text's first word.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+REPLIES = (ResponseError, BusyLoadingError, AuthenticationError, AuthorizationError)
+"""The driver's classes for what a server said, as against a connection that broke: nothing was executed."""
+
+
+class Then(Enum):
+    """What is done about a call that was refused. It was not executed, so it may be sent again."""
+
+    GIVE_UP = auto()
+    LOAD_SCRIPT = auto()
+    FOLLOW_MOVED = auto()
+    FOLLOW_ASK = auto()
+    PAUSE = auto()
+    REDISCOVER = auto()
+    """look again who serves what, pause, send again"""
+
+
+_CODES: tuple[tuple[type[RedisError], str], ...] = (
+    (NoScriptError, "NOSCRIPT"),
+    (MovedError, "MOVED"),  # before ASK: the driver derives it from AskError
+    (AskError, "ASK"),
+    (TryAgainError, "TRYAGAIN"),
+    (ClusterDownError, "CLUSTERDOWN"),
+    (BusyLoadingError, "LOADING"),
+    (MasterDownError, "MASTERDOWN"),
+    (ReadOnlyError, "READONLY"),
+    (OutOfMemoryError, "OOM"),
+    (NoPermissionError, "NOPERM"),
+    (AuthorizationError, "NOAUTH"),
+    (AuthenticationError, "NOAUTH"),
+)
+
+_ERROR_TABLE: dict[str, tuple[Then, str]] = {
+    "NOSCRIPT": (
+        Then.LOAD_SCRIPT,
+        "its scripts vanish as fast as they are loaded; check who runs SCRIPT FLUSH",
+    ),
+    "MOVED": (Then.FOLLOW_MOVED, "its nodes do not agree who serves this slot; check CLUSTER SLOTS"),
+    "ASK": (Then.FOLLOW_ASK, "this slot is on the move between nodes; try again"),
+    "TRYAGAIN": (Then.PAUSE, "this slot is on the move between nodes; try again"),
+    "CLUSTERDOWN": (Then.REDISCOVER, "the cluster does not serve this slot; check CLUSTER INFO"),
+    "MASTERDOWN": (Then.REDISCOVER, "it has lost its master; wait for the failover"),
+    "READONLY": (
+        Then.REDISCOVER,
+        "it is a replica; wait for the failover, or point TOC_REDIS_URL at the master",
+    ),
+    "LOADING": (Then.PAUSE, "it is loading its data; wait"),
+    "BUSY": (Then.PAUSE, "a script of somebody else blocks it; see SLOWLOG, or SCRIPT KILL"),
+    "MISCONF": (Then.PAUSE, "it cannot save to disk and refuses writes; check its disk and log"),
+    "NOREPLICAS": (Then.PAUSE, "it has fewer replicas than min-replicas-to-write; check them"),
+    "OOM": (Then.GIVE_UP, "its memory is full (maxmemory); give it more, or let it drain"),
+    "NOPERM": (Then.GIVE_UP, "the user lacks a permission; see the grants in the documentation"),
+    "NOAUTH": (Then.GIVE_UP, "check the user and password in TOC_REDIS_URL"),
+}
+
+
+class Meaning(NamedTuple):
+    """The error's code, what to do, and advice for the operator (None: only the server's text tells)."""
+
+    code: str
+    then: Then
+    advice: str | None
+
+
+def meaning_of(error: RedisError) -> Meaning:
+    """Look an error up. Codes that are not in the table are given up."""
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), str(error).partition(" ")[0])
+    then, advice = _ERROR_TABLE.get(code, (Then.GIVE_UP, None))
+    return Meaning(code, then, advice)
