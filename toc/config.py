@@ -84,6 +84,8 @@ class Settings(BaseSettings):
 
     zookeeper: str | None = Field(None, description=_ZOOKEEPER_HINT)
     """Who owns which slot, for more than one host. Unset: the local coordinator, for one daemon alone."""
+    session_timeout: float = Field(6.0, ge=1, le=10, description="seconds, 1 to 10")
+    """How long a daemon may be out of ZooKeeper's sight before its slots go to others."""
     cluster: str = Field("default", description="letters, digits, '.', '_' and '-'")
     """The name of this cluster in ZooKeeper."""
 

@@ -5,6 +5,10 @@ set -eu
 
 sha256() { sha256sum </run/secrets/"$1" | cut -d ' ' -f 1; }
 
+for secret in toc_redis_password redis_admin_password; do
+    [ -s /run/secrets/$secret ] || { echo "$secret is empty: fill in .env" >&2 && exit 1; }
+done
+
 accounts=$(
     sed -f /dev/stdin /etc/toc/redis-acl.conf <<EOF
 s/TOC_SHA256/$(sha256 toc_redis_password)/

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from harness.system import Event
-
 from toc import CancelOutcome, Task, TaskStatus
 
 

@@ -82,7 +82,9 @@ def test_orders_from_a_file_come_out_as_the_file_says(environment: dict[str, str
 
 @pytest.mark.skipif(not REAL_ORDERS.exists(), reason=f"there is no {REAL_ORDERS.name} beside the checkout")
 def test_every_real_order_comes_out_as_the_file_says(environment: dict[str, str], tmp_path: Path) -> None:
-    report = report_of(toc(environment, tmp_path, "demo", "--orders", str(REAL_ORDERS), "--speed", 10, "--json"))
+    report = report_of(
+        toc(environment, tmp_path, "demo", "--orders", str(REAL_ORDERS), "--speed", 10, "--json")
+    )
     assert (report["orders"], report["cancelled"]) == (1843, 1092)
 
 

@@ -1,9 +1,14 @@
-"""The example application as its authors run it: the embedded stack, a worker daemon, short periods."""
+"""The example application and the programs of the documentation, run as their readers run them.
+
+On the embedded stack, with a real worker daemon and short periods.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,14 +22,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, update
 from sqlalchemy.exc import IntegrityError
 
-from toc import Dead, TaskStatus, Topic
+from toc import CancelOutcome, Dead, Settings, TaskStatus, TimeoutCenter, Topic
 from toc.admin import migrator
 from toc.demo.stage import write_config
 from toc.local.embedded import EmbeddedStack
-from toc.task import CancelOutcome
+from toc.topic import TopicType
 
 ROOT = Path(__file__).parent.parent.parent
 PAY_WITHIN = 1.5
@@ -231,3 +236,134 @@ def test_handlers_that_run_twice_do_their_work_once(shop: Shop) -> None:
         shop.deadlines.close_unpaid(
             shop.service.center.get(shop.service.center.submit("order.close", biz_id="no", delay=3600))
         )
+
+
+# --- what the documentation shows
+
+
+class Dev:
+    """``toc dev --app shop:center`` in a directory, as a reader has it in the first terminal."""
+
+    def __init__(self, directory: Path, command: str) -> None:
+        self.directory = directory
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+        self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}"
+        self.output = directory / "dev.log"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                ["sh", "-c", f"exec {command}"],
+                cwd=directory,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.await_output("worker_ready", 30)
+
+    def run(self, script: str) -> str:
+        """Run a script in the second terminal; returns what it printed."""
+        done = subprocess.run(
+            ["sh", "-eu", "-c", script],
+            cwd=self.directory,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def await_output(self, text: str, seconds: float) -> None:
+        """Wait until the first terminal shows the text."""
+        until = time.monotonic() + seconds
+        while text not in self.output.read_text():
+            if time.monotonic() > until or self.process.poll() is not None:
+                raise AssertionError(f"not seen: {text}\n{self.output.read_text()[-3000:]}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """As Ctrl-C does."""
+        self.process.terminate()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def dev() -> Iterator[Callable[..., Dev]]:
+    started: list[Dev] = []
+    directory = Path(tempfile.mkdtemp(prefix="toc-"))  # short, for the path of a Unix socket
+
+    def start(program: str | None, command: str) -> Dev:
+        if program is not None:
+            (directory / "shop.py").write_text(program)
+        started.append(Dev(directory, command))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+    shutil.rmtree(directory)
+
+
+def _blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_program_of_the_readme_closes_one_order_and_not_the_paid_one(dev: Callable[..., Dev]) -> None:
+    _, command, script = _blocks("README.md", "sh")
+    (program,) = _blocks("README.md", "python")
+    terminal = dev(program, command)
+    assert "CANCELLED" in terminal.run(script)
+    terminal.await_output("order 42 is closed: unpaid", 15)
+    assert "order 43" not in terminal.output.read_text()
+
+
+def test_the_quickstart_works_as_written(dev: Callable[..., Dev]) -> None:
+    _, command, submit, *others = _blocks("docs/quickstart.md", "sh")
+    (program,) = _blocks("docs/quickstart.md", "python")
+    terminal = dev(program, command)
+    job_id = int(terminal.run(submit))
+    terminal.await_output("order 42 is closed: unpaid", 15)
+    export = submit.splitlines()[0]
+    shown = terminal.run("\n".join([export, *others]))
+    assert str(job_id) in shown
+    assert "cancelled" in shown
+
+
+def test_the_example_runs_as_its_readme_says(dev: Callable[..., Dev]) -> None:
+    first, second = _blocks("examples/orders/README.md", "sh")
+    export, command = first.splitlines()
+    terminal = dev(None, f"sh -c {shlex.quote(f'{export}; ln -s {ROOT}/examples/orders; exec {command}')}")
+    shown = terminal.run(second)
+    for outcome in ("is closed", "is paid", "is confirmed", "was told: your membership ends soon"):
+        assert shown.count(f" {outcome}") >= 1, shown
+
+
+def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> None:
+    terminal = dev(_blocks("docs/quickstart.md", "python")[0], "toc dev --app shop:center")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TOC_CONFIG", str(terminal.directory / ".toc/toc.toml"))
+    patch.chdir(terminal.directory)
+    *recipes, testing = _blocks("docs/howto.md", "python")
+    engine = create_engine(Settings().database_urls[0])
+    metadata = MetaData()
+    orders = Table("orders", metadata, Column("order_id", Integer), Column("state", String(16)))
+    metadata.create_all(engine)
+    names: dict[str, Any] = {"engine": engine, "orders": orders, "update": update}
+    try:
+        with TimeoutCenter() as center:
+            for number, (topic, kind) in enumerate(
+                {"member.remind": "timed", "order.audit": "instant"}.items(), start=2
+            ):
+                center.store.topics.create(Topic(topic, number, 4, topic_type=TopicType(kind)))
+        for recipe in recipes:
+            exec(recipe, names)
+        names["center"].close()
+        exec(testing, names)
+        patch.delenv("TOC_CONFIG")
+        names["test_an_unpaid_order_is_closed"]()
+    finally:
+        engine.dispose()
+        patch.undo()
+    assert set(names["center"].handlers) == {"order.close", "payment.check", "order.confirm", "member.remind"}

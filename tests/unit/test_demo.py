@@ -97,7 +97,7 @@ def test_deadlines_are_compressed_and_payments_keep_their_side_of_it(speed: floa
     assert offsets[1] == pytest.approx(min(length / 3, length - 0.1))
     assert offsets[2:4] == [pytest.approx(length - 0.1)] * 2
     assert offsets[4] == pytest.approx(length + 0.1)
-    assert offsets[5] == pytest.approx(length + 1.0)
+    assert offsets[5] == pytest.approx(length + 10.0)
     assert offsets[6] is None
     assert [closes[number].fires for number in range(len(paid))] == [False] * 4 + [True] * 3
     assert made.stretched == 3

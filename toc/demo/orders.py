@@ -25,8 +25,8 @@ COMPRESSED = 30.0
 """Seconds that 30 minutes and 7 days both become, at speed 1."""
 MIN_MARGIN = 0.1
 """A payment is at least this many seconds of the run before or after its deadline: real clocks race."""
-LATE_CAP = 1.0
-"""A payment after the deadline is tried at most this many seconds of the run after it."""
+LATE_CAP = 10.0
+"""A payment after the deadline, often days later, is tried at most this many seconds of the run after it."""
 EVENTS_PER_SECOND = 150
 """How fast a run submits and cancels at most; more orders make it longer, not denser."""
 SPEEDS = (0.01, 60.0)

@@ -115,6 +115,7 @@ class LocalCluster:
             "tables": 16,
             "redis_url": redis.url,
             "zookeeper": zookeeper.url,
+            "session_timeout": 2,  # so that a killed host is missed soon
             "cluster": "local",
         }
 

@@ -98,7 +98,10 @@ class Daemon:
         self._coordinator: Coordinator
         if settings.zookeeper:
             self._coordinator = ZooKeeperCoordinator(
-                settings.zookeeper, cluster=settings.cluster, host=settings.host
+                settings.zookeeper,
+                cluster=settings.cluster,
+                host=settings.host,
+                session_timeout=settings.session_timeout,
             )
         else:
             self._coordinator = LocalCoordinator()

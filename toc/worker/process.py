@@ -43,6 +43,10 @@ BEAT_SECONDS = 1.0
 BUSY_TICK_SECONDS = 0.05
 HAND_OVER_SECONDS = 0.5
 """How long a slot that is handed over waits for handlers that run; later they finish under our claim."""
+ORPHAN_SECONDS = 12.0
+"""How long a process works on when its daemon is gone. Others can have its slots only when the daemon's
+ZooKeeper session has ended (10 s at most); until then nobody else serves them, and that two serve them for a
+while after it is harmless."""
 FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -125,6 +129,7 @@ class Worker:
         self._claimed_at = float("-inf")
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
+        self._orphaned_at = float("inf")
         self._signals = 0
         self._stopping = False
         self._forced = False
@@ -194,7 +199,11 @@ class Worker:
                 else:
                     for message in self._link.receive():
                         self._obey(message)
-            if self._link.closed or self._signals:
+                    if self._link.closed:
+                        selector.unregister(self._link)
+                        self._orphaned_at = now
+                        log.warning("daemon_gone", leaving_in_seconds=ORPHAN_SECONDS)
+            if self._signals or now - self._orphaned_at > ORPHAN_SECONDS:
                 self._stopping = True
             if self._signals > 1:
                 self._forced = True

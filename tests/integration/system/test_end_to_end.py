@@ -1,4 +1,4 @@
-"""The main job on real servers: submit, fire, retry, die, cancel; with workers that are killed and stopped."""
+"""The main job on real servers: submit, fire, retry, die, cancel; workers are killed and stopped."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(sys
     system.wait(lambda: _status(system, job_id) is TaskStatus.DEAD, "it is dead again", 5)
 
 
-def test_ten_thousand_due_in_one_instant_start_within_seconds_and_cancelled_ones_never(system: System) -> None:
+def test_ten_thousand_due_in_one_instant_start_in_seconds_and_cancelled_ones_never(
+    system: System,
+) -> None:
     system.create_topics()
     system.start(processes=2)
     due = datetime.now(UTC) + timedelta(seconds=5)

@@ -106,13 +106,17 @@ def test_a_second_sigterm_gives_back_what_runs_at_once(system: System) -> None:
     assert (peek.store, peek.prepared) == (1, 0)
 
 
-def test_worker_processes_leave_when_their_daemon_is_killed(system: System) -> None:
+def test_worker_processes_work_on_for_a_while_when_their_daemon_is_killed_and_then_leave(
+    system: System,
+) -> None:
     system.create_topics()
     daemon = system.start(processes=2)
     workers = daemon.workers()
     os.kill(daemon.process.pid, signal.SIGKILL)
     daemon.process.wait()
-    system.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "they are gone", 10)
+    job_id = system.center.submit("test.sync", biz_id=1, delay=1)
+    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it has run", 5)
+    system.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "they are gone", 20)
 
 
 def test_a_paused_topic_waits_and_runs_when_it_is_resumed(system: System) -> None:
@@ -131,7 +135,7 @@ def test_a_paused_topic_waits_and_runs_when_it_is_resumed(system: System) -> Non
 
 
 def test_submits_while_redis_is_down_are_acknowledged_and_run_when_it_is_back(
-    system: System, launch: object, clean_redis: RedisServer
+    system: System, clean_redis: RedisServer
 ) -> None:
     system.create_topics()
     system.start()
@@ -158,7 +162,9 @@ def test_a_task_written_in_the_callers_transaction_runs_after_its_commit(
         rolled_back = system.center.submit("test.sync", biz_id=1, delay=1.0, connection=connection)
         connection.rollback()
         with connection.begin():
-            committed = system.center.submit("test.sync", biz_id=2, delay=timedelta(seconds=1), connection=connection)
+            committed = system.center.submit(
+                "test.sync", biz_id=2, delay=timedelta(seconds=1), connection=connection
+            )
     engine.dispose()
     system.wait(lambda: _row(system, committed).status == TaskStatus.PROCESSED, "it has run", 6)
     assert system.center.get(rolled_back) is None

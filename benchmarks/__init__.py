@@ -1,0 +1,1 @@
+"""toc beside its peers: the same workloads on the same machine, one peer at a time (``make bench``)."""

@@ -1,0 +1,253 @@
+"""What the documentation says about the code is compared with the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic_core import PydanticUndefined
+
+import toc
+from toc import CancelOutcome, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, errors
+from toc.cli.main import app
+from toc.queue.keys import SlotKeys
+from toc.store.schema import database_metadata
+from toc.topic import Slot, Topic
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the tables under a heading, up to the next heading, without the tables' heads."""
+    section = re.split(rf"^#+ {re.escape(heading)}$", page, flags=re.MULTILINE)[1]
+    section = re.split(r"^#", section, maxsplit=1, flags=re.MULTILINE)[0]
+    found: list[list[str]] = []
+    for line in section.splitlines():
+        if line.startswith("| ---"):
+            found.pop()  # the head
+        elif line.startswith("|"):
+            found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return found
+
+
+def code(cell: str) -> str:
+    """What stands in backticks first."""
+    return cell.split("`")[1]
+
+
+def blocks(language: str) -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for kind, text in _FENCE.findall(page.read_text()):
+            if kind == language:
+                yield page, text
+
+
+def commands(group: Any, name: str = "toc") -> Iterator[tuple[str, Any]]:
+    for part, command in group.commands.items():
+        full = f"{name} {part}"
+        if hasattr(command, "commands"):
+            yield from commands(command, full)
+        else:
+            yield full, command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_internal_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{target}: no such file"
+        if anchor:
+            assert anchor in _anchors(path), f"{target}: no such heading"
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    documented = {code(row[0]): row[1] for row in rows(REFERENCE, "Settings")}
+    assert set(documented) == {f"TOC_{name.upper()}" for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        shown = documented[f"TOC_{name.upper()}"]
+        if field.default is PydanticUndefined or field.default in (None, []):
+            assert "`" not in shown, name
+        elif isinstance(field.default, str):
+            assert code(shown) == field.default, name
+        else:
+            assert float(code(shown)) == field.default, name
+
+
+def test_every_command_is_documented_with_all_its_options() -> None:
+    documented: dict[str, list[str]] = {}
+    for row in rows(REFERENCE, "Commands"):
+        words = code(row[0]).split()
+        documented[" ".join(word for word in words if word.islower())] = row
+    assert set(documented) == set(COMMANDS)
+    for name, command in COMMANDS.items():
+        options = {param.opts[0] for param in command.params if param.param_type_name == "option"}
+        assert set(re.findall(r"--[a-z-]+", documented[name][1])) == options, name
+        arguments = [param.name for param in command.params if param.param_type_name == "argument"]
+        assert len(code(documented[name][0]).split()) == len(name.split()) + len(arguments), name
+
+
+@pytest.mark.parametrize(
+    "line",
+    sorted(
+        {
+            match
+            for page in PAGES
+            for match in [
+                *re.findall(r"`(toc [^`]+)`", _FENCE.sub("", page.read_text())),
+                *(
+                    found
+                    for _, text in _FENCE.findall(page.read_text())
+                    for found in re.findall(r"(?:^|\$\()(toc [^\n)]+)", text, re.MULTILINE)
+                ),
+            ]
+        }
+    ),
+)
+def test_commands_in_the_documentation_are_commands_with_such_options(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    # Words in capitals stand for the reader's own; a lone COMMAND stands for any.
+    if "COMMAND" in words or words[1].startswith("-") or line == "toc doctor":
+        return
+    name = max(
+        (name for name in [*COMMANDS, *_groups()] if words[: len(name.split())] == name.split()),
+        key=len,
+        default=None,
+    )
+    assert name is not None, "no such command"
+    if name in COMMANDS:
+        options = {option for param in COMMANDS[name].params for option in param.opts}
+        assert {word for word in words if word.startswith("--")} <= options
+
+
+def _groups() -> set[str]:
+    return {name.rpartition(" ")[0] for name in COMMANDS} - {"toc"}
+
+
+def test_every_error_is_documented_with_its_parent_and_exit_code() -> None:
+    documented = {code(row[0]): (code(row[1]), int(row[2])) for row in rows(REFERENCE, "Errors")}
+    tree = {
+        name: (kind.__bases__[0].__name__, kind.exit_code)
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, errors.TocError)
+    }
+    assert documented == tree
+
+
+def test_exit_codes_of_errors_are_in_the_table_of_exit_codes() -> None:
+    documented = {int(row[0]) for row in rows(REFERENCE, "Exit codes")}
+    codes = {
+        kind.exit_code
+        for kind in vars(errors).values()
+        if inspect.isclass(kind) and issubclass(kind, errors.TocError)
+    }
+    assert documented == codes | {0, 130}
+
+
+def test_every_log_event_is_documented_with_its_level() -> None:
+    documented = {(code(row[0]), row[1]) for row in rows(OPERATIONS, "Log events")}
+    logged = {
+        (event, level)
+        for path in (ROOT / "toc").rglob("*.py")
+        # not after a backtick: there a docstring shows how to log
+        for level, event in re.findall(
+            r"(?<!`)\blog\.(debug|info|warning|error|critical)\(\s*\"(\w+)\"", path.read_text()
+        )
+    }
+    assert len(logged) > 30, "the pattern finds what the code logs"
+    assert documented == logged
+
+
+def test_no_event_name_is_computed() -> None:
+    for path in (ROOT / "toc").rglob("*.py"):
+        calls = re.findall(
+            r"\blog\.(?:debug|info|warning|error|critical|exception)\(\s*(.)", path.read_text()
+        )
+        assert set(calls) <= {'"'}, f"{path}: an event's name is a literal, so that it can be documented"
+
+
+def test_statuses_and_outcomes_are_documented() -> None:
+    statuses = rows(REFERENCE, "Task statuses")
+    assert {(int(row[0]), row[1]) for row in statuses} == {(s.value, s.name.lower()) for s in TaskStatus}
+    for row in statuses:
+        becomes = {int(number) for number in re.findall(r"\d", row[3])}
+        assert becomes == {s.value for s in TaskStatus if TaskStatus(int(row[0])).may_become(s)}
+    outcomes = [code(row[0]) for row in rows(REFERENCE, "Outcomes")]
+    assert outcomes == [member.name for kind in (CancelOutcome, RescheduleOutcome) for member in kind]
+
+
+def test_every_public_method_is_documented_with_its_parameters() -> None:
+    documented = {}
+    for row in rows(REFERENCE, "TimeoutCenter"):
+        name, _, rest = code(row[0]).partition("(")
+        documented[name] = re.findall(r"(\w+)(?=[,=:)]|$)", rest.split(")")[0])
+    public = {
+        name: [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
+        for name, method in vars(TimeoutCenter).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    }
+    assert set(documented) == set(public)
+    for name, parameters in public.items():
+        assert [word for word in documented[name] if word in parameters] == parameters, name
+    named = REFERENCE.split("from toc import")[1].split("`")[0]
+    assert {name.strip() for name in named.split(",")} == set(toc.__all__)
+
+
+def test_every_policy_of_a_topic_is_documented_with_its_default() -> None:
+    documented = {code(row[0]): row[1] for row in rows(REFERENCE, "Topics")}
+    fields = Topic.__dataclass_fields__
+    assert set(documented) == set(fields) - {"name", "biz_type"}
+    topic = Topic("t", 1, 1)
+    for name, shown in documented.items():
+        value = getattr(topic, name)
+        if name == "slot_amount":
+            continue
+        if isinstance(value, bool):
+            assert shown == ("yes" if value else "no")
+        elif isinstance(value, str):
+            assert code(shown) == value
+        else:
+            assert float(shown.removesuffix(" s").replace(",", "")) == value
+
+
+def test_columns_and_keys_are_documented() -> None:
+    columns = {name for row in rows(REFERENCE, "MySQL") for name in re.findall(r"`(\w+)`", row[0])}
+    assert columns == set(database_metadata(0, 1, 1).tables["timeout_task_0000"].columns.keys())
+    keys = SlotKeys.of(Slot("order.close", 3), None)
+    documented = [code(row[0]) for row in rows(REFERENCE, "Redis") if row[0].startswith("`")]
+    assert documented == [keys.store, keys.prepare, keys.dead, keys.claims, keys.channel]
+
+
+def test_python_blocks_compile() -> None:
+    found = 0
+    for page, text in blocks("python"):
+        compile(text, str(page), "exec")
+        found += 1
+    assert found > 10
+
+
+def test_readme_has_the_two_commands_before_anything_else_to_run() -> None:
+    first = _FENCE.findall((ROOT / "README.md").read_text())[0]
+    assert [line.split("#")[0].strip() for line in first[1].splitlines()] == ["make run", "make test"]
