@@ -111,8 +111,8 @@ class LocalCluster:
                 self._note_server(name, server)
         return {
             "database_urls": [mariadb.url],
-            "databases": 2,
-            "tables": 16,
+            "databases": 8,
+            "tables": 1024,
             "redis_url": redis.url,
             "zookeeper": zookeeper.url,
             "session_timeout": 2,  # so that a killed host is missed soon
