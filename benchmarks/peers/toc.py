@@ -1,0 +1,89 @@
+"""toc: durable rows in MariaDB, the index in Redis, one daemon with worker processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import sqlalchemy
+
+from benchmarks.peer import NS, Peer
+from benchmarks.record import started
+from toc import NewTask, Task, TimeoutCenter, Topic
+from toc.store.migrate import Migrator
+
+TOPIC, SLOTS, BATCH = "bench.order", 16, 1000
+NEIGHBOUR = "bench.neighbour"
+"""A second topic: numbers with the bit NEIGHBOURS go there."""
+NEIGHBOURS = 1 << 51
+
+center = TimeoutCenter()
+
+
+@center.handler(TOPIC)
+def handle(task: Task) -> None:
+    started(int(task.biz_id))
+
+
+@center.handler(NEIGHBOUR)
+def handle_neighbour(task: Task) -> None:
+    started(int(task.biz_id))
+
+
+class Toc(Peer):
+    def __init__(self) -> None:
+        settings = center.settings
+        Migrator(
+            settings.database_urls,
+            databases=settings.databases,
+            tables=settings.tables,
+            prefix=settings.database_prefix,
+        ).upgrade()
+        center.store.topics.create(Topic(TOPIC, 1, SLOTS))
+        center.store.topics.create(Topic(NEIGHBOUR, 2, SLOTS))
+        self._engine = sqlalchemy.create_engine(settings.database_urls[0])
+        counts = (
+            f"SELECT COUNT(*) AS n FROM {settings.database_prefix}{table % settings.databases}"
+            f".timeout_task_{table:04d} WHERE status=0"
+            for table in range(settings.tables)
+        )
+        self._count = sqlalchemy.text(f"SELECT SUM(n) FROM ({' UNION ALL '.join(counts)}) AS counts")
+
+    def version(self) -> str:
+        return f"toc {version('toc')}"
+
+    def commands(self, processes: int) -> list[list[str]]:
+        worker = [sys.executable, "-m", "toc", "worker", "--app", "benchmarks.peers.toc:center"]
+        return [[*worker, "--processes", str(processes), "--threads", "4"]]
+
+    def submit(self, number: int, due: int) -> None:
+        center.submit(_topic(number), biz_id=number, action_time=_instant(due))
+
+    def submit_many(self, numbers: Sequence[int], dues: Sequence[int]) -> None:
+        tasks = [
+            NewTask(_topic(number), number, action_time=_instant(due))
+            for number, due in zip(numbers, dues, strict=True)
+        ]
+        for first in range(0, len(tasks), BATCH):
+            center.submit_many(tasks[first : first + BATCH])
+
+    def pending(self) -> int:
+        with self._engine.connect() as connection:
+            return int(connection.execute(self._count).scalar_one())
+
+    def close(self) -> None:
+        self._engine.dispose()
+        center.close()
+
+
+def _topic(number: int) -> str:
+    return NEIGHBOUR if number & NEIGHBOURS else TOPIC
+
+
+def _instant(due: int) -> datetime:
+    return datetime.fromtimestamp(due // NS, UTC).replace(microsecond=due % NS // 1000)
+
+
+PEER = Toc

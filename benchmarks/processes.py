@@ -1,0 +1,48 @@
+"""What processes use, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all that it started, as far as they live."""
+    found, todo = [], [pid]
+    while todo:
+        one = todo.pop()
+        try:
+            threads = list(Path(f"/proc/{one}/task").iterdir())
+            found.append(one)
+            for thread in threads:
+                todo += map(int, (thread / "children").read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """The processor time that these processes have used so far."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS
+
+
+def resident(pids: Iterable[int]) -> int:
+    """The bytes of memory that these processes hold; shared pages count in each."""
+    pages = 0
+    for pid in pids:
+        try:
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return pages * _PAGE
