@@ -160,7 +160,7 @@ RIGHT_STARTS = {2: [LATE_NS], 3: [DUE_NS]}
 
 
 def verdict(*observed: Observed, starts: dict[int, list[int]]) -> Report:
-    return judge(observed, starts, orders=3, stretched=0)
+    return judge(observed, starts, {}, orders=3, stretched=0)
 
 
 def test_a_run_exactly_as_the_orders_say_is_right() -> None:
@@ -168,6 +168,14 @@ def test_a_run_exactly_as_the_orders_say_is_right() -> None:
     assert report.right, report.problems
     assert (report.submitted, report.cancelled, report.fired) == (3, 1, 2)
     assert report.lateness_ms == {"p50": 2.0, "p99": 2.0, "max": 2.0}
+
+
+def test_a_task_that_ran_again_because_its_worker_died_is_counted_apart_and_right() -> None:
+    starts = RIGHT_STARTS | {3: [DUE_NS, LATE_NS]}
+    seen = [cancelled(), late_payment(), confirmed()]
+    report = judge(seen, starts, {3: 1}, orders=3, stretched=0)
+    assert report.right, report.problems
+    assert (report.run_again, report.duplicates) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from toc.config import config_file
@@ -48,6 +48,7 @@ class History:
 
     def __init__(self, directory: Path) -> None:
         self.starts: dict[int, list[int]] = defaultdict(list)
+        self._by_process: dict[int, list[int]] = defaultdict(list)
         self._directory = directory
         self._read: dict[Path, int] = {}
 
@@ -62,3 +63,9 @@ class History:
             for line in whole.splitlines():
                 job_id, started_ns = line.split()
                 self.starts[int(job_id)].append(int(started_ns))
+                self._by_process[int(path.stem)].append(int(job_id))
+
+    def cut_off(self) -> Counter[int]:
+        """How many starts of each job_id were in processes that are no more: such a try may run again."""
+        gone = [pid for pid in self._by_process if not Path(f"/proc/{pid}").exists()]
+        return Counter(job_id for pid in gone for job_id in self._by_process[pid])

@@ -27,6 +27,11 @@ MIN_MARGIN = 0.1
 """A payment is at least this many seconds of the run before or after its deadline: real clocks race."""
 LATE_CAP = 10.0
 """A payment after the deadline, often days later, is tried at most this many seconds of the run after it."""
+FAILOVER_MARGIN = 8.0
+"""The least margin after the deadline on a cluster, whose hosts may be killed while it runs: their slots stand
+still until ZooKeeper has ended their session (2 s), and what they were running until PREPARE_TIMEOUT is over."""
+PREPARE_TIMEOUT = 3
+"""Seconds; the shortest that a topic can have."""
 EVENTS_PER_SECOND = 150
 """How fast a run submits and cancels at most; more orders make it longer, not denser."""
 SPEEDS = (0.01, 60.0)
@@ -125,8 +130,11 @@ def synthetic_orders(count: int, seed: int) -> list[Order]:
     return orders
 
 
-def plan(orders: Sequence[Order], speed: float = 1.0) -> Plan:
-    """When everything happens: purchases begin in the first half of the window, deliveries in the second."""
+def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MIN_MARGIN) -> Plan:
+    """When everything happens: purchases begin in the first half of the window, deliveries in the second.
+
+    A payment after its deadline is tried ``late_margin`` seconds of the run after it, at the earliest.
+    """
     if not SPEEDS[0] <= speed <= SPEEDS[1]:
         raise InvalidInput(f"--speed must be {SPEEDS[0]:g} to {SPEEDS[1]:g}, not {speed:g}")
     length = COMPRESSED / speed
@@ -142,8 +150,8 @@ def plan(orders: Sequence[Order], speed: float = 1.0) -> Plan:
             if not order.closes:
                 moved = min(offset, length - MIN_MARGIN)
             else:
-                moved = min(max(offset, length + MIN_MARGIN), length + LATE_CAP)
-            stretched += abs(offset - length) < MIN_MARGIN
+                moved = min(max(offset, length + late_margin), length + LATE_CAP)
+            stretched += -MIN_MARGIN < offset - length < (late_margin if order.closes else MIN_MARGIN)
             cancel_at = start + moved
         deadlines.append(Deadline(order.order_id, CLOSE, start, start + length, cancel_at, order.closes))
         if order.delivered:

@@ -29,7 +29,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of a run. ``right`` only if everything came out exactly as the orders say."""
+    """The outcome of a run. ``right`` only if everything came out exactly as the orders say.
+
+    ``run_again`` are further starts of tasks whose worker died in an earlier one; ``duplicates`` all others.
+    """
 
     orders: int
     submitted: int
@@ -38,6 +41,7 @@ class Report:
     early: int
     lost: int
     duplicates: int
+    run_again: int
     handled_after_cancel: int
     wrong: int
     driver_faults: int
@@ -58,16 +62,25 @@ class Report:
 
 
 def judge(
-    observed: Sequence[Observed], starts: Mapping[int, Sequence[int]], *, orders: int, stretched: int
+    observed: Sequence[Observed],
+    starts: Mapping[int, Sequence[int]],
+    cut_off: Mapping[int, int],
+    *,
+    orders: int,
+    stretched: int,
 ) -> Report:
-    """``starts`` holds the instants in nanoseconds at which handlers of each job_id began."""
+    """``starts`` holds the instants in nanoseconds at which handlers of each job_id began, ``cut_off`` how many
+    of those were in processes that are no more.
+    """
     count: Counter[str] = Counter()
     problems: list[str] = []
     lateness: list[float] = []
     for seen in observed:
         began = starts.get(seen.job_id, ()) if seen.job_id is not None else ()
         lateness += [(started - seen.due_ms * 1_000_000) / 1e6 for started in began[:1]]
-        found = _faults(seen, began)
+        again = min(max(len(began) - 1, 0), cut_off.get(seen.job_id or 0, 0))
+        count["run_again"] += again
+        found = _faults(seen, began, again)
         count.update(kind for kind, _ in found)
         problems += [f"{seen.deadline.topic} {seen.deadline.order_id}: {text}" for _, text in found]
         count["submitted"] += seen.job_id is not None
@@ -82,6 +95,7 @@ def judge(
         early=count["early"],
         lost=count["lost"],
         duplicates=count["duplicates"],
+        run_again=count["run_again"],
         handled_after_cancel=count["handled_after_cancel"],
         wrong=count["wrong"],
         driver_faults=count["driver_faults"],
@@ -95,7 +109,7 @@ def judge(
     )
 
 
-def _faults(seen: Observed, began: Sequence[int]) -> list[tuple[str, str]]:
+def _faults(seen: Observed, began: Sequence[int], again: int) -> list[tuple[str, str]]:
     """(counter, sentence) for each thing that is not as it must be."""
     due_ns = seen.due_ms * 1_000_000
     if seen.job_id is None or seen.error is not None:
@@ -107,7 +121,7 @@ def _faults(seen: Observed, began: Sequence[int]) -> list[tuple[str, str]]:
         return [("driver_faults", "the driver came too late with the cancel")]
     if any(started < due_ns for started in began):
         found.append(("early", f"a handler started {(due_ns - min(began)) / 1e6:.1f} ms early"))
-    found += [("duplicates", f"handled {len(began)} times")] * (len(began) - 1)
+    found += [("duplicates", f"handled {len(began)} times")] * (len(began) - 1 - again)
     if seen.cancel_outcome is CancelOutcome.CANCELLED and began:
         found.append(("handled_after_cancel", "handled although the cancel answered CANCELLED"))
     final = TaskStatus.PROCESSED if fires else TaskStatus.CANCELLED

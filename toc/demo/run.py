@@ -17,7 +17,7 @@ from functools import partial
 from toc.client import TimeoutCenter
 from toc.clock import from_ms
 from toc.demo.history import History
-from toc.demo.orders import BIZ_TYPES, Plan
+from toc.demo.orders import BIZ_TYPES, PREPARE_TIMEOUT, Plan
 from toc.demo.report import Observed
 from toc.errors import NotInFuture, TocError, TopicExists, Unavailable
 from toc.task import CancelOutcome, TaskStatus
@@ -49,7 +49,7 @@ def create_topics(center: TimeoutCenter) -> None:
     for name, biz_type in BIZ_TYPES.items():
         if center.store.topics.get(name) is None:
             try:
-                center.store.topics.create(Topic(name, biz_type, SLOTS))
+                center.store.topics.create(Topic(name, biz_type, SLOTS, prepare_timeout=PREPARE_TIMEOUT))
             except TopicExists:
                 if center.store.topics.get(name) is None:
                     raise  # another topic has the biz_type

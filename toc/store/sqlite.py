@@ -137,7 +137,9 @@ class SqliteServer(Server):
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
         """The path of the file."""
-        row = query("PRAGMA database_list")
+        row = query(
+            "SELECT seq, name, file FROM pragma_database_list"
+        )  # a read: it must not wait for writers
         return (str(Path(row[2]).resolve()),) if row and row[2] else None
 
     def table(self, database: str, name: str) -> str:  # noqa: ARG002 - one file is one database

@@ -72,6 +72,12 @@ class TopicTable:
                 raise UnknownTopic(f"there is no topic {name!r}")
             topic, version = found[0]
             changed = replace(topic, **_typed(changes))
+            if changed.slot_amount < topic.slot_amount:
+                # Rows keep the amount they were stamped with; nobody would consume the slots that are no more.
+                raise InvalidTopic(
+                    f"slot_amount of {name!r} is {topic.slot_amount} and can only be raised, not lowered to "
+                    f"{changed.slot_amount}"
+                )
             marks, params = _literals(changed, tuple(changes))
             sets = "".join(f"{field}={mark}," for field, mark in zip(changes, marks, strict=True))
             now = self._server.instant(self._clock.now_ms())

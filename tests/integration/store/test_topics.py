@@ -93,6 +93,7 @@ def test_alter_changes_what_is_named_and_returns_the_topic(store: Store, topic: 
     "changes",
     [
         {"slot_amount": 3},
+        {"slot_amount": 8},  # tasks in the slots that are no more would wait for ever
         {"retries": 32},
         {"topic_type": "sometimes"},
         {"backoff": "never"},

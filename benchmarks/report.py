@@ -1,0 +1,189 @@
+"""Results for people: tables in the terminal and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Peers = Mapping[str, Mapping[str, Any]]
+
+
+def tables(report: Mapping[str, Any], console: Console) -> None:
+    """Print everything that was measured."""
+    peers: Peers = report["peers"]
+    machine = report["machine"]
+    console.print(
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"kernel {machine['kernel']}, Python {machine['python']}, fsync {machine['fsync_ms']} ms; "
+        f"load before {report['load']}; medians of {report['repeat']}"
+    )
+    rates = _keys(peers, "lateness")
+    for rate in rates:
+        _table(
+            console,
+            f"Lateness in ms at {int(rate):,} tasks a second",
+            ("p50", "p99", "p99.9", "max", "early", "lost", "doubled"),
+            peers,
+            lambda one, rate=rate: _cells(
+                one.get("lateness", {}).get(rate),
+                lambda r: [
+                    *(_ms(r[name]) for name in ("p50", "p99", "p99.9", "max")),
+                    *(f"{r[name]:.0f}" for name in ("early", "lost", "doubled")),
+                ],
+            ),
+        )
+    for count in _keys(peers, "burst"):
+        _table(
+            console,
+            f"{int(count):,} tasks due at one instant: seconds after it",
+            ("first start", "last start", "last finish", "early", "not started", "doubled"),
+            peers,
+            lambda one, count=count: _cells(
+                one.get("burst", {}).get(count),
+                lambda r: [
+                    *(_seconds(r[name]) for name in ("first_start", "last_start", "last_finish")),
+                    f"{r['early']:.0f}",
+                    f"{r['tasks'] - r['started']:.0f}",
+                    f"{r['doubled']:.0f}",
+                ],
+            ),
+        )
+    _table(
+        console,
+        "Taken and finished, tasks a second, by processes; stored, tasks a second",
+        ("1 process", "2", "4", "one by one", "in batches"),
+        peers,
+        lambda one: [
+            *(_one(one.get("consume", {}).get(count), "rate") for count in ("1", "2", "4")),
+            *(_one(one.get("submit"), name) for name in ("one_by_one", "batched")),
+        ],
+    )
+    _table(
+        console,
+        "At rest with far tasks pending; and seconds until a task runs again whose process was killed with -9",
+        ("tasks", "workers %", "servers %", "index B/task", "stored B/task", "workers MB", "runs again"),
+        peers,
+        _rest,
+    )
+    _table(console, "Settings", ("version", "settings"), peers, lambda one: [one["version"], one["settings"]])
+    for name, one in peers.items():
+        if "cannot" in one:
+            console.print(f"[bold]{name}[/] was not measured: {one['cannot']}", highlight=False)
+
+
+def plot(report: Mapping[str, Any], path: Path) -> None:
+    """Lateness and bursts as bars, on logarithmic scales. Raises ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    peers = {name: one for name, one in report["peers"].items() if "cannot" not in one}
+    rates, counts = _keys(peers, "lateness"), _keys(peers, "burst")
+    panels: list[tuple[str, Callable[[Mapping[str, Any]], list[float | None]], list[str]]] = [
+        (
+            f"lateness at {int(rate):,}/s, ms",
+            lambda one, rate=rate: [_value(one, "lateness", rate, name) for name in ("p50", "p99")],
+            ["p50", "p99"],
+        )
+        for rate in rates
+    ]
+    panels += [
+        (
+            f"{int(count):,} at one instant, s",
+            lambda one, count=count: [_value(one, "burst", count, n) for n in ("last_start", "last_finish")],
+            ["last start", "last finish"],
+        )
+        for count in counts
+    ]
+    names = list(peers)[::-1]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(3.2 * len(panels) + 1.5, 0.42 * len(names) + 1.4), sharey=True, squeeze=False
+    )
+    for axis, (title, values, labels) in zip(axes[0], panels, strict=True):
+        for offset, (label, colour) in enumerate(zip(labels, ("#4878a8", "#c8d4e0"), strict=True)):
+            widths = [values(peers[name])[offset] or 0 for name in names]
+            places = [index + 0.2 - 0.4 * offset for index in range(len(names))]
+            axis.barh(places, widths, height=0.4, label=label, color=colour)
+        axis.set_xscale("log")
+        axis.set_title(title, fontsize=10)
+        axis.grid(axis="x", alpha=0.3)
+        axis.legend(fontsize=7)
+    axes[0][0].set_yticks(range(len(names)), names)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _rest(one: Mapping[str, Any]) -> list[str]:
+    again = one.get("rerun")
+    last = "-"
+    if again is not None:
+        last = f"not in {again['waited']:.0f} s" if again.get("seconds") is None else _seconds(again["seconds"])
+    idle = one.get("idle")
+    if idle is None:
+        return ["-"] * 6 + [last]
+    return [
+        f"{idle['tasks']:,.0f}",
+        f"{idle['worker_cpu_percent']:.1f}",
+        f"{sum(idle['server_cpu_percent'].values()):.1f}",
+        f"{idle['index_bytes_per_task']:.0f}",
+        f"{idle['stored_bytes_per_task']:.0f}",
+        f"{idle['worker_bytes'] / 1e6:.0f}",
+        last,
+    ]
+
+
+def _table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    peers: Peers,
+    cells: Callable[[Mapping[str, Any]], list[str]],
+) -> None:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("version", "settings") else "right")
+    for name, one in peers.items():
+        if "cannot" not in one:
+            table.add_row(name, *cells(one))
+    console.print(table)
+
+
+def _cells(result: Mapping[str, Any] | None, made: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+    if result is None:
+        return ["-"]
+    if "left_out" in result:
+        return [result["left_out"]]
+    return made(result)
+
+
+def _one(result: Mapping[str, Any] | None, name: str) -> str:
+    if result is None:
+        return "-"
+    return f"{result[name]:,.0f}" if name in result else result["left_out"]
+
+
+def _keys(peers: Peers, workload: str) -> list[str]:
+    found = {key for one in peers.values() for key in one.get(workload, {})}
+    return sorted(found, key=int)
+
+
+def _value(one: Mapping[str, Any], *path: str) -> float | None:
+    value: Any = one
+    for name in path:
+        value = value.get(name, {}) if isinstance(value, Mapping) else {}
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,221 @@
+"""The six workloads: what is done to each peer, the same way, and what is taken down.
+
+All tasks of lateness, burst and consume are stored before the first is due, so that what is measured is the
+running, not the submitting. Instants are nanoseconds since 1970, by the one clock of the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import processes, stats
+from benchmarks.peer import NS
+from benchmarks.record import DIES
+from benchmarks.system import System
+
+HOUR = 3600 * NS
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything. Counts of tasks, seconds."""
+
+    rates: tuple[int, ...] = (100, 1000, 3000)
+    lateness_seconds: float = 5
+    bursts: tuple[int, ...] = (10_000, 100_000)
+    submit_seconds: float = 2
+    pending: int = 100_000
+    fill_seconds: float = 12
+    """Most time for storing what then lies pending."""
+    idle_seconds: float = 5
+    consume_seconds: float = 3
+    """How long the backlog of the consume workload should last."""
+    longest: float = 25
+    """A workload that would take longer, judged by the one before it, is left out, and that is said."""
+    rerun_seconds: float = 60
+
+
+QUICK = Sizes(
+    rates=(100, 1000),
+    lateness_seconds=2,
+    bursts=(3000,),
+    submit_seconds=0.5,
+    pending=5000,
+    fill_seconds=2,
+    idle_seconds=2,
+    consume_seconds=0.5,
+    longest=10,
+    rerun_seconds=15,
+)
+
+
+def run(system: System, sizes: Sizes, only: frozenset[str]) -> Result:
+    """All workloads but ``rerun`` on one peer; those in ``only``, if it names any."""
+    result: Result = {}
+
+    def wanted(name: str) -> bool:
+        return not only or name in only
+
+    system.start(system.entry.processes)
+    if wanted("lateness"):
+        result["lateness"] = {}
+        for rate in sizes.rates:
+            result["lateness"][str(rate)] = lateness(system, sizes, rate)
+    if wanted("burst") or wanted("consume"):
+        result["burst"] = {}
+        for count in sizes.bursts:
+            result["burst"][str(count)] = burst(system, sizes, count)
+    if wanted("consume"):
+        result["consume"] = {}
+        for count in (1, 2, 4):
+            result["consume"][str(count)] = consume(system, sizes, count, result["burst"])
+    if wanted("submit") or wanted("idle"):
+        if system.processes != system.entry.processes:
+            system.start(system.entry.processes)
+        before = system.pending(), system.servers and system.servers.memory()
+        result["submit"] = submits(system, sizes)
+        if wanted("idle"):
+            assert before[1] is not None
+            result["idle"] = idle(system, sizes, before[1])
+    system.stop()
+    return result
+
+
+def lateness(system: System, sizes: Sizes, rate: int) -> Result:
+    """Tasks due at even distances, ``rate`` a second."""
+    count = int(rate * sizes.lateness_seconds)
+    if count / system.rate > sizes.longest:
+        return _left_out(f"storing them would take {count / system.rate:.0f} s")
+    due = system.submit_ahead(count, NS // rate)
+    used = _Cpu(system)
+    system.await_starts(due)
+    result = stats.lateness(due, system.started(due))
+    result["cpu"] = used.share()
+    system.await_finished()
+    return result
+
+
+def burst(system: System, sizes: Sizes, count: int, *, bits: int = 0) -> Result:
+    """``count`` tasks due at one instant; seconds after it of the first start, the last, the last finish."""
+    if count / system.rate > sizes.longest:
+        return _left_out(f"storing them would take {count / system.rate:.0f} s")
+    due = system.submit_ahead(count, 0, bits=bits)
+    at = next(iter(due.values()))
+    used = _Cpu(system)
+    system.await_starts(due, most=sizes.longest)
+    finished = system.await_finished()
+    starts = system.started(due)
+    if not starts:
+        return _left_out("none started")
+    firsts = [min(times) for times in starts.values()]
+    result: Result = {
+        "tasks": count,
+        "first_start": (min(firsts) - at) / NS,
+        "last_start": (max(firsts) - at) / NS,
+        "last_finish": None if finished is None else (finished - at) / NS,
+        "started": len(firsts),
+        "early": sum(1 for first in firsts if first < at),
+        "doubled": sum(1 for times in starts.values() if len(times) > 1),
+        "rate": len(firsts) / max((max(firsts) - at) / NS, 1e-3),
+        "cpu": used.share(),
+    }
+    return result
+
+
+def consume(system: System, sizes: Sizes, count: int, bursts: Mapping[str, Result]) -> Result:
+    """A backlog, taken and finished by so many processes: tasks a second from first start to last finish."""
+    if count > system.entry.most_processes:
+        return _left_out(f"it runs in {system.entry.most_processes} process")
+    rates = [one["rate"] for one in bursts.values() if "rate" in one]
+    if not rates:
+        return _left_out("no burst ran")
+    tasks = min(int(max(rates) * sizes.consume_seconds), max(sizes.bursts))
+    system.start(count)
+    result = burst(system, sizes, max(tasks, 100))
+    if "last_finish" not in result or result["last_finish"] is None:
+        return result if "left_out" in result else _left_out("it did not finish")
+    seconds = result["last_finish"] - result["first_start"]
+    return {"tasks": result["tasks"], "rate": result["started"] / max(seconds, 1e-3), "cpu": result["cpu"]}
+
+
+def submits(system: System, sizes: Sizes) -> Result:
+    """Stored tasks a second from one thread: one by one, and the fastest way; workers run meanwhile."""
+    rates = {}
+    for name, batch, chunk in (("one_by_one", False, 100), ("batched", True, 5000)):
+        total, seconds = 0, 0.0
+        while seconds < sizes.submit_seconds and total < sizes.pending // 2:
+            system.submit(chunk, time.time_ns() + HOUR, 1_000_000, batch=batch)
+            total, seconds = total + chunk, seconds + chunk / system.rate
+        rates[name] = total / seconds
+    return rates
+
+
+def idle(system: System, sizes: Sizes, memory_before: int) -> Result:
+    """With many far tasks pending: processor time, in percent of one core, and bytes for each task."""
+    servers = system.servers
+    assert servers is not None
+    missing = sizes.pending - system.pending()
+    missing = min(missing, int(system.rate * sizes.fill_seconds))
+    for first in range(0, missing, 10_000):
+        system.submit(min(10_000, missing - first), time.time_ns() + HOUR, 1_000_000)
+    time.sleep(2)  # what follows a submit: buffers written, a page split, the worker's prefetch
+    tasks = system.pending()
+    workers, by_server = system.worker_pids(), servers.pids()
+    before = {name: processes.cpu_seconds(pids) for name, pids in by_server.items()}
+    used, began = processes.cpu_seconds(workers), time.monotonic()
+    time.sleep(sizes.idle_seconds)
+    seconds = time.monotonic() - began
+    return {
+        "tasks": tasks,
+        "worker_cpu_percent": 100 * (processes.cpu_seconds(workers) - used) / seconds,
+        "server_cpu_percent": {
+            name: 100 * (processes.cpu_seconds(pids) - before[name]) / seconds
+            for name, pids in by_server.items()
+        },
+        "index_bytes_per_task": (servers.memory() - memory_before) / max(tasks, 1),
+        "stored_bytes_per_task": servers.stored() / max(tasks, 1),
+        "worker_bytes": processes.resident(workers),
+    }
+
+
+def rerun(system: System, sizes: Sizes, ready: Callable[[], None]) -> Result:
+    """A handler that kills its own process with -9: seconds until it starts again.
+
+    ``ready`` is called before the task is submitted: peers wait there for each other.
+    """
+    system.start(system.entry.processes)
+    ready()
+    _, due = system.submit(1, time.time_ns() + NS, 0, bits=DIES)
+    number = next(iter(due))
+    until = time.monotonic() + sizes.rerun_seconds
+    while time.monotonic() < until:
+        starts = sorted(system.started(due).get(number, []))
+        if len(starts) > 1:
+            return {"seconds": (starts[1] - starts[0]) / NS}
+        time.sleep(0.05)
+    return {"seconds": None, "waited": sizes.rerun_seconds}
+
+
+class _Cpu:
+    """How much of one core the workers and the servers use, on average since it was made."""
+
+    def __init__(self, system: System) -> None:
+        assert system.servers is not None
+        self._groups = {"workers": system.worker_pids(), **system.servers.pids()}
+        self._before = {name: processes.cpu_seconds(pids) for name, pids in self._groups.items()}
+        self._began = time.monotonic()
+
+    def share(self) -> dict[str, float]:
+        seconds = time.monotonic() - self._began
+        return {
+            name: (processes.cpu_seconds(pids) - self._before[name]) / seconds
+            for name, pids in self._groups.items()
+        }
+
+
+def _left_out(reason: str) -> Result:
+    return {"left_out": reason}
