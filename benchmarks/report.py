@@ -72,7 +72,7 @@ def tables(report: Mapping[str, Any], console: Console) -> None:
     _table(console, "Settings", ("version", "settings"), peers, lambda one: [one["version"], one["settings"]])
     for name, one in peers.items():
         if "cannot" in one:
-            console.print(f"[bold]{name}[/] was not measured: {one['cannot']}", highlight=False)
+            console.print(f"{name} was not measured: {one['cannot']}", markup=False, highlight=False)
 
 
 def plot(report: Mapping[str, Any], path: Path) -> None:

@@ -24,7 +24,7 @@ now = now[1] * 1000000 + now[2]
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])
 if #due > 0 then redis.call('ZREM', KEYS[1], unpack(due)) end
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-return {due, first}
+return {due, first or false}
 """
 
 

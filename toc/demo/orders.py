@@ -28,8 +28,9 @@ MIN_MARGIN = 0.1
 LATE_CAP = 10.0
 """A payment after the deadline, often days later, is tried at most this many seconds of the run after it."""
 FAILOVER_MARGIN = 8.0
-"""The least margin after the deadline on a cluster, whose hosts may be killed while it runs: their slots stand
-still until ZooKeeper has ended their session (2 s), and what they were running until PREPARE_TIMEOUT is over."""
+"""The least margin after the deadline on a cluster, whose hosts may be killed while it runs: their slots
+stand still until ZooKeeper has ended their session (2 s), and what they were running until PREPARE_TIMEOUT
+is over."""
 PREPARE_TIMEOUT = 3
 """Seconds; the shortest that a topic can have."""
 EVENTS_PER_SECOND = 150

@@ -69,8 +69,8 @@ def judge(
     orders: int,
     stretched: int,
 ) -> Report:
-    """``starts`` holds the instants in nanoseconds at which handlers of each job_id began, ``cut_off`` how many
-    of those were in processes that are no more.
+    """``starts`` holds the instants in nanoseconds at which handlers of each job_id began, ``cut_off`` how
+    many of those were in processes that are no more.
     """
     count: Counter[str] = Counter()
     problems: list[str] = []

@@ -73,7 +73,7 @@ class TopicTable:
             topic, version = found[0]
             changed = replace(topic, **_typed(changes))
             if changed.slot_amount < topic.slot_amount:
-                # Rows keep the amount they were stamped with; nobody would consume the slots that are no more.
+                # Rows keep the amount they were stamped with; nobody would consume the slots that vanish.
                 raise InvalidTopic(
                     f"slot_amount of {name!r} is {topic.slot_amount} and can only be raised, not lowered to "
                     f"{changed.slot_amount}"
