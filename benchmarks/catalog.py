@@ -79,7 +79,7 @@ ENTRIES = (
     Entry(
         "RQ",
         "rq",
-        "--with-scheduler (looks each second), SimpleWorker (no fork per job), result_ttl 0",
+        "--with-scheduler (looks each second; due times are whole seconds, rounded up), SimpleWorker (no fork per job), result_ttl 0",
         packages=("rq", "hiredis"),
     ),
     Entry("arq", "arq", "poll_delay 5 ms, max_jobs 100, no results kept", packages=("arq",)),
@@ -93,7 +93,7 @@ ENTRIES = (
         "SAQ",
         "saq",
         "schedule timer 1 s (its least: whole seconds), concurrency 100",
-        packages=("saq[redis,hiredis]",),
+        packages=("saq[redis,hiredis]", "typing-extensions"),
     ),
     Entry(
         "APScheduler",

@@ -39,7 +39,7 @@ def python_of(entry: Entry) -> Path:
 
 
 def _npm(directory: Path) -> None:
-    if (directory / "node_modules").exists():
+    if (directory / "node_modules" / ".package-lock.json").exists():
         return
     npm = shutil.which("npm")
     if npm is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version
 
 import huey
@@ -31,8 +31,8 @@ class Huey(Peer):
         return [[*consumer, "-k", "process", "-w", str(processes), "-s", "1", "-n"]]
 
     def submit(self, number: int, due: int) -> None:
-        eta = datetime.fromtimestamp(due / NS)  # noqa: DTZ006 - Huey takes local time and makes it UTC
-        start.schedule((number,), eta=eta)
+        # aware, as Huey cuts naive times down to the second
+        start.schedule((number,), eta=datetime.fromtimestamp(due / NS, UTC))
 
     def pending(self) -> int:
         return int(app.pending_count()) + int(app.scheduled_count())

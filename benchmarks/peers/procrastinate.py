@@ -27,9 +27,8 @@ start = app.task(name="start")(_start)
 
 class Procrastinate(Peer):
     def __init__(self) -> None:
-        self._app = app.with_connector(procrastinate.SyncPsycopgConnector(conninfo=URL))
-        self._app.open()
-        self._app.schema_manager.apply_schema()
+        app.open()
+        app.schema_manager.apply_schema()
         self._connection = psycopg.connect(URL, autocommit=True)
 
     def version(self) -> str:
@@ -47,7 +46,7 @@ class Procrastinate(Peer):
         for first in range(0, len(numbers), 1000):
             part = zip(numbers[first : first + 1000], dues[first : first + 1000], strict=True)
             jobs = [self._task(due).make_new_job(number=number) for number, due in part]
-            self._app.job_manager.batch_defer_jobs(jobs)
+            app.job_manager.batch_defer_jobs(jobs)
 
     def pending(self) -> int:
         row = self._connection.execute(
@@ -57,10 +56,10 @@ class Procrastinate(Peer):
 
     def close(self) -> None:
         self._connection.close()
-        self._app.close()
+        app.close()
 
     def _task(self, due: int) -> procrastinate.jobs.JobDeferrer:
-        return self._app.configure_task("start", schedule_at=datetime.fromtimestamp(due / NS, UTC))
+        return app.configure_task("start", schedule_at=datetime.fromtimestamp(due / NS, UTC))
 
 
 PEER = Procrastinate

@@ -36,17 +36,15 @@ class Rq(Peer):
         return [[*worker, *options] for _ in range(processes)]
 
     def submit(self, number: int, due: int) -> None:
-        eta = datetime.fromtimestamp(due / NS, UTC)
-        self._queue.enqueue_at(eta, "benchmarks.peers.rq.start", number, result_ttl=0, retry=RETRY)
+        self._queue.enqueue_at(_second(due), "benchmarks.peers.rq.start", number, result_ttl=0, retry=RETRY)
 
     def submit_many(self, numbers: Sequence[int], dues: Sequence[int]) -> None:
         for first in range(0, len(numbers), 500):
             with self._redis.pipeline(transaction=False) as pipeline:
                 part = zip(numbers[first : first + 500], dues[first : first + 500], strict=True)
                 for number, due in part:
-                    eta = datetime.fromtimestamp(due / NS, UTC)
                     self._queue.enqueue_at(
-                        eta,
+                        _second(due),
                         "benchmarks.peers.rq.start",
                         number,
                         result_ttl=0,
@@ -61,6 +59,11 @@ class Rq(Peer):
 
     def close(self) -> None:
         self._redis.close()
+
+
+def _second(due: int) -> datetime:
+    """RQ keeps whole seconds, cut down: rounded up here, as nothing may run early."""
+    return datetime.fromtimestamp(-(-due // NS), UTC)
 
 
 PEER = Rq

@@ -64,11 +64,13 @@ class Leader:
         """Whether this daemon leads, as far as it knows."""
         return self._node is not None
 
-    def set_topics(self, topics: Mapping[str, int]) -> None:
-        """What is to be assigned; nothing is before the first call."""
-        if self._topics != dict(topics):
-            self._topics = dict(topics)
-            self.inputs_changed()
+    def set_topics(self, topics: Mapping[str, int]) -> bool:
+        """What is to be assigned; nothing is before the first call. Returns whether that is news."""
+        if self._topics == dict(topics):
+            return False
+        self._topics = dict(topics)
+        self.inputs_changed()
+        return True
 
     def inputs_changed(self) -> None:
         """The assignment may have to change."""

@@ -117,8 +117,8 @@ class ZooKeeperCoordinator:
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
         """See Coordinator."""
-        self._leader.set_topics(topics)
-        self._signal()
+        if self._leader.set_topics(topics):
+            self._signal()
 
     def join(self, member: Member) -> None:
         """See Coordinator."""

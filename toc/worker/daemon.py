@@ -111,7 +111,12 @@ class Daemon:
         """When to start the process of each place that has none."""
         self._crashes = [0] * processes
         self._told_dead: frozenset[str] = frozenset()
+        self._step_at = 0.0
+        """When the coordinator wants to be called next."""
+        self._changed = True
+        """Whether what the workers hold may differ from what they should."""
         self._incomplete = False
+        """Whether a former owner has not let go yet of something that is ours to take."""
         self._signals = 0
         self._forced = False
         self._stop_at: float | None = None
@@ -169,15 +174,12 @@ class Daemon:
 
     def _wait(self) -> None:
         timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
-        due = self._coordinator.step()
-        if due is not None:
-            timeout = min(timeout, due)
-        waiting = [at - time.monotonic() for at in self._spawn_at.values()]
-        if waiting and self._stop_at is None:
-            timeout = max(0.0, min(timeout, *waiting))
+        until = [self._step_at, *self._spawn_at.values()]
+        timeout = max(0.0, min(timeout, min(until) - time.monotonic()))
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._wake_receiver:
                 self._wake_receiver.recv(4096)
+                self._changed = True
                 continue
             child, what = key.data
             if child.worker_id not in self._children:
@@ -196,6 +198,7 @@ class Daemon:
         if kind == "ready":
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "dropped":
+            self._changed = True
             slots = unpack(message["slots"])
             child.held -= slots
             child.dropping -= slots
@@ -210,7 +213,7 @@ class Daemon:
                 log.warning("worker_recycled", worker=child.worker_id)
                 self._spawn_at[child.index] = 0.0
         if not child.member and not child.leaving and self._stop_at is None:
-            child.member = True
+            child.member = self._changed = True
             settings = self._settings
             self._coordinator.join(
                 Member(
@@ -225,6 +228,7 @@ class Daemon:
     def _take_out(self, child: Child, *, known_dead: bool) -> None:
         if child.member:
             child.member = False
+            self._changed = True
             self._coordinator.leave(child.worker_id, known_dead=known_dead)
 
     # --- processes
@@ -308,7 +312,11 @@ class Daemon:
 
     def _reconcile(self) -> None:
         """Bring what each worker holds in line with the assignment."""
-        self._incomplete = False
+        if not (self._changed or self._incomplete or time.monotonic() >= self._step_at):
+            return
+        self._changed = self._incomplete = False
+        due = self._coordinator.step()  # reads what has changed, so it comes before desired()
+        self._step_at = float("inf") if due is None else time.monotonic() + due
         if self._stop_at is not None:
             return
         self._coordinator.set_topics(self._amounts())

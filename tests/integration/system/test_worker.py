@@ -119,6 +119,19 @@ def test_worker_processes_work_on_for_a_while_when_their_daemon_is_killed_and_th
     system.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "they are gone", 20)
 
 
+def test_an_idle_daemon_costs_next_to_no_cpu(cluster: System) -> None:
+    cluster.create_topics(slots=256)
+    daemon = cluster.start(processes=2)
+    center = cluster.center
+    job_id = center.submit("test.sync", biz_id=1, delay=3)  # until then all have claimed their slots
+    cluster.wait(lambda: _row(cluster, job_id).status == TaskStatus.PROCESSED, "it has run", 10)
+    pids = [daemon.process.pid, *daemon.workers()]
+    before, began = sum(map(_cpu_seconds, pids)), time.monotonic()
+    cluster.wait(lambda: time.monotonic() - began > 5, "five seconds have passed", 6)
+    share = (sum(map(_cpu_seconds, pids)) - before) / (time.monotonic() - began)
+    assert share < 0.1, f"{share:.1%} of a core"
+
+
 def test_a_paused_topic_waits_and_runs_when_it_is_resumed(system: System) -> None:
     system.create_topics()
     system.start()
@@ -176,6 +189,11 @@ def test_a_connection_to_another_server_is_refused(system: System) -> None:
     with engine.connect() as connection, pytest.raises(WrongShardConnection):
         system.center.submit("test.sync", biz_id=1, delay=1.0, connection=connection)
     engine.dispose()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _row(system: System, job_id: int) -> TaskRow:

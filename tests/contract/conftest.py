@@ -1,0 +1,36 @@
+"""Systems for the tests of the contract."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from contract.system import Contract
+
+from toc.local.servers import MariaDB, RedisServer
+
+
+@pytest.fixture(scope="module")
+def contract(
+    tmp_path_factory: pytest.TempPathFactory,
+    server_directory: Path,
+    mariadb: MariaDB,
+    module_database_prefix: str,
+) -> Iterator[Contract]:
+    """One system for the tests of a module, on a Redis of its own, without a worker."""
+    with RedisServer(server_directory / f"contract-{secrets.token_hex(3)}") as own:
+        one = Contract(tmp_path_factory.mktemp("contract"), own, mariadb, module_database_prefix)
+        try:
+            one.create_topics()
+            yield one
+        finally:
+            one.stop()
+
+
+@pytest.fixture(scope="module")
+def running(contract: Contract) -> Contract:
+    """The same with one daemon that runs every topic."""
+    contract.start()
+    return contract

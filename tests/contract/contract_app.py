@@ -1,0 +1,105 @@
+"""Handlers of the contract tests. The attribute of a task says what its handler does.
+
+``gate``: wait until a file of that name is there. ``raise``: one of the failures below, on every try, or on
+the first ``times`` tries. Each start is a line in a file per process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from toc import Dead, Retry, Task, TimeoutCenter
+
+center = TimeoutCenter()
+_directory = Path(os.environ["TOC_TEST_HISTORY"])
+_history = os.open(_directory / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def record(task: Task) -> None:
+    line = {
+        "job_id": task.job_id,
+        "attempt": task.attempt,
+        "at": time.time_ns(),
+        "pid": os.getpid(),
+        "action_time": task.action_time.isoformat(),
+        "status": int(task.status),
+        "biz_id": task.biz_id,
+        "topic": task.topic,
+        "version": task.version,
+        "attribute": task.attribute,
+    }
+    os.write(_history, (json.dumps(line) + "\n").encode())
+
+
+def behave(task: Task) -> None:
+    wanted = task.attribute
+    if "gate" in wanted:
+        gate = _directory.parent / wanted["gate"]
+        until = time.monotonic() + 30
+        while not gate.exists() and time.monotonic() < until:
+            time.sleep(0.005)
+    if task.attempt > wanted.get("times", 99):
+        return
+    match wanted.get("raise"):
+        case "error":
+            raise ValueError(f"no {task.attempt}")
+        case "retry":
+            raise Retry(after=timedelta(seconds=wanted["after"]))
+        case "retry-forever-away":
+            raise Retry(after=timedelta.max)
+        case "dead":
+            raise Dead("cannot ever work")
+        case "unspeakable":
+            raise Unspeakable
+        case "exit":
+            raise SystemExit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "nul":
+            raise ValueError("a\x00b \ud800 \N{SNOWMAN} %s {}" + "x" * 5000)
+        case "not-a-timedelta":
+            raise Retry(after=5)  # type: ignore[arg-type]
+
+
+def one(task: Task) -> None:
+    record(task)
+    behave(task)
+
+
+async def one_async(task: Task) -> None:
+    record(task)
+    behave(task)
+
+
+for name in ("c.plain", "c.now", "c.thrice", "c.once", "c.most", "c.silent"):
+    center.handler(name)(one)
+center.handler("c.async")(one_async)
+
+
+@center.handler("c.batch", batch=20)
+def batch(tasks: list[Task]) -> dict[int, BaseException | None]:
+    report: dict[int, BaseException | None] = {}
+    for task in tasks:
+        record(task)
+        try:
+            behave(task)
+        except Exception as exc:
+            report[task.job_id] = exc
+    return report
+
+
+@center.handler("c.batch-whole", batch=20)
+def batch_whole(tasks: list[Task]) -> None:
+    for task in tasks:
+        record(task)
+    for task in tasks:
+        behave(task)

@@ -1,0 +1,213 @@
+"""A system as an outsider sees it: its command line, its SDK, and raw clients that look at its servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pymysql
+import pymysql.cursors
+import redis
+from sqlalchemy.engine import make_url
+
+from toc import Settings, TimeoutCenter
+from toc.local.servers import MariaDB, RedisServer
+
+HERE = Path(__file__).parent
+PASSWORD = "canary-5f1e"
+T = TypeVar("T")
+
+TOPICS: dict[str, list[str]] = {
+    "c.plain": ["--biz-type", "1", "--slots", "4"],
+    "c.now": ["--biz-type", "2", "--slots", "2", "--type", "instant"],
+    "c.thrice": ["--biz-type", "3", "--slots", "2", "--retries", "3", "--backoff", "immediate"],
+    "c.once": ["--biz-type", "4", "--slots", "1", "--retries", "1"],
+    "c.most": ["--biz-type", "5", "--slots", "1", "--retries", "31", "--backoff", "immediate"],
+    "c.async": ["--biz-type", "6", "--slots", "2", "--retries", "2", "--backoff", "immediate"],
+    "c.batch": ["--biz-type", "7", "--slots", "1", "--retries", "2", "--backoff", "immediate"],
+    "c.batch-whole": ["--biz-type", "8", "--slots", "1", "--retries", "2", "--backoff", "immediate"],
+    "c.silent": ["--biz-type", "9", "--slots", "1", "--retries", "3", "--prepare-timeout", "3"],
+}
+
+
+class Contract:
+    """A system of its own database prefix and namespace on shared servers."""
+
+    def __init__(
+        self, directory: Path, redis_server: RedisServer, mariadb: MariaDB, prefix: str, **more: str
+    ) -> None:
+        self.directory = directory
+        (directory / "history").mkdir()
+        self.prefix = prefix
+        self.namespace = more.get("TOC_NAMESPACE")
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TOC_")},
+            "TOC_DATABASE_URLS": mariadb.url,
+            "TOC_DATABASES": "2",
+            "TOC_TABLES": "8",
+            "TOC_DATABASE_PREFIX": prefix,
+            "TOC_REDIS_URL": redis_server.url,
+            "TOC_TEST_HISTORY": str(directory / "history"),
+            "PYTHONPATH": str(HERE),
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+            **more,
+        }
+        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.redis: redis.Redis = redis.Redis.from_url(redis_server.url, decode_responses=True)
+        url = make_url(mariadb.url)
+        self.mysql = pymysql.connect(
+            host=url.host,
+            port=cast(int, url.port),
+            user=url.username,
+            password=cast(str, url.password or ""),
+            autocommit=True,
+            init_command="SET time_zone='+00:00'",
+            cursorclass=pymysql.cursors.DictCursor,
+        )
+        self.settings = Settings(
+            database_urls=[mariadb.url],
+            databases=2,
+            tables=8,
+            database_prefix=prefix,
+            redis_url=redis_server.url,
+            namespace=self.namespace,
+        )
+        assert self.toc("db", "upgrade").returncode == 0
+        self.center = TimeoutCenter(self.settings)
+
+    def toc(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """The command line."""
+        return subprocess.run(
+            [sys.executable, "-m", "toc", *words],
+            env={**self.env, **(env or {})},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def json(self, *words: str) -> Any:
+        """What a command prints with --json."""
+        done = self.toc(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def create_topics(self, names: Sequence[str] = tuple(TOPICS)) -> None:
+        for name in names:
+            done = self.toc("topic", "create", name, *TOPICS[name])
+            assert done.returncode == 0, done.stderr
+
+    def start(self, host: str = "one", processes: int = 1) -> subprocess.Popen[bytes]:
+        """A daemon, ready."""
+        log = self.directory / f"{host}.log"
+        seen = log.read_text().count("worker_ready") if log.exists() else 0
+        with log.open("ab") as out:
+            daemon = subprocess.Popen(
+                [sys.executable, "-m", "toc", "worker", "--app", "contract_app:center"]
+                + ["--processes", str(processes), "--threads", "8"],
+                env={**self.env, "TOC_HOST": host},
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.daemons.append(daemon)
+        self.wait(lambda: log.read_text().count("worker_ready") >= seen + processes, "ready", 20)
+        return daemon
+
+    def query(self, text: str, *values: Any) -> list[dict[str, Any]]:
+        with self.mysql.cursor() as cursor:
+            cursor.execute(text, values)
+            return list(cursor.fetchall())
+
+    def table(self, job_id: int) -> str:
+        """The table of a job_id, by the contract's formula."""
+        number = (job_id >> 12 & 1023) % 8
+        return f"`{self.prefix}{number % 2}`.`timeout_task_{number:04d}`"
+
+    def row(self, job_id: int) -> dict[str, Any]:
+        (row,) = self.query(f"SELECT * FROM {self.table(job_id)} WHERE job_id = %s", job_id)
+        return row
+
+    def status(self, job_id: int) -> int:
+        return int(self.row(job_id)["status"])
+
+    def rows(self) -> int:
+        """How many tasks are stored."""
+        return sum(
+            int(
+                self.query(f"SELECT COUNT(*) AS n FROM `{self.prefix}{n % 2}`.`timeout_task_{n:04d}`")[0]["n"]
+            )
+            for n in range(8)
+        )
+
+    def keys(self) -> dict[str, int]:
+        """Every sorted set of this system with its size."""
+        found = {}
+        for key in self.redis.scan_iter("*"):
+            if self.redis.type(key) == "zset":
+                found[key] = self.redis.zcard(key)
+        return found
+
+    def slot(self, topic: str, number: int) -> str:
+        return f"{self.namespace}:{topic}_{number}" if self.namespace else f"{topic}_{number}"
+
+    def scores(self, job_id: int) -> dict[str, float]:
+        """Every sorted set that holds the id, with its score."""
+        found = {}
+        for key in self.redis.scan_iter("*"):
+            if self.redis.type(key) == "zset":
+                score = self.redis.zscore(key, str(job_id))
+                if score is not None:
+                    found[key] = score
+        return found
+
+    def history(self, job_id: int | None = None) -> list[dict[str, Any]]:
+        lines = [
+            json.loads(line)
+            for path in (self.directory / "history").iterdir()
+            for line in path.read_text().splitlines()
+        ]
+        return sorted(
+            (line for line in lines if job_id in (None, line["job_id"])), key=lambda line: line["at"]
+        )
+
+    def open_gate(self, name: str) -> None:
+        (self.directory / name).touch()
+
+    def wait(self, condition: Callable[[], T], what: str, seconds: float = 10) -> T:
+        until = time.monotonic() + seconds
+        while not (value := condition()):
+            if time.monotonic() > until:
+                logs = "\n".join(line[-600:] for path in self.directory.glob("*.log") for line in _tail(path))
+                raise AssertionError(f"not within {seconds} s: {what}\n{logs}")
+            time.sleep(0.01)
+        return value
+
+    def log(self) -> str:
+        return "\n".join(path.read_text() for path in self.directory.glob("*.log"))
+
+    def stop(self) -> None:
+        for daemon in self.daemons:
+            if daemon.poll() is None:
+                daemon.terminate()
+                try:
+                    daemon.wait(20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(daemon.pid, 9)
+                    daemon.wait()
+        self.center.close()
+        self.redis.close()
+        self.mysql.close()
+
+
+def _tail(path: Path) -> list[str]:
+    return path.read_text().splitlines()[-15:]

@@ -1,0 +1,205 @@
+"""What other tools read: tables, columns, ids, keys and scores, as the contract spells them."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from contract.system import Contract
+
+from toc import NewTask, TaskStatus
+from toc.errors import DedupConflict
+
+EPOCH_2020 = datetime(2020, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def crc(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def ms(instant: datetime) -> int:
+    return (instant.replace(tzinfo=UTC) - EPOCH) // timedelta(milliseconds=1)
+
+
+def test_the_tables_are_spread_over_the_databases_by_number_and_topics_live_in_the_first(
+    contract: Contract,
+) -> None:
+    found = {
+        (row["s"], row["t"])
+        for row in contract.query(
+            "SELECT table_schema AS s, table_name AS t FROM information_schema.tables "
+            "WHERE table_schema LIKE %s AND table_name LIKE %s",
+            contract.prefix.replace("_", r"\_") + "%",
+            r"timeout\_%",
+        )
+    }
+    expected = {(f"{contract.prefix}{n % 2}", f"timeout_task_{n:04d}") for n in range(8)}
+    assert found == expected | {(f"{contract.prefix}0", "timeout_topic")}
+
+
+def test_columns_have_the_types_of_the_contract(contract: Contract) -> None:
+    columns = {
+        row["n"]: (row["t"], row["k"], row["l"])
+        for row in contract.query(
+            "SELECT column_name AS n, column_type AS t, column_key AS k, character_maximum_length AS l "
+            "FROM information_schema.columns WHERE table_schema = %s AND table_name = 'timeout_task_0003'",
+            f"{contract.prefix}1",
+        )
+    }
+    assert columns["job_id"][0].startswith("bigint")
+    assert columns["job_id"][0].endswith("unsigned")
+    assert columns["job_id"][1] == "PRI"
+    assert columns["gmt_create"][0] == "datetime(3)"
+    assert columns["gmt_modified"][0] == "datetime(3)"
+    assert columns["action_time"][0] == "datetime(3)"
+    for name in ("biz_id", "biz_type"):
+        assert columns[name][0].startswith("bigint")
+        assert columns[name][0].endswith("unsigned")
+    assert columns["status"][0].startswith("tinyint")
+    assert columns["attribute"][0].startswith("varchar")
+    assert columns["attribute"][2] >= 4096
+    for name in ("version", "attempts", "slot_crc", "slot_amount", "biz_key", "dedup_key", "last_error"):
+        assert name in columns
+
+
+@pytest.mark.parametrize("biz_id", [0, 1, 42, 2**63 - 1, "order-42", "Grüße ☃", "42"])
+def test_a_task_is_stored_and_indexed_where_the_contract_says(contract: Contract, biz_id: int | str) -> None:
+    before = datetime.now(UTC)
+    job_id = contract.center.submit("c.plain", biz_id=biz_id, delay=3600, attribute={"a": "ä"})
+    after = datetime.now(UTC)
+    code = crc(str(biz_id))
+    made = EPOCH_2020 + timedelta(milliseconds=job_id >> 22)
+    assert before - timedelta(milliseconds=1) <= made <= after + timedelta(seconds=1)
+    assert job_id >> 12 & 1023 == code & 1023
+    row = contract.row(job_id)  # looks in table CRC32(str(biz_id)) mod 8, database mod 2
+    assert (job_id >> 12 & 1023) % 8 == code % 8
+    if isinstance(biz_id, str):
+        assert row["biz_id"] == int.from_bytes(hashlib.sha256(biz_id.encode()).digest()[:8], "big") >> 1
+        assert bytes(row["biz_key"]).decode() == biz_id
+    else:
+        assert row["biz_id"] == biz_id
+        assert row["biz_key"] is None
+    assert (row["biz_type"], row["status"]) == (1, 0)
+    assert (row["slot_crc"], row["slot_amount"]) == (code, 4)
+    score = contract.scores(job_id)
+    assert score == {f"c.plain_{code % 4}": float(ms(row["action_time"]))}
+    task = contract.center.get(job_id)
+    assert task is not None
+    assert ms(task.action_time) == ms(row["action_time"])
+    assert task.biz_id == biz_id
+    assert task.attribute == {"a": "ä"}
+    assert (task.attempt, task.version, task.status) == (1, 0, TaskStatus.PENDING)
+    assert [found.job_id for found in contract.center.find(biz_id=biz_id)] == [job_id]
+
+
+@pytest.mark.parametrize("micro", [0, 1, 499, 500, 999])
+def test_action_time_is_rounded_up_to_a_millisecond_in_row_score_and_task(
+    contract: Contract, micro: int
+) -> None:
+    asked = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=123_000 + micro)
+    zoned = asked.astimezone(timezone(timedelta(hours=5, minutes=45)))
+    job_id = contract.center.submit("c.plain", biz_id=1000 + micro, action_time=zoned)
+    expected = ms(asked) + (1 if micro else 0)
+    task = contract.center.get(job_id)
+    assert task is not None
+    assert task.action_time.utcoffset() == timedelta(0)
+    assert ms(task.action_time) == expected
+    assert task.action_time.microsecond % 1000 == 0
+    assert ms(contract.row(job_id)["action_time"]) == expected
+    assert list(contract.scores(job_id).values()) == [float(expected)]
+
+
+def test_slot_basis_decides_the_slot_and_never_the_table(contract: Contract) -> None:
+    for basis in ("warehouse-1", "warehouse-2", "ä"):
+        job_id = contract.center.submit("c.plain", biz_id=77, delay=3600, slot_basis=basis)
+        row = contract.row(job_id)
+        assert job_id >> 12 & 1023 == crc("77") & 1023
+        assert row["slot_crc"] == crc(basis)
+        assert list(contract.scores(job_id)) == [f"c.plain_{crc(basis) % 4}"]
+
+
+def test_text_and_number_of_the_same_digits_are_two_biz_ids(contract: Contract) -> None:
+    number = contract.center.submit("c.plain", biz_id=987, delay=3600)
+    text = contract.center.submit("c.plain", biz_id="987", delay=3600)
+    hashed = int.from_bytes(hashlib.sha256(b"987").digest()[:8], "big") >> 1
+    assert [task.job_id for task in contract.center.find(biz_id=987)] == [number]
+    assert [task.job_id for task in contract.center.find(biz_id="987")] == [text]
+    assert contract.center.find(biz_id=hashed) == []
+    assert list(contract.center.cancel_by_biz("c.plain", biz_id="987")) == [text]
+    assert contract.status(number) == 0
+
+
+def test_submit_many_is_as_submit_in_the_order_given(contract: Contract) -> None:
+    tasks = [NewTask("c.plain", biz_id=5000 + n, delay=timedelta(hours=1)) for n in range(300)]
+    tasks += [NewTask("c.thrice", biz_id=f"many-{n}", delay=3600.5) for n in range(300)]
+    job_ids = contract.center.submit_many(tasks)
+    assert len(set(job_ids)) == 600
+    for task, job_id in list(zip(tasks, job_ids, strict=True))[::37]:
+        assert job_id >> 12 & 1023 == crc(str(task.biz_id)) & 1023
+        found = contract.center.get(job_id)
+        assert found is not None
+        assert (found.biz_id, found.topic) == (task.biz_id, task.topic)
+        amount = 4 if task.topic == "c.plain" else 2
+        assert list(contract.scores(job_id)) == [f"{task.topic}_{crc(str(task.biz_id)) % amount}"]
+
+
+def test_a_dedup_key_is_compared_byte_for_byte(contract: Contract) -> None:
+    keys = ["Key", "key", "key ", " key", "kéy", "ke\u0301y", "KEY", "key\u200b", "k"]
+    ids = [
+        contract.center.submit("c.plain", biz_id=4242, delay=3600, dedup_key=key, attribute={"k": 1})
+        for key in keys
+    ]
+    assert len(set(ids)) == len(keys)
+    again = [
+        contract.center.submit("c.plain", biz_id=4242, delay=7200, dedup_key=key, attribute={"k": 1})
+        for key in keys
+    ]
+    assert again == ids
+    with pytest.raises(DedupConflict):
+        contract.center.submit("c.plain", biz_id=4242, delay=3600, dedup_key="key", attribute={"k": 2})
+    other = contract.center.submit("c.thrice", biz_id=4242, delay=3600, dedup_key="key")
+    assert other not in ids
+    contract.center.cancel(ids[0])
+    assert (
+        contract.center.submit("c.plain", biz_id=4242, delay=1, dedup_key="Key", attribute={"k": 1}) == ids[0]
+    )
+    assert contract.status(ids[0]) == 3
+
+
+def test_after_a_change_of_slot_amount_a_task_stays_in_the_slot_that_its_row_names(
+    contract: Contract,
+) -> None:
+    assert contract.toc("topic", "create", "c.grow", "--biz-type", "50", "--slots", "2").returncode == 0
+    biz = next(n for n in range(100) if crc(str(n)) % 8 >= 2)
+    old = contract.center.submit("c.grow", biz_id=biz, delay=3600)
+    assert contract.toc("topic", "alter", "c.grow", "--slots", "8").returncode == 0
+    from toc import TimeoutCenter
+
+    with TimeoutCenter(contract.settings) as fresh:
+        new = fresh.submit("c.grow", biz_id=biz, delay=3600)
+        assert contract.row(old)["slot_amount"] == 2
+        assert contract.row(new)["slot_amount"] == 8
+        assert list(contract.scores(new)) == [f"c.grow_{crc(str(biz)) % 8}"]
+        later = datetime.now(UTC) + timedelta(hours=2)
+        fresh.reschedule(old, action_time=later)
+        assert list(contract.scores(old)) == [f"c.grow_{crc(str(biz)) % 2}"]
+        fresh.cancel(old)
+        assert contract.scores(old) == {}
+
+
+def test_a_task_beyond_the_horizon_waits_in_mysql_only(contract: Contract) -> None:
+    created = contract.toc(
+        "topic", "create", "c.near", "--biz-type", "51", "--slots", "1", "--horizon", "3600"
+    )
+    assert created.returncode == 0, created.stderr
+    far = contract.center.submit("c.near", biz_id=1, delay=timedelta(days=2))
+    assert contract.scores(far) == {}
+    near = contract.center.submit("c.near", biz_id=1, delay=60)
+    assert list(contract.scores(near)) == ["c.near_0"]
+    contract.center.reschedule(near, action_time=datetime.now(UTC) + timedelta(days=3))
+    assert contract.scores(near) == {}, "rescheduled beyond the horizon, still in the index"
+    contract.center.reschedule(far, action_time=datetime.now(UTC) + timedelta(minutes=5))
+    assert list(contract.scores(far)) == ["c.near_0"]

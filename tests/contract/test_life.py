@@ -1,0 +1,382 @@
+"""What happens to a task while a worker runs: scores, rows, tries, and index entries that lie."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from contract.system import Contract
+
+from toc import CancelOutcome, NewTask, TaskStatus
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def ms(instant: datetime) -> int:
+    return (instant.replace(tzinfo=UTC) - EPOCH) // timedelta(milliseconds=1)
+
+
+def submit(contract: Contract, topic: str, biz_id: int, delay: float = 0.05, **attribute: Any) -> int:
+    return contract.center.submit(topic, biz_id=biz_id, delay=delay, attribute=attribute)
+
+
+def settled(contract: Contract, job_id: int, status: int) -> None:
+    contract.wait(lambda: contract.status(job_id) == status, f"{job_id} has status {status}")
+
+
+def started(contract: Contract, job_id: int) -> list[dict[str, Any]]:
+    return contract.wait(lambda: contract.history(job_id), f"{job_id} has started")
+
+
+def gone(contract: Contract, job_id: int) -> None:
+    contract.wait(lambda: not contract.scores(job_id), f"{job_id} is out of the index")
+
+
+def test_a_task_fires_at_its_time_and_leaves_no_entry(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 1, 0.3, hello="wörld")
+    settled(running, job_id, 2)
+    gone(running, job_id)
+    (start,) = running.history(job_id)
+    due = ms(running.row(job_id)["action_time"])
+    assert 0 <= start["at"] / 1e6 - due < 250
+    assert (start["attempt"], start["status"], start["biz_id"], start["topic"]) == (1, 0, 1, "c.plain")
+    assert start["attribute"] == {"hello": "wörld"}
+    assert ms(datetime.fromisoformat(start["action_time"])) == due
+
+
+def test_the_prepare_score_names_second_tries_and_claim_while_a_handler_runs(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 2, gate="two")
+    started(running, job_id)
+    slot = f"c.plain_{zlib.crc32(b'2') % 4}"
+    scores = running.scores(job_id)
+    assert list(scores) == [f"prepare_{{{slot}}}"]
+    score = scores[f"prepare_{{{slot}}}"]
+    seconds, fence = divmod(score, 1000)
+    remaining, claim = int(fence), (fence % 1) * 4096
+    assert abs(seconds - time.time()) < 5
+    assert remaining == 16
+    assert claim == int(claim)
+    assert running.status(job_id) == 0
+    running.open_gate("two")
+    settled(running, job_id, 2)
+    gone(running, job_id)
+
+
+def test_a_failed_try_puts_the_entry_at_its_next_time_plus_remaining_over_32(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 3, **{"raise": "retry", "after": 900})
+    slot = f"c.plain_{zlib.crc32(b'3') % 4}"
+    running.wait(lambda: running.row(job_id)["attempts"] == 1, "failed once")
+    running.wait(lambda: list(running.scores(job_id)) == [slot], "given back")
+    row = running.row(job_id)
+    assert running.scores(job_id)[slot] == ms(row["next_time"]) + 15 / 32
+    assert 895_000 < ms(row["next_time"]) - time.time() * 1000 < 901_000
+    assert "900" in row["last_error"] or "retry" in row["last_error"].lower()
+    task = running.center.get(job_id)
+    assert task is not None
+    assert task.attempt == 2
+    assert running.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert running.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert running.scores(job_id) == {}
+
+
+@pytest.mark.parametrize(("topic", "tries"), [("c.thrice", 3), ("c.once", 1), ("c.most", 31), ("c.async", 2)])
+def test_a_task_dies_after_exactly_n_tries(running: Contract, topic: str, tries: int) -> None:
+    job_id = submit(running, topic, 4, **{"raise": "error"})
+    running.wait(lambda: running.status(job_id) == 4, "it is dead", 20)
+    running.wait(
+        lambda: list(running.scores(job_id)) == [f"dead_{{{topic}_{zlib.crc32(b'4') % _slots(topic)}}}"],
+        "buried",
+    )
+    starts = running.history(job_id)
+    assert [start["attempt"] for start in starts] == list(range(1, tries + 1))
+    row = running.row(job_id)
+    assert f"no {tries}" in row["last_error"]
+    assert row["attempts"] == tries
+    assert running.center.cancel(job_id) is CancelOutcome.TOO_LATE
+    assert running.status(job_id) == 4
+
+
+def _slots(topic: str) -> int:
+    return {"c.thrice": 2, "c.async": 2}.get(topic, 1)
+
+
+def test_dead_is_dead_at_once_with_its_reason(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 5, **{"raise": "dead"})
+    settled(running, job_id, 4)
+    assert running.row(job_id)["last_error"] == "cannot ever work"
+    assert len(running.history(job_id)) == 1
+    running.wait(lambda: list(running.scores(job_id))[0].startswith("dead_{"), "buried")
+
+
+def test_redrive_runs_a_dead_task_again_with_all_its_tries(running: Contract) -> None:
+    job_id = submit(running, "c.thrice", 6, **{"raise": "error", "times": 99})
+    settled(running, job_id, 4)
+    before = len(running.history(job_id))
+    listed = running.json("dead", "list", "--topic", "c.thrice")
+    (record,) = [record for record in listed if record["job_id"] == job_id]
+    assert "no 3" in str(record)
+    done = running.toc("dead", "redrive", str(job_id))
+    assert done.returncode == 0, done.stderr
+    running.wait(lambda: len(running.history(job_id)) == before + 3, "three more tries")
+    settled(running, job_id, 4)
+    assert [start["attempt"] for start in running.history(job_id)] == [1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize("topic", ["c.batch", "c.batch-whole"])
+def test_a_batch_handler_reports_per_task_or_fails_as_a_whole(running: Contract, topic: str) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=0.5)
+    tasks = [
+        NewTask(topic, biz_id=n, action_time=due, attribute={"raise": "error"} if n % 5 == 0 else {})
+        for n in range(10)
+    ]
+    job_ids = running.center.submit_many(tasks)
+    bad = job_ids[::5]
+    running.wait(lambda: all(running.status(job_id) == 4 for job_id in bad), "the bad ones are dead")
+    if topic == "c.batch":
+        for job_id in set(job_ids) - set(bad):
+            settled(running, job_id, 2)
+            assert len(running.history(job_id)) == 1
+    assert all(len(running.history(job_id)) == 2 for job_id in bad)
+
+
+@pytest.mark.parametrize(
+    "how", ["unspeakable", "exit", "interrupt", "nul", "not-a-timedelta", "retry-forever-away"]
+)
+@pytest.mark.parametrize("topic", ["c.plain", "c.async", "c.batch"])
+def test_whatever_a_handler_raises_is_a_failed_try_and_harms_no_neighbour(
+    running: Contract, topic: str, how: str
+) -> None:
+    before = {start["pid"] for start in running.history()}
+    job_id = submit(running, topic, 700, **{"raise": how, "times": 1})
+    running.wait(lambda: running.row(job_id)["attempts"] >= 1, f"the try that raised {how} is charged")
+    neighbour = submit(running, topic, 701)
+    settled(running, neighbour, 2)
+    assert running.daemons[0].poll() is None
+    if before:
+        assert {start["pid"] for start in running.history(neighbour)} <= before, "its process was replaced"
+    assert running.row(job_id)["crashes"] == 0
+
+
+def test_cancel_of_a_waiting_task_holds(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 8, 0.6)
+    assert running.center.cancel(job_id) is CancelOutcome.CANCELLED
+    assert running.scores(job_id) == {}
+    assert running.center.cancel(job_id) is CancelOutcome.CANCELLED
+    other = submit(running, "c.plain", 9, 0.8)
+    settled(running, other, 2)
+    assert running.status(job_id) == 3
+    assert running.history(job_id) == []
+    assert running.center.cancel(job_id) is CancelOutcome.CANCELLED
+    assert running.center.cancel(other) is CancelOutcome.TOO_LATE
+    assert running.status(other) == 2
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_cancel_of_a_running_task_says_so_and_there_is_no_later_try(running: Contract, failing: bool) -> None:
+    gate = f"cancel-{failing}"
+    extra: dict[str, Any] = {"raise": "error"} if failing else {}
+    job_id = submit(running, "c.thrice", 10 + failing, gate=gate, **extra)
+    started(running, job_id)
+    assert running.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    running.open_gate(gate)
+    gone(running, job_id)
+    assert running.status(job_id) == 3
+    assert running.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert len(running.history(job_id)) == 1
+
+
+def test_cancel_of_an_unknown_task_is_unknown(running: Contract) -> None:
+    known = submit(running, "c.plain", 12, 3600)
+    assert running.center.cancel(known + 1) is CancelOutcome.UNKNOWN
+    assert running.center.cancel(2**62 + 5) is CancelOutcome.UNKNOWN
+    assert running.center.get(known + 1) is None
+
+
+def test_cancel_by_biz_answers_for_each_task_of_that_biz_id_on_that_topic(running: Contract) -> None:
+    waiting = [submit(running, "c.plain", 13, 3600) for _ in range(3)]
+    other = submit(running, "c.thrice", 13, 3600)
+    done = submit(running, "c.plain", 13)
+    settled(running, done, 2)
+    assert running.center.cancel_by_biz("c.plain", biz_id=13) == {
+        **dict.fromkeys(waiting, CancelOutcome.CANCELLED),
+        done: CancelOutcome.TOO_LATE,
+    }
+    assert running.status(other) == 0
+    assert running.center.cancel_by_biz("c.plain", biz_id=131313) == {}
+
+
+def test_reschedule_moves_a_task_both_ways_and_it_fires_at_the_new_time_only(running: Contract) -> None:
+    sooner = submit(running, "c.plain", 14, 3600)
+    later = submit(running, "c.plain", 15, 0.4)
+    now = datetime.now(UTC)
+    outcome = running.center.reschedule(later, action_time=now + timedelta(seconds=1.2))
+    assert outcome.name == "RESCHEDULED"
+    outcome = running.center.reschedule(sooner, action_time=now + timedelta(seconds=0.6))
+    assert outcome.name == "RESCHEDULED"
+    for job_id in (sooner, later):
+        settled(running, job_id, 2)
+        (start,) = running.history(job_id)
+        assert 0 <= start["at"] / 1e6 - ms(running.row(job_id)["action_time"]) < 250
+        assert start["version"] == 1
+        again = running.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(seconds=9))
+        assert again.name == "TOO_LATE"
+    nowhere = running.center.reschedule(sooner + 1, action_time=datetime.now(UTC) + timedelta(seconds=9))
+    assert nowhere.name == "UNKNOWN"
+
+
+def test_reschedule_of_a_running_task_runs_it_again_at_the_new_time(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 16, gate="sixteen")
+    started(running, job_id)
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    assert running.center.reschedule(job_id, action_time=due).name == "MAY_HAVE_STARTED"
+    running.open_gate("sixteen")
+    settled(running, job_id, 2)
+    first, second = running.history(job_id)
+    assert second["at"] / 1e6 >= ms(running.row(job_id)["action_time"])
+    assert (first["version"], second["version"]) == (0, 1)
+    gone(running, job_id)
+
+
+@pytest.mark.parametrize("status", [2, 3])
+def test_an_entry_whose_row_has_ended_is_dropped(running: Contract, status: int) -> None:
+    job_id = submit(running, "c.plain", 20 + status, 3600)
+    (key,) = running.scores(job_id)
+    running.query(f"UPDATE {running.table(job_id)} SET status = {status} WHERE job_id = %s", job_id)
+    _forge(running, key, job_id)
+    gone(running, job_id)
+    assert running.history(job_id) == []
+    assert running.status(job_id) == status
+
+
+def test_an_entry_whose_row_is_dead_goes_to_the_dead_queue(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 24, 3600)
+    (key,) = running.scores(job_id)
+    running.query(f"UPDATE {running.table(job_id)} SET status = 4 WHERE job_id = %s", job_id)
+    _forge(running, key, job_id)
+    running.wait(lambda: list(running.scores(job_id)) == [f"dead_{{{key}}}"], "buried")
+    assert running.history(job_id) == []
+    assert running.status(job_id) == 4
+
+
+def test_an_entry_too_early_is_put_back_at_its_time_and_charged_nothing(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 25, 3600)
+    ((key, score),) = running.scores(job_id).items()
+    for forged in (1.0, 1000.5, time.time() * 1000 - 5 + 3 / 32):
+        _forge(running, key, job_id, forged)
+        running.wait(lambda: running.scores(job_id) == {key: score}, f"put back from {forged}")
+    assert running.history(job_id) == []
+    row = running.row(job_id)
+    assert (row["attempts"], row["status"]) == (0, 0)
+
+
+def test_forged_early_entries_near_the_due_time_never_run_early(running: Contract) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=0.9)
+    job_ids = running.center.submit_many(
+        [NewTask("c.plain", biz_id=3000 + n, action_time=due + timedelta(milliseconds=n)) for n in range(200)]
+    )
+    for _ in range(6):
+        for job_id in job_ids:
+            number = zlib.crc32(str(3000 + job_ids.index(job_id)).encode()) % 4
+            _forge(running, f"c.plain_{number}", job_id, 5.0)
+    for job_id in job_ids:
+        settled(running, job_id, 2)
+        (start,) = running.history(job_id)
+        row = running.row(job_id)
+        assert start["at"] / 1e6 >= ms(row["action_time"])
+        assert row["attempts"] == 0
+
+
+def test_an_orphan_is_removed_reported_and_never_run(running: Contract) -> None:
+    known = submit(running, "c.plain", 26, 3600)
+    (key,) = running.scores(known)
+    orphan = known ^ 1
+    _forge(running, key, orphan)
+    gone(running, orphan)
+    assert running.history(orphan) == []
+    running.wait(lambda: str(orphan) in running.log(), "the log tells of it")
+
+
+@pytest.mark.parametrize("member", ["not-a-number", "-5", "0", "99999999999999999999999", "", "1.5"])
+def test_a_member_that_is_no_job_id_harms_nobody(running: Contract, member: str) -> None:
+    _forge(running, "c.once_0", member)
+    running.redis.publish("wake_{c.once_0}", "5")
+    neighbour = submit(running, "c.once", 27)
+    settled(running, neighbour, 2)
+    running.wait(
+        lambda: running.redis.zscore("c.once_0", member) is None
+        and running.redis.zscore("prepare_{c.once_0}", member) is None,
+        "it is out of the index",
+        15,
+    )
+    assert running.daemons[0].poll() is None
+    again = submit(running, "c.once", 28)
+    settled(running, again, 2)
+
+
+def test_a_row_whose_attribute_is_broken_harms_no_neighbour(running: Contract) -> None:
+    before = {start["pid"] for start in running.history()}
+    job_id = submit(running, "c.plain", 29, 1.0)
+    running.query(f"UPDATE {running.table(job_id)} SET attribute = '{{oops' WHERE job_id = %s", job_id)
+    running.wait(lambda: running.row(job_id)["attempts"] >= 1 or running.status(job_id) == 4, "it failed")
+    for n in range(10):
+        neighbour = submit(running, "c.plain", 30 + n)
+        settled(running, neighbour, 2)
+        assert {start["pid"] for start in running.history(neighbour)} <= before
+
+
+def test_an_entry_that_vanished_is_brought_back_by_the_sweep(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 50, 1.5)
+    (key,) = running.scores(job_id)
+    assert running.redis.zrem(key, str(job_id)) == 1
+    settled(running, job_id, 2)
+    (start,) = running.history(job_id)
+    assert 0 <= start["at"] / 1e6 - ms(running.row(job_id)["action_time"]) < 1500
+
+
+def test_a_timed_out_entry_of_nobody_is_rolled_back_and_charged_but_never_the_last_try(
+    running: Contract,
+) -> None:
+    charged = submit(running, "c.silent", 60, 3600)
+    last = submit(running, "c.silent", 61, 3600)
+    for job_id, attempts in ((charged, 0), (last, 2)):
+        running.redis.zrem("c.silent_0", str(job_id))
+        running.query(
+            f"UPDATE {running.table(job_id)} SET attempts = {attempts}, action_time = UTC_TIMESTAMP(3), "
+            f"next_time = UTC_TIMESTAMP(3) WHERE job_id = %s",
+            job_id,
+        )
+        fence = (3 - attempts) + 4095 / 4096
+        running.redis.zadd("prepare_{c.silent_0}", {str(job_id): (int(time.time()) - 1) * 1000 + fence})
+    settled(running, charged, 2)
+    settled(running, last, 2)
+    assert [start["attempt"] for start in running.history(charged)] == [2]
+    assert [start["attempt"] for start in running.history(last)] == [3]
+    gone(running, charged)
+    gone(running, last)
+
+
+def test_an_instant_task_runs_at_once_and_may_lie_in_the_past(running: Contract) -> None:
+    now = running.center.submit("c.now", biz_id=70)
+    past = running.center.submit("c.now", biz_id=71, action_time=datetime.now(UTC) - timedelta(days=1))
+    for job_id in (now, past):
+        settled(running, job_id, 2)
+        assert len(running.history(job_id)) == 1
+
+
+def test_get_and_find_show_how_a_task_ended(running: Contract) -> None:
+    job_id = submit(running, "c.plain", 72)
+    settled(running, job_id, 2)
+    task = running.center.get(job_id)
+    assert task is not None
+    assert task.status is TaskStatus.PROCESSED
+    assert running.json("get", str(job_id))["job_id"] == job_id
+    assert [found["job_id"] for found in running.json("find", "--biz-id", "72")] == [job_id]
+
+
+def _forge(contract: Contract, key: str, member: int | str, score: float = 1.0) -> None:
+    """An index entry as nobody in the system would write it; the waker is told as the add script would."""
+    contract.redis.zadd(key, {str(member): score})
+    contract.redis.publish(f"wake_{{{key}}}", f"{score:.17g}")

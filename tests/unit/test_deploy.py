@@ -1,0 +1,147 @@
+"""What deploy/ says must agree with what the code does: settings, deadlines, rights, the image."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from toc import Settings
+from toc.coordination.session import Address
+from toc.queue.keys import SlotKeys
+from toc.queue.url import Kind, parse
+from toc.store.shards import Layout
+from toc.topic import Slot
+from toc.worker.daemon import KILL_AFTER_SECONDS
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = (DEPLOY / "compose.yaml").read_text()
+UNIT = (DEPLOY / "systemd" / "toc-worker.service").read_text()
+LEAVING_SECONDS = 10
+"""What the daemon may need to leave ZooKeeper and its servers when its workers are gone."""
+
+
+@pytest.fixture
+def production(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """deploy/toc.toml as a program would read it."""
+    monkeypatch.setenv("TOC_CONFIG", str(DEPLOY / "toc.toml"))
+    return Settings()
+
+
+def test_the_production_example_is_the_layout_that_the_contract_names(production: Settings) -> None:
+    assert (production.databases, production.tables, production.database_prefix) == (8, 1024, "toc_")
+    layout = Layout(
+        production.need_database_urls(),
+        production.databases,
+        production.tables,
+        production.database_prefix,
+    )
+    assert [layout.databases_of(server) for server in (0, 1)] == [range(4), range(4, 8)]
+
+
+def test_the_production_example_reaches_every_server_over_tls(production: Settings, tmp_path: Path) -> None:
+    assert all("ssl_ca=" in url for url in production.database_urls)
+    location = parse(production.need_redis_url())
+    assert (location.kind, location.tls, len(location.addresses)) == (Kind.CLUSTER, True, 3)
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    address = Address.parse((production.zookeeper or "").replace("/etc/toc/ca.pem", str(ca)))
+    assert (address.tls, address.ca, address.chroot) == (True, str(ca), "/production")
+
+
+def test_a_service_has_the_time_that_the_daemon_takes_to_stop(production: Settings) -> None:
+    for deadline in (production.shutdown_deadline, Settings.model_fields["shutdown_deadline"].default):
+        takes = deadline + KILL_AFTER_SECONDS + LEAVING_SECONDS
+        assert f"\nTimeoutStopSec={takes:.0f}\n" in UNIT
+        assert f"\n  stop_grace_period: {takes:.0f}s\n" in COMPOSE
+
+
+def test_only_the_daemon_hears_of_a_stop_and_bad_input_is_not_tried_again() -> None:
+    for line in ("KillMode=mixed", "KillSignal=SIGTERM", "RestartPreventExitStatus=2", "OOMPolicy=continue"):
+        assert f"\n{line}\n" in UNIT
+
+
+def test_the_redis_account_may_do_what_toc_does_and_nothing_else() -> None:
+    (rules,) = re.findall(r"^user toc (.*)$", (DEPLOY / "redis-acl.conf").read_text(), re.MULTILINE)
+    granted = set(re.findall(r" \+(\S+)", rules))
+    scripts = "".join(path.read_text() for path in (ROOT / "toc/queue/lua").glob("*.lua"))
+    in_scripts = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", scripts)}
+    assert in_scripts <= granted
+    code = "".join(path.read_text() for path in (ROOT / "toc/queue").glob("*.py"))
+    for name in granted - in_scripts:
+        called = ", ".join(f'"{word.upper()}"' for word in name.split("|"))
+        assert called in code, name
+
+
+def test_every_key_and_channel_of_a_slot_is_within_the_redis_accounts_patterns() -> None:
+    keys = SlotKeys.of(Slot("a", 0), None)
+    text = (DEPLOY / "redis-acl.conf").read_text()
+    assert " ~*_* " in text  # * is any text
+    assert all("_" in key for key in (keys.store, keys.prepare, keys.dead, keys.claims, keys.generation))
+    assert " &wake_{* " in text
+    assert keys.channel.startswith("wake_{")
+
+
+def test_the_application_may_change_rows_and_no_table() -> None:
+    text = (DEPLOY / "mysql-grants.sql").read_text()
+    grants = dict(re.findall(r"^GRANT (.*) ON `toc\\_%`\.\* TO '(\w+)'@'%';$", text, re.MULTILINE))
+    assert len(grants) == len(re.findall(r"^GRANT", text, re.MULTILINE))
+    assert "SELECT, INSERT, UPDATE, DELETE" in grants
+    assert grants["SELECT, INSERT, UPDATE, DELETE"] == "toc"
+    made = re.findall(r"CREATE USER '(\w+)'", (DEPLOY / "compose/mysql-accounts.sh").read_text())
+    assert sorted(made) == sorted(grants.values())
+
+
+def test_the_image_is_built_from_all_that_the_package_is_made_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {"pyproject.toml", project["project"]["readme"], *wheel["packages"], *wheel["force-include"]}
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    assert {line[1:] for line in lines if line.startswith("!")} == needed
+
+
+def test_the_image_runs_toc_itself_as_an_ordinary_user() -> None:
+    build, final = re.split(
+        r"^FROM \$\{BASE_IMAGE\}$", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE
+    )
+    assert "pip" in build
+    assert "pip" not in final
+    assert "apt-get" not in final
+    for line in ("USER 10001:10001", "STOPSIGNAL SIGTERM", 'ENTRYPOINT ["toc"]', 'CMD ["worker"]'):
+        assert f"\n{line}\n" in final
+
+
+def test_compose_takes_every_secret_from_the_environment_and_puts_none_in_a_command() -> None:
+    example = re.findall(r"^(\w+)=", (DEPLOY / ".env.example").read_text(), re.MULTILINE)
+    required = set(re.findall(r"\$\{(\w+):\?\}", COMPOSE)) | set(re.findall(r"environment: (\w+)\}", COMPOSE))
+    assert required <= set(example)
+    for line in COMPOSE.splitlines():
+        if re.match(r"\s*(command|test|entrypoint):", line):
+            assert "PASSWORD" not in line.replace("REDISCLI_AUTH=$$(cat", ""), line
+
+
+def test_what_compose_mounts_is_there_and_its_scripts_can_be_read() -> None:
+    mounted = re.findall(r"\{file: ([\w./-]+)\}", COMPOSE)
+    assert len(mounted) == len(re.findall(r"^  [\w-]+: \{file:", COMPOSE, re.MULTILINE))
+    for name in mounted:
+        path = DEPLOY / name
+        assert path.is_file()
+        # the image of MySQL runs an executable script on its own, where it lacks what it is sourced for
+        assert not path.stat().st_mode & 0o111, name
+        if path.suffix == ".sh":
+            subprocess.run(["/bin/sh", "-n", path], check=True)
+
+
+def test_the_redis_of_compose_evicts_nothing_and_keeps_a_log() -> None:
+    lines = (DEPLOY / "compose/redis.conf").read_text().splitlines()
+    assert {"maxmemory-policy noeviction", "appendonly yes", "cluster-enabled yes"} <= set(lines)
+
+
+def test_the_mysql_of_compose_has_written_what_it_has_acknowledged() -> None:
+    lines = (DEPLOY / "compose/mysql.cnf").read_text().splitlines()
+    assert {"innodb_flush_log_at_trx_commit = 1", "sync_binlog = 1"} <= set(lines)
