@@ -214,13 +214,14 @@ class TimeoutCenter:
             return CancelOutcome.UNKNOWN
         if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
             return CancelOutcome.TOO_LATE
-        if not changed and row.attempts:
-            return CancelOutcome.MAY_HAVE_STARTED
         reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))
         if row.attempts or row.crashes:
             started = True
+        elif not changed:
+            # Cancelled before, and not marked as tried: that cancel answered CANCELLED, or broke off halfway.
+            started = reply is not None and reply.prepared and _near(row, row.gmt_modified)
         elif reply is None:
-            started = self._near(row)
+            started = _near(row, self.clock.now_ms())
         elif reply.redis_now_ms < row.action_time:
             started = False
         elif reply.prepared:
@@ -253,11 +254,16 @@ class TimeoutCenter:
             return RescheduleOutcome.UNKNOWN
         if not changed:
             return RescheduleOutcome.TOO_LATE
-        reply = self._tell(row, lambda slot: self.queues.reschedule(slot, job_id, store_score(due, 0, 0)))
+        now = self.clock.now_ms()
+        if topic is not None and due - now > topic.horizon * 1000:
+            reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))  # it waits in MySQL alone
+        else:
+            score = store_score(due, 0, 0)
+            reply = self._tell(row, lambda slot: self.queues.reschedule(slot, job_id, score))
         may_have_started = (
             row.attempts
             or row.crashes
-            or (self._near(row) if reply is None else reply.redis_now_ms >= row.action_time)
+            or (_near(row, now) if reply is None else reply.redis_now_ms >= row.action_time)
         )
         return RescheduleOutcome.MAY_HAVE_STARTED if may_have_started else RescheduleOutcome.RESCHEDULED
 
@@ -377,9 +383,10 @@ class TimeoutCenter:
             log.warning("index_not_told", job_id=row.job_id, error=str(exc))
             return None
 
-    def _near(self, row: TaskRow) -> bool:
-        """Whether, by this machine's clock alone, a worker may have taken the task already."""
-        return row.action_time - self.clock.now_ms() <= MAX_CLOCK_SKEW_MS
+
+def _near(row: TaskRow, at: int) -> bool:
+    """Whether a worker may have taken the task by then, as far as clocks tell alone."""
+    return row.action_time - at <= MAX_CLOCK_SKEW_MS
 
 
 def _delay_ms(delay: object) -> int:

@@ -7,7 +7,7 @@ by one worker, over all topics at once:
     due soon   each second          rows due about now and in the next seconds
     overdue    every few seconds    everything due before that, page by page
     window     one page a second    all pending rows up to the horizon, table after table, for ever
-    dead       every minute         rows of status 4 get their DeadQueue entry back
+    dead       every minute         rows of status 4 get their DeadQueue entry back, page by page
 
 Entries are added with ZADD LT unless the id stands in the PrepareQueue: one too early is harmless (the row
 check puts it back), one too late or absent is not. There is no high-water mark in id or time, because commit
@@ -28,6 +28,7 @@ from toc.queue.scores import store_score
 from toc.sharding import table_of_job
 from toc.store.batch import DueRow
 from toc.store.store import Store
+from toc.task import TaskRow
 from toc.topic import Slot
 
 log = get_logger(__name__)
@@ -60,6 +61,8 @@ class Sweep:
         """Where the overdue pass goes on in tables that have more than a page."""
         self._window: tuple[int, int] | None = None
         """(table, from) where the window pass goes on."""
+        self._dead_after: TaskRow | None = None
+        """The last dead row that was looked at, when there are more."""
 
     def due_soon(self, tables: Sequence[int]) -> SweepCounts:
         """Index rows due from just now to the next seconds."""
@@ -96,15 +99,26 @@ class Sweep:
         return counts
 
     def dead(self, tables: Sequence[int]) -> int:
-        """Give rows of status 4 their DeadQueue entries back; returns how many were absent."""
+        """Give a page of rows of status 4 their DeadQueue entries back; returns how many were absent.
+
+        Call after call this goes through all of them, the newest death first; ``dead_left`` tells whether
+        there are more.
+        """
         entries: dict[Slot, list[tuple[int, int]]] = {}
-        for row in self._store.dead(tables, limit=PAGE):
+        rows = self._store.dead(tables, after=self._dead_after, limit=PAGE)
+        self._dead_after = rows[-1] if len(rows) == PAGE else None
+        for row in rows:
             topic = self._catalog.of_type(row.biz_type)
             if topic is not None:
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, row.gmt_modified))
         results = self._queues.restore_dead(entries).values()
         return sum(count for count in results if not isinstance(count, IndexUnavailable))
+
+    @property
+    def dead_left(self) -> bool:
+        """Whether the pass over dead rows has not reached its end."""
+        return self._dead_after is not None
 
     def _page(self, tables: Sequence[int], start: int, until: int) -> tuple[SweepCounts, dict[int, int]]:
         """Index up to a page of each table; also returns where to go on in those that had a full page."""
@@ -166,7 +180,7 @@ class Sweeper:
             added = self._sweep.due_soon(tables).added + self._sweep.window(tables).added
             if self._ticks % OVERDUE_EVERY == 0:
                 added += self._sweep.overdue(tables).added
-            if self._ticks % DEAD_EVERY == 0:
+            if self._ticks % DEAD_EVERY == 0 or self._sweep.dead_left:
                 added += self._sweep.dead(tables)
             self._ticks += 1
             if added:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, IntEnum
-from math import isfinite
 from typing import Any, NamedTuple
 
 from toc.clock import from_ms
 from toc.errors import InvalidAttribute
 
+MAX_RETRY_SECONDS = 3653 * 86_400
 MAX_ATTRIBUTE_CHARS = 4096
 MAX_ATTRIBUTE_BYTES = 4 * MAX_ATTRIBUTE_CHARS
 
@@ -73,8 +73,8 @@ class Retry(Exception):
 
     def __init__(self, after: timedelta, reason: str = "") -> None:
         seconds = after.total_seconds()
-        if not isfinite(seconds) or seconds < 0:
-            raise ValueError(f"Retry(after=...) must not be negative, not {after!r}")
+        if not 0 <= seconds <= MAX_RETRY_SECONDS:
+            raise ValueError(f"Retry(after=...) must be 0 s to 10 years, not {after!r}")
         super().__init__(reason or f"retry after {seconds:g} s")
         self.after = after
 

@@ -142,24 +142,6 @@ def test_a_batch_handler_reports_per_task_or_fails_as_a_whole(running: Contract,
     assert all(len(running.history(job_id)) == 2 for job_id in bad)
 
 
-@pytest.mark.parametrize(
-    "how", ["unspeakable", "exit", "interrupt", "nul", "not-a-timedelta", "retry-forever-away"]
-)
-@pytest.mark.parametrize("topic", ["c.plain", "c.async", "c.batch"])
-def test_whatever_a_handler_raises_is_a_failed_try_and_harms_no_neighbour(
-    running: Contract, topic: str, how: str
-) -> None:
-    before = {start["pid"] for start in running.history()}
-    job_id = submit(running, topic, 700, **{"raise": how, "times": 1})
-    running.wait(lambda: running.row(job_id)["attempts"] >= 1, f"the try that raised {how} is charged")
-    neighbour = submit(running, topic, 701)
-    settled(running, neighbour, 2)
-    assert running.daemons[0].poll() is None
-    if before:
-        assert {start["pid"] for start in running.history(neighbour)} <= before, "its process was replaced"
-    assert running.row(job_id)["crashes"] == 0
-
-
 def test_cancel_of_a_waiting_task_holds(running: Contract) -> None:
     job_id = submit(running, "c.plain", 8, 0.6)
     assert running.center.cancel(job_id) is CancelOutcome.CANCELLED
@@ -297,34 +279,6 @@ def test_an_orphan_is_removed_reported_and_never_run(running: Contract) -> None:
     gone(running, orphan)
     assert running.history(orphan) == []
     running.wait(lambda: str(orphan) in running.log(), "the log tells of it")
-
-
-@pytest.mark.parametrize("member", ["not-a-number", "-5", "0", "99999999999999999999999", "", "1.5"])
-def test_a_member_that_is_no_job_id_harms_nobody(running: Contract, member: str) -> None:
-    _forge(running, "c.once_0", member)
-    running.redis.publish("wake_{c.once_0}", "5")
-    neighbour = submit(running, "c.once", 27)
-    settled(running, neighbour, 2)
-    running.wait(
-        lambda: running.redis.zscore("c.once_0", member) is None
-        and running.redis.zscore("prepare_{c.once_0}", member) is None,
-        "it is out of the index",
-        15,
-    )
-    assert running.daemons[0].poll() is None
-    again = submit(running, "c.once", 28)
-    settled(running, again, 2)
-
-
-def test_a_row_whose_attribute_is_broken_harms_no_neighbour(running: Contract) -> None:
-    before = {start["pid"] for start in running.history()}
-    job_id = submit(running, "c.plain", 29, 1.0)
-    running.query(f"UPDATE {running.table(job_id)} SET attribute = '{{oops' WHERE job_id = %s", job_id)
-    running.wait(lambda: running.row(job_id)["attempts"] >= 1 or running.status(job_id) == 4, "it failed")
-    for n in range(10):
-        neighbour = submit(running, "c.plain", 30 + n)
-        settled(running, neighbour, 2)
-        assert {start["pid"] for start in running.history(neighbour)} <= before
 
 
 def test_an_entry_that_vanished_is_brought_back_by_the_sweep(running: Contract) -> None:

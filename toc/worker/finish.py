@@ -254,7 +254,10 @@ def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:
 
 def describe(error: BaseException) -> str:
     """The last error as it is kept on the row."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be made)"
     if not isinstance(error, (Dead, Retry)):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()

@@ -1,0 +1,383 @@
+"""Each bad input is a named error; nothing is written; the command line shows no traceback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from contract.system import Contract
+
+from toc import NewTask, Settings, TimeoutCenter, TocError, errors
+
+LATER = datetime.now(UTC) + timedelta(hours=1)
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - what is refused
+
+
+class Odd:
+    """Nothing that JSON, a time or an id could be."""
+
+
+def _deep(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+LOOP: dict[str, Any] = {}
+LOOP["me"] = LOOP
+
+BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "naive": ("NaiveDatetime", {"action_time": NAIVE}),
+    "past": ("NotInFuture", {"action_time": datetime.now(UTC) - timedelta(seconds=1)}),
+    "year-1": ("NotInFuture", {"action_time": datetime.min.replace(tzinfo=UTC)}),
+    "zero delay": ("NotInFuture", {"delay": 0}),
+    "zero timedelta": ("NotInFuture", {"delay": timedelta(0)}),
+    "NaN": ("InvalidDelay", {"delay": float("nan")}),
+    "inf": ("InvalidDelay", {"delay": float("inf")}),
+    "-inf": ("InvalidDelay", {"delay": float("-inf")}),
+    "negative": ("InvalidDelay", {"delay": -1}),
+    "negative timedelta": ("InvalidDelay", {"delay": timedelta(seconds=-1)}),
+    "eleven years": ("InvalidDelay", {"delay": timedelta(days=11 * 366)}),
+    "timedelta.max": ("InvalidDelay", {"delay": timedelta.max}),
+    "1e300": ("InvalidDelay", {"delay": 1e300}),
+    "10**400": ("InvalidDelay", {"delay": 10**400}),
+    "year 9999": ("InvalidDelay", {"action_time": datetime.max.replace(tzinfo=UTC)}),
+    "delay text": ("InvalidDelay", {"delay": "30m"}),
+    "delay bool": ("InvalidDelay", {"delay": True}),
+    "action_time text": ("InvalidInput", {"action_time": "2030-01-01T00:00:00Z"}),
+    "action_time int": ("InvalidInput", {"action_time": 1893456000}),
+    "both": ("InvalidInput", {"delay": 5, "action_time": LATER}),
+    "neither": ("InvalidInput", {}),
+    "list": ("InvalidAttribute", {"delay": 9, "attribute": [1]}),
+    "text": ("InvalidAttribute", {"delay": 9, "attribute": "{}"}),
+    "odd": ("InvalidAttribute", {"delay": 9, "attribute": {"a": Odd()}}),
+    "set": ("InvalidAttribute", {"delay": 9, "attribute": {"a": {1}}}),
+    "bytes": ("InvalidAttribute", {"delay": 9, "attribute": {"a": b"x"}}),
+    "datetime": ("InvalidAttribute", {"delay": 9, "attribute": {"a": LATER}}),
+    "nan in attribute": ("InvalidAttribute", {"delay": 9, "attribute": {"a": float("nan")}}),
+    "inf in attribute": ("InvalidAttribute", {"delay": 9, "attribute": {"a": float("inf")}}),
+    "int key": ("InvalidAttribute", {"delay": 9, "attribute": {1: 2}}),
+    "surrogate": ("InvalidAttribute", {"delay": 9, "attribute": {"a": "\ud800"}}),
+    "loop": ("InvalidAttribute", {"delay": 9, "attribute": LOOP}),
+    "deep": ("InvalidAttribute", {"delay": 9, "attribute": _deep(50_000)}),
+    "too long": ("InvalidAttribute", {"delay": 9, "attribute": {"a": "x" * 4096}}),
+    "too long wide": ("InvalidAttribute", {"delay": 9, "attribute": {"a": "😀" * 4096}}),
+    "huge int": ("InvalidAttribute", {"delay": 9, "attribute": {"a": 10**5000}}),
+    "biz -1": ("InvalidBizId", {"delay": 9, "biz_id": -1}),
+    "biz 2**63": ("InvalidBizId", {"delay": 9, "biz_id": 2**63}),
+    "biz None": ("InvalidBizId", {"delay": 9, "biz_id": None}),
+    "biz float": ("InvalidBizId", {"delay": 9, "biz_id": 1.0}),
+    "biz bool": ("InvalidBizId", {"delay": 9, "biz_id": True}),
+    "biz bytes": ("InvalidBizId", {"delay": 9, "biz_id": b"1"}),
+    "biz empty": ("InvalidBizId", {"delay": 9, "biz_id": ""}),
+    "biz long": ("InvalidBizId", {"delay": 9, "biz_id": "x" * 300}),
+    "biz surrogate": ("InvalidBizId", {"delay": 9, "biz_id": "\ud800"}),
+    "unknown topic": ("UnknownTopic", {"delay": 9, "topic": "no.such"}),
+    "topic braces": ("TocError", {"delay": 9, "topic": "a{b}"}),
+    "topic None": ("TocError", {"delay": 9, "topic": None}),
+    "topic control": ("TocError", {"delay": 9, "topic": "a\nb"}),
+    "dedup int": ("InvalidInput", {"delay": 9, "dedup_key": 5}),
+    "dedup long": ("InvalidInput", {"delay": 9, "dedup_key": "x" * 300}),
+    "dedup surrogate": ("InvalidInput", {"delay": 9, "dedup_key": "\udfff"}),
+    "slot_basis int": ("InvalidInput", {"delay": 9, "slot_basis": 5}),
+    "slot_basis surrogate": ("InvalidInput", {"delay": 9, "slot_basis": "\udfff"}),
+}
+
+
+@pytest.fixture
+def untouched(contract: Contract) -> Iterator[Contract]:
+    """Rows and keys are the same before and after."""
+    before = (contract.rows(), contract.keys())
+    yield contract
+    assert (contract.rows(), contract.keys()) == before
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_submit_refuses(untouched: Contract, case: str) -> None:
+    name, given = BAD[case]
+    arguments = {"topic": "c.plain", "biz_id": 1, **given}
+    with pytest.raises(getattr(errors, name)) as caught:
+        untouched.center.submit(arguments.pop("topic"), **arguments)
+    assert isinstance(caught.value, TocError)
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_submit_many_refuses_all_when_one_is_bad(untouched: Contract, case: str) -> None:
+    name, given = BAD[case]
+    good = [NewTask("c.plain", biz_id=n, delay=3600) for n in range(3)]
+    with pytest.raises(getattr(errors, name)):
+        untouched.center.submit_many([*good, NewTask(**{"topic": "c.plain", "biz_id": 1, **given}), *good])
+
+
+@pytest.mark.parametrize("bad", ["text", 5, None, NewTask, ("c.plain", 1)])
+def test_submit_many_refuses_what_is_no_task(untouched: Contract, bad: Any) -> None:
+    with pytest.raises(TocError):
+        untouched.center.submit_many([NewTask("c.plain", 1, delay=9), bad])
+
+
+@pytest.mark.parametrize("job_id", ["5", None, 0, -1, 2**64, 2**63, 1.5, True, b"1"])
+@pytest.mark.parametrize("method", ["cancel", "get", "reschedule"])
+def test_what_is_no_job_id_is_refused(untouched: Contract, method: str, job_id: Any) -> None:
+    more = {"action_time": LATER} if method == "reschedule" else {}
+    with pytest.raises(TocError):
+        getattr(untouched.center, method)(job_id, **more)
+
+
+@pytest.mark.parametrize(
+    ("error", "when"),
+    [
+        ("NaiveDatetime", NAIVE),
+        ("NotInFuture", datetime(2020, 1, 1, tzinfo=UTC)),
+        ("InvalidDelay", datetime.max.replace(tzinfo=UTC)),
+        ("InvalidInput", None),
+        ("InvalidInput", "tomorrow"),
+    ],
+)
+def test_reschedule_refuses_a_bad_time_and_changes_nothing(contract: Contract, error: str, when: Any) -> None:
+    job_id = contract.center.submit("c.plain", biz_id=90, delay=3600)
+    before = (contract.row(job_id), contract.scores(job_id))
+    with pytest.raises(getattr(errors, error)):
+        contract.center.reschedule(job_id, action_time=when)
+    assert (contract.row(job_id), contract.scores(job_id)) == before
+
+
+def test_4096_characters_of_attribute_are_stored_whatever_their_bytes(contract: Contract) -> None:
+    for char in ("x", "ä", "☃", "😀"):
+        attribute = {"a": char * (4096 - len('{"a":""}'))}
+        job_id = contract.center.submit("c.plain", biz_id=91, delay=3600, attribute=attribute)
+        task = contract.center.get(job_id)
+        assert task is not None
+        assert task.attribute == attribute
+        with pytest.raises(errors.InvalidAttribute):
+            contract.center.submit("c.plain", biz_id=91, delay=9, attribute={"a": attribute["a"] + "x"})
+
+
+def test_handlers_are_refused_that_are_registered_twice_or_cannot_be_called(contract: Contract) -> None:
+    center = TimeoutCenter(contract.settings)
+
+    @center.handler("h.one")
+    def one(task: object) -> None: ...
+
+    with pytest.raises(errors.DuplicateHandler):
+        center.handler("h.one")(one)
+    for bad in ("a b", "a{b}", "", "é", "a\n", "x" * 129, "-a", None, 5):
+        with pytest.raises(errors.InvalidTopic):
+            center.handler(bad)(one)  # type: ignore[arg-type]
+    for size in (0, -1, 1.5, "5", 10**9, True):
+        with pytest.raises(TocError):
+            center.handler("h.batch", batch=size)(one)  # type: ignore[arg-type]
+    with pytest.raises(TocError):
+        center.handler("h.two")(5)  # type: ignore[type-var]
+    with pytest.raises(TocError):
+        center.handler("h.three")(lambda: None)
+
+
+TOPIC_ERRORS = {
+    "braces": ["a{b}", "--biz-type", "900", "--slots", "4"],
+    "space": ["a b", "--biz-type", "900", "--slots", "4"],
+    "control": ["a\x07b", "--biz-type", "900", "--slots", "4"],
+    "newline": ["ab\n", "--biz-type", "900", "--slots", "4"],
+    "empty": ["", "--biz-type", "900", "--slots", "4"],
+    "long": ["x" * 129, "--biz-type", "900", "--slots", "4"],
+    "slots 3": ["t.bad", "--biz-type", "900", "--slots", "3"],
+    "slots 0": ["t.bad", "--biz-type", "900", "--slots", "0"],
+    "slots 2048": ["t.bad", "--biz-type", "900", "--slots", "2048"],
+    "slots text": ["t.bad", "--biz-type", "900", "--slots", "four"],
+    "no slots": ["t.bad", "--biz-type", "900"],
+    "no biz type": ["t.bad", "--slots", "4"],
+    "biz type negative": ["t.bad", "--biz-type", "-1", "--slots", "4"],
+    "biz type taken": ["t.bad", "--biz-type", "1", "--slots", "4"],
+    "name taken": ["c.plain", "--biz-type", "900", "--slots", "4"],
+    "retries 0": ["t.bad", "--biz-type", "900", "--slots", "4", "--retries", "0"],
+    "retries 32": ["t.bad", "--biz-type", "900", "--slots", "4", "--retries", "32"],
+    "prepare timeout 2": ["t.bad", "--biz-type", "900", "--slots", "4", "--prepare-timeout", "2"],
+    "type": ["t.bad", "--biz-type", "900", "--slots", "4", "--type", "sometimes"],
+    "backoff": ["t.bad", "--biz-type", "900", "--slots", "4", "--backoff", "linear"],
+    "base nan": ["t.bad", "--biz-type", "900", "--slots", "4", "--backoff-base", "nan"],
+}
+
+
+@pytest.mark.parametrize("case", TOPIC_ERRORS)
+def test_topic_create_refuses(untouched: Contract, case: str) -> None:
+    before = untouched.query(f"SELECT * FROM `{untouched.prefix}0`.timeout_topic ORDER BY name")
+    done = untouched.toc("topic", "create", *TOPIC_ERRORS[case])
+    _refused(done, 2)
+    assert untouched.query(f"SELECT * FROM `{untouched.prefix}0`.timeout_topic ORDER BY name") == before
+
+
+COMMANDS = {
+    "unknown topic": ["submit", "no.such", "--biz-id", "1", "--delay", "9"],
+    "braces": ["submit", "a{b}", "--biz-id", "1", "--delay", "9"],
+    "negative": ["submit", "c.plain", "--biz-id", "1", "--delay", "-5"],
+    "negative =": ["submit", "c.plain", "--biz-id", "1", "--delay=-5"],
+    "nan": ["submit", "c.plain", "--biz-id", "1", "--delay", "nan"],
+    "inf": ["submit", "c.plain", "--biz-id", "1", "--delay", "inf"],
+    "eleven years": ["submit", "c.plain", "--biz-id", "1", "--delay", "4100d"],
+    "naive": ["submit", "c.plain", "--biz-id", "1", "--action-time", "2030-01-01T00:00:00"],
+    "past": ["submit", "c.plain", "--biz-id", "1", "--action-time", "2020-01-01T00:00:00Z"],
+    "year 9999": ["submit", "c.plain", "--biz-id", "1", "--action-time", "9999-12-31T23:59:59Z"],
+    "no date": ["submit", "c.plain", "--biz-id", "1", "--action-time", "soon"],
+    "no JSON": ["submit", "c.plain", "--biz-id", "1", "--delay", "9", "--attribute", "{oops"],
+    "JSON list": ["submit", "c.plain", "--biz-id", "1", "--delay", "9", "--attribute", "[1]"],
+    "JSON NaN": ["submit", "c.plain", "--biz-id", "1", "--delay", "9", "--attribute", '{"a": NaN}'],
+    "JSON 1e999": ["submit", "c.plain", "--biz-id", "1", "--delay", "9", "--attribute", '{"a": 1e999}'],
+    "JSON deep": ["submit", "c.plain", "--biz-id", "1", "--delay", "9", "--attribute", '{"a":' * 20000],
+    "JSON long": ["submit", "c.plain", "--biz-id", "1", "--delay", "9", "--attribute", f'{{"a": "{"x" * 5000}"}}'],
+    "JSON surrogate": ["submit", "c.plain", "--biz-id", "1", "--delay", "9", "--attribute", '{"a": "\\ud800"}'],
+    "biz negative": ["submit", "c.plain", "--biz-id", "-1", "--delay", "9"],
+    "biz 2**63": ["submit", "c.plain", "--biz-id", str(2**63), "--delay", "9"],
+    "biz empty": ["submit", "c.plain", "--biz-id", "", "--delay", "9"],
+    "no biz": ["submit", "c.plain", "--delay", "9"],
+    "no time": ["submit", "c.plain", "--biz-id", "1"],
+    "job text": ["get", "abc"],
+    "job 0": ["get", "0"],
+    "job 2**64": ["cancel", str(2**64)],
+    "cancel nothing": ["cancel"],
+    "reschedule past": ["reschedule", "5", "--action-time", "nonsense"],
+    "redrive text": ["dead", "redrive", "abc"],
+    "no such command": ["frobnicate"],
+    "alter unknown": ["topic", "alter", "no.such", "--retries", "3"],
+    "show unknown": ["topic", "show", "no.such"],
+    "pause unknown": ["topic", "pause", "no.such"],
+    "slots 3": ["topic", "alter", "c.plain", "--slots", "3"],
+    "app without colon": ["worker", "--app", "contract_app"],
+    "app module": ["worker", "--app", "no.such.module:center"],
+    "app name": ["worker", "--app", "contract_app:nothing"],
+    "app no center": ["worker", "--app", "os:path"],
+    "app empty": ["worker", "--app", ""],
+    "processes 0": ["worker", "--app", "contract_app:center", "--processes", "0"],
+    "threads -1": ["worker", "--app", "contract_app:center", "--threads", "-1"],
+}
+
+
+def _refused(done: Any, code: int | None = None) -> None:
+    assert done.returncode != 0, done.stdout
+    if code is not None:
+        assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    assert done.stderr.strip()
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_the_command_line_refuses(untouched: Contract, case: str) -> None:
+    _refused(untouched.toc(*COMMANDS[case]), 2)
+
+
+def test_an_app_that_fails_while_it_is_imported_is_refused_with_its_reason(contract: Contract) -> None:
+    (contract.directory / "broken_app.py").write_text("raise RuntimeError('sprocket 17 is loose')\n")
+    done = contract.toc("worker", "--app", "broken_app:center", env={"PYTHONPATH": str(contract.directory)})
+    _refused(done, 2)
+    assert "sprocket 17 is loose" in done.stderr
+    (contract.directory / "syntax_app.py").write_text("def (:\n")
+    _refused(
+        contract.toc("worker", "--app", "syntax_app:center", env={"PYTHONPATH": str(contract.directory)}), 2
+    )
+
+
+def test_a_worker_for_a_topic_that_does_not_exist_is_refused(contract: Contract) -> None:
+    (contract.directory / "stranger_app.py").write_text(
+        "from toc import TimeoutCenter\ncenter = TimeoutCenter()\n"
+        "@center.handler('never.created')\ndef run(task): ...\n"
+    )
+    done = contract.toc("worker", "--app", "stranger_app:center", env={"PYTHONPATH": str(contract.directory)})
+    _refused(done)
+    assert "never.created" in done.stderr
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+SERVERS: dict[str, Callable[[int], dict[str, str]]] = {
+    "MySQL": lambda port: {"TOC_DATABASE_URLS": f"mysql+pymysql://u:canary-5f1e@127.0.0.1:{port}"},
+    "Redis": lambda port: {"TOC_REDIS_URL": f"redis://u:canary-5f1e@127.0.0.1:{port}"},
+    "ZooKeeper": lambda port: {"TOC_ZOOKEEPER": f"127.0.0.1:{port}"},
+}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_worker_says_which_server_is_unreachable_where_and_what_to_try(
+    contract: Contract, server: str
+) -> None:
+    port = _closed_port()
+    done = contract.toc("worker", "--app", "contract_app:center", env=SERVERS[server](port))
+    _refused(done, 4)
+    text = done.stdout + done.stderr
+    assert server in text or {"MySQL": "database"}.get(server, "\0") in text.lower()
+    assert f"127.0.0.1:{port}" in text
+    assert "canary-5f1e" not in text
+
+
+def test_commands_say_that_mysql_is_unreachable(contract: Contract) -> None:
+    port = _closed_port()
+    for words in (["get", "5"], ["topic", "list"], ["db", "check"], ["db", "upgrade"], ["dead", "list"]):
+        done = contract.toc(*words, env=SERVERS["MySQL"](port))
+        _refused(done, 4)
+        assert f"127.0.0.1:{port}" in done.stderr
+        assert "canary-5f1e" not in done.stderr
+
+
+def test_submit_succeeds_when_redis_is_unreachable(contract: Contract) -> None:
+    done = contract.toc(
+        "submit", "c.plain", "--biz-id", "5", "--delay", "1h", env=SERVERS["Redis"](_closed_port())
+    )
+    assert done.returncode == 0, done.stderr
+    assert contract.status(int(done.stdout)) == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_shards_that_are_behind_are_named_and_nothing_starts(contract: Contract) -> None:
+    behind = {"TOC_DATABASE_PREFIX": contract.prefix + "x"}
+    for words in (["worker", "--app", "contract_app:center"], ["topic", "list"]):
+        done = contract.toc(*words, env=behind)
+        _refused(done, 3)
+        assert "db upgrade" in done.stderr
+    check = contract.toc("db", "check", env=behind)
+    assert check.returncode != 0
+    assert "Traceback" not in check.stderr
+    with TimeoutCenter(contract.settings.model_copy(update={"database_prefix": contract.prefix + "x"})) as c:
+        with pytest.raises(errors.SchemaBehind):
+            c.submit("c.plain", biz_id=1, delay=9)
+
+
+BAD_SETTINGS = {
+    "tables 3": {"TOC_TABLES": "3"},
+    "tables 2048": {"TOC_TABLES": "2048"},
+    "databases 3": {"TOC_DATABASES": "3"},
+    "more databases than tables": {"TOC_DATABASES": "16"},
+    "url": {"TOC_DATABASE_URLS": "mysql://"},
+    "url other": {"TOC_DATABASE_URLS": "postgresql://u:canary-5f1e@h/x"},
+    "url nonsense": {"TOC_DATABASE_URLS": "hello canary-5f1e"},
+    "redis": {"TOC_REDIS_URL": "http://u:canary-5f1e@h"},
+    "redis port": {"TOC_REDIS_URL": "redis://u:canary-5f1e@h:port"},
+    "namespace": {"TOC_NAMESPACE": "a{b}"},
+    "prefix": {"TOC_DATABASE_PREFIX": "a`b"},
+    "cluster": {"TOC_CLUSTER": "a/b"},
+    "zookeeper": {"TOC_ZOOKEEPER": "host:port:port"},
+    "max delay": {"TOC_MAX_DELAY": "nan"},
+    "toml": {"TOC_CONFIG": "/no/such/toc.toml"},
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_a_bad_setting_is_named_and_shows_no_secret(contract: Contract, case: str) -> None:
+    done = contract.toc("topic", "list", env=BAD_SETTINGS[case])
+    _refused(done, 2)
+    assert next(iter(BAD_SETTINGS[case])) in done.stderr.replace("\n", " ") or "TOC_" in done.stderr
+    assert "canary-5f1e" not in done.stdout + done.stderr
+
+
+def test_settings_of_the_sdk_raise_from_the_one_error_tree() -> None:
+    with pytest.raises(errors.ConfigError):
+        Settings(tables=3)
+    with pytest.raises(TocError) as caught:
+        Settings(redis_url="http://u:canary-5f1e@h")
+    assert "canary-5f1e" not in str(caught.value) + repr(caught.value)

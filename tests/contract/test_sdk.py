@@ -1,0 +1,309 @@
+"""The SDK from many threads, after a fork, in the caller's transaction, and without Redis."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.system import Contract
+from sqlalchemy import create_engine, text
+
+import toc
+from toc import CancelOutcome, NewTask, Settings, TimeoutCenter, errors
+from toc.local.servers import MariaDB, RedisServer
+
+
+def test_the_names_of_the_contract_are_importable() -> None:
+    from toc import CancelOutcome, Dead, NewTask, Retry, Settings, Task, TaskStatus, TimeoutCenter
+
+    for name in (CancelOutcome, Dead, NewTask, Retry, Settings, Task, TaskStatus, TimeoutCenter):
+        assert name.__name__ in toc.__all__
+    assert {outcome.name for outcome in CancelOutcome} == {
+        "CANCELLED",
+        "MAY_HAVE_STARTED",
+        "TOO_LATE",
+        "UNKNOWN",
+    }
+    assert {int(status) for status in TaskStatus} == {0, 2, 3, 4}
+
+
+def test_a_center_is_a_context_manager_and_closes_twice(contract: Contract) -> None:
+    with TimeoutCenter(contract.settings) as center:
+        job_id = center.submit("c.plain", biz_id=1, delay=3600)
+    center.close()
+    center.close()
+    assert contract.status(job_id) == 0
+
+
+def test_fifty_threads_share_one_center(contract: Contract) -> None:
+    center = contract.center
+    found: list[list[int]] = [[] for _ in range(50)]
+    failed: list[BaseException] = []
+    start = threading.Barrier(50)
+
+    def work(n: int) -> None:
+        try:
+            start.wait(20)
+            for k in range(20):
+                job_id = center.submit("c.plain", biz_id=n * 100 + k, delay=3600, attribute={"n": n})
+                found[n].append(job_id)
+                task = center.get(job_id)
+                assert task is not None
+                assert task.attribute == {"n": n}
+                if k % 2:
+                    assert center.cancel(job_id) is CancelOutcome.CANCELLED
+            found[n] += center.submit_many([NewTask("c.plain", n, delay=3600) for _ in range(20)])
+        except BaseException as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed, failed[:3]
+    ids = [job_id for part in found for job_id in part]
+    assert len(ids) == len(set(ids)) == 50 * 40
+
+
+def _in_child(center: TimeoutCenter, n: int, pipe: Any) -> None:
+    try:
+        job_ids = [center.submit("c.plain", biz_id=n * 1000 + k, delay=3600) for k in range(50)]
+        outcome = center.cancel(job_ids[0])
+        pipe.send((job_ids, outcome.name, [center.get(job_id) is not None for job_id in job_ids]))
+    except BaseException as exc:
+        pipe.send(exc)
+        raise
+    finally:
+        pipe.close()
+
+
+def test_children_and_parent_go_on_after_a_fork_and_never_share_an_id_or_a_connection(
+    contract: Contract,
+) -> None:
+    center = contract.center
+    center.submit("c.plain", biz_id=1, delay=3600)  # everything is connected before the fork
+    fork = multiprocessing.get_context("fork")
+    running = []
+    for n in range(1, 5):
+        mine, theirs = fork.Pipe()
+        child = fork.Process(target=_in_child, args=(center, n, theirs))
+        child.start()
+        theirs.close()
+        running.append((child, mine))
+    ids = [center.submit("c.plain", biz_id=k, delay=3600) for k in range(50)]
+    for child, mine in running:
+        assert mine.poll(30)
+        answer = mine.recv()
+        assert not isinstance(answer, BaseException), answer
+        job_ids, outcome, seen = answer
+        assert outcome == "CANCELLED"
+        assert all(seen)
+        ids += job_ids
+        child.join(30)
+        assert child.exitcode == 0
+        mine.close()
+    assert len(set(ids)) == 250
+    for job_id in ids[::25]:
+        assert contract.row(job_id)["job_id"] == job_id
+
+
+def test_a_fork_while_other_threads_submit_leaves_a_child_that_works(contract: Contract) -> None:
+    center = contract.center
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            center.submit("c.plain", biz_id=3, delay=3600)
+
+    threads = [threading.Thread(target=busy) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    if contract.center.submit("c.plain", biz_id=4, delay=3600):
+                        status = 0
+                finally:
+                    os._exit(status)
+            contract.wait(lambda pid=pid: _ended(pid), "the child ends", 20)  # type: ignore[misc]
+            assert _ENDED.pop(pid) == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+_ENDED: dict[int, int] = {}
+
+
+def _ended(pid: int) -> bool:
+    got, status = os.waitpid(pid, os.WNOHANG)
+    if got:
+        _ENDED[pid] = os.waitstatus_to_exitcode(status)
+    return bool(got)
+
+
+# --- connection=
+
+
+def test_a_row_of_the_callers_transaction_exists_only_if_it_commits(contract: Contract) -> None:
+    engine = create_engine(contract.settings.need_database_urls()[0])
+    try:
+        with engine.connect() as connection:
+            lost = contract.center.submit("c.plain", biz_id=800, delay=3600, connection=connection)
+            assert connection.in_transaction()
+            connection.rollback()
+        assert contract.center.get(lost) is None
+        with engine.begin() as connection:
+            kept = contract.center.submit("c.plain", biz_id=801, delay=3600, connection=connection)
+            again = contract.center.submit(
+                "c.plain", biz_id=801, delay=60, dedup_key="k", connection=connection
+            )
+            assert again == contract.center.submit(
+                "c.plain", biz_id=801, delay=90, dedup_key="k", connection=connection
+            )
+            assert contract.scores(kept) == {}, "indexed before the commit"
+        assert contract.status(kept) == 0
+        contract.center.index([kept, lost, again])
+        assert list(contract.scores(kept)) == [f"c.plain_{zlib.crc32(b'801') % 4}"]
+        assert contract.scores(lost) == {}
+        with engine.begin() as connection, pytest.raises(errors.DedupConflict):
+            contract.center.submit(
+                "c.plain",
+                biz_id=801,
+                delay=60,
+                dedup_key="k",
+                attribute={"other": 1},
+                connection=connection,
+            )
+    finally:
+        engine.dispose()
+
+
+def test_a_connection_to_another_server_is_refused(contract: Contract, tmp_path: Path) -> None:
+    before = contract.rows()
+    engine = create_engine(f"sqlite:///{tmp_path}/other.db")
+    try:
+        with engine.connect() as connection, pytest.raises(errors.WrongShardConnection):
+            contract.center.submit("c.plain", biz_id=1, delay=9, connection=connection)
+    finally:
+        engine.dispose()
+    for bad in ("connection", 5, contract.mysql):
+        with pytest.raises(errors.TocError):
+            contract.center.submit("c.plain", biz_id=1, delay=9, connection=bad)  # type: ignore[arg-type]
+    assert contract.rows() == before
+
+
+def test_a_bad_value_leaves_the_callers_transaction_usable(contract: Contract) -> None:
+    engine = create_engine(contract.settings.need_database_urls()[0])
+    try:
+        with engine.begin() as connection:
+            with pytest.raises(errors.UnknownTopic):
+                contract.center.submit("no.such", biz_id=1, delay=9, connection=connection)
+            assert connection.execute(text("SELECT 1")).scalar() == 1
+    finally:
+        engine.dispose()
+
+
+# --- without Redis
+
+
+@pytest.fixture
+def fragile(
+    tmp_path: Path, mariadb: MariaDB, database_prefix: str
+) -> Iterator[tuple[Contract, RedisServer]]:
+    """A system whose Redis is there to be killed."""
+    with RedisServer(tmp_path / "redis") as own:
+        one = Contract(tmp_path, own, mariadb, database_prefix)
+        try:
+            one.create_topics(["c.plain"])
+            yield one, own
+        finally:
+            one.stop()
+
+
+def test_without_redis_submit_and_cancel_answer_by_the_row(fragile: tuple[Contract, RedisServer]) -> None:
+    contract, server = fragile
+    center = contract.center
+    known = center.submit("c.plain", biz_id=1, delay=3600)
+    cancelled = center.submit("c.plain", biz_id=1, delay=1.0)
+    assert center.cancel(cancelled) is CancelOutcome.CANCELLED
+    server.kill()
+    acknowledged = center.submit("c.plain", biz_id=2, delay=3600)
+    assert len(center.submit_many([NewTask("c.plain", n, delay=3600) for n in range(50)])) == 50
+    assert contract.status(acknowledged) == 0
+    assert center.cancel(known) is CancelOutcome.CANCELLED
+    assert contract.status(known) == 3
+    due_at_once = center.submit("c.plain", biz_id=3, delay=0.02)
+    contract.wait(lambda: datetime.now(UTC) >= _action_time(center, due_at_once), "it is due")
+    assert center.cancel(due_at_once) is CancelOutcome.MAY_HAVE_STARTED
+    assert center.cancel(due_at_once) is CancelOutcome.MAY_HAVE_STARTED
+    later = center.submit("c.plain", biz_id=4, delay=3600)
+    moved = center.reschedule(later, action_time=datetime.now(UTC) + timedelta(hours=2))
+    assert moved.name == "RESCHEDULED"
+    contract.wait(lambda: datetime.now(UTC) >= _action_time(center, cancelled), "it would be due")
+    assert center.cancel(cancelled) is CancelOutcome.CANCELLED, "it was never tried, and was told so"
+    assert contract.row(cancelled)["attempts"] == 0
+    server.start()
+
+
+def _action_time(center: TimeoutCenter, job_id: int) -> datetime:
+    task = center.get(job_id)
+    assert task is not None
+    return task.action_time
+
+
+def test_a_cancel_again_of_what_was_never_tried_is_cancelled_whatever_the_index_says(
+    contract: Contract,
+) -> None:
+    job_id = contract.center.submit("c.plain", biz_id=5, delay=0.3)
+    assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
+    due = _action_time(contract.center, job_id)
+    contract.wait(lambda: datetime.now(UTC) > due + timedelta(milliseconds=5), "it would be due")
+    key = f"prepare_{{c.plain_{zlib.crc32(b'5') % 4}}}"
+    contract.redis.zadd(key, {str(job_id): 1_790_000_000_016.25})  # a resurrected entry, on its way to be dropped
+    try:
+        assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
+    finally:
+        contract.redis.zrem(key, str(job_id))
+
+
+def test_namespaces_share_a_redis_without_meeting(contract: Contract) -> None:
+    settings = contract.settings.model_copy(update={"namespace": "blue"})
+    with TimeoutCenter(settings) as blue:
+        job_id = blue.submit("c.plain", biz_id=6, delay=3600)
+        assert list(contract.scores(job_id)) == [f"blue:c.plain_{zlib.crc32(b'6') % 4}"]
+        assert blue.cancel(job_id) is CancelOutcome.CANCELLED
+        assert contract.scores(job_id) == {}
+
+
+def test_settings_read_the_variables_of_the_contract(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toc.toml").write_text('namespace = "from-file"\ncluster = "file"\ndatabases = 4\ntables = 64\n')
+    for name, value in {
+        "DATABASE_URLS": "mysql+pymysql://u:p@h1:3306,mysql+pymysql://u:p@h2:3306",
+        "REDIS_URL": "redis+cluster://h1:7000,h2:7001",
+        "ZOOKEEPER": "z1:2181,z2:2181/chroot",
+        "CLUSTER": "env",
+        "TABLES": "128",
+    }.items():
+        monkeypatch.setenv(f"TOC_{name}", value)
+    settings = Settings()
+    assert len(settings.need_database_urls()) == 2
+    assert (settings.databases, settings.tables) == (4, 128)
+    assert (settings.cluster, settings.namespace) == ("env", "from-file")
+    assert settings.database_prefix == "toc_"
+    for url in ("redis+sentinel://h1:1,h2:2/service", "rediss://h:1", "unix:///tmp/x"):
+        monkeypatch.setenv("TOC_REDIS_URL", url)
+        assert Settings().need_redis_url() == url
