@@ -43,7 +43,8 @@ ENTRIES = (
     Entry(
         "bare loop",
         "bare_loop",
-        "the floor: sleeps to the due time, one Lua call takes 1,000 ids; no table, no retry, lost at a crash",
+        "the floor: sleeps to the due time, one Lua call takes 1,000 ids; no table, no retry, "
+        "lost at a crash",
         processes=1,
     ),
     _toc("toc", 64),
@@ -79,7 +80,8 @@ ENTRIES = (
     Entry(
         "RQ",
         "rq",
-        "--with-scheduler (looks each second; due times are whole seconds, rounded up), SimpleWorker (no fork per job), result_ttl 0",
+        "--with-scheduler (looks each second; due times are whole seconds, rounded up), SimpleWorker "
+        "(no fork per job), result_ttl 0",
         packages=("rq", "hiredis"),
     ),
     Entry("arq", "arq", "poll_delay 5 ms, max_jobs 100, no results kept", packages=("arq",)),

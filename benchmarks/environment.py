@@ -44,7 +44,8 @@ def _npm(directory: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
         raise CannotRun("npm is not installed")
-    _run([npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(directory)])
+    quiet = ["--silent", "--no-audit", "--no-fund", "--no-package-lock"]
+    _run([npm, "install", *quiet, "--prefix", str(directory)])
 
 
 def _run(command: list[str]) -> None:

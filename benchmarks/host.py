@@ -1,7 +1,7 @@
 """The process that holds one peer: in the peer's own environment, told what to do by JSON lines.
 
-``python -m benchmarks.host MODULE DIRECTORY``; a request is ``{"do": ..., ...}``, an answer ``{"ok": ...}`` or
-``{"error": ...}``. It submits and supervises; it neither measures starts nor handles tasks.
+``python -m benchmarks.host MODULE DIRECTORY``; a request is ``{"do": ..., ...}``, an answer ``{"ok": ...}``
+or ``{"error": ...}``. It submits and supervises; it neither measures starts nor handles tasks.
 """
 
 from __future__ import annotations

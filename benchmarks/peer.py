@@ -1,8 +1,8 @@
 """What a peer must be able to do, and the supervisor that runs its workers.
 
 A peer's file is imported in two roles: by ``benchmarks.host``, which submits, and by the peer's own worker
-command, which finds its handler there. Servers are found through the environment: BENCH_REDIS, BENCH_POSTGRES,
-BENCH_BEANSTALKD, or the TOC_* variables.
+command, which finds its handler there. Servers are found through the environment: BENCH_REDIS,
+BENCH_POSTGRES, BENCH_BEANSTALKD, or the TOC_* variables.
 """
 
 from __future__ import annotations

@@ -21,37 +21,14 @@ def tables(report: Mapping[str, Any], console: Console) -> None:
         f"kernel {machine['kernel']}, Python {machine['python']}, fsync {machine['fsync_ms']} ms; "
         f"load before {report['load']}; medians of {report['repeat']}"
     )
-    rates = _keys(peers, "lateness")
-    for rate in rates:
-        _table(
-            console,
-            f"Lateness in ms at {int(rate):,} tasks a second",
-            ("p50", "p99", "p99.9", "max", "early", "lost", "doubled"),
-            peers,
-            lambda one, rate=rate: _cells(
-                one.get("lateness", {}).get(rate),
-                lambda r: [
-                    *(_ms(r[name]) for name in ("p50", "p99", "p99.9", "max")),
-                    *(f"{r[name]:.0f}" for name in ("early", "lost", "doubled")),
-                ],
-            ),
-        )
+    for rate in _keys(peers, "lateness"):
+        title = f"Lateness in ms at {int(rate):,} tasks a second"
+        columns = ("p50", "p99", "p99.9", "max", "early", "lost", "doubled")
+        _table(console, title, columns, peers, _part("lateness", rate, _late))
     for count in _keys(peers, "burst"):
-        _table(
-            console,
-            f"{int(count):,} tasks due at one instant: seconds after it",
-            ("first start", "last start", "last finish", "early", "not started", "doubled"),
-            peers,
-            lambda one, count=count: _cells(
-                one.get("burst", {}).get(count),
-                lambda r: [
-                    *(_seconds(r[name]) for name in ("first_start", "last_start", "last_finish")),
-                    f"{r['early']:.0f}",
-                    f"{r['tasks'] - r['started']:.0f}",
-                    f"{r['doubled']:.0f}",
-                ],
-            ),
-        )
+        title = f"{int(count):,} tasks due at one instant: seconds after it"
+        parts = ("first start", "last start", "last finish", "early", "lost", "doubled")
+        _table(console, title, parts, peers, _part("burst", count, _at_once))
     _table(
         console,
         "Taken and finished, tasks a second, by processes; stored, tasks a second",
@@ -64,7 +41,7 @@ def tables(report: Mapping[str, Any], console: Console) -> None:
     )
     _table(
         console,
-        "At rest with far tasks pending; and seconds until a task runs again whose process was killed with -9",
+        "At rest with far tasks pending; seconds until a task runs again whose process was killed with -9",
         ("tasks", "workers %", "servers %", "index B/task", "stored B/task", "workers MB", "runs again"),
         peers,
         _rest,
@@ -84,31 +61,20 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
 
     peers = {name: one for name, one in report["peers"].items() if "cannot" not in one}
     rates, counts = _keys(peers, "lateness"), _keys(peers, "burst")
-    panels: list[tuple[str, Callable[[Mapping[str, Any]], list[float | None]], list[str]]] = [
-        (
-            f"lateness at {int(rate):,}/s, ms",
-            lambda one, rate=rate: [_value(one, "lateness", rate, name) for name in ("p50", "p99")],
-            ["p50", "p99"],
-        )
-        for rate in rates
-    ]
+    panels = [(f"lateness at {int(rate):,}/s, ms", "lateness", rate, ("p50", "p99")) for rate in rates]
     panels += [
-        (
-            f"{int(count):,} at one instant, s",
-            lambda one, count=count: [_value(one, "burst", count, n) for n in ("last_start", "last_finish")],
-            ["last start", "last finish"],
-        )
+        (f"{int(count):,} at one instant, s", "burst", count, ("last_start", "last_finish"))
         for count in counts
     ]
     names = list(peers)[::-1]
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(3.2 * len(panels) + 1.5, 0.42 * len(names) + 1.4), sharey=True, squeeze=False
     )
-    for axis, (title, values, labels) in zip(axes[0], panels, strict=True):
-        for offset, (label, colour) in enumerate(zip(labels, ("#4878a8", "#c8d4e0"), strict=True)):
-            widths = [values(peers[name])[offset] or 0 for name in names]
+    for axis, (title, workload, size, parts) in zip(axes[0], panels, strict=True):
+        for offset, (part, colour) in enumerate(zip(parts, ("#4878a8", "#c8d4e0"), strict=True)):
+            widths = [_value(peers[name], workload, size, part) or 0 for name in names]
             places = [index + 0.2 - 0.4 * offset for index in range(len(names))]
-            axis.barh(places, widths, height=0.4, label=label, color=colour)
+            axis.barh(places, widths, height=0.4, label=part.replace("_", " "), color=colour)
         axis.set_xscale("log")
         axis.set_title(title, fontsize=10)
         axis.grid(axis="x", alpha=0.3)
@@ -123,7 +89,9 @@ def _rest(one: Mapping[str, Any]) -> list[str]:
     again = one.get("rerun")
     last = "-"
     if again is not None:
-        last = f"not in {again['waited']:.0f} s" if again.get("seconds") is None else _seconds(again["seconds"])
+        last = (
+            f"not in {again['waited']:.0f} s" if again.get("seconds") is None else _seconds(again["seconds"])
+        )
     idle = one.get("idle")
     if idle is None:
         return ["-"] * 6 + [last]
@@ -155,12 +123,28 @@ def _table(
     console.print(table)
 
 
-def _cells(result: Mapping[str, Any] | None, made: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
-    if result is None:
-        return ["-"]
-    if "left_out" in result:
-        return [result["left_out"]]
-    return made(result)
+def _part(
+    workload: str, size: str, cells: Callable[[Mapping[str, Any]], list[str]]
+) -> Callable[[Mapping[str, Any]], list[str]]:
+    """The cells of one workload of one size, or why there are none."""
+
+    def made(one: Mapping[str, Any]) -> list[str]:
+        result = one.get(workload, {}).get(size)
+        if result is None:
+            return ["-"]
+        return [result["left_out"]] if "left_out" in result else cells(result)
+
+    return made
+
+
+def _late(result: Mapping[str, Any]) -> list[str]:
+    times = [_ms(result[name]) for name in ("p50", "p99", "p99.9", "max")]
+    return times + [f"{result[name]:.0f}" for name in ("early", "lost", "doubled")]
+
+
+def _at_once(result: Mapping[str, Any]) -> list[str]:
+    times = [_seconds(result[name]) for name in ("first_start", "last_start", "last_finish")]
+    return times + [f"{result[name]:.0f}" for name in ("early", "lost", "doubled")]
 
 
 def _one(result: Mapping[str, Any] | None, name: str) -> str:

@@ -120,7 +120,7 @@ class Servers:
             self.environment |= {"BENCH_REDIS": redis.url, "TOC_REDIS_URL": redis.url}
         elif kind == "redis-cluster":
             cluster = RedisCluster(directory, config=config).start()
-            self._redis = cluster.nodes
+            self._redis = list(cluster.nodes)
             self.environment["TOC_REDIS_URL"] = cluster.url
         elif kind == "mariadb":
             mariadb = self._mariadb = MariaDB(directory, buffer_pool="1G").start()
@@ -186,11 +186,12 @@ class Servers:
     def versions(self) -> dict[str, str]:
         """What each server says it is."""
         found = {}
-        for server in self._redis[:1]:
-            found["redis"] = str(server.call("INFO", "server")).split("redis_version:")[1].split("\\")[0]
+        if self._redis:
+            said = str(self._redis[0].call("INFO", "server"))
+            found["redis"] = said.split("redis_version:")[1].split("\\")[0]
         for server in self._others:
-            program = server.process and Path(f"/proc/{server.pid}/exe").resolve()
+            program = Path(f"/proc/{server.pid}/exe").resolve()
             flag = "-v" if server.name == "beanstalkd" else "--version"
-            said = subprocess.run([str(program), flag], capture_output=True, text=True, check=False)
-            found[server.name] = said.stdout.strip() or said.stderr.strip()
+            done = subprocess.run([program, flag], capture_output=True, text=True, check=False)
+            found[server.name] = done.stdout.strip() or done.stderr.strip()
         return found

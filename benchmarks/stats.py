@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NS_PER_MS = 1_000_000
+WRONG = ("early", "lost", "doubled")
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -33,14 +34,17 @@ def lateness(due: Mapping[int, int], starts: Mapping[int, Sequence[int]]) -> dic
 
 
 def medians(results: Sequence[Any]) -> Any:
-    """The same shape as each result, with the median of each number; where they differ otherwise, the last."""
+    """The same shape as each result, each number its median over them; other values are those of the last.
+
+    What went wrong (early, lost, doubled) is not averaged away: there it is the most that one result has.
+    """
     last = results[-1]
     if isinstance(last, Mapping):
-        return {
-            key: medians([result[key] for result in results if isinstance(result, Mapping) and key in result])
-            for key in last
-        }
-    numbers = [result for result in results if isinstance(result, (int, float)) and not math.isnan(result)]
-    if len(numbers) == len(results) and not isinstance(last, bool):
-        return statistics.median(numbers)
-    return last
+        parts = [result for result in results if isinstance(result, Mapping)]
+        return {key: _together(key, [part[key] for part in parts if key in part]) for key in last}
+    numbers = [result for result in results if isinstance(result, (int, float))]
+    return statistics.median(numbers) if len(numbers) == len(results) else last
+
+
+def _together(key: str, values: Sequence[Any]) -> Any:
+    return max(values) if key in WRONG else medians(values)

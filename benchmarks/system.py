@@ -21,6 +21,8 @@ from benchmarks.servers import Servers
 from toc.errors import Unavailable, UnfitServer
 
 LOOK = 0.02
+ENOUGH = 200
+"""Tasks in one submit from which on its rate is believed."""
 PATIENCE = 10.0
 """Seconds without a new start after which the rest is given up."""
 
@@ -40,7 +42,9 @@ class System:
         self._host: subprocess.Popen[str] | None = None
         self.processes = 0
         self.rate = 0.0
-        """Submits a second, as measured last."""
+        """Tasks stored a second in batches, as measured last."""
+        self.took = 0.0
+        """Seconds of the last submit."""
 
     def __enter__(self) -> Self:
         try:
@@ -120,8 +124,6 @@ class System:
         until = time.monotonic() + 30
         while True:
             first, due = self.submit(50, _now() + NS, 0)
-            if not self.rate:
-                self.rate = 50.0
             self.await_starts(due, patience=max(3.0, until - time.monotonic()))
             if len(self.started(due)) == len(due):
                 return
@@ -157,19 +159,33 @@ class System:
         first = self.numbers(count) | bits
         dues = [-(-(first_due + n * step) // 1_000_000) * 1_000_000 for n in range(count)]
         seconds = self._ask("submit", numbers=[first, first + count], dues=dues, batch=batch)
-        self.rate = count / max(seconds, 1e-6)
+        if batch and (count >= ENOUGH or not self.rate):
+            self.rate = count / max(seconds, 1e-6)
+        self.took = float(seconds)
         return first, dict(zip(range(first, first + count), dues, strict=True))
 
     def submit_ahead(self, count: int, step: int, *, bits: int = 0) -> dict[int, int]:
         """The same, in time: all are stored before the first is due."""
         lead = 1.5 * count / self.rate + 0.5
-        while True:
+        for _ in range(4):
             first_due = _now() + int(lead * NS)
-            _, due = self.submit(count, first_due, step, bits=bits)
-            if _now() < first_due - NS // 5:
+            due = self._submit_before(first_due, count, step, bits)
+            if due is not None:
                 return due
-            self.await_starts(due)
-            lead = 2 * count / self.rate + 1
+            lead *= 2.5
+        raise CannotRun(f"storing {count} tasks took longer than {lead / 2.5:.0f} s")
+
+    def _submit_before(self, first_due: int, count: int, step: int, bits: int) -> dict[int, int] | None:
+        try:
+            _, due = self.submit(count, first_due, step, bits=bits)
+        except CannotRun:
+            if _now() < first_due - NS:
+                raise
+            return None  # refused, as it was late already
+        if _now() < first_due - NS // 5:
+            return due
+        self.await_starts(due)
+        return None
 
     def await_starts(self, due: Mapping[int, int], *, patience: float = PATIENCE, most: float = 60) -> None:
         """Wait until all have started, or nothing has for ``patience`` seconds, or ``most`` are over."""

@@ -25,18 +25,18 @@ class Sizes:
     """How much of everything. Counts of tasks, seconds."""
 
     rates: tuple[int, ...] = (100, 1000, 3000)
-    lateness_seconds: float = 5
+    lateness_seconds: float = 4
     bursts: tuple[int, ...] = (10_000, 100_000)
-    submit_seconds: float = 2
+    submit_seconds: float = 1.5
     pending: int = 100_000
-    fill_seconds: float = 12
+    fill_seconds: float = 8
     """Most time for storing what then lies pending."""
-    idle_seconds: float = 5
-    consume_seconds: float = 3
+    idle_seconds: float = 4
+    consume_seconds: float = 1.5
     """How long the backlog of the consume workload should last."""
-    longest: float = 25
+    longest: float = 15
     """A workload that would take longer, judged by the one before it, is left out, and that is said."""
-    rerun_seconds: float = 60
+    rerun_seconds: float = 75
 
 
 QUICK = Sizes(
@@ -76,11 +76,11 @@ def run(system: System, sizes: Sizes, only: frozenset[str]) -> Result:
     if wanted("submit") or wanted("idle"):
         if system.processes != system.entry.processes:
             system.start(system.entry.processes)
-        before = system.pending(), system.servers and system.servers.memory()
+        assert system.servers is not None
+        before = system.servers.memory(), system.servers.stored()
         result["submit"] = submits(system, sizes)
         if wanted("idle"):
-            assert before[1] is not None
-            result["idle"] = idle(system, sizes, before[1])
+            result["idle"] = idle(system, sizes, *before)
     system.stop()
     return result
 
@@ -94,9 +94,8 @@ def lateness(system: System, sizes: Sizes, rate: int) -> Result:
     used = _Cpu(system)
     system.await_starts(due)
     result = stats.lateness(due, system.started(due))
-    result["cpu"] = used.share()
     system.await_finished()
-    return result
+    return result | used.report()
 
 
 def burst(system: System, sizes: Sizes, count: int, *, bits: int = 0) -> Result:
@@ -117,13 +116,12 @@ def burst(system: System, sizes: Sizes, count: int, *, bits: int = 0) -> Result:
         "first_start": (min(firsts) - at) / NS,
         "last_start": (max(firsts) - at) / NS,
         "last_finish": None if finished is None else (finished - at) / NS,
-        "started": len(firsts),
+        "lost": count - len(firsts),
         "early": sum(1 for first in firsts if first < at),
         "doubled": sum(1 for times in starts.values() if len(times) > 1),
         "rate": len(firsts) / max((max(firsts) - at) / NS, 1e-3),
-        "cpu": used.share(),
     }
-    return result
+    return result | used.report()
 
 
 def consume(system: System, sizes: Sizes, count: int, bursts: Mapping[str, Result]) -> Result:
@@ -139,7 +137,8 @@ def consume(system: System, sizes: Sizes, count: int, bursts: Mapping[str, Resul
     if "last_finish" not in result or result["last_finish"] is None:
         return result if "left_out" in result else _left_out("it did not finish")
     seconds = result["last_finish"] - result["first_start"]
-    return {"tasks": result["tasks"], "rate": result["started"] / max(seconds, 1e-3), "cpu": result["cpu"]}
+    rate = (result["tasks"] - result["lost"]) / max(seconds, 1e-3)
+    return {"rate": rate} | {name: result[name] for name in ("tasks", "cpu", "cpu_seconds")}
 
 
 def submits(system: System, sizes: Sizes) -> Result:
@@ -149,12 +148,12 @@ def submits(system: System, sizes: Sizes) -> Result:
         total, seconds = 0, 0.0
         while seconds < sizes.submit_seconds and total < sizes.pending // 2:
             system.submit(chunk, time.time_ns() + HOUR, 1_000_000, batch=batch)
-            total, seconds = total + chunk, seconds + chunk / system.rate
+            total, seconds = total + chunk, seconds + system.took
         rates[name] = total / seconds
     return rates
 
 
-def idle(system: System, sizes: Sizes, memory_before: int) -> Result:
+def idle(system: System, sizes: Sizes, memory_before: int, stored_before: int) -> Result:
     """With many far tasks pending: processor time, in percent of one core, and bytes for each task."""
     servers = system.servers
     assert servers is not None
@@ -177,7 +176,7 @@ def idle(system: System, sizes: Sizes, memory_before: int) -> Result:
             for name, pids in by_server.items()
         },
         "index_bytes_per_task": (servers.memory() - memory_before) / max(tasks, 1),
-        "stored_bytes_per_task": servers.stored() / max(tasks, 1),
+        "stored_bytes_per_task": (servers.stored() - stored_before) / max(tasks, 1),
         "worker_bytes": processes.resident(workers),
     }
 
@@ -209,11 +208,13 @@ class _Cpu:
         self._before = {name: processes.cpu_seconds(pids) for name, pids in self._groups.items()}
         self._began = time.monotonic()
 
-    def share(self) -> dict[str, float]:
+    def report(self) -> Result:
+        """``cpu``: cores in use, by group; ``cpu_seconds``: of all together."""
         seconds = time.monotonic() - self._began
+        used = {name: processes.cpu_seconds(pids) - self._before[name] for name, pids in self._groups.items()}
         return {
-            name: (processes.cpu_seconds(pids) - self._before[name]) / seconds
-            for name, pids in self._groups.items()
+            "cpu": {name: value / seconds for name, value in used.items()},
+            "cpu_seconds": sum(used.values()),
         }
 
 

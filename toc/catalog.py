@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from toc.clock import Clock
-from toc.errors import UnknownTopic
+from toc.errors import StoreUnavailable, UnknownTopic
 from toc.topic import Topic, check_topic_name
 
 REFRESH_SECONDS = 2.0
@@ -38,10 +38,14 @@ class TopicCatalog:
 
     def get(self, name: str) -> Topic:
         """The topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
+        check_topic_name(name)
         topic = self._by_name.get(name)
         if topic is None or self._stale():
-            check_topic_name(name)
-            topic = self.refresh().get(name)
+            try:
+                topic = self.refresh().get(name)
+            except StoreUnavailable:  # a view that is a little old will do
+                if topic is None:
+                    raise
         if topic is None:
             raise UnknownTopic(
                 f"there is no topic {name!r}; create it with `toc topic create {name} --biz-type N --slots N`"

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from math import ceil, isfinite
+from math import ceil
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -26,6 +26,7 @@ from toc.errors import (
     InvalidInput,
     NaiveDatetime,
     NotInFuture,
+    StoreUnavailable,
 )
 from toc.handler import Handler
 from toc.log import get_logger
@@ -51,6 +52,9 @@ log = get_logger(__name__)
 
 INDEX_PAUSE_SECONDS = 1.0
 """How long submits leave Redis alone after it failed, so that its time-outs do not slow them down."""
+
+MAX_DELAY_SECONDS = 1e12
+"""Beyond this a number of seconds is refused without looking at TOC_MAX_DELAY, which is shorter."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -177,6 +181,7 @@ class TimeoutCenter:
         row = self._row(task)
         if connection is not None:
             return self.store.insert_with(connection, row)
+        _ = self.queues  # a wrong TOC_REDIS_URL is told before anything is written
         job_id = self.store.insert(row)
         self._index_stored([row], [job_id])
         return job_id
@@ -189,6 +194,7 @@ class TimeoutCenter:
         """
         rows = [self._row(task) for task in tasks]
         _check_same_dedup(rows)
+        _ = self.queues  # as in submit
         job_ids = self.store.insert_many(rows)
         self._index_stored(rows, job_ids)
         return job_ids
@@ -222,6 +228,8 @@ class TimeoutCenter:
             started = reply is not None and reply.prepared and _near(row, row.gmt_modified)
         elif reply is None:
             started = _near(row, self.clock.now_ms())
+        elif reply.prepared and row.version:
+            started = True  # taken for a deadline that it had before it was rescheduled
         elif reply.redis_now_ms < row.action_time:
             started = False
         elif reply.prepared:
@@ -283,6 +291,8 @@ class TimeoutCenter:
     # --- inside
 
     def _row(self, task: NewTask) -> TaskRow:
+        if not isinstance(task, NewTask):
+            raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
         biz = BizId.of(task.biz_id)
         attribute = encode_attribute(task.attribute)
         if task.dedup_key is not None:
@@ -350,11 +360,14 @@ class TimeoutCenter:
 
     def _index_stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
         fresh = [row for row, job_id in zip(rows, job_ids, strict=True) if row.job_id == job_id]
-        if len(fresh) < len(rows):
-            # A new id after a clash, or an earlier task under the dedup_key: its row names its slot and time.
-            others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]
-            fresh += [row for row in self.store.read(others).values() if row.status == TaskStatus.PENDING]
-        self._index(fresh)
+        # A new id after a clash, or an earlier task under the dedup_key: its own row names its slot and time.
+        others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]
+        try:
+            if others:
+                fresh += [row for row in self.store.read(others).values() if row.status == TaskStatus.PENDING]
+            self._index(fresh)
+        except StoreUnavailable as exc:  # they are stored: the sweep indexes them
+            log.warning("submit_not_indexed", slots=len(rows), error=str(exc))
 
     def _index(self, rows: Iterable[TaskRow]) -> None:
         if self.clock.monotonic() < self._index_paused_until:
@@ -391,16 +404,20 @@ def _near(row: TaskRow, at: int) -> bool:
 
 def _delay_ms(delay: object) -> int:
     if isinstance(delay, timedelta):
-        return -(-delay // timedelta(milliseconds=1)) if delay >= timedelta(0) else _refuse(delay)
+        if delay < timedelta(0):
+            return _refuse(delay)
+        whole, rest = divmod(delay, timedelta(milliseconds=1))
+        return whole + bool(rest)
     if isinstance(delay, bool) or not isinstance(delay, (int, float)):
         raise InvalidDelay(f"delay must be a timedelta or seconds, not {type(delay).__name__}")
-    if not isfinite(delay) or delay < 0 or delay > 1e12:
+    if not 0 <= delay <= MAX_DELAY_SECONDS:  # NaN is in no range
         return _refuse(delay)
     return ceil(delay * 1000)
 
 
 def _refuse(delay: object) -> int:
-    raise InvalidDelay(f"delay {delay} is not allowed; it must be a finite time from now on, not before now")
+    shown = delay if not isinstance(delay, int) or abs(delay) < 10**30 else "of that size"
+    raise InvalidDelay(f"delay {shown} is not allowed; it must be a finite time from now on, not before now")
 
 
 def _checked(job_id: int) -> int:

@@ -40,4 +40,7 @@ class Handler:
             raise InvalidHandler(f"the handler of {topic!r} must take {takes} as its one argument") from exc
         except ValueError:
             pass  # built-ins may have no signature; calling them will tell
-        return cls(topic, call, batch, inspect.iscoroutinefunction(call))
+        is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+        if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+            raise InvalidHandler(f"the handler of {topic!r} is a generator; it must return, not yield")
+        return cls(topic, call, batch, is_async)

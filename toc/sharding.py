@@ -72,7 +72,7 @@ class BizId:
         """The stored form of an int in 0 .. 2**63-1 or of a text of 1..255 bytes. Raises InvalidBizId."""
         if isinstance(biz_id, int) and not isinstance(biz_id, bool):
             if not 0 <= biz_id <= MAX_BIZ_ID:
-                raise InvalidBizId(f"biz_id {biz_id} is out of range; 0 .. 2**63-1 is allowed")
+                raise InvalidBizId("biz_id is out of range; 0 .. 2**63-1 is allowed")
             return cls(int(biz_id), None, crc32(str(int(biz_id))))
         if isinstance(biz_id, str):
             try:

@@ -16,8 +16,8 @@ from benchmarks.record import started
 
 broker = RedisBroker(url=os.environ["BENCH_REDIS"])
 dramatiq.set_broker(broker)
-os.environ["dramatiq_delay_queue_prefetch"] = "65535"  # read when a worker starts
-os.environ["dramatiq_worker_timeout"] = "5"
+os.environ["dramatiq_delay_queue_prefetch"] = "65535"  # noqa: SIM112 - read when a worker starts
+os.environ["dramatiq_worker_timeout"] = "5"  # noqa: SIM112
 
 
 def _start(number: int) -> None:

@@ -1,4 +1,4 @@
-"""procrastinate on PostgreSQL: workers poll for scheduled jobs (notifications tell of immediate ones only)."""
+"""procrastinate on PostgreSQL: workers poll for scheduled jobs (notified of immediate ones only)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ class Procrastinate(Peer):
         return f"procrastinate {version('procrastinate')}"
 
     def commands(self, processes: int) -> list[list[str]]:
-        worker = [sys.executable, "-m", "procrastinate", "--app", "benchmarks.peers.procrastinate.app", "worker"]
+        worker = [
+            sys.executable,
+            "-m",
+            "procrastinate",
+            "--app",
+            "benchmarks.peers.procrastinate.app",
+            "worker",
+        ]
         options = ["--concurrency", "20", "--fetch-job-polling-interval", "0.02", "--delete-jobs", "always"]
         return [[*worker, *options] for _ in range(processes)]
 

@@ -51,7 +51,7 @@ class Taskiq(AsyncPeer):
     def pending(self) -> int:
         waiting = sum(1 for _ in self._redis.scan_iter("schedule:data:*", count=1000))
         groups = self._redis.xinfo_groups("taskiq") if self._redis.exists("taskiq") else []
-        return waiting + sum(group["pending"] + (group["lag"] or 0) for group in groups)
+        return waiting + sum(int(group["pending"]) + int(group["lag"] or 0) for group in groups)
 
     def close(self) -> None:
         self._redis.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,6 +19,8 @@ TOPIC, SLOTS, BATCH = "bench.order", 16, 1000
 NEIGHBOUR = "bench.neighbour"
 """A second topic: numbers with the bit NEIGHBOURS go there."""
 NEIGHBOURS = 1 << 51
+IDLE_SLOTS = [64] * 14 + [32] * 2 + [16] * 2 if "BENCH_IDLE_TOPICS" in os.environ else []
+"""Slots of further topics that get no tasks: with the two above, 20 topics of 1,024 slots."""
 
 center = TimeoutCenter()
 
@@ -32,6 +35,10 @@ def handle_neighbour(task: Task) -> None:
     started(int(task.biz_id))
 
 
+for _number in range(len(IDLE_SLOTS)):
+    center.handler(f"bench.idle-{_number}")(handle)
+
+
 class Toc(Peer):
     def __init__(self) -> None:
         settings = center.settings
@@ -43,6 +50,8 @@ class Toc(Peer):
         ).upgrade()
         center.store.topics.create(Topic(TOPIC, 1, SLOTS))
         center.store.topics.create(Topic(NEIGHBOUR, 2, SLOTS))
+        for number, slots in enumerate(IDLE_SLOTS):
+            center.store.topics.create(Topic(f"bench.idle-{number}", 3 + number, slots))
         self._engine = sqlalchemy.create_engine(settings.database_urls[0])
         counts = (
             f"SELECT COUNT(*) AS n FROM {settings.database_prefix}{table % settings.databases}"

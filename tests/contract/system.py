@@ -61,16 +61,8 @@ class Contract:
         }
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.redis: redis.Redis = redis.Redis.from_url(redis_server.url, decode_responses=True)
-        url = make_url(mariadb.url)
-        self.mysql = pymysql.connect(
-            host=url.host,
-            port=cast(int, url.port),
-            user=url.username,
-            password=cast(str, url.password or ""),
-            autocommit=True,
-            init_command="SET time_zone='+00:00'",
-            cursorclass=pymysql.cursors.DictCursor,
-        )
+        self.mysql_url = mariadb.url
+        self.mysql = self.connect()
         self.settings = Settings(
             database_urls=[mariadb.url],
             databases=2,
@@ -81,6 +73,19 @@ class Contract:
         )
         assert self.toc("db", "upgrade").returncode == 0
         self.center = TimeoutCenter(self.settings)
+
+    def connect(self) -> pymysql.Connection[pymysql.cursors.DictCursor]:
+        """A raw connection to the database server."""
+        url = make_url(self.mysql_url)
+        return pymysql.connect(
+            host=url.host,
+            port=cast(int, url.port),
+            user=url.username,
+            password=cast(str, url.password or ""),
+            autocommit=True,
+            init_command="SET time_zone='+00:00'",
+            cursorclass=pymysql.cursors.DictCursor,
+        )
 
     def toc(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """The command line."""

@@ -19,7 +19,7 @@ def named(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Co
     with RedisServer(tmp_path / "redis") as own:
         one = Contract(tmp_path, own, mariadb, database_prefix, TOC_NAMESPACE="green")
         try:
-            one.create_topics(["c.plain", "c.thrice", "c.once"])
+            one.create_topics()
             yield one
         finally:
             one.stop()

@@ -220,9 +220,7 @@ def test_a_bad_value_leaves_the_callers_transaction_usable(contract: Contract) -
 
 
 @pytest.fixture
-def fragile(
-    tmp_path: Path, mariadb: MariaDB, database_prefix: str
-) -> Iterator[tuple[Contract, RedisServer]]:
+def fragile(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[tuple[Contract, RedisServer]]:
     """A system whose Redis is there to be killed."""
     with RedisServer(tmp_path / "redis") as own:
         one = Contract(tmp_path, own, mariadb, database_prefix)
@@ -272,7 +270,9 @@ def test_a_cancel_again_of_what_was_never_tried_is_cancelled_whatever_the_index_
     due = _action_time(contract.center, job_id)
     contract.wait(lambda: datetime.now(UTC) > due + timedelta(milliseconds=5), "it would be due")
     key = f"prepare_{{c.plain_{zlib.crc32(b'5') % 4}}}"
-    contract.redis.zadd(key, {str(job_id): 1_790_000_000_016.25})  # a resurrected entry, on its way to be dropped
+    contract.redis.zadd(
+        key, {str(job_id): 1_790_000_000_016.25}
+    )  # a resurrected entry, on its way to be dropped
     try:
         assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
     finally:
@@ -290,7 +290,9 @@ def test_namespaces_share_a_redis_without_meeting(contract: Contract) -> None:
 
 def test_settings_read_the_variables_of_the_contract(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "toc.toml").write_text('namespace = "from-file"\ncluster = "file"\ndatabases = 4\ntables = 64\n')
+    (tmp_path / "toc.toml").write_text(
+        'namespace = "from-file"\ncluster = "file"\ndatabases = 4\ntables = 64\n'
+    )
     for name, value in {
         "DATABASE_URLS": "mysql+pymysql://u:p@h1:3306,mysql+pymysql://u:p@h2:3306",
         "REDIS_URL": "redis+cluster://h1:7000,h2:7001",

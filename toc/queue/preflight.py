@@ -34,27 +34,34 @@ class Finding(NamedTuple):
 
 
 def check(queues: Queues) -> list[Finding]:
-    """Everything that is wrong, of every master; empty when all is well. One round trip per master."""
+    """Everything that is wrong, of every master; empty when all is well. One round trip per master.
+
+    Raises IndexUnavailable, which names every master that is out of reach: nothing is known of its fitness.
+    """
     kind = queues.nodes.location.kind
-    try:
-        masters = queues.nodes.masters()
-    except IndexUnavailable as exc:
-        return [_unreachable(", ".join(map(str, queues.nodes.location.addresses)), str(exc))]
-    return [finding for node in masters for finding in _check_node(node, kind)]
+    found: list[Finding] = []
+    away: list[IndexUnavailable] = []
+    for node in queues.nodes.masters():
+        try:
+            found += _check_node(node, kind)
+        except IndexUnavailable as exc:
+            away.append(exc)
+    if away:
+        raise IndexUnavailable("\n".join(map(str, away))) from away[0]
+    return found
 
 
 def _check_node(node: Node, kind: Kind) -> list[Finding]:
     server = str(node.address)
-    try:
-        wire = node.take()
-    except IndexUnavailable as exc:
-        return [_unreachable(server, str(exc))]
+    wire = node.take()
     try:
         wire.send([("INFO",), ("CONFIG", "GET", "save"), ("CLUSTER", "INFO")])
         info, save, cluster = wire.read(), wire.read(), wire.read()
     except RedisError as exc:
         wire.close()
-        return [_unreachable(server, f"the connection broke ({type(exc).__name__})")]
+        raise IndexUnavailable(
+            f"Redis at {server}: the connection broke ({type(exc).__name__}); check its log and try again"
+        ) from exc
     node.give(wire)
     if isinstance(info, RedisError):
         return [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
@@ -71,10 +78,6 @@ def _check_node(node: Node, kind: Kind) -> list[Finding]:
 
 
 _Wrong = tuple[Level, str, str] | None
-
-
-def _unreachable(server: str, what: str) -> Finding:
-    return Finding(Level.WARN, server, what, "until it is back, tasks are fired from the task table")
 
 
 def _facts(info: bytes) -> dict[str, str]:

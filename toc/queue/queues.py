@@ -9,7 +9,9 @@ the IndexUnavailable that says what is wrong with its server. Where a slot's ids
 one of them failed, the slot gets the error; doing all of it again is right, every script is safe to repeat
 except ``prepare``, which is never repeated.
 
-Ids are ints of up to 63 bits; scores and fences are floats as in ``toc.queue.scores``.
+Ids are ints of up to 63 bits; scores and fences are floats as in ``toc.queue.scores``. A member that can be
+no entry (``toc.queue.members``) is never returned: ``prepare``, ``expired`` and ``dead`` remove what they
+meet of it, with the alarm ``orphan_dropped``. If that fails, whoever meets it next removes it.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from math import fmod
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from toc.errors import IndexUnavailable
+from toc.log import get_logger
 from toc.queue.calls import MAX_IDS, Call, Calls, Script
 from toc.queue.keys import SlotKeys, check_namespace
+from toc.queue.members import first_due, shown, sort_out
 from toc.queue.nodes import Nodes
 from toc.queue.scores import CLAIMS
 from toc.queue.url import parse
@@ -47,6 +52,11 @@ _UNCLAIM = Script("unclaim")
 
 Result = TypeVar("Result")
 
+_PREPARE_QUEUE = attrgetter("prepare")
+_DEAD_QUEUE = attrgetter("dead")
+
+log = get_logger(__name__)
+
 
 class PrepareRequest(NamedTuple):
     """Take up to ``limit`` due ids of ``slot`` (never more than MAX_IDS at a time) under number ``claim``.
@@ -63,8 +73,8 @@ class PrepareRequest(NamedTuple):
 class Prepared(NamedTuple):
     """What was taken, each id with its fence.
 
-    ``next_due`` is the first score left in the StoreQueue, None when it is empty; more is due now if it is
-    less than ``redis_now_ms`` + 1.
+    ``next_due`` is the first score left in the StoreQueue, None when nothing there will ever be due; more is
+    due now if it is less than ``redis_now_ms`` + 1.
     """
 
     entries: list[tuple[int, float]]
@@ -93,7 +103,7 @@ class ExpiredRequest(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """``next_due`` is the first score of the StoreQueue, None when it is empty; the counts are entries."""
+    """``next_due`` is as in ``Prepared``; the counts are entries."""
 
     next_due: float | None
     store: int
@@ -177,7 +187,18 @@ class Queues:
             keys = self.keys(slot)
             words = (min(limit, MAX_IDS), retries, claim)
             calls[slot] = _PREPARE.call(keys.hash_slot, (keys.store, keys.prepare), *words, again=False)
-        return self._one_each(calls, _prepared)
+        prepared: dict[Slot, Prepared | IndexUnavailable] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, reply in self._one_each(calls, list).items():
+            if isinstance(reply, IndexUnavailable):
+                prepared[slot] = reply
+                continue
+            flat, first, now_ms = reply
+            entries, strays[slot] = sort_out(flat)
+            taken = [(job_id, fmod(score, 1000.0)) for job_id, score in entries]
+            prepared[slot] = Prepared(taken, first_due(first), now_ms)
+        self._drop(strays, _PREPARE_QUEUE)  # where the script has moved them
+        return prepared
 
     def extend(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
@@ -263,28 +284,22 @@ class Queues:
 
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Remove ids from the DeadQueues for good. Returns how many stood there."""
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return Call(keys.hash_slot, ("ZREM", keys.dead, *words))
-
-        return self._in_batches(
-            {slot: [(job_id,) for job_id in ids] for slot, ids in entries.items()}, call, sum
-        )
+        return self._remove(entries, _DEAD_QUEUE)
 
     # --- looking -----------------------------------------------------------------------------------------
 
     def expired(
         self, requests: Sequence[ExpiredRequest]
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
-        """List (job_id, PrepareQueue score) of entries that must be given back. Moves nothing."""
-        listed = self._one_each(
+        """List (job_id, PrepareQueue score) of entries that must be given back. Moves none."""
+        listed: dict[Slot, list[bytes] | IndexUnavailable] = self._one_each(
             {
                 slot: _EXPIRED.call(
                     self.keys(slot).hash_slot, (self.keys(slot).prepare,), timeout_s, min(limit, MAX_IDS)
                 )
                 for slot, timeout_s, _, limit in requests
             },
-            lambda reply: dict(_scored(reply)),
+            list,
         )
         cursors = {request.slot: b"0" for request in requests if request.claims}
         claims = {request.slot: tuple(request.claims) for request in requests}
@@ -296,7 +311,7 @@ class Queues:
                     )
                     for slot, cursor in cursors.items()
                 },
-                lambda reply: (reply[0], _scored(reply[1])),
+                tuple,
             )
             cursors = {}
             for slot, step in steps.items():
@@ -304,13 +319,20 @@ class Queues:
                 if isinstance(step, IndexUnavailable) or isinstance(found, IndexUnavailable):
                     listed[slot] = step if isinstance(step, IndexUnavailable) else found
                     continue
-                found.update(step[1])
-                if step[0] != b"0":
-                    cursors[slot] = step[0]
-        return {
-            slot: found if isinstance(found, IndexUnavailable) else list(found.items())
-            for slot, found in listed.items()
-        }
+                cursor, held = step
+                found += held
+                if cursor != b"0":
+                    cursors[slot] = cursor
+        expired: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, found in listed.items():
+            if isinstance(found, IndexUnavailable):
+                expired[slot] = found
+            else:
+                entries, strays[slot] = sort_out(found)
+                expired[slot] = list(dict(entries).items())  # one may be listed twice
+        self._drop(strays, _PREPARE_QUEUE)
+        return expired
 
     def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
         """When each slot is next due, and how much stands in it."""
@@ -324,7 +346,9 @@ class Queues:
         """(job_id, millisecond of death) from the DeadQueue, last death first. Raises IndexUnavailable."""
         keys = self.keys(slot)
         reply = self._only(Call(keys.hash_slot, ("ZRANGE", keys.dead, 0, limit - 1, "REV", "WITHSCORES")))
-        return [(job_id, int(score)) for job_id, score in _scored(reply)]
+        entries, strays = sort_out(reply)
+        self._drop({slot: strays}, _DEAD_QUEUE)
+        return [(job_id, int(score)) for job_id, score in entries]
 
     # --- who holds a slot, and where it was built ----------------------------------------------------------
 
@@ -339,13 +363,13 @@ class Queues:
             calls[slot] = _CLAIM.call(keys.hash_slot, (keys.claims,), worker_id, start)
         return self._one_each(calls, _claim)
 
-    def unclaim(self, numbers: Mapping[Slot, int]) -> dict[Slot, bool | IndexUnavailable]:
-        """Give claim numbers back. False: it was not held."""
-        calls = {}
-        for slot, number in numbers.items():
-            keys = self.keys(slot)
-            calls[slot] = _UNCLAIM.call(keys.hash_slot, (keys.claims,), number)
-        return self._one_each(calls, bool)
+    def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+        """Give claim numbers back. Returns how many were held."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _UNCLAIM.call(keys.hash_slot, (keys.claims,), *words)
+
+        return self._in_batches({slot: [(n,) for n in held] for slot, held in numbers.items()}, call, sum)
 
     def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
         """On which server each slot was last rebuilt, and which one serves it now."""
@@ -377,9 +401,26 @@ class Queues:
 
     # --- how calls are made and their results put together -------------------------------------------------
 
+    def _drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
+        """Remove what can be no entry, with one alarm per slot. Who else was given it too says nothing."""
+        met = {slot: members for slot, members in strays.items() if members}
+        if not met:
+            return
+        for slot, removed in self._remove(met, queue).items():
+            if not isinstance(removed, IndexUnavailable) and removed:
+                log.error("orphan_dropped", slot=str(slot), members=removed, member=shown(met[slot][0]))
+
+    def _remove(
+        self, members: Mapping[Slot, Sequence[int | bytes]], queue: Callable[[SlotKeys], str]
+    ) -> dict[Slot, int | IndexUnavailable]:
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return Call(keys.hash_slot, ("ZREM", queue(keys), *words))
+
+        return self._in_batches({slot: [(one,) for one in some] for slot, some in members.items()}, call, sum)
+
     def _in_batches(
         self,
-        entries: Mapping[Slot, Sequence[tuple[int | float, ...]]],
+        entries: Mapping[Slot, Sequence[tuple[int | float | bytes, ...]]],
         call: Callable[[SlotKeys, Iterable[Any]], Call],
         unite: Callable[[list[Any]], Result],
     ) -> dict[Slot, Result | IndexUnavailable]:
@@ -417,21 +458,9 @@ def _flags(parts: list[list[int]]) -> list[bool]:
     return [flag == 1 for part in parts for flag in part]
 
 
-def _scored(flat: list[bytes]) -> list[tuple[int, float]]:
-    return [(int(job_id), float(score)) for job_id, score in zip(flat[::2], flat[1::2], strict=True)]
-
-
-def _prepared(reply: list[Any]) -> Prepared:
-    flat, first, now_ms = reply
-    entries = [
-        (int(job_id), fmod(float(score), 1000.0)) for job_id, score in zip(flat[::2], flat[1::2], strict=True)
-    ]
-    return Prepared(entries, None if first is None else float(first), now_ms)
-
-
 def _peek(reply: list[Any]) -> Peek:
     first, store, prepared, dead, now_ms = reply
-    return Peek(None if first is None else float(first), store, prepared, dead, now_ms)
+    return Peek(first_due(first), store, prepared, dead, now_ms)
 
 
 def _claim(reply: list[Any]) -> Claim | IndexUnavailable:
@@ -442,7 +471,10 @@ def _claim(reply: list[Any]) -> Claim | IndexUnavailable:
         )
     return Claim(
         number,
-        {int(other): worker.decode() for other, worker in zip(others[::2], others[1::2], strict=True)},
+        {
+            int(other): worker.decode(errors="replace")
+            for other, worker in zip(others[::2], others[1::2], strict=True)
+        },
     )
 
 

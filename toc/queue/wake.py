@@ -13,14 +13,16 @@ import random
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from math import floor
 
-import structlog
 from redis.exceptions import RedisError
 
 from toc.errors import IndexUnavailable
+from toc.log import get_logger
 from toc.queue.keys import SlotKeys
+from toc.queue.members import first_due
 from toc.queue.nodes import Nodes, Wire
 from toc.topic import Slot
 
@@ -32,7 +34,7 @@ _MAX_RECONNECT_S = 1.0
 Callback = Callable[[Slot | None, int | None], None]
 _Event = tuple[Slot | None, int | None]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class WakeListener:
@@ -84,21 +86,35 @@ class WakeListener:
 
     def _run(self, callback: Callback, nudged: socket.socket) -> None:
         pause = _RECONNECT_S
+        lost = False
         while not self._stopping:
             wire = None
             try:
                 wire = self._connect()
                 events = self._events(wire, nudged)
                 while (event := _next(events)) is not None:
-                    pause = _RECONNECT_S
+                    if lost:
+                        log.info("wake_listener_connected")
+                    pause, lost = _RECONNECT_S, False
                     callback(*event)
             except _Disconnected as exc:
-                log.warning("wake_listener_disconnected", reason=str(exc))
-                select.select([nudged], [], [], pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
+                report = log.debug if lost else log.warning  # loud once per outage
+                report("wake_listener_disconnected", reason=str(exc))
+                lost = True
+                self._rest(nudged, pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
                 pause = min(2 * pause, _MAX_RECONNECT_S)
             finally:
                 if wire is not None:
                     wire.close()
+
+    def _rest(self, nudged: socket.socket, seconds: float) -> None:
+        """Wait; nothing but ``stop`` cuts it short: new slots are subscribed on the next connection."""
+        until = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(nudged, select.POLLIN)
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            if poll.poll(left * 1000):
+                nudged.recv(4096)
 
     def _connect(self) -> Wire:
         try:
@@ -121,6 +137,8 @@ class WakeListener:
         subscribed: dict[bytes, Slot] = {}
         unconfirmed = 0
         asked = False
+        if not self._wanted:
+            yield None, None  # no channel will be confirmed, so the connection alone is the good news
         while not self._stopping:
             with self._lock:
                 wanted = self._wanted
@@ -151,11 +169,20 @@ class WakeListener:
                     if unconfirmed == 0:
                         yield None, None
                 elif kind == b"message" and channel in subscribed:
-                    yield subscribed[channel], floor(float(data))
+                    yield subscribed[channel], _due_ms(data)
 
 
 class _Disconnected(Exception):
     """The subscription is gone, or was not to be had."""
+
+
+def _due_ms(data: bytes) -> int:
+    """The instant in a message; 0, to look now, for what is none: its sender may have had a reason."""
+    try:
+        due = first_due(data)
+    except ValueError:
+        due = None
+    return 0 if due is None else floor(due)
 
 
 def _next(events: Iterator[_Event]) -> _Event | None:

@@ -246,6 +246,10 @@ class Submitter:
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
 
     def _check_server(self, connection: Connection, server: Server) -> None:
+        if not isinstance(connection, Connection):
+            raise WrongShardConnection(
+                f"connection must be a sqlalchemy.Connection, not {type(connection).__name__}"
+            )
         family = "sqlite" if self._shards.layout.sqlite else "mysql"
         theirs = None
         if connection.dialect.name.replace("mariadb", "mysql") == family:

@@ -10,8 +10,11 @@ from typing import Any
 
 from toc.clock import Clock
 from toc.errors import InvalidTopic, StoreUnavailable, TopicExists, UnknownTopic
+from toc.log import get_logger
 from toc.store.server import Duplicate, Param, Server, Statement
 from toc.topic import Backoff, Topic, TopicType, check_topic_name
+
+log = get_logger(__name__)
 
 _FIELDS = tuple(field.name for field in fields(Topic))
 _FIXED = frozenset({"name", "biz_type"})
@@ -98,7 +101,13 @@ class TopicTable:
     def _select(self, where: str, *params: Param) -> Sequence[tuple[Topic, int]]:
         select = f"SELECT {','.join(_FIELDS)},version FROM {self._table} WHERE {where}"
         (result,) = self._server.run([Statement(select, params)])
-        return [(_topic(dict(zip(_FIELDS, row, strict=False))), row[-1]) for row in result.rows]
+        topics = []
+        for row in result.rows:
+            try:
+                topics.append((_topic(dict(zip(_FIELDS, row, strict=False))), row[-1]))
+            except ValueError as exc:  # a newer version's, or changed by hand: the others go on
+                log.warning("topic_not_understood", topic=row[0], error=str(exc))
+        return topics
 
 
 def _topic(values: dict[str, Any]) -> Topic:

@@ -28,7 +28,7 @@ from toc.coordination.assignment import TABLES, Member
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.errors import StoreUnavailable, UnfitServer
+from toc.errors import TocError, UnfitServer
 from toc.log import get_logger
 from toc.queue.preflight import Level, check
 from toc.topic import Slot
@@ -163,7 +163,7 @@ class Daemon:
             self._catalog.refresh()
             if self._amounts() != before:
                 self._wake()
-        except StoreUnavailable as exc:
+        except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
         return REFRESH_SECONDS
 
@@ -174,6 +174,8 @@ class Daemon:
 
     def _wait(self) -> None:
         timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
+        if [child for child in self._children.values() if not child.link.flush()]:
+            timeout = CLAIM_RETRY_SECONDS
         until = [self._step_at, *self._spawn_at.values()]
         timeout = max(0.0, min(timeout, min(until) - time.monotonic()))
         for key, _ in self._selector.select(timeout):
@@ -247,8 +249,16 @@ class Daemon:
         worker_id = f"{self._settings.host}-{index}-{secrets.token_hex(4)}"
         command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
         command += ["--threads", str(self._threads), "--link", str(theirs.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603
-        theirs.close()
+        with theirs:
+            try:
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                )
+            except OSError as exc:  # no memory, no more processes: those that run go on
+                ours.close()
+                log.warning("worker_not_started", error=str(exc))
+                self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
+                return
         child = Child(process, Link(ours), worker_id, index)
         self._children[worker_id] = child
         self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
@@ -264,8 +274,8 @@ class Daemon:
             self._selector.unregister(child.link)
         child.link.close()
         orderly = code in (0, EXIT_RECYCLE) and child.leaving
-        if not child.member and not child.leaving:
-            child.member = True  # silent, or never joined: its death is news all the same
+        if not orderly:
+            child.member = True  # also if it was silent or leaving: its death is news all the same
         self._take_out(child, known_dead=not orderly)
         if orderly:
             log.info("worker_left", worker=child.worker_id, pid=child.process.pid)

@@ -8,6 +8,7 @@ poller how much more of a topic it may take: only what can be started soon, judg
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +36,11 @@ FIRST_GUESS_SECONDS = 0.005
 class _Line:
     """The waiting entries of one topic."""
 
-    __slots__ = ("seconds", "waiting")
+    __slots__ = ("running", "seconds", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Entry] = deque()
+        self.running = 0
         self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one task takes a thread
 
 
@@ -65,6 +67,9 @@ class Dispatcher:
         self._thread_count = threads
         self._async_limit = async_limit
         self._lines = {topic: _Line() for topic, handler in handlers.items() if not handler.is_async}
+        spare = max(1, threads // 4) if len(self._lines) > 1 else 0
+        self._line_limit = max(1, threads - spare)
+        """Threads that one topic may occupy: some are left for the others, however slow it is."""
         self._turns: deque[_Line] = deque()
         """Lines that have waiting entries, in the order in which they are served."""
         self._free = threads
@@ -97,17 +102,21 @@ class Dispatcher:
     # --- the poller's side
 
     def room(self, topic: str) -> int:
-        """How many more entries of ``topic`` may be taken now. If none, ``has_room`` is called later."""
+        """How many more entries of ``topic`` may be taken now; not more than can be started soon."""
         running = self._async_running.get(topic)
         if running is not None:
             room = self._async_limit - running
         else:
             line = self._lines[topic]
-            soon = self._free + int(START_WITHIN_SECONDS * self._thread_count / line.seconds)
+            free = min(self._free, self._line_limit - line.running)
+            soon = free + int(START_WITHIN_SECONDS * self._line_limit / line.seconds)
             room = min(soon, MAX_WAITING) - len(line.waiting)
-        if room <= 0:
-            self._room_wanted = True
         return room
+
+    def want_room(self) -> None:
+        """Call ``has_room`` when the next handler ends. What ended before counts in ``room`` from now on."""
+        with self._ready:
+            self._room_wanted = True
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Hand over entries that are due and checked."""
@@ -147,13 +156,10 @@ class Dispatcher:
     def _take(self) -> list[Entry]:
         """The next entry, or the next batch of a batch handler; empty when closed."""
         with self._ready:
-            while not self._turns:
-                if self._closed:
-                    return []
+            while (line := self._next_line()) is None and not self._closed:
                 self._ready.wait()
-            if self._closed:
+            if line is None or self._closed:
                 return []
-            line = self._turns.popleft()
             first = line.waiting.popleft()
             batch = [first]
             size = first.handler.batch
@@ -163,7 +169,17 @@ class Dispatcher:
             if line.waiting:
                 self._turns.append(line)
             self._free -= 1
+            line.running += 1
             return batch
+
+    def _next_line(self) -> _Line | None:
+        """The line whose turn it is, of those that may have another thread; it is taken out of the turns."""
+        for _ in range(len(self._turns)):
+            line = self._turns.popleft()
+            if line.running < self._line_limit:
+                return line
+            self._turns.append(line)
+        return None
 
     def _work(self) -> None:
         while batch := self._take():
@@ -177,6 +193,9 @@ class Dispatcher:
             with self._ready:
                 self._free += 1
                 line = self._lines[batch[0].topic.name]
+                line.running -= 1
+                if line.running == self._line_limit - 1 and line.waiting:
+                    self._ready.notify()  # it may have a thread again
                 line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
                 wanted, self._room_wanted = self._room_wanted, False
             if wanted:
@@ -198,7 +217,7 @@ class Dispatcher:
 
     def _run_one(self, entry: Entry) -> None:
         try:
-            entry.handler.call(_task(entry))
+            _check_done(entry.handler.call(_task(entry)))
         except BaseException as exc:
             self._report(entry, exc)
         else:
@@ -207,7 +226,8 @@ class Dispatcher:
     def _run_batch(self, batch: list[Entry]) -> None:
         try:
             outcome = batch[0].handler.call([_task(entry) for entry in batch])
-            errors = _per_task(outcome)
+            _check_done(outcome)
+            errors = _per_task(outcome, batch)
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
         for entry in batch:
@@ -249,7 +269,7 @@ class Dispatcher:
             if handler.batch is None:
                 await handler.call(_task(batch[0]))
             else:
-                errors = _per_task(await handler.call([_task(entry) for entry in batch]))
+                errors = _per_task(await handler.call([_task(entry) for entry in batch]), batch)
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
         for entry in batch:
@@ -279,7 +299,17 @@ def _task(entry: Entry) -> Task:
     return entry.row.to_task(entry.topic.name)
 
 
-def _per_task(outcome: Any) -> Mapping[int, BaseException | None]:
+def _check_done(outcome: Any) -> None:
+    """Raise TypeError when a handler has returned something that has yet to run."""
+    if outcome is not None and (inspect.isawaitable(outcome) or inspect.isgenerator(outcome)):
+        if inspect.iscoroutine(outcome):
+            outcome.close()  # else Python warns that it was never awaited
+        raise TypeError(
+            "the handler returned a coroutine or generator that nobody runs; declare it with `async def`"
+        )
+
+
+def _per_task(outcome: Any, batch: Sequence[Entry]) -> Mapping[int, BaseException | None]:
     """What a batch handler said of its tasks. Raises TypeError when it said something else."""
     if outcome is None:
         return {}
@@ -287,4 +317,6 @@ def _per_task(outcome: Any) -> Mapping[int, BaseException | None]:
         error is None or isinstance(error, BaseException) for error in outcome.values()
     ):
         raise TypeError("a batch handler must return None or a dict of job_id to an exception or None")
+    if not outcome.keys() <= {entry.job_id for entry in batch}:
+        raise TypeError("a batch handler returned a job_id that was not in its batch; job_ids are ints")
     return outcome

@@ -84,7 +84,8 @@ class Inflight:
     def discard(self, entries: Iterable[Entry]) -> None:
         """Let entries go: they have left the PrepareQueue, or others care for them."""
         for entry in entries:
-            self._entries.pop(entry.job_id, None)
+            if self._entries.get(entry.job_id) is entry:
+                del self._entries[entry.job_id]
 
     def settle(self, entry: Entry) -> bool:
         """True for the one caller that may report how this try ended."""

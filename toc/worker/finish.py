@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
@@ -18,8 +19,8 @@ from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.store.batch import Failure, Finish, Guard
 from toc.store.store import Store
-from toc.task import Dead, Retry, TaskRow, TaskStatus
-from toc.topic import Slot
+from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TaskRow, TaskStatus
+from toc.topic import Slot, Topic
 from toc.worker.entry import Entry, Inflight
 from toc.worker.loop import Loop
 
@@ -40,6 +41,12 @@ class Moves:
     commit: list[Entry] = field(default_factory=list)
     rollback: list[tuple[Entry, float]] = field(default_factory=list)
     bury: list[Entry] = field(default_factory=list)
+
+    def add(self, more: Moves) -> None:
+        """Take in others."""
+        self.commit += more.commit
+        self.rollback += more.rollback
+        self.bury += more.bury
 
     def by_row(self, entry: Entry, row: TaskRow | None) -> None:
         """Decide by the row alone, as the row check does."""
@@ -102,6 +109,11 @@ class Finisher:
         self.loop.wake()
 
     @property
+    def backlog(self) -> int:
+        """How many tries have ended and are not written yet."""
+        return len(self._ended)
+
+    @property
     def idle(self) -> bool:
         """Whether everything handed in has been written."""
         return not self._ended and not self._moves and not self.busy
@@ -113,11 +125,10 @@ class Finisher:
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
             moves = self._moves.popleft() if self._moves else Moves()
             while self._moves:
-                more = self._moves.popleft()
-                moves.commit += more.commit
-                moves.rollback += more.rollback
-                moves.bury += more.bury
+                moves.add(self._moves.popleft())
             pause = 0.0
+            failed = self._move(moves)  # before the rows: these need no MySQL, which may hang
+            moves = Moves()
             if batch:
                 try:
                     self._write(batch, moves)
@@ -126,7 +137,7 @@ class Finisher:
                     self._ended.extendleft(reversed(batch))
                     log.warning("rows_not_written", tries=len(batch), error=str(exc))
                     pause = RETRY_SECONDS
-            failed = self._move(moves)
+            failed.add(self._move(moves))
             if failed.commit or failed.rollback or failed.bury:
                 self._moves.appendleft(failed)
                 pause = RETRY_SECONDS
@@ -169,12 +180,10 @@ class Finisher:
             row = entry.row
             attempts = row.attempts + 1
             dead = isinstance(error, Dead) or attempts >= entry.topic.retries
-            if isinstance(error, Retry):
-                delay = round(error.after.total_seconds() * 1000)
-            else:
-                delay = 0 if dead else entry.topic.retry_delay_ms(attempts)
+            delay = 0 if dead else retry_delay_ms(error, entry.topic, attempts)
+            next_time = max(now + delay, row.action_time)  # not before it, even if the clock was set back
             failure = Failure(
-                row.job_id, row.version, row.attempts, row.crashes, attempts, 0, now + delay, describe(error)
+                row.job_id, row.version, row.attempts, row.crashes, attempts, 0, next_time, describe(error)
             )
             (deaths if dead else retries)[entry.job_id] = failure
         guards = self._store.fail(list(retries.values())) if retries else {}
@@ -212,6 +221,11 @@ class Finisher:
 
     def _move(self, moves: Moves) -> Moves:
         """Apply the transitions under their fences; returns those whose node did not answer."""
+        # A move that is tried again may be obsolete: taken anew by this worker, the id is another entry's.
+        held = self._inflight.get
+        moves.commit = [e for e in moves.commit if held(e.job_id) in (None, e)]
+        moves.rollback = [(e, score) for e, score in moves.rollback if held(e.job_id) in (None, e)]
+        moves.bury = [e for e in moves.bury if held(e.job_id) in (None, e)]
         # Out of the held entries first: a rolled back entry may be taken again before this call returns.
         self._inflight.discard(moves.commit)
         self._inflight.discard(entry for entry, _ in moves.rollback)
@@ -252,11 +266,19 @@ def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:
     return grouped
 
 
+def retry_delay_ms(error: BaseException, topic: Topic, attempts: int) -> int:
+    """How long the task waits: what the handler asked for with Retry, else the topic's backoff."""
+    after = error.after if isinstance(error, Retry) else None
+    if isinstance(after, timedelta) and timedelta() <= after <= timedelta(seconds=MAX_RETRY_SECONDS):
+        return -(-after // timedelta(milliseconds=1))
+    return topic.retry_delay_ms(attempts)
+
+
 def describe(error: BaseException) -> str:
     """The last error as it is kept on the row."""
     try:
         text = str(error)
-    except Exception:
+    except BaseException:
         text = "(its text cannot be made)"
     if not isinstance(error, (Dead, Retry)):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -25,6 +25,7 @@ class Link:
         self._socket = sock
         self._lock = threading.Lock()
         self._buffer = b""
+        self._unsent = b""
         self.closed = False
         """Whether the other end is gone."""
 
@@ -33,10 +34,21 @@ class Link:
         return self._socket.fileno()
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send one message. Nobody at the other end is not an error: ``receive`` tells."""
+        """Send one message, or as much of it as the other end takes now: it may be paused.
+
+        ``flush`` sends the rest. Nobody at the other end is not an error: ``receive`` tells.
+        """
         data = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
-        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._socket.sendall(data)
+        with self._lock:
+            self._unsent += data
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what is left of earlier messages, without waiting; whether nothing is left."""
+        with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent, socket.MSG_DONTWAIT) :]
+        return not self._unsent
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages that are there; waits for the first bytes if there are none."""

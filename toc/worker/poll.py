@@ -38,6 +38,10 @@ RETRY_MS = 500
 """Pause before a slot is tried again whose node did not answer, and before rows are read again."""
 NO_TIMEOUT = 10**9
 """Seconds: no entry is so old, so only those under the claim are listed."""
+MAX_UNWRITTEN = 5000
+"""Tries that have ended and are not written, beyond which nothing is taken: what runs twice after a crash,
+and memory, stay bounded when MySQL is slow or refuses writes."""
+BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller looks whether a paused topic was resumed."""
 RECONCILE_AFTER_MS = (0, 1000, 4000)
@@ -160,6 +164,9 @@ class Poller:
         if due < owned.due:
             owned.due = due
             heapq.heappush(self._due, (owned.due, owned.slot))
+            if len(self._due) > 2 * len(self._book.owned) + 64:  # stale pairs that lie far ahead
+                self._due = [(o.due, o.slot) for o in self._book.owned.values() if o.due < NEVER]
+                heapq.heapify(self._due)
 
     def _until_next(self, now: int) -> float:
         if self._news or self._early:
@@ -198,13 +205,21 @@ class Poller:
             by_topic.setdefault(slot.topic, []).append(member)
         requests: list[tuple[OwnedSlot, PrepareRequest]] = []
         topics = self._catalog.known()
+        behind = self._finisher.backlog > MAX_UNWRITTEN
         for name, members in by_topic.items():
+            if behind:
+                for member in members:
+                    self._look(member, now + BEHIND_LOOK_MS)
+                continue
             topic = topics.get(name)
             if topic is None or topic.paused or name not in self._handlers:
                 for member in members:
                     self._look(member, now + PAUSED_LOOK_MS)
                 continue
             room = self.dispatcher.room(name)
+            if room < len(members):
+                self.dispatcher.want_room()
+                room = self.dispatcher.room(name)
             if room < len(members):
                 self._no_room.update(member.slot for member in members[max(room, 0) :])
                 members = members[: max(room, 0)]

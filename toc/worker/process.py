@@ -22,7 +22,7 @@ from typing import Any
 from toc.catalog import REFRESH_SECONDS
 from toc.client import TimeoutCenter
 from toc.coordination.assignment import TABLES
-from toc.errors import StoreUnavailable, TocError
+from toc.errors import TocError
 from toc.log import configure, get_logger
 from toc.sweep import Sweep, Sweeper
 from toc.topic import Slot
@@ -132,6 +132,7 @@ class Worker:
         self._orphaned_at = float("inf")
         self._signals = 0
         self._stopping = False
+        self._stop_by = float("inf")
         self._forced = False
         self._recycling = False
 
@@ -157,7 +158,7 @@ class Worker:
     def _refresh_catalog(self) -> float:
         try:
             self._catalog.refresh()
-        except StoreUnavailable as exc:
+        except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
         return REFRESH_SECONDS
 
@@ -190,9 +191,9 @@ class Worker:
                 self._link.send("beat", held=len(self.inflight), counts=dict(self.finisher.counts))
             self._claim(now)
             self._hand_over(now)
-            busy = (
-                self._dropping or self._lingering or self.book.incomplete or self._stopping or self._recycling
-            )
+            sent = self._link.flush()
+            leaving = self._stopping or self._recycling
+            busy = self._dropping or self._lingering or self.book.incomplete or leaving or not sent
             for key, _ in selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS):
                 if key.fileobj is self._wake_receiver:
                     self._wake_receiver.recv(4096)
@@ -286,15 +287,10 @@ class Worker:
         self._sweeping.stop(0)
         self._withdraw()
         self._link.send("leaving", recycle=self._recycling)
-        until = self._clock.monotonic() + self._deadline
-        self._serve(
-            selector,
-            lambda: (
-                self._done() or self._forced or (not self._recycling and self._clock.monotonic() >= until)
-            ),
-        )
-        running = [entry for entry in self.inflight.snapshot() if self.inflight.settle(entry)]
-        if running and not self._recycling:
+        self._serve(selector, lambda: self._done() or self._forced or self._overdue())
+        # What has not started is in the finisher's hands already, and what has settled as well.
+        running = [e for e in self.inflight.snapshot() if e.started and self.inflight.settle(e)]
+        if running:
             log.warning("handlers_abandoned", tasks=len(running))
             self._give_back_running(running)
         self.finisher.loop.stop(FORCED_SECONDS)
@@ -305,7 +301,14 @@ class Worker:
         self.dispatcher.close()
 
     def _done(self) -> bool:
-        return self.finisher.idle and all(entry.settled for entry in self.inflight.snapshot())
+        # In this order: an entry leaves the held ones only inside a flush, which makes the finisher busy.
+        return not len(self.inflight) and self.finisher.idle
+
+    def _overdue(self) -> bool:
+        """Whether the shutdown deadline is over; a process that is only recycled has none."""
+        if self._stopping and self._stop_by == float("inf"):
+            self._stop_by = self._clock.monotonic() + self._deadline
+        return self._clock.monotonic() >= self._stop_by
 
     def _give_back_running(self, running: Iterable[Entry]) -> None:
         """Forced: the try is given back uncharged, and will run again elsewhere."""

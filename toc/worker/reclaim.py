@@ -29,6 +29,8 @@ log = get_logger(__name__)
 TICK_SECONDS = 1.0
 PEEK_SECONDS = 5.0
 RECLAIM_LIMIT = 200
+MAX_CRASHES = 60_000
+"""What the column holds; a task that has killed its worker so often is not counted further."""
 CRASHED = "the worker that ran it died or fell silent"
 
 
@@ -89,10 +91,9 @@ class Reclaimer:
             elif not peek.prepared and owned[slot].others:
                 idle[slot] = list(owned[slot].others)
                 owned[slot].others = {}
-        while idle:
+        if idle:
             # Nothing is prepared there: whoever drew these numbers has nothing left under them.
-            self._queues.unclaim({slot: numbers.pop() for slot, numbers in idle.items()})
-            idle = {slot: numbers for slot, numbers in idle.items() if numbers}
+            self._queues.unclaim(idle)
 
     def _reclaim(self) -> None:
         owned = self._book.owned
@@ -132,6 +133,11 @@ class Reclaimer:
                     if failure is not None:
                         crashes[job_id] = failure
         guards = self._store.fail(list(crashes.values())) if crashes else {}
+        cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
+        if cancelled:
+            self._store.mark_tried(
+                cancelled
+            )  # before the entry goes: a cancel that is under way looks for it
         commits: dict[Slot, list[tuple[int, float]]] = {}
         backs: dict[Slot, list[tuple[int, float, float]]] = {}
         buries: dict[Slot, list[tuple[int, float, int]]] = {}
@@ -172,7 +178,14 @@ def crash_of(row: TaskRow, topic: Topic, remaining: int, now: int) -> Failure | 
         return None
     attempts = min(row.attempts + 1, topic.retries - 1)
     return Failure(
-        row.job_id, row.version, row.attempts, row.crashes, attempts, row.crashes + 1, now, CRASHED
+        row.job_id,
+        row.version,
+        row.attempts,
+        row.crashes,
+        attempts,
+        min(row.crashes + 1, MAX_CRASHES),
+        max(now, row.action_time),  # not before it, even if the clock was set back
+        CRASHED,
     )
 
 

@@ -86,6 +86,6 @@ class SlotBook:
 
     def hand_back(self, dropped: Iterable[OwnedSlot]) -> None:
         """Delete the claim numbers of slots that were given up, not taken again, and hold nothing of ours."""
-        numbers = {owned.slot: owned.claim for owned in dropped if owned.slot not in self.owned}
+        numbers = {owned.slot: [owned.claim] for owned in dropped if owned.slot not in self.owned}
         if numbers:
             self._queues.unclaim(numbers)

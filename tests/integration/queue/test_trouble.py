@@ -312,7 +312,7 @@ def test_a_user_with_the_documented_grants_can_do_everything(launch: Launch) -> 
     assert not queues.reschedule(SLOT, 2, 6.0).removed
     claim = queues.claim([SLOT], "me")[SLOT]
     assert not isinstance(claim, IndexUnavailable)
-    assert queues.unclaim({SLOT: claim.number}) == {SLOT: True}
+    assert queues.unclaim({SLOT: [claim.number]}) == {SLOT: 1}
     assert queues.set_generations({SLOT: "x"}) == {SLOT: True}
     assert isinstance(queues.generations([SLOT])[SLOT], tuple)
     assert isinstance(queues.peek([SLOT])[SLOT], tuple)

@@ -32,7 +32,7 @@ if #due > 0 then
     if not prepared[n] then
       local score = tonumber(due[2 * n])
       local remaining = math.floor((score - math.floor(score)) * 32 + 0.5)
-      if remaining == 0 then
+      if remaining == 0 or remaining ~= remaining then -- the second: the score is -inf
         remaining = retries
       end
       local entry = string.format('%.17g', seconds * 1000 + remaining + claim / 4096)

@@ -1,0 +1,100 @@
+"""What only toc is asked: does it stay quick as it grows? ``python -m benchmarks.scale [WHAT ...]``
+
+neighbour   lateness of one topic while 100,000 tasks of another are due at one instant
+growth      lateness at 1,000 a second with few and with many tasks pending
+idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 1,024 tables
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from benchmarks import processes, stats
+from benchmarks.catalog import ENTRIES
+from benchmarks.peer import NS
+from benchmarks.system import System, warn
+from benchmarks.workloads import HOUR, Sizes, lateness
+
+NEIGHBOURS = 1 << 51
+"""benchmarks.peers.toc gives numbers with this bit to its second topic."""
+FEW = 10_000
+
+
+def neighbour(system: System, burst: int = 100_000, rate: int = 100, seconds: int = 6) -> dict[str, Any]:
+    """Lateness of the second topic, from a second before the burst on the first until it is over."""
+    system.submit(1000, time.time_ns() + HOUR, 0)  # to learn how fast it stores
+    at = time.time_ns() + int((2 * burst / system.rate + 3) * NS)
+    _, due = system.submit(burst, at, 0)
+    _, beside = system.submit(rate * seconds, at - NS, NS // rate, bits=NEIGHBOURS)
+    if time.time_ns() > at - 2 * NS:
+        raise RuntimeError("storing the burst took longer than expected")
+    system.await_starts(beside)
+    system.await_starts(due)
+    last = max(min(starts) for starts in system.started(due).values())
+    return {
+        "burst_last_start": (last - at) / NS,
+        "neighbour": stats.lateness(beside, system.started(beside)),
+    }
+
+
+def growth(system: System, most: int) -> dict[str, Any]:
+    """Lateness at 1,000 a second with FEW and with ``most`` tasks pending."""
+    found: dict[str, Any] = {}
+    sizes = Sizes(lateness_seconds=10)
+    for pending in (FEW, most):
+        while (missing := pending - system.pending()) > 0:
+            for first in range(0, missing, 20_000):
+                count = min(20_000, missing - first)
+                # spread over the next ten hours, as deadlines are
+                system.submit(count, time.time_ns() + HOUR, 10 * HOUR // count)
+                if first % 500_000 == 0:
+                    warn(f"    {pending - missing + first:,} pending")
+        found[f"{pending}"] = lateness(system, sizes, 1000)
+    return found
+
+
+def idle(system: System, seconds: float = 20) -> dict[str, Any]:
+    """Percent of a core, over ``seconds``."""
+    assert system.servers is not None
+    time.sleep(5)
+    groups = {"daemon": system.worker_pids(), **system.servers.pids()}
+    before = {name: processes.cpu_seconds(pids) for name, pids in groups.items()}
+    time.sleep(seconds)
+    return {
+        name: 100 * (processes.cpu_seconds(pids) - before[name]) / seconds for name, pids in groups.items()
+    }
+
+
+def main() -> None:
+    """Measure and print JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
+    parser.add_argument("what", nargs="*", default=["neighbour", "growth", "idle"])
+    parser.add_argument("--pending", type=int, default=5_000_000)
+    arguments = parser.parse_args()
+    entries = {entry.name: entry for entry in ENTRIES}
+    wide = entries["toc, 1024 tables"]
+    result: dict[str, Any] = {}
+    if "neighbour" in arguments.what:
+        with System(entries["toc"]) as system:
+            system.start(2)
+            result["neighbour"] = neighbour(system)
+    if "growth" in arguments.what:
+        with System(entries["toc"]) as system:
+            system.start(2)
+            result["growth"] = growth(system, arguments.pending)
+    if "idle" in arguments.what:
+        many = replace(wide, environment={**wide.environment, "BENCH_IDLE_TOPICS": "1"})
+        with System(many) as system:
+            system.start(2)
+            result["idle"] = idle(system)
+    json.dump(result, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

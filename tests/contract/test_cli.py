@@ -1,0 +1,291 @@
+"""The command line: options of the contract, --json of what lists, exit codes, the embedded default."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from contract.system import Contract
+
+from toc import CancelOutcome, NewTask, Settings, TimeoutCenter
+from toc.local.servers import MariaDB, RedisServer
+
+
+def test_topic_create_takes_every_option_of_the_contract(contract: Contract) -> None:
+    done = contract.toc(
+        *("topic", "create", "t.all", "--biz-type", "100", "--slots", "1024", "--type", "instant"),
+        *("--retries", "31", "--backoff", "immediate", "--backoff-base", "2", "--backoff-cap", "60"),
+        *("--prepare-timeout", "3", "--max-runtime", "90", "--horizon", "7200", "--retention", "86400"),
+    )
+    assert done.returncode == 0, done.stderr
+    shown = contract.json("topic", "show", "t.all")
+    expected = {
+        "name": "t.all",
+        "biz_type": 100,
+        "slot_amount": 1024,
+        "topic_type": "instant",
+        "retries": 31,
+        "backoff": "immediate",
+        "backoff_base": 2.0,
+        "backoff_cap": 60.0,
+        "prepare_timeout": 3,
+        "max_runtime": 90,
+        "horizon": 7200,
+        "retention": 86400,
+        "paused": False,
+    }
+    assert {name: shown[name] for name in expected} == expected
+    (row,) = contract.query(f"SELECT * FROM `{contract.prefix}0`.timeout_topic WHERE name = 't.all'")
+    assert (row["biz_type"], row["slot_amount"], row["retries"]) == (100, 1024, 31)
+
+
+def test_topic_defaults_are_those_of_the_contract(contract: Contract) -> None:
+    assert contract.toc("topic", "create", "t.plain", "--biz-type", "101", "--slots", "2").returncode == 0
+    shown = contract.json("topic", "show", "t.plain")
+    assert (shown["topic_type"], shown["retries"], shown["backoff"]) == ("timed", 16, "exponential")
+    assert (shown["backoff_base"], shown["backoff_cap"]) == (1, 600)
+    assert (shown["prepare_timeout"], shown["retention"]) == (30, 3 * 86400)
+    assert "t.plain" in [topic["name"] for topic in contract.json("topic", "list")]
+    assert contract.toc("topic", "alter", "t.plain", "--retries", "5", "--backoff-cap", "2m").returncode == 0
+    shown = contract.json("topic", "show", "t.plain")
+    assert (shown["retries"], shown["backoff_cap"]) == (5, 120)
+    for command, paused in (("pause", True), ("resume", False)):
+        assert contract.toc("topic", command, "t.plain").returncode == 0
+        assert contract.json("topic", "show", "t.plain")["paused"] is paused
+
+
+def test_a_task_goes_through_the_command_line(contract: Contract) -> None:
+    submitted = contract.toc(
+        *("submit", "c.plain", "--biz-id", "42", "--delay", "30m"),
+        *("--attribute", '{"reason": "unpaid ☃"}', "--dedup-key", "k", "--slot-basis", "s"),
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    job_id = int(submitted.stdout)
+    shown = contract.json("get", str(job_id))
+    assert shown["job_id"] == job_id
+    assert shown["topic"] == "c.plain"
+    assert shown["attribute"] == {"reason": "unpaid ☃"}
+    assert datetime.fromisoformat(shown["action_time"]).utcoffset() == timedelta(0)
+    assert [task["job_id"] for task in contract.json("find", "--biz-id", "42")] == [job_id]
+    again = contract.json(
+        *("submit", "c.plain", "--biz-id", "42", "--delay", "5s"),
+        *("--attribute", '{"reason": "unpaid ☃"}', "--dedup-key", "k"),
+    )
+    assert again["job_id"] == job_id
+    moved = contract.json("reschedule", str(job_id), "--action-time", "2027-06-01T12:00:00+02:00")
+    assert str(moved["outcome"]).lower() == "rescheduled"
+    task = contract.center.get(job_id)
+    assert task is not None
+    assert task.action_time == datetime(2027, 6, 1, 10, tzinfo=UTC)
+    cancelled = contract.json("cancel", str(job_id))
+    assert str(cancelled["outcome"]).lower() == "cancelled"
+    assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
+    late = contract.toc("reschedule", str(job_id), "--delay", "1h")
+    assert late.returncode == 1
+    assert "too_late" in (late.stdout + late.stderr).lower().replace(" ", "_")
+    assert contract.toc("get", str(job_id ^ 1)).returncode == 1
+    assert contract.toc("cancel", str(job_id ^ 1)).returncode == 1
+    assert contract.toc("cancel", "--topic", "c.plain", "--biz-id", "42").returncode == 0
+
+
+def test_every_command_that_lists_speaks_json(contract: Contract) -> None:
+    contract.center.submit("c.plain", biz_id=7, delay=3600)
+    for words in (
+        ["topic", "list"],
+        ["find", "--biz-id", "7"],
+        ["find", "--biz-id", "nobody-has-this"],
+        ["dead", "list"],
+        ["db", "check"],
+        ["config", "show"],
+    ):
+        answer = contract.json(*words)
+        assert isinstance(answer, list | dict), words
+
+
+@pytest.mark.parametrize("command", ["slots", "workers"])
+def test_who_owns_what_can_be_asked_of_one_host_without_zookeeper_too(
+    contract: Contract, command: str
+) -> None:
+    assert isinstance(contract.json(command), list)
+
+
+def test_dead_tasks_are_listed_shown_and_redriven(contract: Contract) -> None:
+    job_ids = contract.center.submit_many([NewTask("c.once", n, delay=3600) for n in range(5)])
+    for job_id in job_ids:
+        contract.query(
+            f"UPDATE {contract.table(job_id)} SET status = 4, attempts = 1, last_error = 'sprocket' "
+            f"WHERE job_id = %s",
+            job_id,
+        )
+        contract.redis.zrem("c.once_0", str(job_id))
+        contract.redis.zadd("dead_{c.once_0}", {str(job_id): time.time() * 1000})
+    listed = contract.json("dead", "list", "--topic", "c.once")
+    assert {record["job_id"] for record in listed} == set(job_ids)
+    assert "sprocket" in json.dumps(contract.json("dead", "show", str(job_ids[0])))
+    assert len(contract.json("dead", "list", "--limit", "2")) == 2
+    assert contract.toc("dead", "redrive", str(job_ids[0]), str(job_ids[1])).returncode == 0
+    assert [contract.status(job_id) for job_id in job_ids] == [0, 0, 4, 4, 4]
+    assert list(contract.scores(job_ids[0])) == ["c.once_0"]
+    assert contract.scores(job_ids[0])["c.once_0"] % 1 == 0, "it has all its tries"
+    assert contract.toc("dead", "redrive", "--topic", "c.once", "--all").returncode == 0
+    assert [contract.status(job_id) for job_id in job_ids] == [0] * 5
+    assert contract.redis.zcard("dead_{c.once_0}") == 0
+    assert contract.toc("dead", "redrive", str(job_ids[0])).returncode == 1, "it is not dead"
+
+
+def test_db_check_says_which_shards_are_behind(
+    mariadb: MariaDB, database_prefix: str, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path / "redis") as own:
+        one = Contract(tmp_path, own, mariadb, database_prefix)
+        try:
+            assert one.toc("db", "check").returncode == 0
+            one.query(f"DROP TABLE `{one.prefix}1`.`timeout_task_0003`")
+            done = one.toc("db", "check")
+            assert done.returncode != 0
+            assert f"{one.prefix}1" in done.stdout + done.stderr
+        finally:
+            one.stop()
+
+
+def test_an_upgrade_that_was_killed_half_way_goes_on_where_it_stopped(
+    contract: Contract, mariadb: MariaDB, database_prefix: str
+) -> None:
+    env = {
+        **contract.env,
+        "TOC_DATABASE_PREFIX": database_prefix,
+        "TOC_DATABASES": "4",
+        "TOC_TABLES": "256",
+    }
+    count = "SELECT COUNT(*) AS n FROM information_schema.tables WHERE table_schema LIKE %s"
+    pattern = database_prefix.replace("_", r"\_") + "%"
+
+    def made() -> int:
+        return int(contract.query(count, pattern)[0]["n"])
+
+    for stop_at in (20, 120):
+        upgrade = subprocess.Popen(
+            [sys.executable, "-m", "toc", "db", "upgrade"],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        contract.wait(lambda at=stop_at: made() >= at, "it is half-way", 30)  # type: ignore[misc]
+        upgrade.kill()
+        upgrade.wait()
+        behind = contract.toc("db", "check", env=env)
+        assert behind.returncode != 0
+    done = contract.toc("db", "upgrade", env=env)
+    assert done.returncode == 0, done.stderr
+    assert contract.toc("db", "check", env=env).returncode == 0
+    assert made() >= 257
+
+
+def test_settings_come_as_text_or_list_and_sqlite_serves_as_task_table(tmp_path: Path) -> None:
+    both = "mysql+pymysql://u:p@h1:3306,mysql+pymysql://u:p@h2:3306"
+    settings = Settings(database_urls=both, databases=8, tables=1024)  # type: ignore[arg-type]
+    assert len(settings.need_database_urls()) == 2
+    with RedisServer(tmp_path / "redis") as own:
+        env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TOC_")},
+            "TOC_DATABASE_URLS": f"sqlite:///{tmp_path}/tasks.db",
+            "TOC_REDIS_URL": own.url,
+        }
+        for words in (["db", "upgrade"], ["topic", "create", "a", "--biz-type", "1", "--slots", "2"]):
+            subprocess.run([sys.executable, "-m", "toc", *words], env=env, check=True, capture_output=True)
+        lite = Settings(database_urls=[f"sqlite:///{tmp_path}/tasks.db"], redis_url=own.url)
+        with TimeoutCenter(lite) as center:
+            job_ids = center.submit_many([NewTask("a", n, delay=60) for n in range(50)])
+            job_ids.append(center.submit("a", biz_id="text", delay=60, dedup_key="k"))
+            assert center.submit("a", biz_id="text", delay=90, dedup_key="k") == job_ids[-1]
+            assert center.cancel(job_ids[0]) is CancelOutcome.CANCELLED
+        with sqlite3.connect(f"{tmp_path}/tasks.db") as raw:
+            tables = [
+                name
+                for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE name LIKE 'timeout_task_%'")
+            ]
+            stored = sum(raw.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in tables)
+        raw.close()
+        assert stored == 51
+        assert "timeout_task_0000" in tables
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """`toc dev` in a fresh directory, nothing configured."""
+    (tmp_path / "shop.py").write_text(
+        "from toc import TimeoutCenter, Task\ncenter = TimeoutCenter()\n"
+        "@center.handler('order.close')\ndef close(task: Task) -> None:\n"
+        "    print('CLOSED', task.biz_id, task.attribute, flush=True)\n"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+    log = tmp_path / "dev.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "toc", "dev", "--app", "shop:center"],
+            cwd=tmp_path,
+            env={**env, "PYTHONPATH": str(tmp_path)},
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    yield process, log
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_the_embedded_default_runs_an_app_with_one_command(
+    dev: tuple[subprocess.Popen[bytes], Path],
+) -> None:
+    process, log = dev
+
+    def until(what: str) -> None:
+        deadline = time.monotonic() + 30
+        while what not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    until("ready")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+    env["TOC_CONFIG"] = str(log.parent / ".toc" / "toc.toml")
+    submit = [sys.executable, "-m", "toc", "submit", "order.close", "--biz-id", "42", "--delay", "500ms"]
+    submitted = subprocess.run(submit, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert submitted.returncode == 0, submitted.stderr
+    until("CLOSED 42 {}")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) in (0, 130)
+    assert "Traceback" not in log.read_text()
+
+
+def test_without_configuration_the_command_line_says_what_to_do(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+    for words in (["topic", "list"], ["submit", "a", "--biz-id", "1", "--delay", "1"], ["db", "upgrade"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "toc", *words],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "TOC_DATABASE_URLS" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

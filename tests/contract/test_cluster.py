@@ -1,0 +1,273 @@
+"""Several daemons on Redis Cluster and ZooKeeper: znodes, hand-over, known and silent deaths, secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from contract.system import Contract
+from kazoo.client import KazooClient
+
+from toc import NewTask
+from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+
+SECRET = "canary-5f1e"
+
+
+@pytest.fixture
+def cluster(
+    tmp_path: Path, mariadb: MariaDB, database_prefix: str, zookeeper: ZooKeeper, zookeeper_root: str
+) -> Iterator[tuple[Contract, KazooClient]]:
+    """A system under ZooKeeper, and a client that looks at its znodes."""
+    with RedisServer(tmp_path / "redis") as own:
+        one = Contract(
+            tmp_path, own, mariadb, database_prefix, TOC_ZOOKEEPER=zookeeper.url, TOC_CLUSTER=zookeeper_root
+        )
+        client = KazooClient(zookeeper.url)
+        client.start(10)
+        try:
+            one.create_topics()
+            yield one, client
+        finally:
+            one.stop()
+            client.stop()
+            client.close()
+
+
+def _slots(client: KazooClient, root: str) -> dict[str, str]:
+    """Slot -> worker_id, by the ephemeral claims."""
+    if not client.exists(f"{root}/slots"):
+        return {}
+    found = {}
+    for name in client.get_children(f"{root}/slots"):
+        try:
+            data, stat = client.get(f"{root}/slots/{name}")
+        except Exception:  # noqa: S112 - it went between the two questions
+            continue
+        assert stat.ephemeralOwner
+        found[name] = json.loads(data)["worker_id"]
+    return found
+
+
+TASK_SLOTS = 4 + 2 + 2 + 1 + 1 + 2 + 1 + 1 + 1
+
+
+def test_znodes_stand_where_the_contract_says_and_follow_the_daemons(
+    cluster: tuple[Contract, KazooClient],
+) -> None:
+    contract, client = cluster
+    root = f"/toc/{contract.env['TOC_CLUSTER']}"
+    first = contract.start("host-a", processes=2)
+    contract.wait(lambda: _task_slots(client, root) == TASK_SLOTS, "every slot is claimed", 20)
+    workers = client.get_children(f"{root}/workers")
+    assert len(workers) == 2
+    for worker in workers:
+        data, stat = client.get(f"{root}/workers/{worker}")
+        assert stat.ephemeralOwner
+        facts = json.loads(data)
+        assert facts["host"] == "host-a"
+        assert {"pid", "weight", "topics"} <= set(facts)
+        assert "c.plain" in facts["topics"]
+        os.kill(facts["pid"], 0)
+    assert "c.plain" in client.get_children(f"{root}/assignment")
+    assert not client.get(f"{root}/assignment/c.plain")[1].ephemeralOwner
+
+    second = contract.start("host-b", processes=2)
+    contract.wait(
+        lambda: (
+            len({w for w in _slots(client, root).values() if "host-b" in w}) == 2
+            and _task_slots(client, root) == TASK_SLOTS
+        ),
+        "host-b takes its share",
+        20,
+    )
+    shares = list(_slots(client, root).values())
+    on_a = sum("host-a" in worker for worker in shares)
+    assert abs(on_a - (len(shares) - on_a)) <= 3, shares
+    listed = contract.json("workers")
+    assert {row["host"] for row in listed} == {"host-a", "host-b"}
+    slots = contract.json("slots")
+    assert len([row for row in slots if str(row.get("slot", row)).find("~") < 0]) >= TASK_SLOTS
+
+    assert contract.toc("drain", "host-a").returncode == 0
+    contract.wait(
+        lambda: (
+            all("host-b" in w for w in _slots(client, root).values())
+            and _task_slots(client, root) == TASK_SLOTS
+        ),
+        "host-a is drained",
+        20,
+    )
+    assert client.exists(f"{root}/drain/host-a")
+    job_id = contract.center.submit("c.plain", biz_id=1, delay=0.05)
+    contract.wait(lambda: contract.status(job_id) == 2, "tasks run meanwhile")
+    assert contract.toc("undrain", "host-a").returncode == 0
+    contract.wait(lambda: any("host-a" in w for w in _slots(client, root).values()), "host-a is back", 20)
+
+    second.terminate()
+    assert second.wait(20) == 0
+    contract.wait(
+        lambda: (
+            all("host-a" in w for w in _slots(client, root).values())
+            and _task_slots(client, root) == TASK_SLOTS
+        ),
+        "host-a has all",
+        20,
+    )
+    first.terminate()
+    assert first.wait(20) == 0
+    assert client.get_children(f"{root}/workers") == []
+    assert _slots(client, root) == {}
+
+
+def _task_slots(client: KazooClient, root: str) -> int:
+    return sum("~" not in name for name in _slots(client, root))
+
+
+def test_a_killed_process_and_a_killed_host_lose_nothing_and_cost_no_last_try(
+    cluster: tuple[Contract, KazooClient],
+) -> None:
+    contract, _ = cluster
+    contract.start("host-a", processes=2)
+    doomed = contract.start("host-b", processes=2)
+    job_ids = contract.center.submit_many(
+        [NewTask("c.silent", n, delay=1 + n / 200, attribute={"gate": "hold"}) for n in range(20)]
+        + [NewTask("c.once", n, delay=1 + n / 200, attribute={"gate": "hold"}) for n in range(20)]
+        + [NewTask("c.plain", n, delay=1 + n / 200) for n in range(400)]
+    )
+    contract.wait(lambda: len(contract.history()) > 150, "many run")
+    os.killpg(doomed.pid, signal.SIGKILL)
+    doomed.wait()
+    contract.open_gate("hold")
+    contract.wait(lambda: all(contract.status(job_id) == 2 for job_id in job_ids), "all end", 60)
+    started: dict[int, int] = {}
+    for start in contract.history():
+        started[start["job_id"]] = started.get(start["job_id"], 0) + 1
+        assert start["attempt"] <= 2
+    assert set(started) == set(job_ids)
+    assert max(started.values()) <= 2
+
+
+def test_a_worker_without_its_zookeeper_keeps_firing(
+    tmp_path: Path, mariadb: MariaDB, database_prefix: str
+) -> None:
+    with RedisServer(tmp_path / "redis") as own, ZooKeeper(tmp_path / "zookeeper") as keeper:
+        one = Contract(tmp_path, own, mariadb, database_prefix, TOC_ZOOKEEPER=keeper.url, TOC_CLUSTER="c")
+        try:
+            one.create_topics()
+            daemon = one.start()
+            before = one.center.submit("c.plain", biz_id=1, delay=0.5)
+            one.wait(lambda: one.status(before) == 2, "it works", 20)
+            keeper.kill()
+            until = time.monotonic() + 9  # longer than the session
+            while time.monotonic() < until:
+                job_id = one.center.submit("c.plain", biz_id=2, delay=0.05)
+                one.wait(lambda job_id=job_id: one.status(job_id) == 2, "it keeps firing")  # type: ignore[misc]
+            assert daemon.poll() is None
+        finally:
+            one.stop()
+
+
+def test_passwords_are_in_no_output_log_or_process_list(
+    tmp_path: Path, mariadb: MariaDB, database_prefix: str, zookeeper: ZooKeeper, zookeeper_root: str
+) -> None:
+    with RedisServer(tmp_path / "redis") as own:
+        setup = Contract(tmp_path, own, mariadb, database_prefix)
+        user = f"u_{zookeeper_root[-8:]}"
+        setup.query(f"CREATE USER '{user}'@'%%' IDENTIFIED BY '{SECRET}'")
+        setup.query(f"CREATE USER '{user}'@'localhost' IDENTIFIED BY '{SECRET}'")
+        for host in ("%%", "localhost"):
+            setup.query(f"GRANT ALL ON *.* TO '{user}'@'{host}'")
+        client = redis.Redis.from_url(own.url)
+        client.config_set("requirepass", SECRET)
+        client.close()
+        tail = mariadb.url.rpartition("@")[2]
+        host = own.url.partition("://")[2]
+        try:
+            setup.env |= {
+                "TOC_DATABASE_URLS": f"mysql+pymysql://{user}:{SECRET}@{tail}",
+                "TOC_REDIS_URL": f"redis://:{SECRET}@{host}",
+                "TOC_ZOOKEEPER": zookeeper.url,
+                "TOC_CLUSTER": zookeeper_root,
+                "TOC_LOG_LEVEL": "debug",
+            }
+            setup.create_topics()
+            daemon = setup.start(processes=2)
+            job_id = setup.toc("submit", "c.plain", "--biz-id", "1", "--delay", "0.2").stdout.strip()
+            setup.wait(lambda: setup.status(int(job_id)) == 2, "it runs")
+            said = ""
+            for words in (["config", "show"], ["config", "show", "--json"], ["db", "check"], ["slots"]):
+                done = setup.toc(*words)
+                assert done.returncode == 0, done.stderr
+                said += done.stdout + done.stderr
+            command_lines = b"".join(
+                Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _family(daemon.pid)
+            ).decode()
+            setup.query(f"ALTER USER '{user}'@'%%' IDENTIFIED BY 'other'")
+            setup.query(f"ALTER USER '{user}'@'localhost' IDENTIFIED BY 'other'")
+            said += setup.toc("topic", "list").stderr
+            assert said.count("Access denied") or "denied" in said.lower()
+        finally:
+            for process in setup.daemons:
+                process.terminate()
+            for process in setup.daemons:
+                process.wait(30)
+            said += setup.log()
+            setup.stop()
+        assert SECRET not in said
+        assert SECRET not in command_lines
+
+
+def _family(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(found for child in children for found in _family(int(child)))]
+
+
+def test_sigterm_gives_back_and_burns_nothing_and_a_pause_is_no_death(
+    cluster: tuple[Contract, KazooClient],
+) -> None:
+    contract, _ = cluster
+    leaving = contract.start("host-a")
+    job_ids = contract.center.submit_many(
+        [NewTask("c.once", n, delay=0.3, attribute={"gate": "later"}) for n in range(30)]
+    )
+    contract.wait(lambda: len(contract.history()) == 8, "eight threads are busy")
+    leaving.send_signal(signal.SIGTERM)
+    contract.open_gate("later")
+    assert leaving.wait(20) == 0
+    rows = [contract.row(job_id) for job_id in job_ids]
+    assert all(row["attempts"] == row["crashes"] == 0 for row in rows)
+    contract.start("host-b")
+    contract.wait(lambda: all(contract.status(job_id) == 2 for job_id in job_ids), "all end", 20)
+    assert len(contract.history()) == 30
+
+
+def test_help_is_there_for_every_command(cluster: tuple[Contract, KazooClient]) -> None:
+    contract, _ = cluster
+    words = [
+        *(["demo"], ["dev"], ["db", "upgrade"], ["db", "check"], ["submit"], ["get"], ["find"], ["cancel"]),
+        *(["topic", name] for name in ("create", "list", "show", "alter", "pause", "resume")),
+        *(["reschedule"], ["worker"], ["slots"], ["workers"], ["drain"], ["undrain"], ["pin"], ["rebalance"]),
+        *(["dead", "list"], ["dead", "show"], ["dead", "redrive"], ["config", "show"]),
+    ]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "toc", *command, "--help"],
+            env=contract.env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for command in words
+    ]
+    for command, process in zip(words, running, strict=True):
+        text, _error = process.communicate(timeout=60)
+        assert process.returncode == 0, command
+        assert len(text) > 100
