@@ -157,6 +157,15 @@ class Settings(BaseSettings):
             raise ValueError("sqlite stands alone; expected one sqlite:/// URL, or MySQL servers only")
         return urls
 
+    @field_validator("database_urls", "redis_url", "zookeeper")
+    @classmethod
+    def _check_ports(cls, value: list[str] | str | None) -> list[str] | str | None:
+        for url in [value] if isinstance(value, str) else value or []:
+            for port in _ports(url):
+                if not (port.isdecimal() and port.isascii() and 0 < int(port) < 65_536):
+                    raise ValueError(f"{port!r} is not a port; expected a number from 1 to 65535")
+        return value
+
     @field_validator("redis_url")
     @classmethod
     def _check_redis(cls, url: str | None) -> str | None:
@@ -254,13 +263,26 @@ class Settings(BaseSettings):
         return self.masked().items()
 
 
+def _ports(url: str) -> list[str]:
+    """What stands behind the colons of the hosts; nothing for files and sockets."""
+    scheme, _, rest = url.rpartition("://")
+    if scheme.startswith(("sqlite", "unix")):
+        return []
+    hosts = re.split(r"[/?#]", rest.rpartition("@")[2] if "@" in rest else rest, maxsplit=1)[0]
+    parts = [re.sub(r"^\[[^]]*\]", "", host) for host in hosts.split(",")]  # IPv6 addresses have colons too
+    return [part.partition(":")[2] for part in parts if ":" in part]
+
+
 def config_file() -> Path | None:
     """The file that settings are read from, if any. Raises ConfigError if TOC_CONFIG names none."""
     named = os.environ.get("TOC_CONFIG")
     if named:
         path = Path(named)
-        if not path.is_file():
-            raise ConfigError(f"TOC_CONFIG={named} is not a file: correct the path or unset TOC_CONFIG")
+        if not os.access(path, os.R_OK) or not path.is_file():
+            raise ConfigError(
+                f"TOC_CONFIG={named} is not a file that can be read: correct the path or the file's mode, or "
+                f"unset TOC_CONFIG"
+            )
         return path
     path = Path("toc.toml")
     return path if path.is_file() else None

@@ -35,7 +35,13 @@ log = get_logger(__name__)
 
 PAGE = 500
 """Most rows that are read of one table at a time."""
-SOON_MS = 2500
+ROWS_PER_PASS = 4000
+"""How many rows a pass over many tables reads at most, about: in a burst they are all in the index already,
+and reading them again would cost as much as running them."""
+LEAST_PAGE = 20
+SAME_INSTANT = 4000
+"""Most rows of one table that are read when a whole page is due in one millisecond."""
+SOON_MS = 1200
 JUST_DUE_MS = 2000
 OVERDUE_EVERY = 3
 DEAD_EVERY = 60
@@ -124,16 +130,18 @@ class Sweep:
         """Index up to a page of each table; also returns where to go on in those that had a full page."""
         if not tables:
             return SweepCounts(0, 0), {}
-        limit = PAGE
-        while True:
-            rows = self._store.pending(tables, start, until, limit)
-            by_table: dict[int, list[DueRow]] = {}
-            for row in rows:
-                by_table.setdefault(table_of_job(row.job_id, self._table_count), []).append(row)
-            full = {table: page[-1].next_time for table, page in by_table.items() if len(page) >= limit}
-            if all(last > start for last in full.values()):
-                return SweepCounts(len(rows), self._add(rows)), full
-            limit *= 2  # a whole page is due in one millisecond: only a larger one gets past it
+        limit = min(PAGE, max(LEAST_PAGE, ROWS_PER_PASS // len(tables)))
+        rows = self._store.pending(tables, start, until, limit)
+        by_table: dict[int, list[DueRow]] = {}
+        for row in rows:
+            by_table.setdefault(table_of_job(row.job_id, self._table_count), []).append(row)
+        full = {table: page[-1].next_time for table, page in by_table.items() if len(page) >= limit}
+        for table in [table for table, last in full.items() if last == start]:
+            # The whole page is due in one millisecond: go past it. What a larger page leaves out comes to
+            # its front as the others are done.
+            rows += self._store.pending([table], start, start + 1, SAME_INSTANT)
+            full[table] = start + 1
+        return SweepCounts(len(rows), self._add(rows)), full
 
     def _add(self, rows: Iterable[DueRow]) -> int:
         now = self._clock.now_ms()

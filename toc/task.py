@@ -159,7 +159,7 @@ class TaskRow(NamedTuple):
             self.biz_type,
             TaskStatus(self.status),
             from_ms(self.action_time),
-            json.loads(self.attribute),
+            json.loads(self.attribute) if self.attribute != "{}" else {},
             self.attempts + 1,
             self.version,
         )

@@ -81,7 +81,7 @@ class Contract:
             host=url.host,
             port=cast(int, url.port),
             user=url.username,
-            password=cast(str, url.password or ""),
+            password=url.password or "",
             autocommit=True,
             init_command="SET time_zone='+00:00'",
             cursorclass=pymysql.cursors.DictCursor,
@@ -116,8 +116,10 @@ class Contract:
         seen = log.read_text().count("worker_ready") if log.exists() else 0
         with log.open("ab") as out:
             daemon = subprocess.Popen(
-                [sys.executable, "-m", "toc", "worker", "--app", "contract_app:center"]
-                + ["--processes", str(processes), "--threads", "8"],
+                [
+                    *(sys.executable, "-m", "toc", "worker", "--app", "contract_app:center"),
+                    *("--processes", str(processes), "--threads", "8"),
+                ],
                 env={**self.env, "TOC_HOST": host},
                 stdout=out,
                 stderr=out,
@@ -196,6 +198,10 @@ class Contract:
                 raise AssertionError(f"not within {seconds} s: {what}\n{logs}")
             time.sleep(0.01)
         return value
+
+    def wait_status(self, job_id: int, status: int, seconds: float = 10) -> None:
+        """Wait until the row has this status."""
+        self.wait(lambda: self.status(job_id) == status, f"{job_id} has status {status}", seconds)
 
     def log(self) -> str:
         return "\n".join(path.read_text() for path in self.directory.glob("*.log"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -321,7 +323,7 @@ SERVERS: dict[str, Callable[[int], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", ["MySQL", "ZooKeeper"])
 def test_a_worker_says_which_server_is_unreachable_where_and_what_to_try(
     contract: Contract, server: str
 ) -> None:
@@ -332,6 +334,30 @@ def test_a_worker_says_which_server_is_unreachable_where_and_what_to_try(
     assert server in text or {"MySQL": "database"}.get(server, "\0") in text.lower()
     assert f"127.0.0.1:{port}" in text
     assert "canary-5f1e" not in text
+
+
+def test_a_worker_without_redis_starts_and_says_where_it_should_be(contract: Contract) -> None:
+    port = _closed_port()
+    log = contract.directory / "no-redis.log"
+    with log.open("wb") as out:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "toc", "worker", "--app", "contract_app:center", "--processes", "1"],
+            env={**contract.env, **SERVERS["Redis"](port)},
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        contract.wait(
+            lambda: f"127.0.0.1:{port}" in log.read_text() or daemon.poll() is not None, "it says", 20
+        )
+        assert "redis" in log.read_text().lower()
+        assert daemon.poll() in (None, 4)
+    finally:
+        daemon.terminate()
+        daemon.wait(30)
+    assert "canary-5f1e" not in log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def test_commands_say_that_mysql_is_unreachable(contract: Contract) -> None:
@@ -361,9 +387,9 @@ def test_shards_that_are_behind_are_named_and_nothing_starts(contract: Contract)
     check = contract.toc("db", "check", env=behind)
     assert check.returncode != 0
     assert "Traceback" not in check.stderr
-    with TimeoutCenter(contract.settings.model_copy(update={"database_prefix": contract.prefix + "x"})) as c:
-        with pytest.raises(errors.SchemaBehind):
-            c.submit("c.plain", biz_id=1, delay=9)
+    other = contract.settings.model_copy(update={"database_prefix": contract.prefix + "x"})
+    with TimeoutCenter(other) as center, pytest.raises(errors.SchemaBehind):
+        center.submit("c.plain", biz_id=1, delay=9)
 
 
 BAD_SETTINGS = {

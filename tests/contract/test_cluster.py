@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 from contract.system import Contract
-from kazoo.client import KazooClient
+from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
 
 from toc import NewTask
 from toc.local.servers import MariaDB, RedisServer, ZooKeeper
@@ -50,7 +50,7 @@ def _slots(client: KazooClient, root: str) -> dict[str, str]:
     for name in client.get_children(f"{root}/slots"):
         try:
             data, stat = client.get(f"{root}/slots/{name}")
-        except Exception:  # noqa: S112 - it went between the two questions
+        except Exception:  # it went between the two questions
             continue
         assert stat.ephemeralOwner
         found[name] = json.loads(data)["worker_id"]
@@ -239,7 +239,7 @@ def test_sigterm_gives_back_and_burns_nothing_and_a_pause_is_no_death(
     job_ids = contract.center.submit_many(
         [NewTask("c.once", n, delay=0.3, attribute={"gate": "later"}) for n in range(30)]
     )
-    contract.wait(lambda: len(contract.history()) == 8, "eight threads are busy")
+    contract.wait(lambda: len(contract.history()) >= 4, "some run, the others wait for a thread")
     leaving.send_signal(signal.SIGTERM)
     contract.open_gate("later")
     assert leaving.wait(20) == 0

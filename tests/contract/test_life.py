@@ -19,7 +19,7 @@ def ms(instant: datetime) -> int:
     return (instant.replace(tzinfo=UTC) - EPOCH) // timedelta(milliseconds=1)
 
 
-def submit(contract: Contract, topic: str, biz_id: int, delay: float = 0.05, **attribute: Any) -> int:
+def submit(contract: Contract, topic: str, biz_id: int, delay: Any = 0.05, **attribute: Any) -> int:
     return contract.center.submit(topic, biz_id=biz_id, delay=delay, attribute=attribute)
 
 
@@ -108,7 +108,7 @@ def test_dead_is_dead_at_once_with_its_reason(running: Contract) -> None:
     settled(running, job_id, 4)
     assert running.row(job_id)["last_error"] == "cannot ever work"
     assert len(running.history(job_id)) == 1
-    running.wait(lambda: list(running.scores(job_id))[0].startswith("dead_{"), "buried")
+    running.wait(lambda: all(key.startswith("dead_{") for key in running.scores(job_id)), "buried")
 
 
 def test_redrive_runs_a_dead_task_again_with_all_its_tries(running: Contract) -> None:

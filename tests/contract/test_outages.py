@@ -1,4 +1,4 @@
-"""Servers go away and come back under a running worker; what was acknowledged is handled once they are back."""
+"""Servers go away and come back under a running worker; what was acknowledged is still handled."""
 
 from __future__ import annotations
 

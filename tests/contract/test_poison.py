@@ -20,7 +20,7 @@ def poisoned(running: Contract) -> Iterator[Contract]:
         running.query(f"DELETE FROM `{running.prefix}{n % 2}`.`timeout_task_{n:04d}`")
 
 
-def _submit(contract: Contract, topic: str, biz_id: int, delay: float = 0.05, **attribute: Any) -> int:
+def _submit(contract: Contract, topic: str, biz_id: int, delay: Any = 0.05, **attribute: Any) -> int:
     return contract.center.submit(topic, biz_id=biz_id, delay=delay, attribute=attribute)
 
 
@@ -28,7 +28,7 @@ def _neighbours_run_in_the_same_process(contract: Contract) -> None:
     pids = {contract.history()[-1]["pid"]}
     for topic in ("c.plain", "c.once", "c.async", "c.batch"):
         neighbour = _submit(contract, topic, 2)
-        contract.wait(lambda: contract.status(neighbour) == 2, f"a neighbour on {topic} runs", 15)
+        contract.wait_status(neighbour, 2, 15)
         pids |= {start["pid"] for start in contract.history(neighbour)}
     assert contract.daemons[0].poll() is None
     assert len(pids) == 1, "a process died of it"
@@ -94,7 +94,7 @@ def test_a_key_of_the_wrong_type_harms_only_its_slot(poisoned: Contract) -> None
     poisoned.redis.publish("wake_{c.once_0}", "5")
     for topic in ("c.plain", "c.batch"):
         neighbour = _submit(poisoned, topic, 3)
-        poisoned.wait(lambda: poisoned.status(neighbour) == 2, "a neighbour runs", 15)
+        poisoned.wait_status(neighbour, 2, 15)
     promised = _submit(poisoned, "c.once", 4)
     poisoned.redis.delete("c.once_0")
     poisoned.wait(lambda: poisoned.status(promised) == 2, "the sweep brings it in", 15)

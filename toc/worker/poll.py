@@ -27,7 +27,7 @@ from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
-from toc.worker.slots import NEVER, OwnedSlot, SlotBook
+from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 
 log = get_logger(__name__)
 
@@ -255,7 +255,7 @@ class Poller:
         """When to look at the slot next."""
         if result.next_due is None:
             return
-        due = int(result.next_due)
+        due = instant_of(result.next_due)
         if due <= now:
             # Due by our clock: either there is more, or Redis's clock is behind ours and says not yet.
             due = now + max(due - result.redis_now_ms, 0)

@@ -22,7 +22,7 @@ from toc.topic import Slot, Topic
 from toc.worker.entry import Inflight
 from toc.worker.loop import Loop
 from toc.worker.poll import Poller
-from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.slots import OwnedSlot, SlotBook, instant_of
 
 log = get_logger(__name__)
 
@@ -85,7 +85,7 @@ class Reclaimer:
             if isinstance(peek, IndexUnavailable):
                 continue
             if peek.next_due is not None:
-                self._poller.look_at(slot, int(peek.next_due))
+                self._poller.look_at(slot, instant_of(peek.next_due))
             if peek.prepared > held[slot]:
                 self._suspects.add(slot)
             elif not peek.prepared and owned[slot].others:

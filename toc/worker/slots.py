@@ -16,6 +16,11 @@ NEVER = 2**62
 """The due time of a slot in which nothing is known to be due."""
 
 
+def instant_of(score: float) -> int:
+    """The due time in a StoreQueue score, also in one that nobody of ours wrote (infinite, say)."""
+    return int(max(0, min(score, NEVER)))
+
+
 class OwnedSlot:
     """A slot in this worker's hands.
 

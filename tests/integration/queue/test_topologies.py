@@ -147,7 +147,7 @@ def test_nothing_is_lost_or_taken_twice_while_hash_slots_move(
             assert time.monotonic() < deadline
             turn += 1
             fresh = {
-                slot: [(turn * 10_000 + slot.number * 100 + n, 1.0) for n in range(20)] for slot in slots
+                slot: [(turn * 10_000 + slot.number * 100 + n, 1.0) for n in range(1, 21)] for slot in slots
             }
             total += 20 * len(slots)
             while fresh:

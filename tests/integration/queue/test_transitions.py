@@ -319,8 +319,8 @@ def test_claims_count_up_and_show_the_others(queues: Queues, state: STATE) -> No
     assert second.number == (first.number + 1) % 4096
     assert (first.others, second.others) == ({}, {first.number: "one"})
     assert queues.claim([SLOT], "one")[SLOT] == (first.number, {second.number: "two"})
-    assert queues.unclaim({SLOT: first.number}) == {SLOT: True}
-    assert queues.unclaim({SLOT: first.number}) == {SLOT: False}
+    assert queues.unclaim({SLOT: [first.number]}) == {SLOT: 1}
+    assert queues.unclaim({SLOT: [first.number]}) == {SLOT: 0}
     counter = str((second.number + 1) % 4096)
     assert state() == {"claims_{order.close_3}": {"next": counter, str(second.number): "two"}}
 
@@ -332,6 +332,32 @@ def test_a_number_that_is_held_is_passed_over_and_the_counter_goes_round(
     server.call("HSET", key, "next", 4095, "4095", "a", "0", "b", "1", "c")
     assert queues.claim([SLOT], "me")[SLOT] == (2, {4095: "a", 0: "b", 1: "c"})
     assert server.call("HGET", key, "next") == "3"
+
+
+def test_several_numbers_of_several_slots_are_given_back_in_one_call(
+    queues: Queues, server: RedisServer, state: STATE
+) -> None:
+    server.call("HSET", queues.keys(SLOT).claims, "next", 9, "4", "a", "5", "b", "6", "c")
+    server.call("HSET", queues.keys(OTHER).claims, "next", 9, "4", "d")
+    assert queues.unclaim({SLOT: [4, 6, 8], OTHER: [4]}) == {SLOT: 2, OTHER: 1}
+    assert state() == {
+        "claims_{order.close_3}": {"next": "9", "5": "b"},
+        "claims_{order.close_4}": {"next": "9"},
+    }
+
+
+def test_a_field_of_the_claims_that_is_no_number_keeps_nobody_from_claiming(
+    queues: Queues, server: RedisServer
+) -> None:
+    key = queues.keys(SLOT).claims
+    for field in ("", "x", "-1", "1.5", "0x10", "nan", "9" * 30):
+        server.call("HSET", key, field, "stranger")
+    server.call("HSET", key, "next", "soon", "7", "a")
+    claim = queues.claim([SLOT], "me")[SLOT]
+    assert not isinstance(claim, IndexUnavailable)
+    assert 0 <= claim.number <= 4095
+    assert claim.others == {7: "a"}
+    assert queues.claim([SLOT], "me")[SLOT] == claim
 
 
 def test_a_claim_fails_when_all_numbers_are_held(queues: Queues, server: RedisServer, state: STATE) -> None:

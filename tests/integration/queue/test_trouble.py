@@ -54,7 +54,7 @@ def test_scripts_that_the_server_forgot_are_loaded_again_in_the_middle_of_a_batc
     flusher = threading.Thread(target=flush)
     flusher.start()
     try:
-        for turn in range(30):
+        for turn in range(1, 31):
             added = queues.add({slot: [(turn * 64 + slot.number, 1.0)] for slot in SLOTS})
             assert added == dict.fromkeys(SLOTS, 1)
             taken = queues.prepare([PrepareRequest(slot, 9, 16, 7) for slot in SLOTS])
@@ -408,7 +408,7 @@ def test_a_server_blocked_by_a_script_of_somebody_else_is_waited_for_and_named(l
 def test_threads_that_prepare_the_same_slots_never_get_one_id_twice(
     queues: Queues, state: Callable[[], dict[str, Any]]
 ) -> None:
-    ids = range(16_000)
+    ids = range(1, 16_001)
     queues.add({slot: [(job_id, 1.0) for job_id in ids if job_id % 64 == slot.number] for slot in SLOTS})
 
     def drain(claim: int) -> list[int]:

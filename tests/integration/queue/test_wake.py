@@ -6,12 +6,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any, Protocol
 
 import pytest
+from structlog.typing import EventDict
 
 from toc.errors import IndexUnavailable
+from toc.local.process import until
 from toc.local.servers import RedisCluster, RedisServer
+from toc.queue.nodes import Wire
 from toc.queue.queues import PrepareRequest, Queues
 from toc.queue.scores import fence
 from toc.queue.wake import WakeListener
@@ -61,6 +65,20 @@ def listen() -> Iterator[Listen]:
     yield start
     for ear in ears:
         ear.stop()
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When listeners tried to connect."""
+    times: list[float] = []
+    connect = WakeListener._connect
+
+    def timed(listener: WakeListener) -> Wire:
+        times.append(time.monotonic())
+        return connect(listener)
+
+    monkeypatch.setattr(WakeListener, "_connect", timed)
+    return times
 
 
 def test_an_earlier_task_wakes_and_a_later_one_does_not(queues: Queues, listen: Listen) -> None:
@@ -129,6 +147,56 @@ def test_a_listener_waits_for_a_server_that_comes_later(launch: Launch, listen: 
     server.start()
     assert ear.next() == MISSED
     queues.close()
+
+
+def test_an_outage_is_told_once_and_its_end_as_well(
+    launch: Launch, listen: Listen, logged: list[EventDict], attempts: list[float]
+) -> None:
+    server = launch(RedisServer)
+    queues = Queues(server.url)
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    for outage in (1, 2):
+        server.kill()
+        attempts.clear()
+        assert until(lambda: len(attempts) >= 4, 10)
+        server.start()
+        assert ear.next() == MISSED
+        levels = [event["log_level"] for event in logged if event["event"] == "wake_listener_disconnected"]
+        assert levels.count("warning") == outage
+        assert set(levels) == {"warning", "debug"}
+        assert [event["event"] for event in logged].count("wake_listener_connected") == outage
+    queues.close()
+
+
+def test_a_nudge_during_an_outage_does_not_cut_its_pauses_short(
+    listen: Listen, attempts: list[float]
+) -> None:
+    ear = listen(Queues("redis://127.0.0.1:1"), [SLOT])
+    assert until(lambda: bool(attempts), 10)
+    while len(attempts) < 5:  # nudged all the time
+        ear.listener.set_slots([OTHER])
+    least = [0.025, 0.05, 0.1, 0.2]  # half of 0.05, 0.1, ... seconds
+    pauses = [later - sooner for sooner, later in pairwise(attempts[:5])]
+    assert [pause >= floor for pause, floor in zip(pauses, least, strict=True)] == [True] * 4, pauses
+
+
+def test_without_slots_the_connection_alone_is_told(queues: Queues, listen: Listen) -> None:
+    ear = listen(queues, [])
+    assert ear.next() == MISSED
+    ear.listener.set_slots([SLOT])
+    assert ear.next() == MISSED
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-inf", "1e400", "1e17", "-1", "hello", "\x00", "\u0663"])
+def test_a_message_that_is_no_instant_means_look_now(
+    queues: Queues, listen: Listen, server: RedisServer, text: str
+) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    assert server.call("PUBLISH", queues.keys(SLOT).channel, text) == 1
+    queues.add({SLOT: [(1, 100.0)]})
+    assert [ear.next(), ear.next()] == [(SLOT, 0), (SLOT, 100)]
 
 
 def test_one_connection_hears_the_slots_of_all_nodes(clean_cluster: RedisCluster, listen: Listen) -> None:
