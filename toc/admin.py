@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -169,6 +170,21 @@ def slot_views(
     slots.update(slot for slot in by_slot if slot.topic in names)
     peeks = queues.peek(sorted(slots))
     return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
+
+
+def local_workers(store: Store, queues: Queues) -> dict[str, int]:
+    """worker_id -> slots whose claims it holds in Redis: all that can be seen of workers without ZooKeeper.
+
+    A worker that was killed may show until another has cleared its claims. Raises StoreUnavailable and, if no
+    slot can be asked, IndexUnavailable.
+    """
+    slots = [slot for topic in store.topics.list() for slot in topic.slots()]
+    held = queues.claims(slots)
+    answers = [claims for claims in held.values() if not isinstance(claims, IndexUnavailable)]
+    failures = [claims for claims in held.values() if isinstance(claims, IndexUnavailable)]
+    if failures and not answers:
+        raise failures[0]
+    return Counter(worker for claims in answers for worker in claims.values())
 
 
 # --- schema -----------------------------------------------------------------------------------------------

@@ -37,12 +37,12 @@ def test_a_quick_run_writes_a_report_in_which_nothing_was_lost_or_early(tmp_path
 def test_a_peer_that_cannot_run_is_listed_with_the_reason(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "beanstalkd", "--quick", "--output", str(output)],
+        [sys.executable, "-m", "benchmarks", "BullMQ", "--quick", "--output", str(output)],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PATH": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
-    assert "beanstalkd was not measured: " in done.stdout
-    assert "cannot" in json.loads(output.read_text())["peers"]["beanstalkd"]
+    assert "BullMQ was not measured: " in done.stdout
+    assert "cannot" in json.loads(output.read_text())["peers"]["BullMQ"]

@@ -71,8 +71,25 @@ def slots(
 
 
 def workers(as_json: Json = False) -> None:
-    """Show the workers that are alive in the cluster, and how many slots each owns."""
+    """Show the workers that are alive in the cluster, and how many slots each owns.
+
+    Without ZooKeeper: those that hold slots in Redis.
+    """
     settings = load_settings()
+    if settings.zookeeper is None:
+        from toc import admin
+
+        with opened() as center:
+            owned = admin.local_workers(center.store, center.queues)
+        show(
+            [
+                {"worker": worker, "host": worker.rsplit("-", 2)[0], "owned": count}
+                for worker, count in sorted(owned.items())
+            ],
+            as_json=as_json,
+            empty="no workers; start one with `toc worker --app ...`",
+        )
+        return
     with _operator(settings) as visit:
         rows = visit.workers()
     records = [

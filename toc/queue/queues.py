@@ -363,6 +363,14 @@ class Queues:
             calls[slot] = _CLAIM.call(keys.hash_slot, (keys.claims,), worker_id, start)
         return self._one_each(calls, _claim)
 
+    def claims(self, slots: Iterable[Slot]) -> dict[Slot, dict[int, str] | IndexUnavailable]:
+        """Who holds which claim number of each slot; dead workers too, until somebody clears them."""
+        calls = {}
+        for slot in slots:
+            keys = self.keys(slot)
+            calls[slot] = Call(keys.hash_slot, ("HGETALL", keys.claims))
+        return self._one_each(calls, _claims)
+
     def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Give claim numbers back. Returns how many were held."""
 
@@ -476,6 +484,11 @@ def _claim(reply: list[Any]) -> Claim | IndexUnavailable:
             for other, worker in zip(others[::2], others[1::2], strict=True)
         },
     )
+
+
+def _claims(reply: list[bytes]) -> dict[int, str]:
+    held = zip(reply[::2], reply[1::2], strict=True)
+    return {int(number): worker.decode() for number, worker in held if number.isdigit()}
 
 
 def _cancel_reply(reply: list[int]) -> CancelReply:

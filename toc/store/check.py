@@ -65,6 +65,8 @@ def require(shards: Shards) -> None:
         raise SchemaBehind(
             f"{shown}: TOC_DATABASES and TOC_TABLES are not those that the tables were made for"
         )
+    if any(status.revision is not None and status.missing_tables for status in behind):
+        raise SchemaBehind(f"{shown}: tables are gone that were there; restore them from a backup")
     raise SchemaBehind(f"{shown}: run `toc db upgrade`")
 
 

@@ -188,7 +188,8 @@ class Poller:
         if not times:
             return IDLE_SECONDS
         # By the exact clock: now was rounded down, so this ends where the millisecond begins or just after.
-        return max(0.0, min(times) / 1000 - self._clock.time()) if min(times) > now else 0.0
+        wait = min(times) / 1000 - self._clock.time() if min(times) > now else 0.0
+        return min(max(wait, 0.0), IDLE_SECONDS)
 
     # --- choose
 

@@ -112,6 +112,8 @@ def test_worker_processes_work_on_for_a_while_when_their_daemon_is_killed_and_th
     system.create_topics()
     daemon = system.start(processes=2)
     workers = daemon.workers()
+    first = system.center.submit("test.sync", biz_id=1, delay=0.1)
+    system.wait(lambda: _row(system, first).status == TaskStatus.PROCESSED, "the slots are taken", 5)
     os.kill(daemon.process.pid, signal.SIGKILL)
     daemon.process.wait()
     job_id = system.center.submit("test.sync", biz_id=1, delay=1)
