@@ -279,7 +279,6 @@ def test_a_wrong_task_is_refused_and_nothing_is_written(
         (["dead", "redrive"], "JOB_IDs, or --topic", 2),
         (["dead", "redrive", 5, "--all"], "JOB_IDs, or --topic", 2),
         (["dead", "redrive", "--topic", "none"], "JOB_IDs, or --topic", 2),
-        (["workers"], "TOC_ZOOKEEPER is not set", 2),
         (["drain", "host1"], "TOC_ZOOKEEPER is not set", 2),
         (["worker", "--app", "nothing"], "package.module:center", 2),
         (["worker", "--app", "no.such.module:center"], "no module", 2),

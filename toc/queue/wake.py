@@ -98,8 +98,8 @@ class WakeListener:
                     pause, lost = _RECONNECT_S, False
                     callback(*event)
             except _Disconnected as exc:
-                report = log.debug if lost else log.warning  # loud once per outage
-                report("wake_listener_disconnected", reason=str(exc))
+                if not lost:  # once per outage
+                    log.warning("wake_listener_disconnected", reason=str(exc))
                 lost = True
                 self._rest(nudged, pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
                 pause = min(2 * pause, _MAX_RECONNECT_S)
