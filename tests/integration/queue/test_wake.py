@@ -164,7 +164,7 @@ def test_an_outage_is_told_once_and_its_end_as_well(
         assert ear.next() == MISSED
         levels = [event["log_level"] for event in logged if event["event"] == "wake_listener_disconnected"]
         assert levels.count("warning") == outage
-        assert set(levels) == {"warning", "debug"}
+        assert set(levels) == {"warning"}
         assert [event["event"] for event in logged].count("wake_listener_connected") == outage
     queues.close()
 
