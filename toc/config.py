@@ -101,7 +101,8 @@ class Settings(BaseSettings):
     processes: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256, description="1 to 256")
     """Worker processes of a daemon; as many as the machine has cores."""
     threads: int = Field(16, ge=1, le=1024, description="1 to 1024")
-    """Handlers that each worker process runs at once."""
+    """``def`` handlers that each worker process runs at once; of one topic at most three quarters of them
+    when the app has several, so that a slow one leaves threads to the others."""
     async_limit: int = Field(1000, ge=1, le=100_000, description="1 to 100000")
     """Coroutines of ``async def`` handlers that each worker process runs at once, per topic."""
     shutdown_deadline: float = Field(30.0, ge=0, le=86_400, description="seconds, 0 or more")

@@ -176,7 +176,7 @@ def crash_of(row: TaskRow, topic: Topic, remaining: int, now: int) -> Failure | 
     """
     if row.attempts > topic.retries - remaining or row.next_time > now:
         return None
-    attempts = min(row.attempts + 1, topic.retries - 1)
+    attempts = max(row.attempts, min(row.attempts + 1, topic.retries - 1))  # retries may have been lowered
     return Failure(
         row.job_id,
         row.version,
