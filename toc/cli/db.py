@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import typer
 
 from toc.cli.output import say, show
@@ -18,12 +20,15 @@ def upgrade() -> None:
     """
     from toc.admin import migrator
 
-    migrator(load_settings()).upgrade(
+    settings = load_settings()
+    began = time.monotonic()
+    migrator(settings).upgrade(
         lambda server, database, done, tables, seconds: say(
             f"{server} {database}: {done} of {tables} tables, {seconds:.1f} s"
         )
     )
-    say("every shard is up to date")
+    took = time.monotonic() - began
+    say(f"every shard is up to date: {settings.databases} databases, {settings.tables} tables, {took:.1f} s")
 
 
 @app.command()
