@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from toc.config import Settings
 from toc.coordination.coordinator import SlotRow
 from toc.errors import IndexUnavailable, InvalidInput, TocError, UnknownTopic
-from toc.queue.queues import Peek, Queues
+from toc.queue.messages import Peek
+from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.sharding import valid_job_id
 from toc.store.store import Store

@@ -30,7 +30,8 @@ from toc.errors import (
 )
 from toc.handler import Handler
 from toc.log import get_logger
-from toc.queue.queues import CancelReply, Queues
+from toc.queue.messages import CancelReply
+from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.sharding import BizId, JobIds, check_key, crc32, valid_job_id
 from toc.store.store import Store

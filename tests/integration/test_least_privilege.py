@@ -31,7 +31,8 @@ from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus,
 from toc.errors import StoreUnavailable
 from toc.local.process import free_port, until
 from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
-from toc.queue.queues import PrepareRequest, Queues
+from toc.queue.messages import PrepareRequest
+from toc.queue.queues import Queues
 from toc.store.migrate import Migrator
 from toc.topic import Slot
 

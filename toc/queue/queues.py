@@ -21,13 +21,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from math import fmod
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from toc.errors import IndexUnavailable
 from toc.log import get_logger
 from toc.queue.calls import MAX_IDS, Call, Calls, Script
 from toc.queue.keys import SlotKeys, check_namespace
 from toc.queue.members import first_due, shown, sort_out
+from toc.queue.messages import (
+    CancelReply,
+    Claim,
+    ExpiredRequest,
+    Generation,
+    Peek,
+    Prepared,
+    PrepareRequest,
+)
 from toc.queue.nodes import Nodes
 from toc.queue.scores import CLAIMS
 from toc.queue.url import parse
@@ -56,77 +65,6 @@ _PREPARE_QUEUE = attrgetter("prepare")
 _DEAD_QUEUE = attrgetter("dead")
 
 log = get_logger(__name__)
-
-
-class PrepareRequest(NamedTuple):
-    """Take up to ``limit`` due ids of ``slot`` (never more than MAX_IDS at a time) under number ``claim``.
-
-    ``retries`` is the topic's: the tries of an entry that used up none.
-    """
-
-    slot: Slot
-    limit: int
-    retries: int
-    claim: int
-
-
-class Prepared(NamedTuple):
-    """What was taken, each id with its fence.
-
-    ``next_due`` is the first score left in the StoreQueue, None when nothing there will ever be due; more is
-    due now if it is less than ``redis_now_ms`` + 1.
-    """
-
-    entries: list[tuple[int, float]]
-    next_due: float | None
-    redis_now_ms: int
-
-
-class CancelReply(NamedTuple):
-    """``removed``: a StoreQueue entry stood (it is removed or moved); ``prepared``: a worker has the id."""
-
-    removed: bool
-    prepared: bool
-    redis_now_ms: int
-
-
-class ExpiredRequest(NamedTuple):
-    """List up to ``limit`` (and MAX_IDS) entries not kept alive for more than ``timeout_s`` seconds.
-
-    And all those under the given claim numbers, however fresh.
-    """
-
-    slot: Slot
-    timeout_s: int
-    claims: Sequence[int] = ()
-    limit: int = MAX_IDS
-
-
-class Peek(NamedTuple):
-    """``next_due`` is as in ``Prepared``; the counts are entries."""
-
-    next_due: float | None
-    store: int
-    prepared: int
-    dead: int
-    redis_now_ms: int
-
-
-class Claim(NamedTuple):
-    """The ``number`` (0..4095) under which the worker takes entries, and who holds which ``others``."""
-
-    number: int
-    others: dict[int, str]
-
-
-class Generation(NamedTuple):
-    """``recorded``: run_id of the server on which the slot was last rebuilt; ``serving``: of where it is now.
-
-    A slot whose two differ must be rebuilt from the task table.
-    """
-
-    recorded: str | None
-    serving: str
 
 
 class Queues:

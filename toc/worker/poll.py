@@ -18,7 +18,8 @@ from toc.errors import IndexUnavailable, StoreUnavailable
 from toc.handler import Handler
 from toc.log import get_logger
 from toc.queue.calls import ReplyLost
-from toc.queue.queues import ExpiredRequest, Prepared, PrepareRequest, Queues
+from toc.queue.messages import ExpiredRequest, Prepared, PrepareRequest
+from toc.queue.queues import Queues
 from toc.queue.scores import split
 from toc.store.store import Store
 from toc.task import TaskRow, TaskStatus

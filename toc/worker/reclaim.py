@@ -13,7 +13,8 @@ from toc.catalog import TopicCatalog
 from toc.clock import Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
 from toc.log import get_logger
-from toc.queue.queues import ExpiredRequest, Queues
+from toc.queue.messages import ExpiredRequest
+from toc.queue.queues import Queues
 from toc.queue.scores import split, store_score
 from toc.store.batch import Failure, Guard
 from toc.store.store import Store

@@ -10,7 +10,8 @@ from structlog.typing import EventDict
 
 from toc.errors import IndexUnavailable
 from toc.local.servers import RedisServer
-from toc.queue.queues import ExpiredRequest, Peek, Prepared, PrepareRequest, Queues
+from toc.queue.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
+from toc.queue.queues import Queues
 from toc.queue.scores import fence
 from toc.topic import Slot
 

@@ -21,7 +21,8 @@ from toc.errors import IndexUnavailable
 from toc.local.process import free_port, until
 from toc.local.servers import RedisCluster, RedisServer
 from toc.queue.calls import ReplyLost
-from toc.queue.queues import ExpiredRequest, PrepareRequest, Queues
+from toc.queue.messages import ExpiredRequest, PrepareRequest
+from toc.queue.queues import Queues
 from toc.topic import Slot
 
 SLOTS = [Slot("order.close", number) for number in range(64)]

@@ -9,7 +9,8 @@ import pytest
 
 from toc.errors import IndexUnavailable
 from toc.local.servers import RedisServer
-from toc.queue.queues import ExpiredRequest, PrepareRequest, Queues
+from toc.queue.messages import ExpiredRequest, PrepareRequest
+from toc.queue.queues import Queues
 from toc.queue.scores import fence
 from toc.topic import Slot
 

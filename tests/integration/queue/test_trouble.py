@@ -19,7 +19,8 @@ from toc.local.process import until
 from toc.local.resp import Refused
 from toc.local.servers import RedisServer
 from toc.queue.calls import IndexFull, ReplyLost
-from toc.queue.queues import Peek, Prepared, PrepareRequest, Queues
+from toc.queue.messages import Peek, Prepared, PrepareRequest
+from toc.queue.queues import Queues
 from toc.queue.scores import fence
 from toc.topic import Slot
 

@@ -15,8 +15,9 @@ from structlog.typing import EventDict
 from toc.errors import IndexUnavailable
 from toc.local.process import until
 from toc.local.servers import RedisCluster, RedisServer
+from toc.queue.messages import PrepareRequest
 from toc.queue.nodes import Wire
-from toc.queue.queues import PrepareRequest, Queues
+from toc.queue.queues import Queues
 from toc.queue.scores import fence
 from toc.queue.wake import WakeListener
 from toc.topic import Slot

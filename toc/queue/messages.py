@@ -1,0 +1,80 @@
+"""What the transitions of the index take and return, in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from toc.queue.calls import MAX_IDS
+from toc.topic import Slot
+
+
+class PrepareRequest(NamedTuple):
+    """Take up to ``limit`` due ids of ``slot`` (never more than MAX_IDS at a time) under number ``claim``.
+
+    ``retries`` is the topic's: the tries of an entry that used up none.
+    """
+
+    slot: Slot
+    limit: int
+    retries: int
+    claim: int
+
+
+class Prepared(NamedTuple):
+    """What was taken, each id with its fence.
+
+    ``next_due`` is the first score left in the StoreQueue, None when nothing there will ever be due; more is
+    due now if it is less than ``redis_now_ms`` + 1.
+    """
+
+    entries: list[tuple[int, float]]
+    next_due: float | None
+    redis_now_ms: int
+
+
+class CancelReply(NamedTuple):
+    """``removed``: a StoreQueue entry stood (it is removed or moved); ``prepared``: a worker has the id."""
+
+    removed: bool
+    prepared: bool
+    redis_now_ms: int
+
+
+class ExpiredRequest(NamedTuple):
+    """List up to ``limit`` (and MAX_IDS) entries not kept alive for more than ``timeout_s`` seconds.
+
+    And all those under the given claim numbers, however fresh.
+    """
+
+    slot: Slot
+    timeout_s: int
+    claims: Sequence[int] = ()
+    limit: int = MAX_IDS
+
+
+class Peek(NamedTuple):
+    """``next_due`` is as in ``Prepared``; the counts are entries."""
+
+    next_due: float | None
+    store: int
+    prepared: int
+    dead: int
+    redis_now_ms: int
+
+
+class Claim(NamedTuple):
+    """The ``number`` (0..4095) under which the worker takes entries, and who holds which ``others``."""
+
+    number: int
+    others: dict[int, str]
+
+
+class Generation(NamedTuple):
+    """``recorded``: run_id of the server on which the slot was last rebuilt; ``serving``: of where it is now.
+
+    A slot whose two differ must be rebuilt from the task table.
+    """
+
+    recorded: str | None
+    serving: str
