@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from toc.errors import IndexUnavailable
-from toc.queue import queues
+from toc.queue import messages, queues
 from toc.queue.calls import Call, Calls, Script
 from toc.topic import Slot
 
@@ -112,7 +112,7 @@ class Recorder(Calls):
 SLOT = Slot("order.close", 3)
 USES: dict[str, Callable[[queues.Queues], object]] = {
     "add": lambda q: q.add({SLOT: [(1, 2.0), (3, 4.0)]}),
-    "prepare": lambda q: q.prepare([queues.PrepareRequest(SLOT, 1, 2, 3)]),
+    "prepare": lambda q: q.prepare([messages.PrepareRequest(SLOT, 1, 2, 3)]),
     "extend": lambda q: q.extend({SLOT: [(1, 2.0), (3, 4.0)]}),
     "commit": lambda q: q.commit({SLOT: [(1, 2.0), (3, 4.0)]}),
     "rollback": lambda q: q.rollback({SLOT: [(1, 2.0, 3.0), (4, 5.0, 6.0)]}),
@@ -121,8 +121,8 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
     "redrive": lambda q: q.redrive({SLOT: [(1, 2.0), (3, 4.0)]}),
     "cancel": lambda q: q.cancel(SLOT, 1),
     "reschedule": lambda q: q.reschedule(SLOT, 1, 2.0),
-    "expired": lambda q: q.expired([queues.ExpiredRequest(SLOT, 30)]),
-    "held": lambda q: q.expired([queues.ExpiredRequest(SLOT, 30, (1, 2))]),
+    "expired": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30)]),
+    "held": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30, (1, 2))]),
     "peek": lambda q: q.peek([SLOT]),
     "claim": lambda q: q.claim([SLOT], "worker"),
     "unclaim": lambda q: q.unclaim({SLOT: [1, 2]}),
