@@ -99,14 +99,17 @@ def _settings(entry: Entry) -> str:
 
 
 def _measure(entry: Entry, sizes: workloads.Sizes, only: frozenset[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {"load": os.getloadavg()[0]}
     try:
         with System(entry) as system:
             assert system.servers is not None
-            facts = {"version": system.version, "servers": system.servers.versions()}
-            return facts | workloads.run(system, sizes, only)
+            result |= {"version": system.version, "servers": system.servers.versions()}
+            workloads.run(system, sizes, only, result)
     except CannotRun as exc:
         warn(f"    {exc}")
-        return {"cannot": str(exc)}
+        # what was measured before it broke off stands
+        result["broke_off" if set(result) & set(WORKLOADS) else "cannot"] = str(exc)
+    return result
 
 
 def _reruns(entries: list[Entry], sizes: workloads.Sizes) -> list[dict[str, Any]]:

@@ -27,15 +27,15 @@ class Entry:
     most_processes: int = 4
 
 
-def _toc(name: str, tables: int, *, cluster: bool = False) -> Entry:
+def _toc(name: str, tables: int, slots: int, *, cluster: bool = False) -> Entry:
     redis = "Redis Cluster of 3" if cluster else "one Redis"
     return Entry(
         name,
         "toc",
         f"{tables} tables in 8 databases of one MariaDB (innodb_flush_log_at_trx_commit=1), {redis}; "
-        "16 slots, 4 threads a process, all else default",
+        f"{slots} slots, 4 threads a process, all else default",
         servers=("mariadb", "redis-cluster" if cluster else "redis"),
-        environment={"TOC_DATABASES": "8", "TOC_TABLES": str(tables)},
+        environment={"TOC_DATABASES": "8", "TOC_TABLES": str(tables), "BENCH_SLOTS": str(slots)},
     )
 
 
@@ -47,9 +47,9 @@ ENTRIES = (
         "lost at a crash",
         processes=1,
     ),
-    _toc("toc", 64),
-    _toc("toc, 1024 tables", 1024),
-    _toc("toc, Redis Cluster", 64, cluster=True),
+    _toc("toc", 64, 16),
+    _toc("toc, 1024 tables", 1024, 128),
+    _toc("toc, Redis Cluster", 64, 16, cluster=True),
     Entry(
         "BullMQ",
         "bullmq",

@@ -48,6 +48,8 @@ def tables(report: Mapping[str, Any], console: Console) -> None:
     )
     _table(console, "Settings", ("version", "settings"), peers, lambda one: [one["version"], one["settings"]])
     for name, one in peers.items():
+        if "broke_off" in one:
+            console.print(f"{name} broke off: {one['broke_off']}", markup=False, highlight=False)
         if "cannot" in one:
             console.print(f"{name} was not measured: {one['cannot']}", markup=False, highlight=False)
 

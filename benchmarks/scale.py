@@ -88,7 +88,7 @@ def main() -> None:
             system.start(2)
             result["growth"] = growth(system, arguments.pending)
     if "idle" in arguments.what:
-        many = replace(wide, environment={**wide.environment, "BENCH_IDLE_TOPICS": "1"})
+        many = replace(wide, environment={**wide.environment, "BENCH_IDLE_TOPICS": "1", "BENCH_SLOTS": "16"})
         with System(many) as system:
             system.start(2)
             result["idle"] = idle(system)

@@ -159,16 +159,18 @@ class Servers:
         return processes.resident(self.pids().get("beanstalkd", []))
 
     def stored(self) -> int:
-        """Bytes of tables or of the journal on disk."""
-        if self._data is None:
+        """Bytes of tables or of the journal on disk (MariaDB: see ``row_bytes``)."""
+        if self._data is None or self._mariadb is not None:
             return 0
-        if self._mariadb is not None:
-            return self._pages_used()
         return sum(path.stat().st_size for path in self._data.rglob("*") if path.is_file())
 
-    def _pages_used(self) -> int:
-        """Bytes in the pages of the task tables, indexes included (files grow in larger steps)."""
-        assert self._mariadb is not None
+    def row_bytes(self) -> float | None:
+        """What a row takes of MariaDB's pages, indexes included, over all rows that there are.
+
+        Files grow in larger steps, and pages of earlier tasks are used again: a difference would say nothing.
+        """
+        if self._mariadb is None:
+            return None
         url = urlsplit(self._mariadb.url)
         with (
             pymysql.connect(
@@ -177,11 +179,11 @@ class Servers:
             connection.cursor() as cursor,
         ):
             cursor.execute(
-                "SELECT SUM(data_length + index_length) FROM information_schema.tables "
+                "SELECT SUM(data_length + index_length) / SUM(table_rows) FROM information_schema.tables "
                 "WHERE table_name LIKE 'timeout_task_%%'"
             )
             row = cursor.fetchone()
-        return int(row[0]) if row and row[0] else 0
+        return float(row[0]) if row and row[0] else None
 
     def versions(self) -> dict[str, str]:
         """What each server says it is."""

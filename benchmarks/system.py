@@ -128,7 +128,9 @@ class System:
             if len(self.started(due)) == len(due):
                 return
             if time.monotonic() > until:
-                raise CannotRun(f"its workers did not run task {first} within 30 s: {self.log('workers')}")
+                raise CannotRun(
+                    f"its workers did not run task {first} within 30 s: {self.log('workers')[-300:]}"
+                )
 
     def stop(self) -> None:
         """Stop the workers."""

@@ -15,6 +15,7 @@ from benchmarks.peer import NS
 from benchmarks.peers.loops import AsyncPeer
 from benchmarks.record import started
 
+QUIET = {"version": 1, "loggers": {"arq": {"level": "ERROR"}}}
 SERVER = RedisSettings.from_dsn(os.environ["BENCH_REDIS"])
 
 
@@ -41,6 +42,7 @@ class Arq(AsyncPeer):
 
     def commands(self, processes: int) -> list[list[str]]:
         worker = [sys.executable, "-m", "arq", "benchmarks.peers.arq.WorkerSettings"]
+        worker += ["--custom-log-dict", "benchmarks.peers.arq.QUIET"]
         return [worker for _ in range(processes)]
 
     async def store(self, number: int, due: int) -> None:

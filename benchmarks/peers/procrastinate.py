@@ -35,14 +35,8 @@ class Procrastinate(Peer):
         return f"procrastinate {version('procrastinate')}"
 
     def commands(self, processes: int) -> list[list[str]]:
-        worker = [
-            sys.executable,
-            "-m",
-            "procrastinate",
-            "--app",
-            "benchmarks.peers.procrastinate.app",
-            "worker",
-        ]
+        program = [sys.executable, "-m", "procrastinate", "--log-level", "error"]
+        worker = [*program, "--app", "benchmarks.peers.procrastinate.app", "worker"]
         options = ["--concurrency", "20", "--fetch-job-polling-interval", "0.02", "--delete-jobs", "always"]
         return [[*worker, *options] for _ in range(processes)]
 

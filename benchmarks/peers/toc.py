@@ -15,7 +15,8 @@ from benchmarks.record import started
 from toc import NewTask, Task, TimeoutCenter, Topic
 from toc.store.migrate import Migrator
 
-TOPIC, SLOTS, BATCH = "bench.order", 16, 1000
+TOPIC, BATCH = "bench.order", 1000
+SLOTS = int(os.environ.get("BENCH_SLOTS", "16"))
 NEIGHBOUR = "bench.neighbour"
 """A second topic: numbers with the bit NEIGHBOURS go there."""
 NEIGHBOURS = 1 << 51

@@ -181,7 +181,7 @@ class Contract:
         lines = [
             json.loads(line)
             for path in (self.directory / "history").iterdir()
-            for line in path.read_text().splitlines()
+            for line in path.read_text().split("\n")[:-1]  # a line may be there in part as yet
         ]
         return sorted(
             (line for line in lines if job_id in (None, line["job_id"])), key=lambda line: line["at"]

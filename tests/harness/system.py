@@ -120,7 +120,7 @@ class System:
         """Every start and end so far, in the order in which they happened."""
         events = []
         for path in self.history_directory.iterdir():
-            for line in path.read_text().splitlines():
+            for line in path.read_text().split("\n")[:-1]:  # a line may be there in part as yet
                 event, job_id, attempt, at, pid = line.split()
                 events.append(Event(event, int(job_id), int(attempt), int(at), int(pid)))
         return sorted(events, key=lambda event: event.at)
