@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast check cluster cluster-stop servers clean
+.PHONY: bench bench-guard help setup run test test-fast check cluster cluster-stop servers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ test: $(STAMP) servers check ## everything: servers, check, all tests
 test-fast: $(STAMP) ## the unit tests
 	$(BIN)/pytest tests/unit
 
+bench: $(STAMP) ## measure toc beside its peers; ARGS="toc BullMQ --repeat 3"
+	scripts/bench $(BIN)/python $(ARGS)
+
+bench-guard: $(STAMP) servers ## toc's cost as a multiple of a bare Redis loop
+	$(BIN)/python -m benchmarks.guard
+
 clean: ## remove what was built; leaves .toc, which holds data
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

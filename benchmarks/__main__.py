@@ -148,8 +148,8 @@ def _write(result: dict[str, Any], output: Path | None) -> None:
     output.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written: {output}")
     try:
-        report.plot(result, output.with_suffix(".svg"))
-        print(f"plot: {output.with_suffix('.svg')}")
+        if report.plot(result, output.with_suffix(".svg")):
+            print(f"plot: {output.with_suffix('.svg')}")
     except ImportError:
         print("no plot: install matplotlib (the dependency group `bench`)")
 

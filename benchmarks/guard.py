@@ -21,11 +21,11 @@ SIZES = Sizes(rates=(500,), lateness_seconds=3, bursts=(20_000,), submit_seconds
 ROUNDS = 3
 
 BOUNDS = {
-    "lateness p50": 8.0,
-    "CPU per task at a steady rate": 30.0,
-    "CPU per task of a burst": 30.0,
-    "time of a burst": 30.0,
-    "time of a batched submit": 60.0,
+    "lateness p50": 5.0,
+    "CPU per task at a steady rate": 7.0,
+    "CPU per task of a burst": 55.0,
+    "time of a burst": 35.0,
+    "time of a batched submit": 50.0,
 }
 """The most that toc may cost, as a multiple of the bare loop: about twice what it was measured at."""
 

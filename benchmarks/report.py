@@ -54,8 +54,11 @@ def tables(report: Mapping[str, Any], console: Console) -> None:
             console.print(f"{name} was not measured: {one['cannot']}", markup=False, highlight=False)
 
 
-def plot(report: Mapping[str, Any], path: Path) -> None:
-    """Lateness and bursts as bars, on logarithmic scales. Raises ImportError without matplotlib."""
+def plot(report: Mapping[str, Any], path: Path) -> bool:
+    """Lateness and bursts as bars, on logarithmic scales; False when neither was measured.
+
+    Raises ImportError without matplotlib.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -68,6 +71,8 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
         (f"{int(count):,} at one instant, s", "burst", count, ("last_start", "last_finish"))
         for count in counts
     ]
+    if not panels:
+        return False
     names = list(peers)[::-1]
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(3.2 * len(panels) + 1.5, 0.42 * len(names) + 1.4), sharey=True, squeeze=False
@@ -85,6 +90,7 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
+    return True
 
 
 def _rest(one: Mapping[str, Any]) -> list[str]:
@@ -115,13 +121,15 @@ def _table(
     peers: Peers,
     cells: Callable[[Mapping[str, Any]], list[str]],
 ) -> None:
+    rows = [(name, cells(one)) for name, one in peers.items() if "cannot" not in one]
+    if all(cell == "-" for _, row in rows for cell in row):
+        return  # nobody was asked for this
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for column in columns:
         table.add_column(column, justify="left" if column in ("version", "settings") else "right")
-    for name, one in peers.items():
-        if "cannot" not in one:
-            table.add_row(name, *cells(one))
+    for name, row in rows:
+        table.add_row(name, *row)
     console.print(table)
 
 
