@@ -154,7 +154,7 @@ def cluster(environment: dict[str, str], tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "cluster"
     started = toc(environment, tmp_path, "cluster", "start", "--directory", directory, "--processes", 1)
     try:
-        if started.returncode == 3:
+        if started.returncode == 3 and not os.environ.get("CI"):  # a server is not on this machine
             pytest.skip(started.stderr)
         assert started.returncode == 0, started.stderr
         yield directory
