@@ -87,8 +87,7 @@ class Dead(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """A task as handlers and callers see it.
 
     ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the try that runs or
@@ -151,7 +150,7 @@ class TaskRow(NamedTuple):
     gmt_modified: int
 
     def to_task(self, topic: str) -> Task:
-        """The row as handlers and callers see it."""
+        """The row as callers see it."""
         return Task(
             self.job_id,
             topic,
@@ -159,10 +158,49 @@ class TaskRow(NamedTuple):
             self.biz_type,
             TaskStatus(self.status),
             from_ms(self.action_time),
-            json.loads(self.attribute) if self.attribute != "{}" else {},
+            decode_attribute(self.attribute),
             self.attempts + 1,
             self.version,
         )
+
+
+class TryRow(NamedTuple):
+    """As much of a row as a try needs: the row check, the handler's Task, and how the try ends.
+
+    Fields as in TaskRow.
+    """
+
+    job_id: int
+    biz_id: int
+    biz_type: int
+    status: int
+    action_time: int
+    next_time: int
+    version: int
+    attempts: int
+    crashes: int
+    biz_key: str | None
+    attribute: str
+
+    def to_task(self, topic: str) -> Task:
+        """The row, which the row check has found pending, as the handler sees it."""
+        return Task(
+            self.job_id,
+            topic,
+            self.biz_id if self.biz_key is None else self.biz_key,
+            self.biz_type,
+            TaskStatus.PENDING,
+            from_ms(self.action_time),
+            decode_attribute(self.attribute),
+            self.attempts + 1,
+            self.version,
+        )
+
+
+def decode_attribute(text: str) -> dict[str, Any]:
+    """An attribute as it was given."""
+    attribute: dict[str, Any] = json.loads(text) if text != "{}" else {}
+    return attribute
 
 
 def encode_attribute(attribute: Mapping[str, Any] | None) -> str:

@@ -18,7 +18,7 @@ from toc.store import rows as sql
 from toc.store.schema import MAX_ERROR_CHARS
 from toc.store.server import Result, Server, Statement
 from toc.store.shards import Shards
-from toc.task import TaskRow, TaskStatus
+from toc.task import TaskRow, TaskStatus, TryRow
 
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
@@ -94,6 +94,16 @@ class Batches:
         """The rows that there are, by job_id."""
         parts = self._shards.each(self._shards.group(job_ids), self._read)
         return {job_id: row for part in parts for job_id, row in part.items()}
+
+    def read_tries(self, job_ids: Iterable[int]) -> dict[int, TryRow]:
+        """As much of the rows as a try needs, by job_id."""
+
+        def read(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TryRow]:
+            what = sql.try_columns(server)
+            return sql.try_rows(server.run(sql.select_by_id(server, what, self._shards.names, ids)))
+
+        parts = self._shards.each(self._shards.group(job_ids), read)
+        return {row.job_id: row for part in parts for row in part}
 
     def pending(self, tables: Iterable[int], from_ms: int, to_ms: int, limit: int) -> list[DueRow]:
         """Pending rows due in [from_ms, to_ms), at most ``limit`` per table, soonest first."""
@@ -316,7 +326,7 @@ class Batches:
     # --- shared ------------------------------------------------------------------------------------------
 
     def _read(self, server: Server, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
-        results = server.run(sql.select_by_id(server, self._shards.names, ids))
+        results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
         return {row.job_id: row for row in sql.task_rows(results)}
 
     def _scan(self, tables: Iterable[int], select: Callable[[Server, str], str]) -> list[Result]:

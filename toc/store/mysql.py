@@ -128,6 +128,7 @@ class MySqlServer(Server):
     ) -> list[Result]:
         cursor: Any = connection.cursor()
         parts = [cursor.mogrify(sql, params) if params else sql for sql, params in statements]
+        transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
         if transaction:
             parts = ["START TRANSACTION", *parts, "COMMIT"]
         results = []
@@ -200,6 +201,10 @@ class MySqlServer(Server):
     def text(self, column: str) -> str:
         """VARBINARY read as utf8mb4."""
         return f"CONVERT({column} USING utf8mb4)"
+
+    def joined(self, parts: Sequence[str]) -> str:
+        """CONCAT_WS."""
+        return f"CONCAT_WS(',',{','.join(parts)})"
 
     def union(self, selects: Iterable[str]) -> str:
         """Parentheses around each, which SQLite does not know."""

@@ -165,6 +165,10 @@ class Server(ABC):
         """An expression that reads a binary column as text."""
 
     @abstractmethod
+    def joined(self, parts: Sequence[str]) -> str:
+        """An expression that joins numbers and texts, none of them NULL, with commas."""
+
+    @abstractmethod
     def union(self, selects: Iterable[str]) -> str:
         """UNION ALL of selects that may have their own ORDER BY and LIMIT."""
 

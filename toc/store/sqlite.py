@@ -158,6 +158,10 @@ class SqliteServer(Server):
         """BLOB read as UTF-8."""
         return f"CAST({column} AS TEXT)"
 
+    def joined(self, parts: Sequence[str]) -> str:
+        """The operator; CONCAT_WS is too new."""
+        return "||','||".join(parts)
+
     def union(self, selects: Iterable[str]) -> str:
         """Each in a subquery: only there may it have its own ORDER BY and LIMIT."""
         return " UNION ALL ".join(f"SELECT * FROM ({select})" for select in selects)

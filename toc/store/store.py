@@ -18,7 +18,7 @@ from toc.store.server import TRIES, Statement
 from toc.store.shards import Layout, Shards
 from toc.store.submit import Submitter
 from toc.store.topics import TopicTable
-from toc.task import TaskRow
+from toc.task import TaskRow, TryRow
 
 
 class Store:
@@ -164,6 +164,10 @@ class Store:
     def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
         """The rows that there are, by job_id."""
         return self._batches.read(job_ids)
+
+    def read_tries(self, job_ids: Iterable[int]) -> dict[int, TryRow]:
+        """As much of the rows as a try needs, by job_id: the hot path's read."""
+        return self._batches.read_tries(job_ids)
 
     def finish(self, items: Iterable[tuple[int, int]]) -> dict[int, Finish]:
         """Mark tasks, given as (job_id, version), as processed; every job_id's case is in the result."""

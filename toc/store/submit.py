@@ -183,7 +183,9 @@ class Submitter:
         ids = self._shards.group(row.job_id for row in todo.values())[server]
         by_id = {
             row.job_id: row
-            for row in sql.task_rows(server.run(sql.select_by_id(server, self._shards.names, ids)))
+            for row in sql.task_rows(
+                server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
+            )
         }
         keyed: dict[int, list[TaskRow]] = {}
         for row in todo.values():

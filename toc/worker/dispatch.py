@@ -73,7 +73,7 @@ class Dispatcher:
         self._turns: deque[_Line] = deque()
         """Lines that have waiting entries, in the order in which they are served."""
         self._free = threads
-        self._room_wanted = False
+        self._wants_room: set[str] = set()
         self._ready = threading.Condition()
         self._closed = False
         self._threads = [
@@ -102,21 +102,35 @@ class Dispatcher:
     # --- the poller's side
 
     def room(self, topic: str) -> int:
-        """How many more entries of ``topic`` may be taken now; not more than can be started soon."""
+        """How many more entries of ``topic`` may be taken now; not more than can be started soon.
+
+        None while more than half of what may wait is there: a few large batches cost less than many small.
+        """
         running = self._async_running.get(topic)
         if running is not None:
             room = self._async_limit - running
-        else:
-            line = self._lines[topic]
-            free = min(self._free, self._line_limit - line.running)
-            soon = free + int(START_WITHIN_SECONDS * self._line_limit / line.seconds)
-            room = min(soon, MAX_WAITING) - len(line.waiting)
-        return room
+            return room if room >= self._async_limit // 8 else 0
+        line = self._lines[topic]
+        free = min(self._free, self._line_limit - line.running)
+        ahead = int(START_WITHIN_SECONDS * self._line_limit / line.seconds)
+        waiting = len(line.waiting)
+        return (
+            max(min(free + ahead, MAX_WAITING) - waiting, 0) if waiting <= min(ahead, MAX_WAITING) // 2 else 0
+        )
 
-    def want_room(self) -> None:
-        """Call ``has_room`` when the next handler ends. What ended before counts in ``room`` from now on."""
+    def want_room(self, topic: str) -> None:
+        """Call ``has_room`` once a handler has ended and there is room for ``topic``, or now if there is."""
         with self._ready:
-            self._room_wanted = True
+            self._wants_room.add(topic)
+        self._tell_room()
+
+    def _tell_room(self) -> None:
+        with self._ready:
+            found = any(self.room(topic) > 0 for topic in self._wants_room)
+            if found:
+                self._wants_room.clear()
+        if found:
+            self._has_room()
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Hand over entries that are due and checked."""
@@ -197,9 +211,8 @@ class Dispatcher:
                 if line.running == self._line_limit - 1 and line.waiting:
                     self._ready.notify()  # it may have a thread again
                 line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
-                wanted, self._room_wanted = self._room_wanted, False
-            if wanted:
-                self._has_room()
+            if self._wants_room:
+                self._tell_room()
 
     def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
         """The entries of which this machine's clock says due too; the others go back to the poller.
@@ -280,9 +293,8 @@ class Dispatcher:
     def _async_done(self, topic: str, count: int) -> None:
         with self._ready:
             self._async_running[topic] -= count
-            wanted, self._room_wanted = self._room_wanted, False
-        if wanted:
-            self._has_room()
+        if self._wants_room:
+            self._tell_room()
 
     def cancel_async(self, entry: Entry) -> None:
         """Cancel the coroutine that runs this entry; its batch fails with it."""

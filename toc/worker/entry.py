@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from toc.handler import Handler
 from toc.queue.scores import store_score
-from toc.task import TaskRow
+from toc.task import TryRow
 from toc.topic import Slot, Topic
 
 
@@ -33,7 +33,7 @@ class Entry:
         "topic",
     )
 
-    row: TaskRow
+    row: TryRow
     """Set by the row check, before anybody else sees the entry."""
 
     def __init__(

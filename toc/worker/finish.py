@@ -19,7 +19,7 @@ from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.store.batch import Failure, Finish, Guard
 from toc.store.store import Store
-from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TaskRow, TaskStatus
+from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TaskStatus, TryRow
 from toc.topic import Slot, Topic
 from toc.worker.entry import Entry, Inflight
 from toc.worker.loop import Loop
@@ -48,7 +48,7 @@ class Moves:
         self.rollback += more.rollback
         self.bury += more.bury
 
-    def by_row(self, entry: Entry, row: TaskRow | None) -> None:
+    def by_row(self, entry: Entry, row: TryRow | None) -> None:
         """Decide by the row alone, as the row check does."""
         if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
             self.commit.append(entry)
@@ -100,7 +100,7 @@ class Finisher:
             self._moves.append(Moves(rollback=pairs))
             self.loop.wake()
 
-    def settle_by_row(self, entries: Iterable[tuple[Entry, TaskRow | None]]) -> None:
+    def settle_by_row(self, entries: Iterable[tuple[Entry, TryRow | None]]) -> None:
         """Move entries whose row says that they must not run."""
         moves = Moves()
         for entry, row in entries:
@@ -208,7 +208,7 @@ class Finisher:
         """The guard met a row that somebody else has changed: the row, read again, decides."""
         if not entries:
             return
-        rows = self._store.read([entry.job_id for entry in entries])
+        rows = self._store.read_tries([entry.job_id for entry in entries])
         cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
         if cancelled:
             self._store.mark_tried(

@@ -22,7 +22,7 @@ from toc.queue.messages import ExpiredRequest, Prepared, PrepareRequest
 from toc.queue.queues import Queues
 from toc.queue.scores import split
 from toc.store.store import Store
-from toc.task import TaskRow, TaskStatus
+from toc.task import TaskStatus, TryRow
 from toc.topic import Slot
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Entry, Inflight
@@ -83,7 +83,8 @@ class Poller:
         """Heap of entries that Redis's clock calls due and this machine's does not yet."""
         self._due: list[tuple[int, Slot]] = []
         """Heap of (due, slot); stale pairs are skipped when they surface."""
-        self._no_room: set[Slot] = set()
+        self._no_room: dict[Slot, int] = {}
+        """Slots that are due, since when; those that wait longest are served first."""
         self._reconcile: list[tuple[int, Slot]] = []
         self._taking = True
         self._between = threading.Lock()
@@ -132,17 +133,17 @@ class Poller:
         """Take what is due and can be started; returns the seconds until the next is due."""
         with self._between:
             now = self._clock.now_ms()
-            self._hear(now)
+            self._hear()
             self._release_waiting(now)
             if not self._taking:
                 return self._until_next(now)
             self._settle_lost_replies(now)
             requests = self._choose(now)
-            if requests:
-                self._take(requests)
+            if requests and not self._take(requests) and self._no_room:
+                return 0.0  # nothing that runs will make room for the others: go on with them
             return self._until_next(self._clock.now_ms())
 
-    def _hear(self, now: int) -> None:
+    def _hear(self) -> None:
         with self._lock:
             news, self._news = self._news, {}
             early, self._early = self._early, []
@@ -156,10 +157,10 @@ class Poller:
             if slot is not None and slot in owned:
                 self._look(owned[slot], due)
         if self._no_room:
-            blocked, self._no_room = self._no_room, set()
-            for slot in blocked:
+            blocked, self._no_room = self._no_room, {}
+            for slot, due in blocked.items():
                 if slot in owned:
-                    self._look(owned[slot], now)
+                    self._look(owned[slot], due)
 
     def _look(self, owned: OwnedSlot, due: int) -> None:
         if due < owned.due:
@@ -203,12 +204,14 @@ class Poller:
             member = owned.get(slot)
             if member is None or member.due != due:
                 continue
-            member.due = NEVER  # until something is known
             by_topic.setdefault(slot.topic, []).append(member)
         requests: list[tuple[OwnedSlot, PrepareRequest]] = []
         topics = self._catalog.known()
         behind = self._finisher.backlog > MAX_UNWRITTEN
         for name, members in by_topic.items():
+            since = {member.slot: member.due for member in members}
+            for member in members:
+                member.due = NEVER  # until something is known
             if behind:
                 for member in members:
                     self._look(member, now + BEHIND_LOOK_MS)
@@ -218,26 +221,24 @@ class Poller:
                 for member in members:
                     self._look(member, now + PAUSED_LOOK_MS)
                 continue
-            room = self.dispatcher.room(name)
-            if room < len(members):
-                self.dispatcher.want_room()
-                room = self.dispatcher.room(name)
-            if room < len(members):
-                self._no_room.update(member.slot for member in members[max(room, 0) :])
-                members = members[: max(room, 0)]
-            for member in members:
-                limit = min(TAKE_LIMIT, room // len(members))
-                requests.append((member, PrepareRequest(member.slot, limit, topic.retries, member.claim)))
+            chosen, limit = _share(members, self.dispatcher.room(name))
+            if len(chosen) < len(members):
+                self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
+                self.dispatcher.want_room(name)
+            requests += [
+                (member, PrepareRequest(member.slot, limit, topic.retries, member.claim)) for member in chosen
+            ]
         return requests
 
     # --- take
 
-    def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> None:
+    def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> int:
+        """Prepare, check, dispatch; returns how many entries were taken."""
         results = self._queues.prepare([request for _, request in requests])
         taken: list[Entry] = []
         failures: list[IndexUnavailable] = []
         now = self._clock.now_ms()
-        for owned, _ in requests:
+        for owned, (_slot, limit, *_) in requests:
             result = results[owned.slot]
             if isinstance(result, IndexUnavailable):
                 failures.append(result)
@@ -247,11 +248,13 @@ class Poller:
                         heapq.heappush(self._reconcile, (now + delay, owned.slot))
                 continue
             taken += self._hold(owned, result.entries, result.redis_now_ms)
+            owned.full = len(result.entries) == limit
             self._plan(owned, result, now)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         if taken:
             self._check(taken)
+        return len(taken)
 
     def _plan(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
         """When to look at the slot next."""
@@ -292,7 +295,7 @@ class Poller:
         ready: list[Entry] = []
         soon: list[Entry] = []
         behind: list[Entry] = []
-        refused: list[tuple[Entry, TaskRow | None]] = []
+        refused: list[tuple[Entry, TryRow | None]] = []
         for entry in entries:
             row = rows.get(entry.job_id)
             if row is None:
@@ -322,14 +325,14 @@ class Poller:
         if ready:
             self.dispatcher.put(ready)
 
-    def _read(self, job_ids: list[int]) -> dict[int, TaskRow] | None:
+    def _read(self, job_ids: list[int]) -> dict[int, TryRow] | None:
         """The rows, waiting for MySQL if need be; None when the worker stops meanwhile.
 
         Nothing more is taken while it waits, so what is held stays bounded; it is kept alive meanwhile.
         """
         while True:
             try:
-                return self._store.read(job_ids)
+                return self._store.read_tries(job_ids)
             except StoreUnavailable as exc:
                 log.warning("rows_not_read", tasks=len(job_ids), error=str(exc))
                 if not self._taking:
@@ -369,6 +372,21 @@ class Poller:
         if found:
             log.info("lost_reply_recovered", tasks=len(found))
             self._check(found)
+
+
+def _share(members: list[OwnedSlot], room: int) -> tuple[list[OwnedSlot], int]:
+    """The slots to take from now, of those that are due, and how many entries of each at most.
+
+    Where all that is due has room, every slot may give its full share. Otherwise few slots that are known to
+    be full give many each, rather than many slots few: a batch of one slot lies in few tables, and reading
+    and finishing cost by the table.
+    """
+    limit = TAKE_LIMIT
+    if room < TAKE_LIMIT * len(members):
+        full = sum(member.full for member in members)
+        members = members[: max(1, room // TAKE_LIMIT) if 2 * full > len(members) else room]
+        limit = min(TAKE_LIMIT, room // len(members)) if members else 0
+    return members, limit
 
 
 def _fence(score: float) -> float:

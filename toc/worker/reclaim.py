@@ -18,7 +18,7 @@ from toc.queue.queues import Queues
 from toc.queue.scores import split, store_score
 from toc.store.batch import Failure, Guard
 from toc.store.store import Store
-from toc.task import TaskRow, TaskStatus
+from toc.task import TaskStatus, TryRow
 from toc.topic import Slot, Topic
 from toc.worker.entry import Inflight
 from toc.worker.loop import Loop
@@ -122,7 +122,7 @@ class Reclaimer:
 
     def _roll_back(self, found: Mapping[Slot, list[tuple[int, float]]], topics: Mapping[str, Topic]) -> None:
         """Listed, the rows written, then moved under the fence: a crash in between repeats it uncharged."""
-        rows = self._store.read([job_id for pairs in found.values() for job_id, _ in pairs])
+        rows = self._store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
         now = self._clock.now_ms()
         crashes: dict[int, Failure] = {}
         for slot, pairs in found.items():
@@ -170,7 +170,7 @@ class Reclaimer:
         log.warning("reclaimed", slots=len(found), tasks=sum(len(pairs) for pairs in found.values()))
 
 
-def crash_of(row: TaskRow, topic: Topic, remaining: int, now: int) -> Failure | None:
+def crash_of(row: TryRow, topic: Topic, remaining: int, now: int) -> Failure | None:
     """How the row changes because its try ended with its worker; None when it was written before.
 
     Charges a try, but never the last one: no task dies of a worker's crash.

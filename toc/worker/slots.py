@@ -25,16 +25,18 @@ class OwnedSlot:
     """A slot in this worker's hands.
 
     ``claim`` is the number that its PrepareQueue entries carry, ``others`` the numbers that other
-    workers hold or held, ``due`` the instant (ms, this machine's clock) at which the poller looks at it next.
+    workers hold or held, ``due`` the instant (ms, this machine's clock) at which the poller looks at it
+    next, ``full`` whether the last prepare took as much as it was allowed to: there was probably more.
     """
 
-    __slots__ = ("claim", "due", "others", "slot")
+    __slots__ = ("claim", "due", "full", "others", "slot")
 
     def __init__(self, slot: Slot, claim: int, others: dict[int, str]) -> None:
         self.slot = slot
         self.claim = claim
         self.others = others
         self.due = NEVER
+        self.full = False
 
 
 class SlotBook:
