@@ -102,9 +102,18 @@ class System:
         for biz_type, name in enumerate(TOPICS, start=1):
             self.center.store.topics.create(Topic(name, biz_type, slots, **policies))  # type: ignore[arg-type]
 
-    def start(self, host: str = "host-a", *, processes: int = 2, threads: int = 4) -> DaemonProcess:
-        """Start a daemon and wait until its processes are ready."""
-        daemon = DaemonProcess(self.directory, host, self.env, processes=processes, threads=threads)
+    def start(
+        self,
+        host: str = "host-a",
+        *,
+        processes: int = 2,
+        threads: int = 4,
+        env: Mapping[str, str] | None = None,
+    ) -> DaemonProcess:
+        """Start a daemon, with these variables besides, and wait until its processes are ready."""
+        daemon = DaemonProcess(
+            self.directory, host, {**self.env, **(env or {})}, processes=processes, threads=threads
+        )
         self.daemons.append(daemon)
         self.wait(
             lambda: (
