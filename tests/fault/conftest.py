@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from fault.kit import table
+from fault.kit import servers, table
 from fault.kit.proxy import Proxy
 from fault.kit.table import Line
 from rich.console import Console
@@ -63,6 +66,20 @@ def relay() -> Iterator[Callable[[int], Proxy]]:
     yield start
     for proxy in proxies:
         proxy.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes directories on disks of their own: ``small_disk(64)``, in megabytes. Needs root."""
+    if os.geteuid() != 0:
+        reason = "A FULL DISK WAS NOT TESTED: mounting a tmpfs needs root"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        yield lambda megabytes: stack.enter_context(
+            servers.small_disk(tmp_path / f"disk-{megabytes}", megabytes)
+        )
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

