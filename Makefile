@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard help setup run test test-fast check cluster cluster-stop servers clean
+.PHONY: bench bench-guard faults help setup run test test-fast check cluster cluster-stop servers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ servers: ## as root on Debian: install the servers that tests need; else say whi
 
 test: $(STAMP) servers check ## everything: servers, check, all tests
 	$(BIN)/pytest
+
+faults: $(STAMP) servers ## every fault that toc must survive, slow ones too, and the table of what became of them
+	$(BIN)/pytest tests/fault -m "chaos or not chaos" $(ARGS)
 
 test-fast: $(STAMP) ## the unit tests
 	$(BIN)/pytest tests/unit

@@ -28,6 +28,7 @@ from toc.errors import (
     NotInFuture,
     StoreUnavailable,
 )
+from toc.failpoint import failpoint
 from toc.handler import Handler
 from toc.log import get_logger
 from toc.queue.messages import CancelReply
@@ -184,6 +185,7 @@ class TimeoutCenter:
             return self.store.insert_with(connection, row)
         _ = self.queues  # a wrong TOC_REDIS_URL is told before anything is written
         job_id = self.store.insert(row)
+        failpoint("submit.row-stored")
         self._index_stored([row], [job_id])
         return job_id
 
@@ -197,6 +199,7 @@ class TimeoutCenter:
         _check_same_dedup(rows)
         _ = self.queues  # as in submit
         job_ids = self.store.insert_many(rows)
+        failpoint("submit.row-stored")
         self._index_stored(rows, job_ids)
         return job_ids
 
@@ -217,6 +220,7 @@ class TimeoutCenter:
         index cannot be asked and the due time is near, a try may have started.
         """
         changed, row = self.store.cancel(_checked(job_id))
+        failpoint("cancel.row-written")
         if row is None:
             return CancelOutcome.UNKNOWN
         if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
@@ -259,6 +263,7 @@ class TimeoutCenter:
         topic = self.catalog.of_type(row.biz_type)
         due = self._due(topic, None, action_time)
         changed, row = self.store.reschedule(job_id, due)
+        failpoint("reschedule.row-written")
         if row is None:
             return RescheduleOutcome.UNKNOWN
         if not changed:

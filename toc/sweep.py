@@ -22,6 +22,7 @@ from typing import NamedTuple
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.failpoint import failpoint
 from toc.log import get_logger
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
@@ -132,6 +133,8 @@ class Sweep:
             return SweepCounts(0, 0), {}
         limit = min(PAGE, max(LEAST_PAGE, ROWS_PER_PASS // len(tables)))
         rows = self._store.pending(tables, start, until, limit)
+        if rows:
+            failpoint("sweep.rows-read")
         by_table: dict[int, list[DueRow]] = {}
         for row in rows:
             by_table.setdefault(table_of_job(row.job_id, self._table_count), []).append(row)

@@ -1,4 +1,4 @@
-"""The application that test daemons run. Each start and end of a handler is one line in a file per process.
+"""The application that test daemons run. Each start and end of a handler is one line of the history.
 
 A task's attribute says what its handler does: ``fail`` tries fail, each ``sleep`` seconds long; ``die`` tries
 kill the process; ``dead`` raises Dead.
@@ -10,23 +10,34 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
+from harness.history import History
 from toc import Dead, Retry, Task, TimeoutCenter
 
 center = TimeoutCenter()
-_history = os.open(
-    f"{os.environ['TOC_TEST_HISTORY']}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-)
+history = History(Path(os.environ["TOC_TEST_HISTORY"]))
 
 
-def record(event: str, task: Task) -> None:
-    """One write per line: it is in the page cache, and so survives the death of this process."""
-    os.write(_history, f"{event} {task.job_id} {task.attempt} {time.time_ns()} {os.getpid()}\n".encode())
+@contextmanager
+def recorded(task: Task) -> Iterator[None]:
+    """The block is a try of this task."""
+    history.started(task)
+    try:
+        yield
+    except BaseException as exc:
+        history.ended(task, "dead" if isinstance(exc, Dead) else "raise")
+        raise
+    history.ended(task, "ok")
 
 
-def after_start(task: Task) -> None:
+def after_sleep(task: Task) -> None:
+    """What the task's attribute asks for, once its handler has slept."""
     if task.attempt <= task.attribute.get("die", 0):
+        history.ended(task, "die")
         os.kill(os.getpid(), signal.SIGKILL)
     if task.attempt <= task.attribute.get("fail", 0):
         if "retry_after" in task.attribute:
@@ -38,35 +49,31 @@ def after_start(task: Task) -> None:
 
 @center.handler("test.sync")
 def on_thread(task: Task) -> None:
-    record("start", task)
-    time.sleep(task.attribute.get("sleep", 0))
-    after_start(task)
-    record("end", task)
+    with recorded(task):
+        time.sleep(task.attribute.get("sleep", 0))
+        after_sleep(task)
 
 
 @center.handler("test.async")
 async def on_event_loop(task: Task) -> None:
-    record("start", task)
-    await asyncio.sleep(task.attribute.get("sleep", 0))
-    after_start(task)
-    record("end", task)
+    with recorded(task):
+        await asyncio.sleep(task.attribute.get("sleep", 0))
+        after_sleep(task)
 
 
 @center.handler("test.batch", batch=50)
 def in_batches(tasks: list[Task]) -> dict[int, BaseException | None]:
     outcome: dict[int, BaseException | None] = {}
     for task in tasks:
-        record("start", task)
         try:
-            after_start(task)
+            with recorded(task):
+                after_sleep(task)
         except Exception as exc:
             outcome[task.job_id] = exc
-        else:
-            record("end", task)
     return outcome
 
 
 @center.handler("test.doomed")
 def always_fails(task: Task) -> None:
-    record("start", task)
-    raise RuntimeError(f"attempt {task.attempt} fails as always")
+    with recorded(task):
+        raise RuntimeError(f"attempt {task.attempt} fails as always")

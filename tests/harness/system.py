@@ -9,22 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+from harness.checker import Limits, Verdict, check
+from harness.final import read_final
+from harness.history import Client, Event, History, events
 from toc import Settings, TimeoutCenter, Topic
 from toc.store.migrate import Migrator
 
 TOPICS = ("test.sync", "test.async", "test.batch", "test.doomed")
-
-
-class Event(NamedTuple):
-    """One line of the history: ``event`` is start or end of a handler, ``at`` nanoseconds since 1970."""
-
-    event: str
-    job_id: int
-    attempt: int
-    at: int
-    pid: int
 
 
 class DaemonProcess:
@@ -95,6 +87,10 @@ class System:
             prefix=self.settings.database_prefix,
         ).upgrade()
         self.center = TimeoutCenter(self.settings)
+        self.recorder = History(self.history_directory)
+        """Where tests declare the faults that they do."""
+        self.client = Client(self.center, self.recorder)
+        """The SDK, its calls recorded. A test that asks for a verdict must make all its calls through it."""
         self.daemons: list[DaemonProcess] = []
 
     def create_topics(self, *, slots: int = 8, **policies: object) -> None:
@@ -102,9 +98,18 @@ class System:
         for biz_type, name in enumerate(TOPICS, start=1):
             self.center.store.topics.create(Topic(name, biz_type, slots, **policies))  # type: ignore[arg-type]
 
-    def start(self, host: str = "host-a", *, processes: int = 2, threads: int = 4) -> DaemonProcess:
-        """Start a daemon and wait until its processes are ready."""
-        daemon = DaemonProcess(self.directory, host, self.env, processes=processes, threads=threads)
+    def start(
+        self,
+        host: str = "host-a",
+        *,
+        processes: int = 2,
+        threads: int = 4,
+        env: Mapping[str, str] | None = None,
+    ) -> DaemonProcess:
+        """Start a daemon, with these variables besides, and wait until its processes are ready."""
+        daemon = DaemonProcess(
+            self.directory, host, {**self.env, **(env or {})}, processes=processes, threads=threads
+        )
         self.daemons.append(daemon)
         self.wait(
             lambda: (
@@ -118,12 +123,11 @@ class System:
 
     def history(self) -> list[Event]:
         """Every start and end so far, in the order in which they happened."""
-        events = []
-        for path in self.history_directory.iterdir():
-            for line in path.read_text().split("\n")[:-1]:  # a line may be there in part as yet
-                event, job_id, attempt, at, pid = line.split()
-                events.append(Event(event, int(job_id), int(attempt), int(at), int(pid)))
-        return sorted(events, key=lambda event: event.at)
+        return events(self.history_directory)
+
+    def verdict(self, **limits: float | None) -> Verdict:
+        """What the checker says of all that happened; ``limits`` as in harness.checker.Limits."""
+        return check(self.history_directory, read_final(self.center), Limits(**limits))  # type: ignore[arg-type]
 
     def starts(self, job_id: int) -> list[Event]:
         """The starts of one task's handler."""
@@ -149,6 +153,7 @@ class System:
         """End every daemon and close every connection."""
         for daemon in self.daemons:
             daemon.stop()
+        self.recorder.close()
         self.center.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "toc"
 
-VOCABULARY = {"task", "topic", "sharding", "errors", "clock", "config", "log"}
+VOCABULARY = {"task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint"}
 OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
 PLAIN = {"catalog", "handler"}  # built on the vocabulary alone
 SDK = {*OUTSIDE, *PLAIN, "sweep"}

@@ -14,6 +14,7 @@ from datetime import timedelta
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.failpoint import failpoint
 from toc.log import get_logger
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
@@ -132,6 +133,7 @@ class Finisher:
             if batch:
                 try:
                     self._write(batch, moves)
+                    failpoint("finish.rows-written")
                 except StoreUnavailable as exc:
                     # Guards make writing all of it again safe; the entries stay held and are kept alive.
                     self._ended.extendleft(reversed(batch))

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from toc.catalog import TopicCatalog
 from toc.clock import MAX_CLOCK_SKEW_MS, Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.failpoint import failpoint
 from toc.handler import Handler
 from toc.log import get_logger
 from toc.queue.calls import ReplyLost
@@ -253,6 +254,7 @@ class Poller:
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         if taken:
+            failpoint("poll.taken")
             self._check(taken)
         return len(taken)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.failpoint import failpoint
 from toc.log import get_logger
 from toc.queue.messages import ExpiredRequest
 from toc.queue.queues import Queues
@@ -139,6 +140,7 @@ class Reclaimer:
             self._store.mark_tried(
                 cancelled
             )  # before the entry goes: a cancel that is under way looks for it
+        failpoint("reclaim.rows-written")
         commits: dict[Slot, list[tuple[int, float]]] = {}
         backs: dict[Slot, list[tuple[int, float, float]]] = {}
         buries: dict[Slot, list[tuple[int, float, int]]] = {}

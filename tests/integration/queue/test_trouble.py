@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import pytest
+from fault.kit.proxy import Proxy
 
 from toc.errors import IndexUnavailable
 from toc.local.process import until
@@ -156,62 +156,6 @@ def test_connections_that_the_server_closed_while_idle_go_unnoticed(
     assert [job_id for job_id, _ in take(queues).entries] == [1]
 
 
-class Proxy:
-    """Between client and server; after what it is told to watch for, it swallows the reply and hangs up."""
-
-    def __init__(self, port: int) -> None:
-        self._server = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.lose: bytes | None = None
-        self.lost = 0
-        self._swallow = False
-        self._sockets = [self._listener]
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed: the test is over
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._server)
-                self._sockets += [client, server]
-                for pump, ends in ((self._ask, (client, server)), (self._answer, (server, client))):
-                    self._threads.append(threading.Thread(target=pump, args=ends))
-                    self._threads[-1].start()
-
-    def _ask(self, client: socket.socket, server: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := client.recv(1 << 16):
-                if self.lose and self.lose in data:
-                    self.lose, self._swallow = None, True
-                server.sendall(data)
-        _hang_up(client, server)
-
-    def _answer(self, server: socket.socket, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := server.recv(1 << 16):
-                if self._swallow:
-                    self._swallow = False
-                    self.lost += 1
-                    break
-                client.sendall(data)
-        _hang_up(client, server)
-
-    def close(self) -> None:
-        _hang_up(*self._sockets)
-        for thread in self._threads:
-            thread.join()
-        for one in self._sockets:
-            one.close()
-
-
-def _hang_up(*sockets: socket.socket) -> None:
-    for one in sockets:
-        with contextlib.suppress(OSError):  # it hung up already
-            one.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
     proxy = Proxy(server.port)
@@ -225,9 +169,9 @@ def test_prepare_is_not_sent_again_when_its_reply_is_lost(
     through = Queues(f"redis://127.0.0.1:{proxy.port}")
     through.add({SLOT: [(1, 1.0), (2, 2.0)]})
     assert len(take(through, limit=1).entries) == 1  # the script is loaded
-    proxy.lose = b"prepare_"
+    proxy.eat(b"prepare_")
     lost = through.prepare([PrepareRequest(SLOT, 1, 16, 7)])[SLOT]
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert isinstance(lost, ReplyLost)
     through.close()
     assert set(state()[PREPARE]) == {1, 2}
@@ -239,12 +183,12 @@ def test_what_may_be_repeated_is_sent_once_more_when_its_reply_is_lost(
 ) -> None:
     through = Queues(f"redis://127.0.0.1:{proxy.port}")
     through.add({SLOT: [(1, 1.0)]})
-    proxy.lose = b"EVALSHA"
+    proxy.eat(b"EVALSHA")
     assert through.add({SLOT: [(2, 2.0)]}) == {SLOT: 0}  # the first send had added it
-    assert proxy.lost == 1
-    proxy.lose = b"EVALSHA"
+    assert proxy.stats.eaten == 1
+    proxy.eat(b"EVALSHA")
     first = through.claim([SLOT], "me")[SLOT]
-    assert proxy.lost == 2
+    assert proxy.stats.eaten == 2
     assert through.claim([SLOT], "me")[SLOT] == first
     through.close()
     assert state()[STORE] == {1: 1.0, 2: 2.0}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from fault.kit.proxy import Proxy
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
@@ -107,89 +105,6 @@ def new_row() -> NewRow:
         return row if "next_time" in values else row._replace(next_time=row.action_time)
 
     return make
-
-
-class Proxy:
-    """A TCP relay in front of a server, that can lose the answer to what a client sends.
-
-    ``lose`` is bytes: a packet that holds them reaches the server, its answer is dropped, both sides are cut.
-    ``refuse_after_loss``: nobody gets through after that until ``accept`` is called.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self.lose: bytes | None = None
-        self.refuse_after_loss = False
-        self.lost = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._sockets: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._refuse = False
-        self._go(self._listen)
-
-    def accept(self) -> None:
-        self._refuse = False
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-        for thread in self._threads:
-            thread.join()
-
-    def cut(self) -> None:
-        """Cut every connection."""
-        for one in list(self._sockets):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-        self._sockets.clear()
-
-    def _go(self, run: Callable[..., None], *args: Any) -> None:
-        thread = threading.Thread(target=run, args=args, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _listen(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                if self._refuse:
-                    client.close()
-                    continue
-                server = socket.create_connection(("127.0.0.1", self._target))
-                self._sockets |= {client, server}
-                losing = threading.Event()
-                self._go(self._upstream, client, server, losing)
-                self._go(self._downstream, server, client, losing)
-
-    def _upstream(self, client: socket.socket, server: socket.socket, losing: threading.Event) -> None:
-        with suppress(OSError):
-            while data := client.recv(1 << 16):
-                if self.lose is not None and self.lose in data:
-                    self.lose = None
-                    self._refuse = self.refuse_after_loss
-                    losing.set()
-                server.sendall(data)
-            server.shutdown(socket.SHUT_WR)
-
-    def _downstream(self, server: socket.socket, client: socket.socket, losing: threading.Event) -> None:
-        with suppress(OSError):
-            while data := server.recv(1 << 16):
-                if losing.is_set():
-                    self.lost += 1
-                    server.settimeout(0.3)  # until the server has nothing more to say: it has committed
-                    while server.recv(1 << 16):
-                        pass
-                    break
-                client.sendall(data)
-        for one in (client, server):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-            self._sockets.discard(one)
 
 
 @pytest.fixture

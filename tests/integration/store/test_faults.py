@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fault.kit.proxy import Proxy
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
@@ -48,7 +49,7 @@ def test_sessions_are_set_as_the_design_says(mysql_place: Any) -> None:
 
 
 def test_connections_that_the_server_closed_are_replaced_unnoticed(
-    through_proxy: Store, proxy: Any, new_row: NewRow
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     rows = [new_row() for _ in range(6)]
     through_proxy.insert_many(rows[:5])
@@ -69,52 +70,52 @@ def test_connections_that_the_server_closed_are_replaced_unnoticed(
     assert found[ids[2]].version == 1
 
 
-def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Any, new_row: NewRow) -> None:
+def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(20)]
     through_proxy.insert_many(rows)
     through_proxy.finish([(rows[0].job_id, 0)])
-    proxy.lose = b"SET status=2"
+    proxy.eat(b"SET status=2")
 
     cases = through_proxy.finish([(row.job_id, 0) for row in rows])
 
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert cases == {row.job_id: Finish.DONE if n else Finish.ALREADY for n, row in enumerate(rows)}
 
 
 def test_a_cancel_whose_answer_was_lost_is_this_calls(
-    through_proxy: Store, proxy: Any, new_row: NewRow
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row()
     through_proxy.insert(row)
-    proxy.lose = b"SET status=3"
+    proxy.eat(b"SET status=3")
     changed, before = through_proxy.cancel(row.job_id)
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert changed
     assert before is not None
     assert before._replace(gmt_modified=row.gmt_modified) == row
 
 
 def test_a_reschedule_whose_answer_was_lost_is_this_calls_and_happened_once(
-    through_proxy: Store, proxy: Any, new_row: NewRow
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row(attempts=2)
     through_proxy.insert(row)
-    proxy.lose = b"SET version=version+1"
+    proxy.eat(b"SET version=version+1")
     assert through_proxy.reschedule(row.job_id, 1_900_000_000_000) == (True, row)
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     after = through_proxy.get(row.job_id)
     assert after is not None
     assert (after.version, after.attempts, after.action_time) == (1, 0, 1_900_000_000_000)
 
 
 def test_a_failed_try_whose_answer_was_lost_is_charged_once(
-    through_proxy: Store, proxy: Any, new_row: NewRow
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row()
     through_proxy.insert(row)
-    proxy.lose = b"SET attempts=1"
+    proxy.eat(b"SET attempts=1")
     guard = through_proxy.fail([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time + 1, "boom")])
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert guard == {row.job_id: Guard.LOST}  # the caller reads again, and finds its own write
     after = through_proxy.get(row.job_id)
     assert after is not None
@@ -122,14 +123,14 @@ def test_a_failed_try_whose_answer_was_lost_is_charged_once(
 
 
 def test_a_redrive_whose_answer_was_lost_returns_its_rows(
-    through_proxy: Store, proxy: Any, new_row: NewRow
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row()
     through_proxy.insert(row)
     through_proxy.die([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, "boom")])
-    proxy.lose = b"SET status=0"
+    proxy.eat(b"SET status=0")
     (redriven,) = through_proxy.redrive([row.job_id], 1_900_000_000_000)
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert (redriven.status, redriven.version, redriven.next_time) == (0, 1, 1_900_000_000_000)
 
 

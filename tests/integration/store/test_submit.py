@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fault.kit.proxy import Proxy
 from sqlalchemy import create_engine
 
 from toc.clock import Clock
@@ -181,70 +182,70 @@ def test_fifty_threads_with_fifty_attributes_and_one_dedup_key_have_one_winner(
 
 @pytest.mark.parametrize("dedup_key", [None, "close"])
 def test_an_insert_whose_answer_was_lost_is_stored_once(
-    through_proxy: Store, proxy: Any, new_row: NewRow, dedup_key: str | None
+    through_proxy: Store, proxy: Proxy, new_row: NewRow, dedup_key: str | None
 ) -> None:
     row = new_row(dedup_key=dedup_key)
-    proxy.lose = b"INSERT INTO"
+    proxy.eat(b"INSERT INTO")
 
     assert through_proxy.insert(row) == row.job_id
 
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert through_proxy.find(BizId.of(row.biz_id)) == [row]
 
 
 def test_a_batch_whose_commit_was_not_answered_is_stored_once(
-    through_proxy: Store, proxy: Any, new_row: NewRow
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     rows = [new_row() for _ in range(40)]
-    proxy.lose = b";COMMIT"
+    proxy.eat(b";COMMIT")
 
     assert through_proxy.insert_many(rows) == [row.job_id for row in rows]
 
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert through_proxy.read([row.job_id for row in rows]) == {row.job_id: row for row in rows}
     assert [through_proxy.find(BizId.of(row.biz_id)) for row in rows] == [[row] for row in rows]
 
 
 def test_a_clash_with_another_row_after_a_lost_answer_is_a_new_task(
-    mysql_store: Store, through_proxy: Store, proxy: Any, new_row: NewRow
+    mysql_store: Store, through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     first = new_row()
     mysql_store.insert(first)
     second = new_row(first.biz_id, job_id=first.job_id, attribute='{"second":1}')
-    proxy.lose = b"INSERT INTO"  # the answer that is lost says "duplicate"
+    proxy.eat(b"INSERT INTO")  # the answer that is lost says "duplicate"
 
     job_id = through_proxy.insert(second)
 
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert job_id != first.job_id
     assert mysql_store.get(job_id) == second._replace(job_id=job_id)
 
 
 def test_what_cannot_be_settled_is_unknown_and_names_the_task(
-    mysql_store: Store, through_proxy: Store, proxy: Any, new_row: NewRow
+    mysql_store: Store, through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row()
-    proxy.lose, proxy.refuse_after_loss = b"INSERT INTO", True
+    proxy.eat(b"INSERT INTO", refuse=True)
 
     with pytest.raises(SubmitUnknown) as caught:
         through_proxy.insert(row)
 
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     assert caught.value.job_id == row.job_id
     assert mysql_store.get(row.job_id) == row
 
 
 def test_a_batch_that_cannot_be_settled_says_which_tasks_are_unknown(
-    mysql_store: Store, through_proxy: Store, proxy: Any, new_row: NewRow
+    mysql_store: Store, through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     rows = [new_row(16 + n % 4) for n in range(1500)]  # two chunks
-    proxy.refuse_after_loss = True
-    proxy.lose = b"%d" % max(rows, key=lambda row: (BizId.of(row.biz_id).crc % 16, row.job_id)).job_id
+    last = max(rows, key=lambda row: (BizId.of(row.biz_id).crc % 16, row.job_id))
+    proxy.eat(b"%d" % last.job_id, refuse=True)
 
     with pytest.raises(PartialSubmit) as caught:
         through_proxy.insert_many(rows)
 
-    assert proxy.lost == 1
+    assert proxy.stats.eaten == 1
     stored = [job_id for job_id in caught.value.job_ids if job_id is not None]
     assert len(stored) == 1000
     assert len(caught.value.unknown) == 500
@@ -253,7 +254,7 @@ def test_a_batch_that_cannot_be_settled_says_which_tasks_are_unknown(
 
 
 def test_a_refused_connection_is_no_unknown_outcome(
-    through_proxy: Store, proxy: Any, new_row: NewRow
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     through_proxy.insert(new_row())  # there are idle connections now
     proxy.close()

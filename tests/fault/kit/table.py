@@ -1,0 +1,101 @@
+"""The table of faults: one line per test, with the proof that the fault bit and what the checker found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[3]
+LINES = ROOT / ".faults" / "lines.jsonl"
+PAGE = ROOT / ".faults" / "table.md"
+
+_HEADS = (
+    "#",
+    "fault",
+    "proof that it bit",
+    "tasks",
+    "lost",
+    "early",
+    "after cancel",
+    "duplicates",
+    "dead",
+    "settled",
+    "verdict",
+)
+
+
+@dataclass
+class Line:
+    """What became of one fault. ``verdict`` turns from "failed" to "held" when its test passes."""
+
+    fault: int
+    """The row of the catalogue of faults."""
+    name: str
+    variant: str = ""
+    proof: str = ""
+    """What showed that the fault bit: a counter, a log line, an error seen."""
+    tasks: int = 0
+    lost: int = 0
+    early: int = 0
+    after_cancel: int = 0
+    duplicates: int = 0
+    explained: str = ""
+    """Why each duplicate may be, for example ``6 in flight on the killed worker``."""
+    dead: int = 0
+    settle: float | None = None
+    """Seconds from the end of the fault until everything due was handled."""
+    seconds: float = 0.0
+    """How long the test took."""
+    verdict: str = "failed"
+
+    def prove(self, bit: object, proof: str) -> None:
+        """Assert that the fault bit and note the proof; several are joined."""
+        assert bit, f"the fault did not bite: {proof}"
+        self.proof = f"{self.proof}; {proof}" if self.proof else proof
+
+    def settled(self, seconds: float, *, within: float) -> None:
+        """Note how long it took to settle, and assert the promised time."""
+        self.settle = max(seconds, self.settle or 0.0)
+        assert seconds <= within, f"settled after {seconds:.1f} s, promised were {within} s"
+
+    def cells(self) -> list[str]:
+        """The line of the table."""
+        name = f"{self.name} ({self.variant})" if self.variant else self.name
+        doubles = f"{self.duplicates}: {self.explained}" if self.explained else str(self.duplicates)
+        return [
+            str(self.fault),
+            name,
+            self.proof or "-",
+            f"{self.tasks:,}",
+            str(self.lost),
+            str(self.early),
+            str(self.after_cancel),
+            doubles,
+            str(self.dead),
+            "-" if self.settle is None else f"{self.settle:.1f} s",
+            self.verdict,
+        ]
+
+
+def write(lines: Iterable[Line]) -> None:
+    """Keep the lines for other programs, and as a page."""
+    ordered = sorted(lines, key=lambda line: (line.fault, line.name, line.variant))
+    LINES.parent.mkdir(exist_ok=True)
+    LINES.write_text("".join(json.dumps(asdict(line)) + "\n" for line in ordered))
+    rows = [_HEADS, ["---"] * len(_HEADS), *(line.cells() for line in ordered)]
+    PAGE.write_text(
+        "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+    )
+
+
+def show(lines: Iterable[Line], console: Console) -> None:
+    """Print the table."""
+    table = Table(*_HEADS, title="Faults", title_justify="left")
+    for line in sorted(lines, key=lambda line: (line.fault, line.name, line.variant)):
+        table.add_row(*line.cells(), style=None if line.verdict == "held" else "red")
+    console.print(table)

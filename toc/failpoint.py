@@ -1,0 +1,68 @@
+"""Failpoints: named lines at which a test lets a process die as if it had been killed just there.
+
+    TOC_FAILPOINT=finish.rows-written          the first process that gets there dies
+    TOC_FAILPOINT=finish.rows-written:3        the third time that a process gets there
+    TOC_FAILPOINT_ONCE=/path/of/a/file         only one process ever dies: the one that makes this file,
+                                               which then holds the name and its process id
+
+For tests alone. Unset, as it always is in production, a failpoint is the call of a function that does
+nothing: which of the two it is was decided when this module was imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+NAMES: dict[str, str] = {
+    "submit.row-stored": "submit: the row is committed; neither acknowledged nor in the index",
+    "cancel.row-written": "cancel: the row is cancelled, its entry still stands",
+    "reschedule.row-written": "reschedule: the row has its new time, the entry the old one",
+    "poll.taken": "a worker has taken entries (prepare) and has not looked at their rows",
+    "finish.rows-written": "a worker has written how tries ended; their entries still stand as prepared",
+    "reclaim.rows-written": "the tries of a dead worker are charged; their entries still stand as prepared",
+    "sweep.rows-read": "the sweep has read rows and has not added them to the index",
+}
+"""Each failpoint and where it stands."""
+
+
+def _nothing(name: str) -> None:
+    pass
+
+
+def _arm(wanted: str, once: str | None) -> Callable[[str], None]:
+    name, _, count = wanted.partition(":")
+    if name not in NAMES:
+        raise ValueError(
+            f"TOC_FAILPOINT={wanted!r}: there is no failpoint {name!r}; there are {', '.join(NAMES)}"
+        )
+    left = int(count or 1)
+    lock = threading.Lock()
+
+    def reached(here: str) -> None:
+        nonlocal left
+        if here != name:
+            return
+        with lock:
+            left -= 1
+            if left:
+                return
+            if once is not None:
+                try:
+                    file = os.open(once, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                except FileExistsError:  # another process has died here, and it was to be one
+                    return
+                os.write(file, f"{name} {os.getpid()}\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reached
+
+
+failpoint: Callable[[str], None] = (
+    _arm(os.environ["TOC_FAILPOINT"], os.environ.get("TOC_FAILPOINT_ONCE"))
+    if os.environ.get("TOC_FAILPOINT")
+    else _nothing
+)
+"""``failpoint("finish.rows-written")``: die here if this failpoint is armed."""
