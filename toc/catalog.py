@@ -38,8 +38,9 @@ class TopicCatalog:
 
     def get(self, name: str) -> Topic:
         """The topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
-        check_topic_name(name)
-        topic = self._by_name.get(name)
+        topic = self._by_name.get(name) if isinstance(name, str) else None
+        if topic is None:
+            check_topic_name(name)
         if topic is None or self._stale():
             try:
                 topic = self.refresh().get(name)

@@ -185,7 +185,6 @@ class TimeoutCenter:
             return self.store.insert_with(connection, row)
         _ = self.queues  # a wrong TOC_REDIS_URL is told before anything is written
         job_id = self.store.insert(row)
-        failpoint("submit.row-stored")
         self._index_stored([row], [job_id])
         return job_id
 
@@ -198,10 +197,7 @@ class TimeoutCenter:
         rows = [self._row(task) for task in tasks]
         _check_same_dedup(rows)
         _ = self.queues  # as in submit
-        job_ids = self.store.insert_many(rows)
-        failpoint("submit.row-stored")
-        self._index_stored(rows, job_ids)
-        return job_ids
+        return self.store.insert_many(rows, self._index_stored)
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks stored through ``connection=`` into the index now, after the commit.
@@ -365,6 +361,7 @@ class TimeoutCenter:
         return row.to_task(topic.name if topic else f"biz_type-{row.biz_type}")
 
     def _index_stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
+        failpoint("submit.row-stored")
         fresh = [row for row, job_id in zip(rows, job_ids, strict=True) if row.job_id == job_id]
         # A new id after a clash, or an earlier task under the dedup_key: its own row names its slot and time.
         others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]

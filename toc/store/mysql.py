@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import pymysql
@@ -192,7 +193,8 @@ class MySqlServer(Server):
 
     def instant(self, milliseconds: int) -> str:
         """A DATETIME literal."""
-        return f"'{_EPOCH + timedelta(milliseconds=milliseconds)}'"
+        second, millisecond = divmod(milliseconds, 1000)
+        return f"'{_second(second)}.{millisecond:03d}'"
 
     def milliseconds(self, column: str) -> str:
         """Done by the server, so that no datetime is parsed per row."""
@@ -209,6 +211,12 @@ class MySqlServer(Server):
     def union(self, selects: Iterable[str]) -> str:
         """Parentheses around each, which SQLite does not know."""
         return "(" + ") UNION ALL (".join(selects) + ")"
+
+
+@lru_cache(4096)
+def _second(second: int) -> str:
+    """A second as SQL writes it. Rows that are written together share few."""
+    return str(_EPOCH + timedelta(seconds=second))
 
 
 def _code(exc: BaseException) -> int:

@@ -16,7 +16,7 @@ from toc.store.batch import CANCELLED, PENDING, Batches, DueRow, Failure, Finish
 from toc.store.check import require
 from toc.store.server import TRIES, Statement
 from toc.store.shards import Layout, Shards
-from toc.store.submit import Submitter
+from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
 from toc.task import TaskRow, TryRow
 
@@ -85,12 +85,15 @@ class Store:
         """
         return self._submitter.insert(row)
 
-    def insert_many(self, rows: Sequence[TaskRow]) -> list[int]:
+    def insert_many(self, rows: Sequence[TaskRow], then: Then = lambda _rows, _job_ids: None) -> list[int]:
         """Store rows, each chunk of up to 1,000 in one transaction and round trip; returns job_ids in order.
 
-        Raises DedupConflict before anything is written; PartialSubmit when a server failed after some were.
+        ``then`` is called with the rows of each chunk and the job_ids under which they are stored, perhaps
+        on another thread, while the next chunk is on its way. It is not called for rows whose dedup_key was
+        found stored before. Raises DedupConflict before anything is written; PartialSubmit when a
+        server failed after some were.
         """
-        return self._submitter.insert_many(rows)
+        return self._submitter.insert_many(rows, then)
 
     def insert_with(self, connection: Connection, row: TaskRow) -> int:
         """Store a row in the caller's open transaction, which is never ended here. Returns its job_id.

@@ -7,7 +7,9 @@ its rows are there (each clash is with an equal row: it was stored) or none (the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table, select
@@ -37,6 +39,11 @@ SETTLE_TRIES = 7
 SETTLE_SECONDS = 5.0
 """How long an ambiguous commit is followed up before SubmitUnknown; at least one more try is made."""
 
+OVERLAP = 3
+"""Chunks of one call under way at once: while the server works on one, the SQL of the next is written."""
+
+Then = Callable[[Sequence[TaskRow], Sequence[int]], None]
+"""What follows for rows as soon as they are stored under these job_ids."""
 DedupKey = tuple[int, int, str]
 
 
@@ -65,34 +72,67 @@ class Submitter:
         except _Unsettled as exc:
             raise SubmitUnknown(exc.job_ids[0]) from exc.__cause__
 
-    def insert_many(self, rows: Sequence[TaskRow]) -> list[int]:
+    def insert_many(self, rows: Sequence[TaskRow], then: Then) -> list[int]:
         """Store rows, chunk by chunk, and return their job_ids in order (see Store.insert_many)."""
         same_as = _repeated_keys(rows)
         stored: dict[int, int] = {}
         self._find_stored([index for index in range(len(rows)) if index not in same_as], rows, stored)
-        unknown: list[int] = []
-        cause: Exception | None = None
         todo = [index for index in range(len(rows)) if index not in same_as and index not in stored]
         written = False
-        for server, chunk in self._chunks(todo, rows):
-            try:
-                job_ids = self._store(server, [rows[index] for index in chunk])
-                stored.update(zip(chunk, job_ids, strict=True))
+        unknown: list[int] = []
+        cause: Exception | None = None
+        for chunk, outcome in self._overlapped(list(self._chunks(todo, rows)), rows, then):
+            if isinstance(outcome, list):
+                stored.update(zip(chunk, outcome, strict=True))
                 written = True
-            except _Unsettled as exc:
-                unknown, cause = exc.job_ids, exc
-                break
-            except (StoreUnavailable, SchemaBehind, DedupConflict) as exc:
-                if not written:
-                    raise
-                cause = exc
-                break
+            elif isinstance(outcome, _Unsettled):
+                unknown += outcome.job_ids
+            cause = cause or (None if isinstance(outcome, list) else outcome)
+        if cause is not None and not written and not unknown:
+            raise cause
         for index, first in same_as.items():
             if first in stored:
                 stored[index] = stored[first]
         if cause is not None:
             raise PartialSubmit([stored.get(index) for index in range(len(rows))], unknown) from cause
         return [stored[index] for index in range(len(rows))]
+
+    def _overlapped(
+        self, chunks: Sequence[tuple[Server, list[int]]], rows: Sequence[TaskRow], then: Then
+    ) -> Iterator[tuple[list[int], list[int] | Exception]]:
+        """Store chunks, a few at a time: one's SQL is written while servers work on the others.
+
+        Each with its job_ids, or the error that kept it from being stored, after which no other is begun.
+        """
+
+        def store(server: Server, chunk: list[int]) -> list[int]:
+            ours = [rows[index] for index in chunk]
+            job_ids = self._store(server, ours)
+            then(ours, job_ids)
+            return job_ids
+
+        def outcome(of: Callable[[], list[int]]) -> list[int] | Exception:
+            try:
+                return of()
+            except (_Unsettled, StoreUnavailable, SchemaBehind, DedupConflict) as exc:
+                return exc
+
+        if len(chunks) == 1:
+            server, chunk = chunks[0]
+            yield chunk, outcome(lambda: store(server, chunk))
+            return
+        waiting = deque(chunks)
+        running: deque[tuple[list[int], Future[list[int]]]] = deque()
+        with ThreadPoolExecutor(OVERLAP, "toc-submit") as threads:
+            while waiting or running:
+                while waiting and len(running) < OVERLAP:
+                    server, chunk = waiting.popleft()
+                    running.append((chunk, threads.submit(store, server, chunk)))
+                chunk, future = running.popleft()
+                result = outcome(future.result)
+                if not isinstance(result, list):
+                    waiting.clear()
+                yield chunk, result
 
     def _find_stored(self, indexes: Iterable[int], rows: Sequence[TaskRow], stored: dict[int, int]) -> None:
         """Note which dedup_keys are stored already: a conflict is known before anything is written."""
