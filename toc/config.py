@@ -105,6 +105,8 @@ class Settings(BaseSettings):
     when the app has several, so that a slow one leaves threads to the others."""
     async_limit: int = Field(1000, ge=1, le=100_000, description="1 to 100000")
     """Coroutines of ``async def`` handlers that each worker process runs at once, per topic."""
+    max_crashes: int = Field(3, ge=1, le=100, description="1 to 100")
+    """After how many tries in a row that ended with their worker a task runs alone, in its own process."""
     shutdown_deadline: float = Field(30.0, ge=0, le=86_400, description="seconds, 0 or more")
     """How long a daemon that is told to stop waits for handlers that run."""
     weight: float = Field(1.0, gt=0, le=1000, description="more than 0, up to 1000")

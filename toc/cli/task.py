@@ -62,12 +62,10 @@ def get(job_id: JobId, as_json: Json = False) -> None:
     from toc import admin
 
     with opened() as center:
-        task = center.get(job_id)
-        if task is None:
-            raise admin.UnknownTask(
-                f"there is no task {job_id}; finished ones are purged after their topic's retention"
-            )
-        show_one(task_record(task), as_json=as_json)
+        row = admin.get_row(center.store, job_id)
+        topic = center.catalog.of_type(row.biz_type)
+        record = task_record(row.to_task("?" if topic is None else topic.name))
+    show_one(record | {"crashes": row.crashes, "last_error": row.last_error}, as_json=as_json)
 
 
 def find(

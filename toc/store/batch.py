@@ -59,7 +59,8 @@ class Failure(NamedTuple):
     new_attempts: int
     new_crashes: int
     next_time: int
-    error: str
+    error: str | None
+    """None: the row keeps the error that it has."""
 
 
 class DueRow(NamedTuple):
@@ -239,10 +240,11 @@ class Batches:
             results = server.run(
                 [
                     Statement(
-                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},last_error=%s "
+                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)}"
+                        f"{'' if item.error is None else ',last_error=%s'} "
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
                         f"AND attempts={item.attempts:d} AND crashes={item.crashes:d}",
-                        (_error_text(item.error),),
+                        () if item.error is None else (_error_text(item.error),),
                     )
                     for table, item in order
                 ],

@@ -230,7 +230,7 @@ class Dispatcher:
 
     def _run_one(self, entry: Entry) -> None:
         try:
-            _check_done(entry.handler.call(_task(entry)))
+            check_done(entry.handler.call(_task(entry)))
         except BaseException as exc:
             self._report(entry, exc)
         else:
@@ -239,8 +239,8 @@ class Dispatcher:
     def _run_batch(self, batch: list[Entry]) -> None:
         try:
             outcome = batch[0].handler.call([_task(entry) for entry in batch])
-            _check_done(outcome)
-            errors = _per_task(outcome, batch)
+            check_done(outcome)
+            errors = per_task(outcome, batch)
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
         for entry in batch:
@@ -282,7 +282,7 @@ class Dispatcher:
             if handler.batch is None:
                 await handler.call(_task(batch[0]))
             else:
-                errors = _per_task(await handler.call([_task(entry) for entry in batch]), batch)
+                errors = per_task(await handler.call([_task(entry) for entry in batch]), batch)
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
         for entry in batch:
@@ -311,7 +311,7 @@ def _task(entry: Entry) -> Task:
     return entry.row.to_task(entry.topic.name)
 
 
-def _check_done(outcome: Any) -> None:
+def check_done(outcome: Any) -> None:
     """Raise TypeError when a handler has returned something that has yet to run."""
     if outcome is not None and (inspect.isawaitable(outcome) or inspect.isgenerator(outcome)):
         if inspect.iscoroutine(outcome):
@@ -321,7 +321,7 @@ def _check_done(outcome: Any) -> None:
         )
 
 
-def _per_task(outcome: Any, batch: Sequence[Entry]) -> Mapping[int, BaseException | None]:
+def per_task(outcome: Any, batch: Sequence[Entry | Task]) -> Mapping[int, BaseException | None]:
     """What a batch handler said of its tasks. Raises TypeError when it said something else."""
     if outcome is None:
         return {}

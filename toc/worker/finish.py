@@ -35,6 +35,10 @@ FLUSH_LIMIT = 2000
 MAX_ERROR_CHARS = 1000
 
 
+class ProcessEnded(Dead):
+    """The task ended the process in which it ran alone: it is dead, and its crashes stay on the row."""
+
+
 @dataclass(slots=True)
 class Moves:
     """Index transitions that follow from rows as they are now."""
@@ -184,8 +188,16 @@ class Finisher:
             dead = isinstance(error, Dead) or attempts >= entry.topic.retries
             delay = 0 if dead else retry_delay_ms(error, entry.topic, attempts)
             next_time = max(now + delay, row.action_time)  # not before it, even if the clock was set back
+            crashes = row.crashes if isinstance(error, ProcessEnded) else 0
             failure = Failure(
-                row.job_id, row.version, row.attempts, row.crashes, attempts, 0, next_time, describe(error)
+                row.job_id,
+                row.version,
+                row.attempts,
+                row.crashes,
+                attempts,
+                crashes,
+                next_time,
+                describe(error),
             )
             (deaths if dead else retries)[entry.job_id] = failure
         guards = self._store.fail(list(retries.values())) if retries else {}
@@ -278,10 +290,15 @@ def retry_delay_ms(error: BaseException, topic: Topic, attempts: int) -> int:
 
 def describe(error: BaseException) -> str:
     """The last error as it is kept on the row."""
-    try:
-        text = str(error)
-    except BaseException:
-        text = "(its text cannot be made)"
+    text = error_text(error)
     if not isinstance(error, (Dead, Retry)):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """What the error says, whatever its ``__str__`` does."""
+    try:
+        return str(error)[:MAX_ERROR_CHARS]
+    except BaseException:
+        return "(its text cannot be made)"

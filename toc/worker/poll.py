@@ -29,6 +29,7 @@ from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
+from toc.worker.quarantine import Quarantine
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 
 log = get_logger(__name__)
@@ -74,7 +75,8 @@ class Poller:
         self._inflight = inflight
         self._finisher = finisher
         self.dispatcher: Dispatcher
-        """Set by whoever composes the worker: the two need each other."""
+        self.quarantine: Quarantine
+        """Set by whoever composes the worker: they need each other."""
         self._lock = threading.Lock()
         self._news: dict[Slot | None, int] = {}
         """Due times told by other threads since the last round; None: look at every slot."""
@@ -325,7 +327,7 @@ class Poller:
         if refused:
             self._finisher.settle_by_row(refused)
         if ready:
-            self.dispatcher.put(ready)
+            self._start(ready)
 
     def _read(self, job_ids: list[int]) -> dict[int, TryRow] | None:
         """The rows, waiting for MySQL if need be; None when the worker stops meanwhile.
@@ -347,7 +349,15 @@ class Poller:
             while self._waiting and self._waiting[0][0] <= now:
                 ready.append(heapq.heappop(self._waiting)[2])
         if ready:
-            self.dispatcher.put(ready)
+            self._start(ready)
+
+    def _start(self, ready: list[Entry]) -> None:
+        """Hand over entries that are due and checked; those that may be killing workers run alone."""
+        alone = [entry for entry in ready if self.quarantine.takes(entry.row)]
+        if alone:
+            self.quarantine.admit(alone)
+            ready = [entry for entry in ready if not self.quarantine.takes(entry.row)]
+        self.dispatcher.put(ready)
 
     # --- lost replies
 

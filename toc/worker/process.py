@@ -34,6 +34,7 @@ from toc.worker.keepalive import Keeper
 from toc.worker.link import Link, pack, unpack
 from toc.worker.loop import Loop, watched_thread
 from toc.worker.poll import Poller
+from toc.worker.quarantine import Quarantine
 from toc.worker.reclaim import Reclaimer
 from toc.worker.slots import OwnedSlot, SlotBook
 
@@ -57,7 +58,7 @@ EXIT_RECYCLE = 75
 class Worker:
     """The loops of one process around one TimeoutCenter."""
 
-    def __init__(self, center: TimeoutCenter, worker_id: str, link: Link, *, threads: int) -> None:
+    def __init__(self, center: TimeoutCenter, worker_id: str, link: Link, *, app: str, threads: int) -> None:
         settings, clock = center.settings, center.clock
         self._clock = clock
         self._link = link
@@ -93,6 +94,15 @@ class Worker:
             too_early=self.poller.too_early,
             has_room=self.poller.has_room,
         )
+        self.quarantine = self.poller.quarantine = Quarantine(
+            app=app,
+            limit=settings.max_crashes,
+            store=center.store,
+            finisher=self.finisher,
+            inflight=self.inflight,
+            clock=clock,
+            too_early=self.poller.too_early,
+        )
         self.keeper = Keeper(
             queues=center.queues,
             clock=clock,
@@ -109,6 +119,7 @@ class Worker:
             book=self.book,
             inflight=self.inflight,
             poller=self.poller,
+            max_crashes=settings.max_crashes,
         )
         self.sweeper = Sweeper(Sweep(center.store, center.queues, self._catalog, clock))
         self._sweeping = Loop("sweep", self.sweeper.run_once)
@@ -118,6 +129,7 @@ class Worker:
             self.finisher.loop,
             self.poller.loop,
             self.keeper.loop,
+            self.quarantine.loop,
             self.reclaimer.loop,
             self._sweeping,
             Loop("catalog", self._refresh_catalog),
@@ -250,7 +262,8 @@ class Worker:
             self._link.send("dropped", slots=pack(rest))
 
     def _withdraw(self, slots: set[Slot] | None = None) -> None:
-        self.finisher.give_back(self.dispatcher.withdraw(slots) + self.poller.withdraw(slots))
+        waiting = self.dispatcher.withdraw(slots) + self.poller.withdraw(slots)
+        self.finisher.give_back(waiting + self.quarantine.withdraw(slots))
 
     def _hand_over(self, now: float) -> None:
         if not self._dropping and not self._lingering:
@@ -282,6 +295,7 @@ class Worker:
         hears ``leaving``, while our last handlers still run under our claims.
         """
         self.poller.pause_taking()
+        self.quarantine.leave()
         owned = self.book.give_up(list(self.book.owned))
         self._listener.set_slots(())
         self._sweeping.stop(0)
@@ -289,7 +303,8 @@ class Worker:
         self._link.send("leaving", recycle=self._recycling)
         self._serve(selector, lambda: self._done() or self._forced or self._overdue())
         # What has not started is in the finisher's hands already, and what has settled as well.
-        running = [e for e in self.inflight.snapshot() if e.started and self.inflight.settle(e)]
+        running = self.quarantine.abandon()
+        running += [e for e in self.inflight.snapshot() if e.started and self.inflight.settle(e)]
         if running:
             log.warning("handlers_abandoned", tasks=len(running))
             self._give_back_running(running)
@@ -332,7 +347,7 @@ def main() -> None:
         center = load_app(arguments.app)
         configure(center.settings.log_level, center.settings.log_format)
         check_topics(center)
-        worker = Worker(center, arguments.worker_id, link, threads=arguments.threads)
+        worker = Worker(center, arguments.worker_id, link, app=arguments.app, threads=arguments.threads)
     except TocError as exc:
         print(f"error: {exc}", file=sys.stderr)
         sys.exit(exc.exit_code)

@@ -49,6 +49,7 @@ class Reclaimer:
         book: SlotBook,
         inflight: Inflight,
         poller: Poller,
+        max_crashes: int,
     ) -> None:
         self._store = store
         self._queues = queues
@@ -57,6 +58,7 @@ class Reclaimer:
         self._book = book
         self._inflight = inflight
         self._poller = poller
+        self._max_crashes = max_crashes
         self._peeked_at = float("-inf")
         self._suspects: set[Slot] = set()
         self.loop = Loop("reclaim", self.run_once)
@@ -131,7 +133,7 @@ class Reclaimer:
             for job_id, score in pairs:
                 row = rows.get(job_id)
                 if row is not None and row.status == TaskStatus.PENDING:
-                    failure = crash_of(row, topic, split(score)[1], now)
+                    failure = crash_of(row, topic, split(score)[1], now, self._max_crashes)
                     if failure is not None:
                         crashes[job_id] = failure
         guards = self._store.fail(list(crashes.values())) if crashes else {}
@@ -172,12 +174,13 @@ class Reclaimer:
         log.warning("reclaimed", slots=len(found), tasks=sum(len(pairs) for pairs in found.values()))
 
 
-def crash_of(row: TryRow, topic: Topic, remaining: int, now: int) -> Failure | None:
+def crash_of(row: TryRow, topic: Topic, remaining: int, now: int, max_crashes: int) -> Failure | None:
     """How the row changes because its try ended with its worker; None when it was written before.
 
-    Charges a try, but never the last one: no task dies of a worker's crash.
+    Charges a try, but never the last one: no task dies of a crash of its worker. From ``max_crashes`` on it
+    runs in quarantine, which counts its runs itself when they begin; what only waited there is not charged.
     """
-    if row.attempts > topic.retries - remaining or row.next_time > now:
+    if row.attempts > topic.retries - remaining or row.next_time > now or row.crashes >= max_crashes:
         return None
     attempts = max(row.attempts, min(row.attempts + 1, topic.retries - 1))  # retries may have been lowered
     return Failure(

@@ -1,0 +1,304 @@
+"""Tasks that kill the process that runs them: they end alone, and nobody dies of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.system import System
+
+from toc import NewTask, TaskStatus
+from toc.store.batch import Failure, Guard
+from toc.task import TaskRow
+from toc.topic import Slot
+from toc.worker.quarantine import ALONE, LINE, MAX_UNSEEN
+
+
+@pytest.mark.parametrize("topic", ["test.sync", "test.async", "test.batch"])
+def test_a_task_that_kills_every_process_is_dead_after_a_run_alone_and_its_neighbours_live(
+    system: System, topic: str
+) -> None:
+    system.create_topics(slots=2)
+    daemon = system.start(processes=1)
+    center = system.center
+    poison = center.submit(topic, biz_id=0, delay=0.5, attribute={"die": 99})
+    neighbours = center.submit_many(
+        [NewTask(topic, n, 0.5, attribute={"sleep": 0.1, "fail": n % 2}) for n in range(40)]
+    )
+    system.wait(lambda: _row(system, poison).status == TaskStatus.DEAD, "the culprit is dead", 30)
+    before = daemon.workers()
+    row = _row(system, poison)
+    assert row.last_error == "its handler ended its process 4 times, the last time alone (signal 9)"
+    assert (row.attempts, row.crashes) == (4, 4)
+    starts = system.starts(poison)
+    # Three times with its worker, then alone; once more if that process had run a neighbour before.
+    assert [start.attempt for start in starts[:4]] == [1, 2, 3, 4]
+    assert 4 <= len(starts) <= 5
+    assert starts[-1].pid not in before
+    slot = center.catalog.get(topic).slot(row.slot_crc)
+    system.wait(lambda: poison in dict(center.queues.dead(slot, 10)), "it is in the DeadQueue", 5)
+    system.wait(
+        lambda: all(_row(system, job_id).status == TaskStatus.PROCESSED for job_id in neighbours),
+        "every neighbour has ended well",
+        30,
+    )
+    assert daemon.workers() == before, "the run alone harmed no worker"
+    text = daemon.log.read_text()
+    assert text.count("worker_died") == 3
+    assert "task_quarantined" in text
+    assert "task_dead" in text
+
+
+def test_a_task_that_raises_when_it_runs_alone_has_failed_a_try_like_any_other(system: System) -> None:
+    system.create_topics(backoff_base=0.1)
+    system.start(processes=1)
+    job_id = system.center.submit("test.sync", biz_id=1, delay=0.1, attribute={"die": 3, "fail": 4})
+    system.wait(lambda: _row(system, job_id).attempts == 4, "its run alone has failed", 20)
+    row = _row(system, job_id)
+    assert row.last_error == "RuntimeError: attempt 4 fails as asked"
+    assert row.crashes == 0
+    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it ran among others again", 10)
+    starts = system.starts(job_id)
+    assert [start.attempt for start in starts] == [1, 2, 3, 4, 5]
+    assert starts[4].pid not in (starts[3].pid, starts[2].pid)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "status", "error"),
+    [
+        ({"retry_after": 0.2, "fail": 1}, TaskStatus.PROCESSED, "retry after 0.2 s"),
+        ({"dead": True}, TaskStatus.DEAD, "as asked"),
+    ],
+)
+@pytest.mark.parametrize("topic", ["test.sync", "test.async", "test.batch"])
+def test_a_handler_that_runs_alone_may_raise_retry_and_dead(
+    system: System, topic: str, attribute: dict[str, Any], status: TaskStatus, error: str
+) -> None:
+    system.create_topics()
+    job_id = _suspect(system, topic, **attribute)
+    system.start(processes=1)
+    system.wait(lambda: _row(system, job_id).status == status, "it has ended", 15)
+    assert _row(system, job_id).last_error == error
+
+
+def test_suspects_that_are_innocent_run_well_one_after_the_other_in_few_processes(system: System) -> None:
+    system.create_topics()
+    job_ids = [_suspect(system, "test.async", biz_id=n, sleep=0.01) for n in range(2 * LINE)]
+    daemon = system.start(processes=1)
+    system.wait(
+        lambda: all(_row(system, job_id).status == TaskStatus.PROCESSED for job_id in job_ids),
+        "all have run",
+        40,
+    )
+    (worker,) = daemon.workers()
+    events = system.history()
+    pids = {event.pid for event in events}
+    assert worker not in pids
+    assert len(pids) <= 4, "the child is used again"
+    assert [event.event for event in events] == ["start", "end"] * len(job_ids), "one at a time"
+
+
+def test_only_a_process_that_ran_nothing_before_convicts(system: System) -> None:
+    system.create_topics(slots=1)
+    first = _suspect(system, "test.sync", biz_id=1, sleep=1)
+    culprit = _suspect(system, "test.sync", biz_id=2, delay=1.1, die=99)
+    daemon = system.start(processes=1)
+    system.wait(lambda: _row(system, culprit).status == TaskStatus.DEAD, "it is dead", 20)
+    assert _row(system, first).status == TaskStatus.PROCESSED
+    assert _row(system, culprit).last_error == (
+        "its handler ended its process 4 times, the last time alone (signal 9)"
+    )
+    (once,) = system.starts(first)
+    shared, alone = system.starts(culprit)
+    assert once.pid == shared.pid != alone.pid
+    text = daemon.log.read_text()
+    assert text.count("task_quarantined") == 2, "the same turn, so that no other comes between"
+    assert "worker_died" not in text
+
+
+@pytest.mark.parametrize("topic", ["test.sync", "test.async"])
+def test_a_run_alone_that_is_longer_than_max_runtime_is_ended_and_has_failed(
+    system: System, topic: str
+) -> None:
+    system.create_topics(max_runtime=1, prepare_timeout=3, backoff_base=30)
+    job_id = _suspect(system, topic, sleep=60)
+    daemon = system.start(processes=1)
+    system.wait(lambda: bool(system.history()), "it runs", 10)
+    (start,) = system.history()
+    system.wait(lambda: not _lives(start.pid), "its process has ended", 5)
+    system.wait(lambda: _row(system, job_id).attempts == 1, "the try has failed", 5)
+    assert "max_runtime" in (_row(system, job_id).last_error or "")
+    assert "worker_recycled" not in daemon.log.read_text()
+
+
+def test_a_run_alone_outlasts_prepare_timeout_and_is_not_doubled(system: System) -> None:
+    system.create_topics(prepare_timeout=3)
+    job_id = _suspect(system, "test.sync", sleep=6)
+    system.start(processes=2)
+    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
+    assert len(system.starts(job_id)) == 1
+
+
+def test_sigterm_lets_a_run_alone_end_and_a_second_gives_it_back_uncharged(system: System) -> None:
+    system.create_topics()
+    quick = _suspect(system, "test.sync", sleep=2)
+    daemon = system.start("host-a", processes=1)
+    system.wait(lambda: bool(system.history()), "it runs", 10)
+    daemon.terminate()
+    assert daemon.process.wait(15) == 0, system.logs()
+    assert _row(system, quick).status == TaskStatus.PROCESSED
+
+    slow = _suspect(system, "test.sync", sleep=60)
+    daemon = system.start("host-b", processes=1)
+    system.wait(lambda: bool(system.starts(slow)), "it runs", 10)
+    assert _row(system, slow).crashes == 4, "counted before it began"
+    daemon.terminate()
+    system.wait(lambda: "daemon_stopping" in daemon.log.read_text(), "it is stopping", 5)
+    daemon.terminate()
+    daemon.process.wait(8)
+    system.wait(lambda: not _lives(system.starts(slow)[0].pid), "its process has ended", 5)
+    row = _row(system, slow)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 3)
+    assert row.next_time == row.action_time
+    slot = system.center.catalog.get("test.sync").slot(row.slot_crc)
+    peek = system.center.queues.peek([slot])[slot]
+    assert not isinstance(peek, Exception)
+    assert (peek.store, peek.prepared) == (1, 0)
+
+
+def test_what_supervisors_send_to_every_process_does_not_end_a_run_alone(system: System) -> None:
+    system.create_topics()
+    job_id = _suspect(system, "test.sync", sleep=2)
+    system.start(processes=1)
+    system.wait(lambda: bool(system.history()), "it runs", 10)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(system.history()[0].pid, number)
+    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it has ended well", 10)
+
+
+def test_when_a_worker_is_killed_its_run_alone_ends_with_it_is_counted_and_comes_later(
+    system: System,
+) -> None:
+    system.create_topics()
+    job_id = _suspect(system, "test.sync", sleep=4)
+    daemon = system.start(processes=1)
+    system.wait(lambda: bool(system.history()), "it runs", 10)
+    (start,) = system.history()
+    waiting = _suspect(system, "test.sync", delay=0.5, biz_id=2)
+    slot = system.center.catalog.get("test.sync").slot(_row(system, waiting).slot_crc)
+    system.wait(lambda: _prepared(system, slot) > 0, "the other waits in the line", 5)
+    os.kill(daemon.workers()[0], signal.SIGKILL)
+    system.wait(lambda: not _lives(start.pid), "its process has ended too", 2)
+    system.wait(lambda: _row(system, waiting).status == TaskStatus.PROCESSED, "the other has run", 15)
+    assert (_row(system, waiting).attempts, _row(system, waiting).crashes) == (0, 4), "charged nothing"
+    row = _row(system, job_id)
+    assert (row.crashes, row.last_error) == (4, ALONE)
+    system.wait(lambda: len(system.starts(job_id)) == 2, "it runs again", 15)
+    again = system.starts(job_id)[1]
+    assert again.at / 1e6 >= row.next_time, "not at once"
+    assert _row(system, job_id).crashes == 5
+    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "and ends", 10)
+
+
+def test_a_task_that_ends_its_worker_even_when_it_runs_alone_is_dead_in_the_end(system: System) -> None:
+    system.create_topics()
+    unseen = _suspect(system, "test.sync", crashes=3 + MAX_UNSEEN, error=ALONE)
+    # The limit was lowered: so many crashes, and no run alone among them.
+    never_alone = _suspect(system, "test.sync", crashes=3 + MAX_UNSEEN, error="the worker died")
+    system.start(processes=1)
+    system.wait(lambda: _row(system, unseen).status == TaskStatus.DEAD, "it is dead", 10)
+    assert not system.starts(unseen)
+    assert "8 times" in (_row(system, unseen).last_error or "")
+    system.wait(lambda: _row(system, never_alone).status == TaskStatus.PROCESSED, "it ran well", 10)
+
+
+def test_a_flood_of_culprits_does_not_hold_up_others_nor_fill_memory(system: System) -> None:
+    system.create_topics(slots=2)
+    culprits = 1500
+    delay = 4
+    job_ids = system.center.submit_many(
+        [NewTask("test.sync", n, delay, attribute={"die": 99}) for n in range(culprits)]
+    )
+    _accuse(system, job_ids)
+    daemon = system.start(processes=1)
+    pid = daemon.workers()[0]
+    system.wait(lambda: "quarantine_full" in daemon.log.read_text(), "the line is full", 20)
+    late = []
+    children = set()
+    for n in range(10):
+        job_id = system.center.submit("test.sync", biz_id=n, delay=0.2)
+        due = _row(system, job_id).action_time
+        system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "a good one has run", 5)  # noqa: B023
+        late.append(system.starts(job_id)[0].at / 1e6 - due)
+        children.add(len(_children(pid)))
+    assert max(late) < 1000, late
+    assert children <= {0, 1}, "one child at a time"
+    assert daemon.workers() == [pid]
+    rows = system.center.store.read(job_ids)
+    assert all((row.attempts, row.crashes) != (0, 0) for row in rows.values())
+    dead = [row for row in rows.values() if row.status == TaskStatus.DEAD]
+    waiting = [row for row in rows.values() if row.status == TaskStatus.PENDING]
+    assert dead
+    assert {row.crashes for row in waiting} <= {3, 4}, "who waits is charged nothing"
+    due_now = [row for row in waiting if row.next_time <= time.time() * 1000]
+    assert len(due_now) < 10 * LINE, "the others have a time of their own, to which the sweep keeps"
+
+
+def _suspect(
+    system: System,
+    topic: str,
+    *,
+    biz_id: int = 1,
+    delay: float = 0.1,
+    crashes: int = 3,
+    error: str = "the worker that ran it died",
+    **attribute: Any,
+) -> int:
+    """A task that has been in flight when so many workers died."""
+    job_id = system.center.submit(topic, biz_id=biz_id, delay=delay, attribute=attribute)
+    _accuse(system, [job_id], crashes, error)
+    return job_id
+
+
+def _accuse(system: System, job_ids: list[int], crashes: int = 3, error: str = "the worker died") -> None:
+    store = system.center.store
+    guards = store.fail(
+        [
+            Failure(row.job_id, row.version, 0, 0, 0, crashes, row.next_time, error)
+            for row in store.read(job_ids).values()
+        ]
+    )
+    assert set(guards.values()) == {Guard.APPLIED}
+
+
+def _row(system: System, job_id: int) -> TaskRow:
+    row = system.center.store.get(job_id)
+    assert row is not None
+    return row
+
+
+def _prepared(system: System, slot: Slot) -> int:
+    peek = system.center.queues.peek([slot])[slot]
+    assert not isinstance(peek, Exception)
+    return peek.prepared
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found += [int(child) for child in (task / "children").read_text().split()]
+        except FileNotFoundError:  # the thread has ended meanwhile
+            continue
+    return found

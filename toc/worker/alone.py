@@ -1,0 +1,100 @@
+"""A process in which one task at a time runs and nothing else: see toc.worker.quarantine, which starts it.
+
+It has no connection to any server but those that the handler makes: the row comes and the outcome
+goes over a socket pair. It ends with its worker, however that ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from toc.errors import TocError
+from toc.handler import Handler
+from toc.log import configure
+from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TryRow
+from toc.worker.app import load_app
+from toc.worker.dispatch import check_done, per_task
+from toc.worker.finish import error_text
+from toc.worker.link import Link
+
+PR_SET_PDEATHSIG = 1
+
+
+def run(handler: Handler, row: TryRow, runner: asyncio.Runner) -> dict[str, Any]:
+    """Run one task to its end; returns the message that says how it ended. A batch handler gets it alone."""
+    error: BaseException | None = None
+    try:
+        task = row.to_task(handler.topic)
+        outcome = handler.call(task if handler.batch is None else [task])
+        if handler.is_async:
+            outcome = runner.run(outcome)
+        else:
+            check_done(outcome)
+        if handler.batch is not None:
+            error = per_task(outcome, [task]).get(task.job_id)
+    except BaseException as exc:
+        error = exc
+    return {"kind": "processed"} if error is None else _told(error)
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    text = error_text(error)
+    if isinstance(error, Dead):
+        return {"kind": "dead", "text": text}
+    after = error.after if isinstance(error, Retry) else None
+    if isinstance(after, timedelta) and timedelta() <= after <= timedelta(seconds=MAX_RETRY_SECONDS):
+        return {"kind": "retry", "text": text, "after_ms": -(-after // timedelta(milliseconds=1))}
+    return {"kind": "failed", "text": text, "error": type(error).__name__}
+
+
+def serve(link: Link, handlers: Mapping[str, Handler]) -> None:
+    """Run what comes, until the worker closes its end."""
+    link.send("ready", topics=list(handlers))
+    with asyncio.Runner() as runner:  # one for all: what handlers keep may be bound to their event loop
+        while not link.closed:
+            for message in link.receive():
+                told = run(handlers[message["topic"]], TryRow._make(message["row"]), runner)
+                link.send(told.pop("kind"), **told)
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process when the thread that started it is gone, even if a handler hangs."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it is gone already
+        os._exit(0)
+
+
+def main() -> None:
+    """The entry point of ``python -m toc.worker.alone``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--app", required=True)
+    parser.add_argument("--link", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    end_with(arguments.parent)
+    # Supervisors signal every process of a service: the worker decides when this one ends. Not ignored, which
+    # what a handler starts would inherit.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    sock = socket.socket(fileno=arguments.link)
+    sock.set_inheritable(False)
+    try:
+        center = load_app(arguments.app)
+    except TocError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        sys.exit(exc.exit_code)
+    configure(center.settings.log_level, center.settings.log_format)
+    serve(Link(sock), center.handlers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,433 @@
+"""Quarantine: a task that was running when several workers in a row ended runs alone, and shows what it is.
+
+Whoever is in flight when a process ends is counted as crashed with it (``crashes`` on the row): nobody can
+tell the culprit from its neighbours. From ``limit`` crashes in a row on, a task is not dispatched with
+others: a child process of its own runs it, and nothing else runs there meanwhile (``toc.worker.alone``).
+
+    it returns                  processed, as ever
+    it raises, or max_runtime   a failed try like any other; its crashes are forgotten
+    the child ends              it was the task: dead
+    the worker ends too         nobody saw the end: again, each time later; after several times dead
+
+A run alone is counted on its row *before* it begins, with the time of the next one should nobody report. So
+the count is right whatever happens to the worker, and what only waits for its run is charged nothing.
+
+One child at a time, and only a short line waits for it in memory: the rest gets a time in the index at which
+its turn may have come. The child is used again while others wait, since most suspects are innocent; only a
+child that has run nothing before convicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from toc.clock import Clock
+from toc.errors import StoreUnavailable
+from toc.log import get_logger
+from toc.store.batch import Failure, Guard
+from toc.store.store import Store
+from toc.task import Dead, Retry, TryRow
+from toc.topic import Slot
+from toc.worker.entry import Entry, Inflight
+from toc.worker.finish import Finisher, ProcessEnded
+from toc.worker.link import Link
+from toc.worker.loop import Loop
+
+log = get_logger(__name__)
+
+LINE = 20
+"""Most entries that wait here for their run."""
+READY_SECONDS = 60.0
+"""How long the child may take to load the app."""
+NOT_STARTED_MS = 10_000
+"""When to try again if there is no child: no memory, or the app does not load."""
+UNSEEN_MS = 5000
+"""When to run a task again whose worker ended while it ran alone; doubled each time."""
+MAX_UNSEEN = 5
+"""Runs alone whose end nobody saw, after which a task is dead: it brings down even the worker beside it. The
+pauses between them give crashes that are a neighbour's minutes to end."""
+ALONE = "it runs alone, since every worker that ran it died or fell silent"
+"""The last error of a task while it runs alone, and if nobody saw how that ended."""
+BROKEN_OFF = "its worker stopped while it ran alone"
+FIRST_GUESS_SECONDS = 0.1
+"""How long a run is taken to last of which nothing is known. Who comes back too early is put off again."""
+SOONEST_MS = 500
+FARTHEST_MS = 300_000
+"""How far away the turn of a task that finds the line full may be; beyond that order is given up."""
+LINGER_SECONDS = 2.0
+"""How long a child waits for the next task."""
+LEAVE_SECONDS = 2.0
+"""How long a child may take to end by itself."""
+BUSY_LOG_SECONDS = 60.0
+IDLE_SECONDS = 3600.0
+
+
+class Child:
+    """The process that runs one task after the other, as its worker sees it."""
+
+    def __init__(self, app: str) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "toc.worker.alone", "--app", app, "--link", str(theirs.fileno())]
+        with theirs:
+            try:
+                # A group of its own: what the handler has started ends with it.
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [*command, "--parent", str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,
+                )
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except OSError:
+                ours.close()  # and with it ends the process, if there is one
+                raise
+        self._link = Link(ours)
+        self._lock = threading.Lock()
+        self._reaped = False
+        self.fresh = True
+        """Whether it has run nothing yet."""
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Tell it something."""
+        self._link.send(kind, **fields)
+
+    def hear(self, seconds: float) -> dict[str, Any] | None:
+        """Its next message; None when it has ended or the time is over."""
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._link, selectors.EVENT_READ)
+            # Its death too: what the handler has forked may hold the other end of the link.
+            selector.register(self._pidfd, selectors.EVENT_READ)
+            while (left := until - time.monotonic()) > 0:
+                ready = [key.fileobj for key, _ in selector.select(left)]
+                if self._link in ready and (messages := self._link.receive()):
+                    return messages[0]
+                if self._pidfd in ready or self._link.closed:
+                    return None
+        return None
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process has ended, or will never say anything again."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pidfd, selectors.EVENT_READ)
+            return self._link.closed or bool(selector.select(0))
+
+    def kill(self) -> None:
+        """End it and what it has started. Any thread may call it, at any time."""
+        with self._lock:
+            if not self._reaped:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self, seconds: float = 0.0) -> str:
+        """Let it end by itself for so long, then by force. Returns how it ended."""
+        self._link.close()
+        if seconds:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._pidfd, selectors.EVENT_READ)
+                selector.select(seconds)
+        self.kill()
+        with self._lock:
+            code = self._process.wait()
+            self._reaped = True
+        os.close(self._pidfd)
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class Quarantine:
+    """The loop that runs suspects one by one. The poller admits them, the finisher writes how they ended."""
+
+    def __init__(
+        self,
+        *,
+        app: str,
+        limit: int,
+        store: Store,
+        finisher: Finisher,
+        inflight: Inflight,
+        clock: Clock,
+        too_early: Callable[[Sequence[Entry]], None],
+    ) -> None:
+        self._app = app
+        self._limit = limit
+        self._store = store
+        self._finisher = finisher
+        self._inflight = inflight
+        self._clock = clock
+        self._too_early = too_early
+        self._lock = threading.Lock()
+        self._line: deque[Entry] = deque()
+        self._running: tuple[Entry, TryRow] | None = None
+        """What runs or is about to, and its row as it was before this run was counted."""
+        self._counting = threading.Lock()
+        self._child: Child | None = None
+        self._idle_since = 0.0
+        self._seconds = FIRST_GUESS_SECONDS  # moving average of what a run takes
+        self._turn = 0
+        """When the last of those that were put off may have its turn, in milliseconds."""
+        self._told_at = float("-inf")
+        self._leaving = False
+        self.loop = Loop("quarantine", self.run_once)
+
+    # --- told by other threads
+
+    def takes(self, row: TryRow) -> bool:
+        """Whether a task may run only here."""
+        return row.crashes >= self._limit
+
+    def admit(self, entries: Sequence[Entry]) -> None:
+        """Run these alone, one by one; what finds the line full goes back into the index until its turn."""
+        now = self._clock.now_ms()
+        with self._lock:
+            room = 0 if self._leaving else max(0, LINE - len(self._line))
+            self._line.extend(entries[:room])
+            put_off = [(entry, self._next_turn(now)) for entry in entries[room:]]
+        self.loop.wake()
+        if not put_off:
+            return
+        if (monotonic := self._clock.monotonic()) - self._told_at >= BUSY_LOG_SECONDS:
+            self._told_at = monotonic
+            log.warning("quarantine_full", waiting=LINE, put_off=len(put_off))
+        self._put_off(put_off)
+
+    def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
+        """Take back what waits and has not started: of these slots, or all."""
+        with self._lock:
+            taken = [entry for entry in self._line if slots is None or entry.slot in slots]
+            self._line = deque(entry for entry in self._line if entry not in taken)
+        return taken
+
+    def leave(self) -> None:
+        """Start nothing more. What runs may end; that its process ends now proves nothing, though."""
+        self._leaving = True
+
+    def abandon(self) -> list[Entry]:
+        """End what still runs and take back its count; returns it, to be given back."""
+        with self._counting:
+            running = self._running
+            if running is None or not self._inflight.settle(running[0]):
+                return []
+        with self._lock:
+            child = self._child
+        if child is not None:
+            child.kill()
+        self._take_back(*running)
+        return [running[0]]
+
+    # --- the loop
+
+    def run_once(self) -> float:
+        """Run the next suspect to its end; returns the seconds until the next call."""
+        with self._lock:
+            entry = self._line.popleft() if self._line and not self._leaving else None
+        began = self._clock.monotonic()
+        if entry is not None:
+            self._running = (entry, entry.row)
+            self._run(entry, entry.row)
+            self._running = None
+            self._idle_since = self._clock.monotonic()
+            self._seconds += (self._idle_since - began - self._seconds) * 0.1
+            return 0.0
+        if self._child is None:
+            return IDLE_SECONDS
+        left = self._idle_since + LINGER_SECONDS - began
+        if left > 0 and not self._leaving:
+            return left
+        self._end_child(LEAVE_SECONDS)
+        return IDLE_SECONDS
+
+    def _run(self, entry: Entry, row: TryRow) -> None:
+        if row.crashes >= self._limit + MAX_UNSEEN and self._ran_alone(entry):
+            reason = f"the workers that ran it ended {row.crashes} times in a row, also while it ran alone"
+            self._report(entry, ProcessEnded(reason), "unseen")
+            return
+        child = self._ready_child(entry.topic.name)
+        now = self._clock.now_ms()
+        if child is None:
+            self._put_off([(entry, now + NOT_STARTED_MS)])
+        elif self._leaving:
+            self._finisher.give_back([entry])
+        elif row.next_time > now:
+            self._too_early([entry])  # the last look at the clock: never early
+        elif self._count(entry, now):
+            log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=row.crashes)
+            self._finisher.counts["quarantined"] += 1
+            self._judge(entry, row, child)
+
+    def _judge(self, entry: Entry, before: TryRow, child: Child) -> None:
+        """Have the child run the task, and report what came of it."""
+        fresh, message, how = self._try(entry, before, child)
+        if not fresh and how:
+            # Others had run there before and may have left something behind: only a fresh child convicts.
+            again = self._ready_child(entry.topic.name)
+            if again is not None and not entry.settled:
+                fresh, message, how = self._try(entry, before, again)
+        if message is not None:
+            error = None if message["kind"] == "processed" else _error(message)
+            self._report(entry, error, message["kind"])
+        elif not how:
+            self._end_child()
+            limit = entry.topic.max_runtime
+            error = TimeoutError(f"the handler ran longer than max_runtime ({limit} s)")
+            self._report(entry, error, "overdue")
+        elif fresh and not self._leaving:
+            times = entry.row.crashes
+            reason = f"its handler ended its process {times} times, the last time alone ({how})"
+            self._report(entry, ProcessEnded(reason), how)
+        elif self._inflight.settle(entry):
+            self._take_back(entry, before)
+            self._finisher.give_back([entry])
+
+    def _try(self, entry: Entry, row: TryRow, child: Child) -> tuple[bool, dict[str, Any] | None, str]:
+        """Whether the child was fresh, what it said, and how it ended if it did before it said anything."""
+        fresh, child.fresh = child.fresh, False
+        child.send("run", topic=entry.topic.name, row=list(row))
+        message = child.hear(entry.topic.max_runtime)
+        how = self._end_child() if message is None and child.dead else ""
+        return fresh, message, how
+
+    def _report(self, entry: Entry, error: BaseException | None, outcome: str) -> None:
+        if self._inflight.settle(entry):  # not if it was abandoned meanwhile
+            log.info("quarantine_ended", job_id=entry.job_id, topic=entry.topic.name, outcome=outcome)
+            self._finisher.ended(entry, error)
+
+    # --- the child
+
+    def _ready_child(self, topic: str) -> Child | None:
+        """A child that has loaded the app, the one there is or a new one; None when there can be none now."""
+        if self._child is not None and not self._child.dead:
+            return self._child
+        self._end_child()
+        try:
+            child = Child(self._app)
+        except OSError as exc:  # no memory, no more processes
+            log.warning("quarantine_not_started", error=str(exc))
+            return None
+        with self._lock:
+            self._child = child
+        message = child.hear(READY_SECONDS)
+        if message is not None and topic in message["topics"]:
+            return child
+        log.warning("quarantine_not_started", error=f"the app was not loaded ({self._end_child()})")
+        return None
+
+    def _end_child(self, seconds: float = 0.0) -> str:
+        with self._lock:
+            child, self._child = self._child, None
+        return child.end(seconds) if child is not None else ""
+
+    # --- rows
+
+    def _ran_alone(self, entry: Entry) -> bool:
+        """Whether its crashes count runs alone; else the limit was lowered after they happened."""
+        try:
+            whole = self._store.get(entry.job_id)
+        except StoreUnavailable:
+            return False
+        return whole is not None and whole.last_error == ALONE
+
+    def _count(self, entry: Entry, now: int) -> bool:
+        """Count a run alone on the row before it begins, with the time of the next should nobody report."""
+        row = entry.row
+        again = UNSEEN_MS * 2 ** min(row.crashes - self._limit, MAX_UNSEEN)
+        counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
+        try:
+            with self._counting:
+                if entry.settled:
+                    return False  # abandoned meanwhile
+                (guard,) = self._store.fail([_change(row, counted, ALONE)]).values()
+                if guard is Guard.APPLIED:
+                    entry.row = counted
+                    return True
+        except StoreUnavailable as exc:
+            log.warning("rows_not_written", tries=1, error=str(exc))
+            self._put_off([(entry, now + NOT_STARTED_MS)])
+            return False
+        self._by_row([entry])
+        return False
+
+    def _take_back(self, entry: Entry, before: TryRow) -> None:
+        """Undo the count of a run that was broken off by us."""
+        if entry.row is before:
+            return
+        try:
+            self._store.fail([_change(entry.row, before, BROKEN_OFF)])
+        except StoreUnavailable as exc:
+            log.warning("rows_not_written", tries=1, error=str(exc))
+        entry.row = before
+
+    def _put_off(self, times: Sequence[tuple[Entry, int]]) -> None:
+        """Give entries back until these times, charging nothing.
+
+        The row is told too: the sweep would bring it back at once otherwise.
+        """
+        changed = {entry.job_id: entry.row._replace(next_time=at) for entry, at in times}
+        lost: list[Entry] = []
+        try:
+            guards = self._store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
+            lost = [entry for entry, _ in times if guards[entry.job_id] is Guard.LOST]
+        except StoreUnavailable as exc:
+            log.warning("rows_not_written", tries=len(times), error=str(exc))
+        back = [entry for entry, _ in times if entry not in lost]
+        for entry in back:
+            entry.row = changed[entry.job_id]
+        self._finisher.give_back(back)
+        if lost:
+            self._by_row(lost)
+
+    def _by_row(self, entries: list[Entry]) -> None:
+        """Somebody else has changed the rows of entries that did not run: they decide."""
+        try:
+            rows = self._store.read_tries([entry.job_id for entry in entries])
+        except StoreUnavailable:
+            self._finisher.give_back_unread(entries)
+        else:
+            self._finisher.settle_by_row([(entry, rows.get(entry.job_id)) for entry in entries])
+
+    def _next_turn(self, now: int) -> int:
+        """When the next one that found the line full may have its turn."""
+        each = max(1, int(self._seconds * 1000))
+        turn = max(self._turn + each, now + each * (len(self._line) + 1), now + SOONEST_MS)
+        if turn - now > FARTHEST_MS:
+            return now + random.randint(FARTHEST_MS // 2, FARTHEST_MS)  # noqa: S311 - spreads, guards nothing
+        self._turn = turn
+        return turn
+
+
+def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:
+    """What makes ``new`` of a pending row that is still as ``row``."""
+    return Failure(
+        row.job_id,
+        row.version,
+        row.attempts,
+        row.crashes,
+        new.attempts,
+        new.crashes,
+        new.next_time,
+        error,
+    )
+
+
+def _error(message: dict[str, Any]) -> BaseException:
+    """What the handler raised in the child, as near as it can be had here."""
+    text = str(message["text"])
+    if message["kind"] == "dead":
+        return Dead(text)
+    if message["kind"] == "retry":
+        return Retry(timedelta(milliseconds=message["after_ms"]), text)
+    error: BaseException = type(str(message["error"]), (Exception,), {})(text)
+    return error  # of the same name: that is what the row keeps
