@@ -13,7 +13,10 @@ import pytest
 from fault.kit import servers, table
 from fault.kit.proxy import Proxy
 from fault.kit.table import Line
+from harness.system import System
 from rich.console import Console
+
+from toc.local.servers import MariaDB
 
 _LINES = pytest.StashKey[list[Line]]()
 _PASSED = pytest.StashKey[bool]()
@@ -66,6 +69,41 @@ def relay() -> Iterator[Callable[[int], Proxy]]:
     yield start
     for proxy in proxies:
         proxy.close()
+
+
+class Build(Protocol):
+    """Makes a system, with the topics of the test app, over servers that run already."""
+
+    def __call__(
+        self, redis_url: str, *, database_url: str | None = None, slots: int = 8, **settings: object
+    ) -> System: ...
+
+
+@pytest.fixture
+def build(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Build]:
+    """Makes systems: ``build(redis.url)``; its tables stand in the shared MariaDB unless told otherwise.
+
+    ``topic_...`` settings are policies of the topics: ``topic_prepare_timeout=3``.
+    """
+    systems: list[System] = []
+
+    def make(
+        redis_url: str, *, database_url: str | None = None, slots: int = 8, **settings: object
+    ) -> System:
+        directory = tmp_path / f"system{len(systems)}"
+        directory.mkdir()
+        policies = {
+            name.removeprefix("topic_"): settings.pop(name) for name in list(settings) if "topic_" in name
+        }
+        given = {"databases": 2, "tables": 8, "database_prefix": database_prefix, **settings}
+        system = System(directory, redis_url=redis_url, database_urls=[database_url or mariadb.url], **given)
+        systems.append(system)
+        system.create_topics(slots=slots, **{"backoff_base": 0.2, **policies})
+        return system
+
+    yield make
+    for system in systems:
+        system.stop()
 
 
 @pytest.fixture

@@ -249,6 +249,4 @@ class Proxy:
         await self._cut()
         current = asyncio.current_task()
         others = [task for task in asyncio.all_tasks() if task is not current]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)  # each ends with its connection

@@ -78,6 +78,20 @@ def restore(server: RedisServer, copy: Path) -> None:
     shutil.copy(copy, server.directory / "dump.rdb")
 
 
+def queued(server: RedisServer) -> set[int]:
+    """Every job_id in the StoreQueues and PrepareQueues of one server."""
+    found: set[int] = set()
+    for key in _list(server.call("KEYS", "*test.*")):
+        if server.call("TYPE", key) == "zset" and not key.startswith("dead_"):
+            found |= {int(member) for member in _list(server.call("ZRANGE", key, 0, -1))}
+    return found
+
+
+def _list(reply: object) -> list[str]:
+    assert isinstance(reply, list)
+    return [str(part) for part in reply]
+
+
 # --- Redis Cluster: hash slots on the move
 
 

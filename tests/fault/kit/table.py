@@ -7,12 +7,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from harness.checker import Verdict
+from harness.final import read_final
+from harness.system import System
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[3]
 LINES = ROOT / ".faults" / "lines.jsonl"
 PAGE = ROOT / ".faults" / "table.md"
+
+RETRY_AHEAD_MS = 15_000
+"""Tasks due so soon are waited for as well: those that fail once, and those that the load submitted last."""
 
 _HEADS = (
     "#",
@@ -63,6 +69,29 @@ class Line:
         self.settle = max(seconds, self.settle or 0.0)
         assert seconds <= within, f"settled after {seconds:.1f} s, promised were {within} s"
 
+    def judge(
+        self, system: System, *, within: float, at_most: int = 0, wait: float = 60.0, **limits: float | None
+    ) -> Verdict:
+        """Wait for the end of every task that is due, ask the checker, and assert what was promised.
+
+        ``within``: seconds in which everything due was handled once the fault had gone. ``at_most``: how many
+        duplicates the fault explains. ``wait``: seconds until the test gives up. ``limits``: the checker's.
+        """
+        system.wait(lambda: not overdue(system), "everything due has ended", wait)
+        system.wait(lambda: not prepared(system), "nothing is left prepared", wait)
+        verdict = system.verdict(settle=within, **limits)
+        self.tasks += verdict.counts["acknowledged"] + verdict.counts["unacknowledged but stored"]
+        self.lost += verdict.breaches["L"]
+        self.early += verdict.breaches["E"]
+        self.after_cancel += verdict.breaches["C"]
+        self.duplicates += sum(verdict.duplicates.values()) + verdict.breaches["D"]
+        self.explained = ", ".join(f"{count} by {kind}" for kind, count in sorted(verdict.duplicates.items()))
+        self.dead += verdict.counts["dead"]
+        self.settle = round(max(verdict.settled_s, self.settle or 0.0), 2)
+        assert verdict.clean, f"{verdict}\n{system.logs()}"
+        assert sum(verdict.duplicates.values()) <= at_most, verdict
+        return verdict
+
     def cells(self) -> list[str]:
         """The line of the table."""
         name = f"{self.name} ({self.variant})" if self.variant else self.name
@@ -80,6 +109,19 @@ class Line:
             "-" if self.settle is None else f"{self.settle:.1f} s",
             self.verdict,
         ]
+
+
+def overdue(system: System) -> int:
+    """How many tasks are pending although they are due, or wait for another try."""
+    store, now = system.center.store, system.center.clock.now_ms()
+    tables = [table for tables in store.tables_of_server() for table in tables]
+    return len(store.pending(tables, 0, now + RETRY_AHEAD_MS, 1))
+
+
+def prepared(system: System) -> int:
+    """How many entries stand in PrepareQueues."""
+    places = read_final(system.center).index.values()
+    return sum(place.queue == "prepare" for found in places for place in found)
 
 
 def write(lines: Iterable[Line]) -> None:

@@ -1,0 +1,128 @@
+"""Load: tasks submitted at a steady pace while something breaks, from this process or another one."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from harness.history import Client
+from harness.system import System
+
+from toc import NewTask
+from toc.errors import TocError
+
+TOPICS = ("test.sync", "test.async", "test.batch")
+
+
+def tasks(
+    count: int, *, ahead: tuple[float, float], seed: int = 0, first: int = 0, fail: float = 0.0
+) -> list[NewTask]:
+    """Tasks of all topics, due ``ahead`` seconds from when they are submitted, evenly at random.
+
+    A share ``fail`` of them fails once. ``first`` is the first biz_id; each task has its own.
+    """
+    dice = random.Random(seed)
+    return [
+        NewTask(
+            TOPICS[biz_id % len(TOPICS)],
+            biz_id,
+            dice.uniform(*ahead),
+            attribute={"fail": 1} if dice.random() < fail else None,
+        )
+        for biz_id in range(first, first + count)
+    ]
+
+
+class Load:
+    """Submits tasks from a thread until the block is left; now and then it cancels one.
+
+    ``rate`` tasks a second, due ``ahead`` seconds later. Errors of the SDK are counted by name, not raised:
+    whether they may occur is for the test to say.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        rate: float,
+        ahead: tuple[float, float] = (0.2, 2.0),
+        cancel: float = 0.05,
+        fail: float = 0.05,
+        seed: int = 0,
+        first: int = 1_000_000,
+    ) -> None:
+        self.job_ids: list[int] = []
+        self.errors: Counter[str] = Counter()
+        self.slowest = 0.0
+        """The longest submit, in seconds."""
+        self._client = client
+        self._rate = rate
+        self._ahead = ahead
+        self._cancel = cancel
+        self._fail = fail
+        self._dice = random.Random(seed)
+        self._first = first
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        number = 0
+        while not self._over.wait(max(0.0, began + number / self._rate - time.monotonic())):
+            self._submit(self._first + number)
+            number += 1
+            if self.job_ids and self._dice.random() < self._cancel:
+                self._call(self._client.cancel, self._dice.choice(self.job_ids[-200:]))
+
+    def _submit(self, biz_id: int) -> None:
+        began = time.monotonic()
+        job_id = self._call(
+            self._client.submit,
+            TOPICS[biz_id % len(TOPICS)],
+            biz_id=biz_id,
+            delay=self._dice.uniform(*self._ahead),
+            attribute={"fail": 1} if self._dice.random() < self._fail else None,
+        )
+        self.slowest = max(self.slowest, time.monotonic() - began)
+        if job_id is not None:
+            self.job_ids.append(job_id)
+
+    def _call(self, do: Any, *args: Any, **more: Any) -> Any:
+        try:
+            return do(*args, **more)
+        except TocError as exc:
+            self.errors[type(exc).__name__] += 1
+            return None
+
+
+def in_another_process(
+    system: System, calls: Sequence[Mapping[str, Any]], *, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Make SDK calls in a process of their own, recorded as others are; it may be made to die (failpoint).
+
+    What the calls are is written in producer.py.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "fault.kit.producer"],
+        input=json.dumps(list(calls)),
+        env={**system.env, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

@@ -1,0 +1,118 @@
+"""Fault 1: crashes between a row and its index entry, and submits while Redis is down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load, in_another_process, tasks
+from harness.final import read_final
+from harness.system import System
+
+from toc.local.process import until
+from toc.local.servers import RedisServer
+
+
+def indexed(system: System) -> set[int]:
+    """The ids that stand in a StoreQueue."""
+    return {
+        job_id
+        for job_id, places in read_final(system.center).index.items()
+        if any(place.queue == "store" for place in places)
+    }
+
+
+def rows(system: System) -> dict[int, tuple[int, int]]:
+    """job_id -> (status, action_time)."""
+    return {row.job_id: (row.status, row.action_time) for row in read_final(system.center).rows}
+
+
+def test_what_a_producer_stored_before_it_died_runs_although_nobody_indexed_it(
+    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict
+) -> None:
+    line = verdict(1, "crash between row and index", "submit, submit_many, cancel, reschedule")
+    system = build(clean_redis.url)
+    died: list[str] = []
+
+    def die_at(name: str, calls: list[dict[str, object]]) -> None:
+        once = tmp_path / f"died-{len(died)}"
+        done = in_another_process(system, calls, env={"TOC_FAILPOINT": name, "TOC_FAILPOINT_ONCE": str(once)})
+        assert done.returncode == -9, done.stderr
+        died.append(once.read_text().split()[0])
+
+    ahead = [3.0, 4.5]
+    die_at("submit.row-stored:31", [{"do": "submit", "count": 60, "ahead": ahead}])
+    stored = rows(system)
+    assert len(stored) == 31
+    assert len(stored.keys() - indexed(system)) == 1
+    die_at("submit.row-stored", [{"do": "submit_many", "count": 400, "first": 1000, "ahead": ahead}])
+    assert len(rows(system)) == 431
+    unindexed = rows(system).keys() - indexed(system)
+    # The entry of a cancelled row still stands; that of a rescheduled one stands at its old, later time.
+    victims = system.client.submit_many(tasks(40, ahead=(4.0, 4.5), first=5000))
+    die_at("cancel.row-written:10", [{"do": "cancel", "job_ids": victims[:20]}])
+    die_at("reschedule.row-written:10", [{"do": "reschedule", "job_ids": victims[20:], "ahead": 2.0}])
+    stale = {job_id for job_id, (status, _) in rows(system).items() if status == 3} & indexed(system)
+    line.prove(
+        len(died) == 4 and len(unindexed) == 401 and len(stale) == 1,
+        f"killed {len(died)} times; {len(unindexed)} rows without an entry, {len(stale)} cancelled with one",
+    )
+    with system.recorder.fault("other", note="no worker yet"):
+        system.start()
+    line.judge(system, within=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "ahead"),
+    [
+        ("poll.taken", (0.5, 1.5)),
+        ("finish.rows-written:3", (0.5, 1.5)),
+        ("reclaim.rows-written", (0.5, 1.5)),
+        ("sweep.rows-read", (4.0, 6.0)),
+    ],
+)
+def test_a_worker_that_dies_between_rows_and_index_repeats_nothing_that_is_done(
+    build: Build,
+    clean_redis: RedisServer,
+    tmp_path: Path,
+    verdict: Verdict,
+    name: str,
+    ahead: tuple[float, float],
+) -> None:
+    line = verdict(1, "crash between row and index", f"worker at {name}")
+    system = build(clean_redis.url, topic_prepare_timeout=3)
+    system.client.submit_many(tasks(600, ahead=ahead, fail=0.1))
+    once = tmp_path / "died"
+    daemon = system.start(env={"TOC_FAILPOINT": name, "TOC_FAILPOINT_ONCE": str(once)})
+    if name.startswith("reclaim"):  # which needs something to reclaim
+        system.client.submit("test.sync", biz_id=9_000_000, delay=0.2, attribute={"die": 1})
+    assert until(lambda: once.exists() and once.read_text().endswith("\n"), 20), system.logs()
+    pid = int(once.read_text().split()[1])
+    with system.recorder.fault("kill", pids=[pid], note=name):
+        system.wait(lambda: f'"pid": {pid}, "exit_code": -9' in daemon.log.read_text(), "it is seen", 10)
+    line.prove(True, f"process {pid} was killed at {name}")
+    line.judge(system, within=5, at_most=200)
+
+
+def test_submits_while_redis_is_down_are_acknowledged_and_run_on_time_or_soon_after(
+    build: Build, launch: Callable[..., RedisServer], verdict: Verdict
+) -> None:
+    line = verdict(1, "Redis down at submit")
+    redis = launch(RedisServer)
+    system = build(redis.url)
+    daemon = system.start()
+    with Load(system.client, rate=80, ahead=(0.3, 1.5)) as load:
+        system.wait(lambda: len(load.job_ids) > 40, "the load runs", 10)
+        with system.recorder.fault("redis_down"):
+            redis.kill()
+            before = len(load.job_ids)
+            system.wait(lambda: len(load.job_ids) > before + 200, "submits go on", 10)
+            redis.start()
+    refused = daemon.log.read_text().count("prepare_failed")
+    line.prove(refused, f"200 submits acknowledged while Redis was down; prepare failed {refused} times")
+    assert not load.errors
+    assert load.slowest < 2
+    line.judge(system, within=4)

@@ -1,0 +1,56 @@
+"""Faults 3 and 4: the master of the index dies, and its replica had not heard of what was done last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fault.conftest import Build, Verdict
+from fault.kit import servers
+from fault.kit.load import tasks
+from fault.kit.proxy import Proxy
+from harness.system import System
+
+from toc import CancelOutcome
+from toc.local.servers import RedisServer
+from toc.task import TaskRow
+
+
+def test_a_failover_that_loses_adds_and_removals_costs_no_task_and_no_second_run(
+    build: Build, launch: Callable[..., RedisServer], relay: Callable[..., Proxy], verdict: Verdict
+) -> None:
+    adds, removals = verdict(3, "failover loses adds"), verdict(4, "failover loses removals")
+    master, replica = launch(RedisServer), launch(RedisServer)
+    proxy = relay(master.port)
+    system = build(f"redis://127.0.0.1:{proxy.port}")
+    client = system.client
+    kept = client.submit_many(tasks(300, ahead=(2.0, 2.5)))
+    cancelled = kept[::10]
+    later = client.submit_many(tasks(200, ahead=(5.0, 6.0), first=1000))
+    servers.replicate(replica, master)
+    servers.pause_replication(replica)
+    assert {client.cancel(job_id) for job_id in cancelled} == {CancelOutcome.CANCELLED}
+    with system.recorder.fault("other", note="no worker yet"):
+        system.start()
+    system.wait(lambda: {row.status for row in _rows(system, kept)} == {2, 3}, "they are done", 15)
+    lost = client.submit_many(tasks(300, ahead=(1.0, 4.0), first=2000, fail=0.1))
+    with system.recorder.fault("redis_loss"):
+        before = servers.queued(master)
+        proxy.refuse()
+        master.kill()
+        servers.promote(replica)
+        after = servers.queued(replica)
+        proxy.target = replica.port
+        proxy.accept()
+    missing = len(before - after)
+    revived = len((after - before) & set(kept))
+    adds.prove(missing > 100, f"the new master lacked {missing} entries")
+    removals.prove(revived > 250, f"the new master had {revived} entries of tasks that had ended")
+    judged = adds.judge(system, within=4, at_most=8)
+    removals.judge(system, within=4, at_most=8)
+    assert judged.counts["processed"] == len(kept) - len(cancelled) + len(later) + len(lost)
+    # What came back is dropped, one by one, as the row check meets it.
+    system.wait(lambda: not servers.queued(replica), "nothing is left of it", 20)
+
+
+def _rows(system: System, job_ids: list[int]) -> list[TaskRow]:
+    return list(system.center.store.read(job_ids).values())
