@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from toc.catalog import REFRESH_SECONDS
+from toc.client import TimeoutCenter
 from toc.config import Settings
 from toc.coordination.coordinator import SlotRow
-from toc.errors import IndexUnavailable, InvalidInput, TocError, UnknownTopic
+from toc.errors import IndexUnavailable, InvalidInput, StoreUnavailable, TocError, UnknownTopic
 from toc.queue.messages import Peek
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.sharding import valid_job_id
+from toc.store.scan import of_type
 from toc.store.store import Store
+from toc.sweep import Sweep, SweepCounts, Sweeper, Sweepers, sweep_all
 from toc.task import TaskRow
 from toc.topic import Slot, Topic, check_topic_name
 
@@ -134,6 +141,45 @@ def get_row(store: Store, job_id: int) -> TaskRow:
             f"there is no task {job_id}; finished ones are purged after their topic's retention"
         )
     return row
+
+
+# --- the index ----------------------------------------------------------------------------------------------
+
+
+def refill(
+    center: TimeoutCenter,
+    *,
+    topic: Topic | None = None,
+    progress: Callable[[float, SweepCounts], None] = lambda _part, _counts: None,
+) -> SweepCounts:
+    """Index every row that belongs there, of one topic or all, at full speed, soonest first.
+
+    ``progress`` gets the part that is done (0 to 1) and the counts so far. Raises StoreUnavailable.
+    """
+    center.catalog.refresh()
+    sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
+    tables = [table for tables in center.store.tables_of_server() for table in tables]
+    where = "" if topic is None else of_type(topic.biz_type)
+    return sweep_all(sweep, tables, where=where, progress=progress)
+
+
+def sweep_on(center: TimeoutCenter) -> None:
+    """Sweep all tables as workers do, until interrupted."""
+    center.catalog.refresh()
+    layout = center.store.tables_of_server()
+    sweepers = Sweepers(Sweep(center.store, center.queues, center.catalog, center.clock), layout)
+    sweepers.add(table for tables in layout for table in tables)
+
+    def run(sweeper: Sweeper) -> None:
+        while True:
+            time.sleep(sweeper.run_once())
+
+    for sweeper in sweepers.sweepers:
+        threading.Thread(target=run, args=[sweeper], daemon=True).start()
+    while True:
+        time.sleep(REFRESH_SECONDS)
+        with suppress(StoreUnavailable):
+            center.catalog.refresh()
 
 
 # --- slots ------------------------------------------------------------------------------------------------

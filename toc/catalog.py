@@ -53,6 +53,10 @@ class TopicCatalog:
             )
         return topic
 
+    def known_type(self, biz_type: int) -> Topic | None:
+        """The topic of a biz_type as last read, or None. Asks nobody."""
+        return self._by_type.get(biz_type)
+
     def of_type(self, biz_type: int) -> Topic | None:
         """The topic of a biz_type, or None. Raises StoreUnavailable."""
         topic = self._by_type.get(biz_type)

@@ -4,19 +4,27 @@ A crash between row and index, a submit while Redis was down, a row written in a
 task that comes inside the horizon: in each case the row is there and the entry is not. Each table is swept
 by one worker, over all topics at once:
 
-    due soon   each second          rows due about now and in the next seconds
-    overdue    every few seconds    everything due before that, page by page
-    window     one page a second    all pending rows up to the horizon, table after table, for ever
-    dead       every minute         rows of status 4 get their DeadQueue entry back, page by page
+    due soon   each second        rows due from a moment ago to a moment ahead
+    overdue    every 5 s          everything due before that
+    window     every 5 minutes    all rows up to the horizon
+    dead       every minute       rows of status 4 get their DeadQueue entry back
 
 Entries are added with ZADD LT unless the id stands in the PrepareQueue: one too early is harmless (the row
 check puts it back), one too late or absent is not. There is no high-water mark in id or time, because commit
-order is not id order.
+order is not id order: each pass looks at its whole range.
+
+Nothing of this may disturb live traffic. A pass goes in steps of few rows, spread over its period, and rests
+after each step in proportion to what it took; when there is more than fits, passes take longer than
+their period (and the first one looks further ahead). What was found in the index a few seconds ago is not
+asked for again. Each server of the task table has a Sweeper of its own, so that one that hangs holds up no
+other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from toc.catalog import TopicCatalog
@@ -26,176 +34,521 @@ from toc.failpoint import failpoint
 from toc.log import get_logger
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
-from toc.sharding import table_of_job
-from toc.store.batch import DueRow
+from toc.store.scan import DueRow, Position
 from toc.store.store import Store
-from toc.task import TaskRow
-from toc.topic import Slot
+from toc.task import TaskStatus
+from toc.topic import Slot, Topic
 
 log = get_logger(__name__)
 
-PAGE = 500
-"""Most rows that are read of one table at a time."""
-ROWS_PER_PASS = 4000
-"""How many rows a pass over many tables reads at most, about: in a burst they are all in the index already,
-and reading them again would cost as much as running them."""
+SOON_EVERY = 1.0
+OVERDUE_EVERY = 5.0
+WINDOW_EVERY = 300.0
+DEAD_EVERY = 60.0
+
+JUST_DUE_MS = 5000
+"""How long ago a row of the first pass may be due: a transaction that names now as its time may take as long
+to commit and is still indexed within a second. What is due longer waits for the pass over overdue rows."""
+AHEAD = 1.2
+"""How far the first pass looks ahead, in its periods: what it does not see yet it sees in time."""
+MAX_AHEAD_SECONDS = 30.0
+
+ROWS_PER_STEP = 200
+"""Rows that one step reads, about: one or two milliseconds of this process's time."""
 LEAST_PAGE = 20
-SAME_INSTANT = 4000
-"""Most rows of one table that are read when a whole page is due in one millisecond."""
-SOON_MS = 1200
-JUST_DUE_MS = 2000
-OVERDUE_EVERY = 3
-DEAD_EVERY = 60
+PROBES_PER_STEP = 200
+"""Tables that one step asks whether anything is due: a few milliseconds of the server's time."""
+TABLES_PER_PAGE = 32
+
+NEAR_MS = 60_000
+"""What is due within a minute comes back first."""
+FAST_ROWS = 1000
+"""Rows per step where nothing else is held up."""
+
+REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 19
+"""How many times longer than a step took the pass rests after it."""
+
+KNOWN_SECONDS = 5.0
+"""What was found in the index is taken to stand there for so long, and up to as long again."""
+MAX_KNOWN = 100_000
+COMPLAIN_SECONDS = 60.0
+"""How often the same trouble is logged."""
+RETRY_SECONDS = 1.0
 
 
 class SweepCounts(NamedTuple):
-    """What one pass did: rows read, entries that were absent or too late in the index."""
+    """What was done: rows looked at, entries that were absent or too late, rows whose node failed."""
 
-    rows: int
-    added: int
+    rows: int = 0
+    added: int = 0
+    failed: int = 0
 
 
 class Sweep:
-    """The passes. Each reads a bounded number of rows and returns what it did."""
+    """From rows to entries. Thread-safe. ``counts`` is for metrics: rows, added, dead_added, no_topic."""
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
-        self._store = store
+        self.scans = store.scans
+        self.clock = clock
+        self.counts: Counter[str] = Counter()
         self._queues = queues
         self._catalog = catalog
-        self._clock = clock
-        self._table_count = sum(map(len, store.tables_of_server()))
-        self._overdue_from: dict[int, int] = {}
-        """Where the overdue pass goes on in tables that have more than a page."""
-        self._window: tuple[int, int] | None = None
-        """(table, from) where the window pass goes on."""
-        self._dead_after: TaskRow | None = None
-        """The last dead row that was looked at, when there are more."""
+        self._no_topic: dict[int, float] = {}
+        """When a biz_type that has no topic was last complained of."""
+        self._complained = float("-inf")
 
-    def due_soon(self, tables: Sequence[int]) -> SweepCounts:
-        """Index rows due from just now to the next seconds."""
-        now = self._clock.now_ms()
-        return self._page(tables, now - JUST_DUE_MS, now + SOON_MS)[0]
+    def horizon_ms(self) -> int:
+        """How far ahead any topic keeps tasks in Redis."""
+        return max((topic.horizon for topic in self._catalog.known().values()), default=0) * 1000
 
-    def overdue(self, tables: Sequence[int]) -> SweepCounts:
-        """Index what was due before; a table with more than a page goes on there in the next pass."""
-        until = self._clock.now_ms() - JUST_DUE_MS
-        fresh = [table for table in tables if table not in self._overdue_from]
-        counts, full = self._page(fresh, 0, until)
-        total = [counts]
-        for table, start in list(self._overdue_from.items()):
-            del self._overdue_from[table]
-            if table in tables:
-                counts, more = self._page([table], start, until)
-                total.append(counts)
-                full |= more
-        self._overdue_from |= full
-        return SweepCounts(sum(c.rows for c in total), sum(c.added for c in total))
-
-    def window(self, tables: Sequence[int]) -> SweepCounts:
-        """Index one page of one table; call after call this goes through all rows up to the horizon."""
-        if not tables:
-            return SweepCounts(0, 0)
-        now = self._clock.now_ms()
-        horizon = max((topic.horizon for topic in self._catalog.known().values()), default=0) * 1000
-        if self._window is None or self._window[0] not in tables:
-            self._window = (tables[0], now)
-        table, start = self._window
-        counts, full = self._page([table], start, now + horizon)
-        following = tables[(tables.index(table) + 1) % len(tables)]
-        self._window = (table, full[table]) if table in full else (following, now)
-        return counts
-
-    def dead(self, tables: Sequence[int]) -> int:
-        """Give a page of rows of status 4 their DeadQueue entries back; returns how many were absent.
-
-        Call after call this goes through all of them, the newest death first; ``dead_left`` tells whether
-        there are more.
-        """
-        entries: dict[Slot, list[tuple[int, int]]] = {}
-        rows = self._store.dead(tables, after=self._dead_after, limit=PAGE)
-        self._dead_after = rows[-1] if len(rows) == PAGE else None
-        for row in rows:
-            topic = self._catalog.of_type(row.biz_type)
-            if topic is not None:
-                slot = topic.slot(row.slot_crc, row.slot_amount)
-                entries.setdefault(slot, []).append((row.job_id, row.gmt_modified))
-        results = self._queues.restore_dead(entries).values()
-        return sum(count for count in results if not isinstance(count, IndexUnavailable))
-
-    @property
-    def dead_left(self) -> bool:
-        """Whether the pass over dead rows has not reached its end."""
-        return self._dead_after is not None
-
-    def _page(self, tables: Sequence[int], start: int, until: int) -> tuple[SweepCounts, dict[int, int]]:
-        """Index up to a page of each table; also returns where to go on in those that had a full page."""
-        if not tables:
-            return SweepCounts(0, 0), {}
-        limit = min(PAGE, max(LEAST_PAGE, ROWS_PER_PASS // len(tables)))
-        rows = self._store.pending(tables, start, until, limit)
-        if rows:
-            failpoint("sweep.rows-read")
-        by_table: dict[int, list[DueRow]] = {}
-        for row in rows:
-            by_table.setdefault(table_of_job(row.job_id, self._table_count), []).append(row)
-        full = {table: page[-1].next_time for table, page in by_table.items() if len(page) >= limit}
-        for table in [table for table, last in full.items() if last == start]:
-            # The whole page is due in one millisecond: go past it. What a larger page leaves out comes to
-            # its front as the others are done.
-            rows += self._store.pending([table], start, start + 1, SAME_INSTANT)
-            full[table] = start + 1
-        return SweepCounts(len(rows), self._add(rows)), full
-
-    def _add(self, rows: Iterable[DueRow]) -> int:
-        now = self._clock.now_ms()
+    def add(self, rows: Iterable[DueRow]) -> tuple[SweepCounts, set[int]]:
+        """Index pending rows; also returns the ids of those whose node is out of reach."""
+        now = self.clock.now_ms()
         entries: dict[Slot, list[tuple[int, float]]] = {}
+        count = 0
         for row in rows:
-            topic = self._catalog.of_type(row.biz_type)
-            if topic is None:
-                log.error("no_topic_for_row", job_id=row.job_id, biz_type=row.biz_type)
-            elif row.next_time - now <= topic.horizon * 1000:
+            count += 1
+            topic = self._topic(row)
+            if topic is not None and row.next_time - now <= topic.horizon * 1000:
                 score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, score))
-        if not entries:
-            return 0
-        results = self._queues.add(entries).values()
-        failed = [result for result in results if isinstance(result, IndexUnavailable)]
-        if failed:
-            log.warning("sweep_not_indexed", slots=len(failed), error=str(failed[0]))
-        return sum(count for count in results if not isinstance(count, IndexUnavailable))
+        added, failed = self._settle(entries, self._queues.add(entries))
+        self.counts["rows"] += count
+        self.counts["added"] += added
+        if added:
+            log.debug("sweep_indexed", entries=added)  # what was finished meanwhile counts too
+        return SweepCounts(count, added, len(failed)), failed
+
+    def restore_dead(self, rows: Iterable[DueRow]) -> tuple[SweepCounts, set[int]]:
+        """Give rows of status 4 their DeadQueue entries back; returns the same."""
+        entries: dict[Slot, list[tuple[int, int]]] = {}
+        count = 0
+        for row in rows:
+            count += 1
+            topic = self._topic(row)
+            if topic is not None:
+                slot = topic.slot(row.slot_crc, row.slot_amount)
+                entries.setdefault(slot, []).append((row.job_id, row.next_time))
+        added, failed = self._settle(entries, self._queues.restore_dead(entries))
+        self.counts["dead_added"] += added
+        return SweepCounts(count, added, len(failed)), failed
+
+    def _settle(
+        self,
+        entries: Mapping[Slot, Sequence[tuple[int, float]]],
+        results: Mapping[Slot, int | IndexUnavailable],
+    ) -> tuple[int, set[int]]:
+        added = 0
+        failed: set[int] = set()
+        for slot, result in results.items():
+            if isinstance(result, IndexUnavailable):
+                failed.update(job_id for job_id, _ in entries[slot])
+                now = self.clock.monotonic()
+                if now - self._complained > COMPLAIN_SECONDS:
+                    self._complained = now
+                    log.warning("sweep_not_indexed", slot=str(slot), error=str(result))
+            else:
+                added += result
+        return added, failed
+
+    def _topic(self, row: DueRow) -> Topic | None:
+        topic = self._catalog.known_type(row.biz_type)
+        if topic is not None:
+            return topic
+        self.counts["no_topic"] += 1
+        now = self.clock.monotonic()
+        if now - self._no_topic.get(row.biz_type, float("-inf")) < COMPLAIN_SECONDS:
+            return None
+        self._no_topic[row.biz_type] = now
+        try:
+            topic = self._catalog.of_type(row.biz_type)
+        except StoreUnavailable:
+            return None  # the topic table is out of reach; the rows come again
+        if topic is None:
+            log.error("no_topic_for_row", job_id=row.job_id, biz_type=row.biz_type)
+        return topic
+
+
+class Crawl:
+    """One pass over all rows of a status in some tables, in steps: each table soonest first.
+
+    ``where`` is one more SQL condition on the rows. A step that raises StoreUnavailable can be repeated.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        tables: Iterable[int],
+        *,
+        from_ms: int,
+        to_ms: int,
+        status: TaskStatus = TaskStatus.PENDING,
+        where: str = "",
+        rows_per_step: int = ROWS_PER_STEP,
+    ) -> None:
+        self._sweep = sweep
+        self._waiting = deque(tables)
+        self._active: dict[int, Position] = {}
+        self._from = Position(from_ms)
+        self._to_ms = to_ms
+        self._status = status
+        self._where = where
+        self._rows = rows_per_step
+        self._at_once = 1
+        """How many tables a step reads: more while they hold little."""
+        self.tables = len(self._waiting)
+
+    @property
+    def tables_left(self) -> int:
+        """How many tables have yet to be read to their end."""
+        return len(self._waiting) + len(self._active)
+
+    @property
+    def amid(self) -> bool:
+        """Whether a table is read in part."""
+        return bool(self._active)
+
+    def step(self) -> SweepCounts:
+        """Read and index the next rows. Raises StoreUnavailable."""
+        starts = dict(self._active)
+        for table in list(self._waiting)[: max(0, self._at_once - len(starts))]:
+            starts[table] = self._from
+        if not starts:
+            return SweepCounts()
+        limit = max(LEAST_PAGE, self._rows // len(starts))
+        pages = self._sweep.scans.page(starts, self._to_ms, limit, status=self._status, where=self._where)
+        rows = [row for page in pages.values() for row in page]
+        if rows:
+            failpoint("sweep.rows-read")
+        dead = self._status is TaskStatus.DEAD
+        counts, _ = self._sweep.restore_dead(rows) if dead else self._sweep.add(rows)
+        for _ in range(len(starts) - len(self._active)):
+            self._waiting.popleft()
+        self._active = {table: page[-1].position for table, page in pages.items() if len(page) >= limit}
+        if len(rows) < self._rows / 2:
+            self._at_once = min(2 * self._at_once, TABLES_PER_PAGE)
+        else:
+            self._at_once = max(self._at_once // 2, 1)
+        return counts
+
+
+class _Known:
+    """Ids found in the index a few seconds ago, each with the next_time that it had."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._fresh: dict[int, int] = {}
+        self._older: dict[int, int] = {}
+        self._since = clock.monotonic()
+        self.epoch = 0
+        """Counts the times that all was forgotten."""
+
+    def without(self, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """Those (job_id, next_time) that are not known."""
+        fresh, older = self._fresh.get, self._older.get
+        return {job_id: due for job_id, due in pairs if fresh(job_id) != due and older(job_id) != due}
+
+    def learn(self, pairs: Mapping[int, int], epoch: int) -> None:
+        """Remember these for a while, unless all was forgotten since ``epoch``."""
+        if epoch != self.epoch:
+            return
+        now = self._clock.monotonic()
+        if now - self._since > KNOWN_SECONDS or len(self._fresh) > MAX_KNOWN:
+            self._older, self._fresh, self._since = self._fresh, {}, now
+        self._fresh.update(pairs)
+
+    def age(self) -> None:
+        """Let go of what is too old."""
+        if self._clock.monotonic() - self._since > 2 * KNOWN_SECONDS:
+            self.forget()
+
+    def forget(self) -> None:
+        """The index may have lost any of it."""
+        self.epoch += 1
+        self._fresh, self._older, self._since = {}, {}, self._clock.monotonic()
+
+
+class _Round:
+    """How far a pass over many tables has come: tables yet to be looked at, and pages left of others."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.period = 0.0
+        """Seconds that the round before this one took, rests included."""
+        self.rows = self.unknown = 0
+        self.known_before = False
+        """Whether the round before met mostly what was known: then ids are read first, and few rows."""
+        self.tables: deque[int] = deque()
+        self.more: dict[int, Position] = {}
+        self._slice = 1
+        self._all = 1
+
+    def start(self, began: float, tables: Sequence[int], slices: int) -> None:
+        """A new round, in at least so many slices."""
+        self.period = began - self.began
+        self.began = began
+        self.known_before = self.unknown < self.rows / 2
+        self.rows = self.unknown = 0
+        self.tables = deque(tables)
+        self._all = len(tables)
+        self._slice = min(ceil(len(tables) / max(1, slices)), PROBES_PER_STEP)
+
+    def take(self) -> list[int]:
+        """The tables of the next slice."""
+        return [self.tables.popleft() for _ in range(min(self._slice, len(self.tables)))]
+
+    @property
+    def part_done(self) -> float:
+        """How much of the round lies behind, 0 to 1."""
+        return 1 - len(self.tables) / max(1, self._all)
 
 
 class Sweeper:
-    """The schedule of the passes over the tables that this worker was given."""
+    """The schedule of the passes over those tables of one server that this worker was given."""
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
+        self._clock = sweep.clock
         self._tables: frozenset[int] = frozenset()
-        self._ticks = 0
+        self._fresh: list[int] = []
+        """Tables that were added and have not been crawled yet."""
+        self._known = _Known(self._clock)
+        self._stirring: set[int] = set()
+        """Tables of which the last pass found something due soon: their ids are read without asking first."""
+        now = self._clock.monotonic()
+        self._soon_at = self._overdue_at = self._dead_at = self._window_at = now
+        self._soon = _Round(now)
+        self._overdue = _Round(now)
+        self._first: Crawl | None = None
+        """The pass over tables that are new here."""
+        self._window: Crawl | None = None
+        self._window_began = now
+        self._dead: Crawl | None = None
+        self._dead_began = now
+        self._failing_since: float | None = None
+        self._complained = float("-inf")
+
+    @property
+    def tables(self) -> frozenset[int]:
+        """What it sweeps."""
+        return self._tables
 
     def add(self, tables: Iterable[int]) -> None:
-        """Sweep these tables from now on."""
-        self._tables |= frozenset(tables)
+        """Sweep these tables from now on; all that is in them is looked at soon."""
+        more = frozenset(tables) - self._tables
+        self._tables |= more
+        self._fresh = [*self._fresh, *sorted(more)]
+        self._window_at = self._clock.monotonic()
 
     def remove(self, tables: Iterable[int]) -> None:
         """Leave these tables to another worker."""
         self._tables -= frozenset(tables)
 
+    def forget(self) -> None:
+        """The index may have lost entries: take nothing for known. Called by any thread."""
+        self._known.forget()
+
     def run_once(self) -> float:
-        """The passes that are due; returns the seconds until the next call."""
-        tables = sorted(self._tables)
-        if not tables:
-            return 1.0
+        """The next step of the pass that is due first; returns the seconds until another is due."""
+        if not self._tables:
+            return RETRY_SECONDS
+        now = self._clock.monotonic()
         try:
-            added = self._sweep.due_soon(tables).added + self._sweep.window(tables).added
-            if self._ticks % OVERDUE_EVERY == 0:
-                added += self._sweep.overdue(tables).added
-            if self._ticks % DEAD_EVERY == 0 or self._sweep.dead_left:
-                added += self._sweep.dead(tables)
-            self._ticks += 1
-            if added:
-                log.debug("sweep_indexed", entries=added)  # what was finished meanwhile counts too
+            if self._soon_at <= now:
+                self._step_soon(now)
+            elif self._overdue_at <= now:
+                self._step_overdue(now)
+            elif self._dead_at <= now:
+                self._step_dead(now)
+            elif self._window_at <= now:
+                self._step_window(now)
         except StoreUnavailable as exc:
+            return self._failed(now, exc)
+        if self._failing_since is not None:
+            log.info("sweep_goes_on", seconds=round(now - self._failing_since, 1))
+            self._failing_since = None
+        due = min(self._soon_at, self._overdue_at, self._dead_at, self._window_at)
+        return max(0.0, due - self._clock.monotonic())
+
+    def _failed(self, now: float, exc: StoreUnavailable) -> float:
+        if self._failing_since is None:
+            self._failing_since = now
+            self._complained = float("-inf")
+        if now - self._complained > COMPLAIN_SECONDS:
+            self._complained = now
             log.warning("sweep_failed", error=str(exc))
-        return 1.0
+        return RETRY_SECONDS
+
+    def _rest(self, began: float, factor: int, until: float) -> float:
+        """When the next step may come: not before ``until``, nor before a rest."""
+        now = self._clock.monotonic()
+        return max(until, now + factor * (now - began))
+
+    # --- due soon
+
+    def _step_soon(self, began: float) -> None:
+        soon = self._soon
+        if not soon.tables and not soon.more:
+            slices = ceil(soon.rows / ROWS_PER_STEP)
+            soon.start(began, sorted(self._tables), min(slices, 40))
+            self._known.age()
+        now_ms = self._clock.now_ms()
+        ahead = min(AHEAD * max(soon.period, SOON_EVERY), MAX_AHEAD_SECONDS)
+        from_ms, to_ms = now_ms - JUST_DUE_MS, now_ms + int(ahead * 1000)
+        self._look(soon, soon.take(), from_ms, to_ms)
+        # More pages come at once, another slice when its time has come, another round after its period.
+        until = began if soon.more else soon.began + SOON_EVERY * soon.part_done
+        self._soon_at = self._rest(began, REST_SOON, until)
+
+    # --- overdue
+
+    def _step_overdue(self, began: float) -> None:
+        overdue = self._overdue
+        if not overdue.tables and not overdue.more:
+            overdue.start(began, sorted(self._tables), 1)
+        self._look(overdue, overdue.take(), 0, self._clock.now_ms() - JUST_DUE_MS)
+        until = began if overdue.tables or overdue.more else overdue.began + OVERDUE_EVERY
+        self._overdue_at = self._rest(began, REST_OVERDUE, until)
+
+    def _look(self, round_: _Round, tables: Sequence[int], from_ms: int, to_ms: int) -> None:
+        """One step of a round: index what is due in a range, in these tables and where pages are left."""
+        start = Position(from_ms)
+        soon = round_ is self._soon
+        busy = dict(round_.more)
+        quiet = []
+        for table in tables:
+            if soon and table in self._stirring:
+                busy.setdefault(table, start)
+            elif table not in busy:
+                quiet.append(table)
+        epoch = self._known.epoch
+        limit = max(LEAST_PAGE, ROWS_PER_STEP // max(1, len(busy)))
+        whole = not round_.known_before
+        looked = self._sweep.scans.look(quiet, busy, from_ms, to_ms, limit, whole=whole)
+        found = looked.ids
+        round_.more = {table: _last(ids) for table, ids in found.items() if len(ids) >= limit}
+        if soon:
+            self._stirring.difference_update(busy.keys() - found.keys())
+            self._stirring.update(looked.stirring)
+        # Read in the next step. In the first pass that is at once; a quiet table stirs seldom.
+        round_.more |= dict.fromkeys(looked.stirring, start)
+        pairs = [pair for ids in found.values() for pair in ids]
+        unknown = self._known.without(pairs)
+        round_.rows += len(pairs)
+        round_.unknown += len(unknown)
+        if unknown:
+            failpoint("sweep.rows-read")
+            if whole:
+                rows = [row for row in looked.rows if row.job_id in unknown]
+            else:
+                rows = self._sweep.scans.pending(unknown)
+            _, failed = self._sweep.add(rows)
+            for job_id in failed:
+                del unknown[job_id]
+            self._known.learn(unknown, epoch)
+
+    # --- window and dead
+
+    def _step_window(self, began: float) -> None:
+        if self._first is None and self._fresh:
+            tables, self._fresh = self._fresh, []
+            self._first = self._whole_window(tables)
+        if self._first is not None:  # these do not wait for their turn
+            self._first, self._window_at = self._crawl(self._first, began, float("-inf"), WINDOW_EVERY)
+            return
+        if self._window is None:
+            self._window_began = began
+            self._window = self._whole_window(sorted(self._tables))
+        self._window, self._window_at = self._crawl(self._window, began, self._window_began, WINDOW_EVERY)
+
+    def _whole_window(self, tables: Sequence[int]) -> Crawl:
+        now_ms = self._clock.now_ms()
+        return Crawl(self._sweep, tables, from_ms=now_ms, to_ms=now_ms + self._sweep.horizon_ms())
+
+    def _step_dead(self, began: float) -> None:
+        if self._dead is None:
+            self._dead_began = began
+            self._dead = Crawl(
+                self._sweep,
+                sorted(self._tables),
+                from_ms=0,
+                to_ms=self._clock.now_ms() + 1000,
+                status=TaskStatus.DEAD,
+            )
+        self._dead, self._dead_at = self._crawl(self._dead, began, self._dead_began, DEAD_EVERY)
+
+    def _crawl(
+        self, crawl: Crawl, began: float, pass_began: float, every: float
+    ) -> tuple[Crawl | None, float]:
+        """One step of a slow pass; it is spread over its period. Returns it, if it goes on, and when."""
+        crawl.step()
+        done = 1 - crawl.tables_left / max(1, crawl.tables)
+        until = began if crawl.amid or self._fresh else pass_began + every * done
+        return crawl if crawl.tables_left else None, self._rest(began, REST_CRAWL, until)
+
+
+class Sweepers:
+    """A Sweeper for each server of the task table."""
+
+    def __init__(self, sweep: Sweep, tables_of_server: Sequence[Sequence[int]]) -> None:
+        self.sweep = sweep
+        self._of = [(Sweeper(sweep), frozenset(tables)) for tables in tables_of_server]
+
+    @property
+    def sweepers(self) -> list[Sweeper]:
+        """Each wants a thread of its own."""
+        return [sweeper for sweeper, _ in self._of]
+
+    def add(self, tables: Iterable[int]) -> None:
+        """Sweep these tables from now on."""
+        wanted = frozenset(tables)
+        for sweeper, own in self._of:
+            sweeper.add(wanted & own)
+
+    def remove(self, tables: Iterable[int]) -> None:
+        """Leave these tables to another worker."""
+        wanted = frozenset(tables)
+        for sweeper, own in self._of:
+            sweeper.remove(wanted & own)
+
+    def forget(self) -> None:
+        """The index may have lost entries: take nothing for known."""
+        for sweeper in self.sweepers:
+            sweeper.forget()
+
+
+def sweep_all(
+    sweep: Sweep,
+    tables: Sequence[int],
+    *,
+    where: str = "",
+    progress: Callable[[float, SweepCounts], None] = lambda _part, _counts: None,
+) -> SweepCounts:
+    """Every pass once over these tables, without rests, soonest first: pending rows, then dead ones.
+
+    ``progress`` gets the part that is done, 0 to 1, and the counts so far. Raises StoreUnavailable.
+    """
+    now = sweep.clock.now_ms()
+    near, far = now + NEAR_MS, now + max(NEAR_MS, sweep.horizon_ms())
+    crawls = [
+        Crawl(sweep, tables, from_ms=start, to_ms=end, status=status, where=where, rows_per_step=FAST_ROWS)
+        for status, start, end in (
+            (TaskStatus.PENDING, 0, near),
+            (TaskStatus.PENDING, near, far),
+            (TaskStatus.DEAD, 0, now + 1000),
+        )
+    ]
+    total = SweepCounts()
+    for crawl in crawls:
+        while crawl.tables_left:
+            counts = crawl.step()
+            total = SweepCounts(*(a + b for a, b in zip(total, counts, strict=True)))
+            left = sum(other.tables_left for other in crawls)
+            progress(1 - left / max(1, len(crawls) * len(tables)), total)
+    return total
+
+
+def _last(ids: Sequence[tuple[int, int]]) -> Position:
+    job_id, due = ids[-1]
+    return Position(due, job_id)

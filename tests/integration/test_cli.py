@@ -17,7 +17,8 @@ from toc.cli.main import main
 from toc.client import TimeoutCenter
 from toc.config import Settings
 from toc.local.servers import MariaDB, RedisServer, ZooKeeper
-from toc.task import TaskStatus
+from toc.queue.messages import Peek
+from toc.task import NewTask, TaskStatus
 
 CANARY = "hunter2canary"
 
@@ -250,7 +251,7 @@ def test_a_wrong_task_is_refused_and_nothing_is_written(
 ) -> None:
     assert says in toc.refused("submit", topic, *words)
     tables = [table for tables in center.store.tables_of_server() for table in tables]
-    assert center.store.pending(tables, 0, 2**60, 10) == []
+    assert not center.store.scans.look(tables, {}, 0, 2**42, 10).stirring
 
 
 @pytest.mark.parametrize(
@@ -374,6 +375,35 @@ def test_a_redrive_without_redis_leaves_the_index_to_the_sweep(
     monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{closed_port()}")
     assert toc.json("dead", "redrive", *job_ids) == {"redriven": 3, "not_indexed_yet": 3}
     assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.PENDING}
+
+
+# --- the index --------------------------------------------------------------------------------------------
+
+
+def test_rebuild_and_sweep_fill_the_index_from_the_rows_and_count(
+    toc: Toc, center: TimeoutCenter, topic: str, clean_redis: RedisServer
+) -> None:
+    made = toc.json("topic", "create", "other", "--biz-type", 77, "--slots", 2)
+    center.submit_many([NewTask(topic, n, delay=600) for n in range(300)])
+    center.submit_many([NewTask(made["name"], n, delay=600) for n in range(20)])
+    dead = kill_tasks(center, topic, 3)
+    clean_redis.call("FLUSHALL")
+    assert toc.json("rebuild", "--topic", "other") == {"rows": 20, "added": 20, "not_indexed": 0}
+    assert toc.json("sweep", "--once") == {"rows": 323, "added": 303, "not_indexed": 0}
+    assert toc.json("rebuild") == {"rows": 323, "added": 0, "not_indexed": 0}
+    peeks = center.queues.peek(center.catalog.get(topic).slots()).values()
+    assert sum(peek.store for peek in peeks if isinstance(peek, Peek)) == 300
+    assert sum(peek.dead for peek in peeks if isinstance(peek, Peek)) == len(dead)
+    assert "no topic 'none'" in toc.refused("rebuild", "--topic", "none")
+
+
+def test_a_rebuild_without_redis_says_what_is_not_indexed_and_ends_with_4(
+    toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center.submit(topic, biz_id=1, delay=600)
+    monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{closed_port()}")
+    assert toc.json("rebuild", code=4) == {"rows": 1, "added": 0, "not_indexed": 1}
+    assert "out of reach" in toc.err
 
 
 # --- servers that are missing or not ready ----------------------------------------------------------------

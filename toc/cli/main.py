@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from toc.cli import config, db, dead, dev, task, topic, worker
+from toc.cli import config, db, dead, dev, index, task, topic, worker
 from toc.cli.output import say
 from toc.errors import TocError
 
@@ -47,6 +47,8 @@ for command in (
 ):
     app.command(rich_help_panel=_OPERATE)(command)
 app.add_typer(dead.app, name="dead", rich_help_panel=_OPERATE)
+app.command(rich_help_panel=_OPERATE)(index.sweep)
+app.command(rich_help_panel=_OPERATE)(index.rebuild)
 app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
 
 

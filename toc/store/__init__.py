@@ -3,8 +3,9 @@
 ``toc.store.migrate`` is imported by itself: programs that do not migrate need no alembic in memory.
 """
 
-from toc.store.batch import DueRow, Failure, Finish, Guard
+from toc.store.batch import Failure, Finish, Guard
 from toc.store.check import ShardStatus
+from toc.store.scan import DueRow, Position
 from toc.store.store import Store
 from toc.store.topics import TopicTable
 
@@ -13,6 +14,7 @@ __all__ = [
     "Failure",
     "Finish",
     "Guard",
+    "Position",
     "ShardStatus",
     "Store",
     "TopicTable",

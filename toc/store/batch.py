@@ -2,7 +2,7 @@
 
 Every update is guarded by what its caller had read, so that it can be sent twice, and every guard's answer
 has a name. A row that ends (status 2, 3, 4) gets the time of its end as next_time: the index (status,
-next_time) then serves the sweep, the list of the dead and the purge alike.
+next_time) then serves the sweep (toc.store.scan), the list of the dead and the purge alike.
 """
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
@@ -63,17 +63,6 @@ class Failure(NamedTuple):
     """None: the row keeps the error that it has."""
 
 
-class DueRow(NamedTuple):
-    """As much of a pending row as the index needs."""
-
-    job_id: int
-    biz_type: int
-    next_time: int
-    attempts: int
-    slot_crc: int
-    slot_amount: int
-
-
 _ENDED = {
     PROCESSED: Finish.ALREADY,
     CANCELLED: Finish.CANCELLED,
@@ -105,20 +94,6 @@ class Batches:
 
         parts = self._shards.each(self._shards.group(job_ids), read)
         return {row.job_id: row for part in parts for row in part}
-
-    def pending(self, tables: Iterable[int], from_ms: int, to_ms: int, limit: int) -> list[DueRow]:
-        """Pending rows due in [from_ms, to_ms), at most ``limit`` per table, soonest first."""
-        results = self._scan(
-            tables,
-            lambda server, name: (
-                f"SELECT job_id,biz_type,{server.milliseconds('next_time')} AS due,attempts,slot_crc,"
-                f"slot_amount FROM {name} WHERE status={PENDING} AND next_time>={server.instant(from_ms)} "
-                f"AND next_time<{server.instant(to_ms)} ORDER BY next_time LIMIT {limit:d}"
-            ),
-        )
-        due = [DueRow._make(row) for result in results for row in result.rows]
-        due.sort(key=lambda row: row.next_time)
-        return due
 
     def dead(
         self,

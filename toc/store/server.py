@@ -172,6 +172,10 @@ class Server(ABC):
     def union(self, selects: Iterable[str]) -> str:
         """UNION ALL of selects that may have their own ORDER BY and LIMIT."""
 
+    @abstractmethod
+    def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
+        """A SELECT of the number ``table``, if rows of a status have their next_time in [start, end)."""
+
     greatest: str
     for_update: str
 

@@ -162,6 +162,13 @@ class SqliteServer(Server):
         """The operator; CONCAT_WS is too new."""
         return "||','||".join(parts)
 
+    def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
+        """One row of the range, if there is one: older SQLite knows no HAVING without GROUP BY."""
+        return (
+            f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "
+            f"AND next_time<{end} LIMIT 1"
+        )
+
     def union(self, selects: Iterable[str]) -> str:
         """Each in a subquery: only there may it have its own ORDER BY and LIMIT."""
         return " UNION ALL ".join(f"SELECT * FROM ({select})" for select in selects)

@@ -12,8 +12,9 @@ from toc.clock import Clock
 from toc.errors import StoreUnavailable
 from toc.sharding import BizId, JobIds
 from toc.store import rows as sql
-from toc.store.batch import CANCELLED, PENDING, Batches, DueRow, Failure, Finish, Guard
+from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard
 from toc.store.check import require
+from toc.store.scan import Scans
 from toc.store.server import TRIES, Statement
 from toc.store.shards import Layout, Shards
 from toc.store.submit import Submitter, Then
@@ -57,6 +58,7 @@ class Store:
         self._last_stamp = 0
         self._batches = Batches(self._shards, self._stamp)
         self._submitter = Submitter(self._shards, JobIds(clock))
+        self.scans = Scans(self._shards)
         self.topics = TopicTable(self._shards.topic_server, self._shards.topic_name, clock)
 
     def close(self) -> None:
@@ -196,10 +198,6 @@ class Store:
         return self._batches.redrive(job_ids, now_ms)
 
     # --- scanning ------------------------------------------------------------------------------------------
-
-    def pending(self, tables: Iterable[int], from_ms: int, to_ms: int, limit: int) -> list[DueRow]:
-        """Pending rows with next_time in [from_ms, to_ms), at most ``limit`` per table, soonest first."""
-        return self._batches.pending(tables, from_ms, to_ms, limit)
 
     def dead(
         self,

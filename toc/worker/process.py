@@ -24,7 +24,7 @@ from toc.client import TimeoutCenter
 from toc.coordination.assignment import TABLES
 from toc.errors import TocError
 from toc.log import configure, get_logger
-from toc.sweep import Sweep, Sweeper
+from toc.sweep import Sweep, Sweepers
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
 from toc.worker.dispatch import Dispatcher
@@ -121,8 +121,12 @@ class Worker:
             poller=self.poller,
             max_crashes=settings.max_crashes,
         )
-        self.sweeper = Sweeper(Sweep(center.store, center.queues, self._catalog, clock))
-        self._sweeping = Loop("sweep", self.sweeper.run_once)
+        self.sweepers = Sweepers(
+            Sweep(center.store, center.queues, self._catalog, clock), center.store.tables_of_server()
+        )
+        self._sweeping = [
+            Loop(f"sweep-{number}", sweeper.run_once) for number, sweeper in enumerate(self.sweepers.sweepers)
+        ]
         self._listener = center.queues.listener()
         self._listening = watched_thread("wake", lambda: self._listener.run(self._woken))
         self._loops = [
@@ -131,7 +135,7 @@ class Worker:
             self.keeper.loop,
             self.quarantine.loop,
             self.reclaimer.loop,
-            self._sweeping,
+            *self._sweeping,
             Loop("catalog", self._refresh_catalog),
         ]
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
@@ -228,7 +232,7 @@ class Worker:
             self.reclaimer.look_now()
         elif kind == "take":
             slots = unpack(message["slots"])
-            self.sweeper.add({slot.number for slot in slots if slot.topic == TABLES})
+            self.sweepers.add({slot.number for slot in slots if slot.topic == TABLES})
             self.book.want(slot for slot in slots if slot.topic != TABLES)
             self._claimed_at = float("-inf")
         elif kind == "drop":
@@ -252,7 +256,7 @@ class Worker:
 
     def _drop(self, slots: set[Slot]) -> None:
         tables = {slot for slot in slots if slot.topic == TABLES}
-        self.sweeper.remove({slot.number for slot in tables})
+        self.sweepers.remove({slot.number for slot in tables})
         dropped = self.book.give_up(slots - tables)
         self._listener.set_slots(self.book.owned)
         self._withdraw(slots)
@@ -298,7 +302,8 @@ class Worker:
         self.quarantine.leave()
         owned = self.book.give_up(list(self.book.owned))
         self._listener.set_slots(())
-        self._sweeping.stop(0)
+        for sweeping in self._sweeping:
+            sweeping.stop(0)
         self._withdraw()
         self._link.send("leaving", recycle=self._recycling)
         self._serve(selector, lambda: self._done() or self._forced or self._overdue())

@@ -112,10 +112,10 @@ class Line:
 
 
 def overdue(system: System) -> int:
-    """How many tasks are pending although they are due, or wait for another try."""
+    """In how many tables tasks are pending although they are due, or wait for another try."""
     store, now = system.center.store, system.center.clock.now_ms()
     tables = [table for tables in store.tables_of_server() for table in tables]
-    return len(store.pending(tables, 0, now + RETRY_AHEAD_MS, 1))
+    return len(store.scans.look(tables, {}, 0, now + RETRY_AHEAD_MS, 1).stirring)
 
 
 def prepared(system: System) -> int:

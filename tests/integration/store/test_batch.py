@@ -263,39 +263,6 @@ def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow)
 # --- scanning -------------------------------------------------------------------------------------------
 
 
-def test_pending_finds_what_is_due_in_the_window_soonest_first(fresh_store: Store, new_row: NewRow) -> None:
-    tables = [table for part in fresh_store.tables_of_server() for table in part]
-    rows = [new_row(action_time=T0 + n) for n in range(200)]
-    ended, retried = new_row(action_time=T0 + 50), new_row(action_time=T0 - 9)
-    fresh_store.insert_many([*rows, ended, retried])
-    fresh_store.finish([(ended.job_id, 0)])
-    fresh_store.fail([failure(retried, next_time=T0 + 60)])
-
-    due = fresh_store.pending(tables, T0 + 20, T0 + 100, 1000)
-
-    assert [row.next_time for row in due] == sorted([*range(T0 + 20, T0 + 100), T0 + 60])
-    (again,) = [row for row in due if row.job_id == retried.job_id]
-    assert again == (retried.job_id, 7, T0 + 60, 1, retried.slot_crc, 16)
-
-
-def test_pending_takes_the_soonest_of_each_table_and_only_the_tables_asked_for(
-    fresh_store: Store, new_row: NewRow
-) -> None:
-    tables = [table for part in fresh_store.tables_of_server() for table in part]
-    rows = [new_row(action_time=T0 + n) for n in range(400)]
-    fresh_store.insert_many(rows)
-    half = tables[::2]
-    by_table: dict[int, list[TaskRow]] = {}
-    for row in rows:
-        by_table.setdefault((row.job_id >> 12 & 1023) % len(tables), []).append(row)
-
-    due = fresh_store.pending(half, T0, T0 + 10_000, 3)
-
-    expected = [row.job_id for table in half for row in by_table[table][:3]]
-    assert sorted(row.job_id for row in due) == sorted(expected)
-    assert fresh_store.pending([], T0, T0 + 10_000, 3) == []
-
-
 def test_the_dead_are_listed_newest_first_page_by_page(fresh_store: Store, new_row: NewRow) -> None:
     rows = [new_row(biz_type=7 if n % 2 else 8) for n in range(30)]
     fresh_store.insert_many(rows)

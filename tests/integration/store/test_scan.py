@@ -1,0 +1,155 @@
+"""Pages of the task tables by next_time: complete, in order, and no more read than is returned."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pymysql
+import pytest
+from sqlalchemy.engine import make_url
+
+from toc.store import Failure, Store
+from toc.store.mysql import MySqlServer
+from toc.store.scan import DueRow, Position
+from toc.task import TaskRow, TaskStatus
+
+T0 = 1_900_000_000_000
+NewRow = Callable[..., TaskRow]
+
+
+@pytest.fixture
+def tables(fresh_store: Store) -> list[int]:
+    return [table for part in fresh_store.tables_of_server() for table in part]
+
+
+def pages(store: Store, tables: list[int], limit: int, **options: Any) -> Iterator[list[DueRow]]:
+    starts = dict.fromkeys(tables, Position(T0))
+    while starts:
+        found = store.scans.page(starts, T0 + 1_000_000, limit, **options)
+        yield from found.values()
+        starts = {table: page[-1].position for table, page in found.items() if len(page) == limit}
+
+
+def due(row: TaskRow) -> DueRow:
+    return DueRow(row.job_id, row.biz_type, row.next_time, row.attempts, row.slot_crc, row.slot_amount)
+
+
+def test_page_after_page_brings_every_pending_row_once_however_many_share_an_instant(
+    fresh_store: Store, new_row: NewRow, tables: list[int]
+) -> None:
+    dice = random.Random(3)
+    rows = [new_row(action_time=T0 + dice.choice((5, 5, 5, 6, dice.randrange(900)))) for _ in range(400)]
+    fresh_store.insert_many(rows)
+    fresh_store.finish([(row.job_id, 0) for row in rows[:50]])
+    found = [row for page in pages(fresh_store, tables, 7) for row in page]
+    assert sorted(found) == sorted(map(due, rows[50:]))
+    for page in pages(fresh_store, tables, 7):
+        assert page == sorted(page, key=lambda row: row.position)
+
+
+def test_a_page_ends_before_its_end_and_holds_one_status_alone(
+    fresh_store: Store, new_row: NewRow, tables: list[int]
+) -> None:
+    early, inside, late = (new_row(action_time=T0 + at) for at in (-1, 99, 100))
+    dead = new_row(action_time=T0 + 50)
+    fresh_store.insert_many([early, inside, late, dead])
+    fresh_store.die([Failure(dead.job_id, 0, 0, 0, 1, 0, 0, "boom")])
+    starts = dict.fromkeys(tables, Position(T0))
+    found = fresh_store.scans.page(starts, T0 + 100, 10)
+    assert [row for page in found.values() for row in page] == [due(inside)]
+    buried = fresh_store.get(dead.job_id)
+    assert buried is not None
+    starts = dict.fromkeys(tables, Position(0))
+    found = fresh_store.scans.page(starts, T0, 10, status=TaskStatus.DEAD)
+    assert [row for page in found.values() for row in page] == [due(buried)]
+
+
+def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
+    fresh_store: Store, new_row: NewRow, tables: list[int]
+) -> None:
+    rows = [new_row(action_time=T0 + n) for n in range(200)]
+    ended, retried = new_row(action_time=T0 + 50), new_row(action_time=T0 - 9)
+    fresh_store.insert_many([*rows, ended, retried])
+    fresh_store.finish([(ended.job_id, 0)])
+    fresh_store.fail([Failure(retried.job_id, 0, 0, 0, 1, 0, T0 + 60, "boom")])
+    start = Position(T0 + 20)
+
+    everything = fresh_store.scans.look([], dict.fromkeys(tables, start), T0 + 20, T0 + 100, 1000)
+    assert sorted(at for ids in everything.ids.values() for _, at in ids) == sorted(
+        [*range(T0 + 20, T0 + 100), T0 + 60]
+    )
+    quiet = fresh_store.scans.look(tables, {}, T0 + 20, T0 + 100, 1000)
+    assert (sorted(quiet.stirring), quiet.ids) == (sorted(everything.ids), {})
+    for limits in ((T0 - 100, T0), (T0 + 200, T0 + 300)):
+        assert fresh_store.scans.look(tables, {}, *limits, 1000) == ([], {}, [])
+    (table, ids), *_ = everything.ids.items()
+    others = [other for other in tables if other != table]
+    after_first = {table: Position(ids[0][1], ids[0][0])}
+    mixed = fresh_store.scans.look(others, after_first, T0 + 20, T0 + 100, 2)
+    assert sorted(mixed.stirring) == sorted(everything.ids.keys() - {table})
+    assert mixed.ids == {table: ids[1:3]}
+    whole = fresh_store.scans.look(others, after_first, T0 + 20, T0 + 100, 2, whole=True)
+    assert whole[:2] == mixed[:2]
+    assert sorted(whole.rows) == sorted(fresh_store.scans.pending(job_id for job_id, _ in ids[1:3]))
+
+
+def test_pending_leaves_out_what_has_ended(fresh_store: Store, new_row: NewRow) -> None:
+    rows = [new_row(action_time=T0 + n) for n in range(20)]
+    fresh_store.insert_many(rows)
+    fresh_store.finish([(row.job_id, 0) for row in rows[:5]])
+    assert sorted(fresh_store.scans.pending([row.job_id for row in rows])) == sorted(map(due, rows[5:]))
+    assert fresh_store.scans.pending([]) == []
+
+
+def test_the_server_reads_no_more_than_it_returns(
+    mysql_place: Any, mysql_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the counters of the server: with thousands of rows that share an instant, and as many ended ones."""
+    rows = [new_row(biz_id=77, action_time=T0 + 77) for _ in range(4000)]
+    mysql_store.insert_many(rows)
+    mysql_store.finish([(row.job_id, 0) for row in rows[:1000]])
+    (table,) = {row.job_id >> 12 & 15 for row in rows}
+    sent: list[str] = []
+    run = MySqlServer.run
+
+    def spy(self: MySqlServer, statements: Any, **options: Any) -> Any:
+        sent.extend(statement.sql for statement in statements)
+        return run(self, statements, **options)
+
+    monkeypatch.setattr(MySqlServer, "run", spy)
+    middle = due(rows[2500]).position
+    mysql_store.scans.look([table], {}, T0, T0 + 100, 10)
+    mysql_store.scans.look([], {table: middle}, T0, T0 + 100, 10)
+    mysql_store.scans.page({table: middle}, T0 + 100, 10)
+    probe, ids, page = sent
+    assert _reads(mysql_place, probe) <= 2
+    assert _reads(mysql_place, ids) <= 12
+    assert _reads(mysql_place, page) <= 12
+    # the ids come from the index alone, and none is sorted
+    assert re.search("Using index(?! cond)", _extra(mysql_place, ids))
+    for statement in (ids, page):
+        assert "filesort" not in _extra(mysql_place, statement)
+
+
+def _connected(place: Any) -> Any:
+    url = make_url(place.urls[0])
+    return pymysql.connect(
+        host=url.host, port=url.port or 3306, user=url.username, password=str(url.password), autocommit=True
+    )
+
+
+def _reads(place: Any, statement: str) -> int:
+    with _connected(place) as connection, connection.cursor() as cursor:
+        cursor.execute("FLUSH STATUS")
+        cursor.execute(statement)
+        cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
+        return sum(int(value) for _, value in cursor.fetchall())
+
+
+def _extra(place: Any, statement: str) -> str:
+    with _connected(place) as connection, connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {statement}")
+        return ";".join(str(row[-1]) for row in cursor.fetchall())

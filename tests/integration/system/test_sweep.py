@@ -1,0 +1,328 @@
+"""The sweep against real servers, its schedule run by hand on a clock that the test sets forward."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+import structlog
+from harness.system import System
+
+from toc import NewTask, Topic
+from toc.clock import Clock
+from toc.local.servers import MariaDB, RedisServer
+from toc.queue.messages import Peek
+from toc.store import Store
+from toc.sweep import (
+    KNOWN_SECONDS,
+    LEAST_PAGE,
+    ROWS_PER_STEP,
+    SOON_EVERY,
+    Sweep,
+    SweepCounts,
+    Sweeper,
+    Sweepers,
+    sweep_all,
+)
+from toc.task import TaskRow
+
+
+class FastClock(Clock):
+    """The machine's clock, which a test sets forward instead of sleeping."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + int(self.ahead * 1000)
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+class Bench:
+    """A sweep over all tables of a system, each step of which is recorded."""
+
+    def __init__(self, system: System, clock: Clock | None = None) -> None:
+        system.create_topics()
+        self.center = system.center
+        self.center.catalog.refresh()
+        self.clock = clock or FastClock()
+        self.sweep = Sweep(self.center.store, self.center.queues, self.center.catalog, self.clock)
+        self.added: list[int] = []
+        add = self.sweep.add
+
+        def spy(rows: Any) -> tuple[SweepCounts, set[int]]:
+            rows = list(rows)
+            self.added.append(len(rows))
+            return add(rows)
+
+        self.sweep.add = spy  # type: ignore[method-assign]
+        (self.sweeper,) = Sweepers(self.sweep, self.center.store.tables_of_server()).sweepers
+        self.sweeper.add(range(system.settings.tables))
+
+    def run(self, seconds: float) -> None:
+        """Every step that comes within so many seconds."""
+        assert isinstance(self.clock, FastClock)
+        until = self.clock.monotonic() + seconds
+        while (now := self.clock.monotonic()) < until:
+            pause = self.sweeper.run_once()
+            self.clock.ahead += min(pause, max(0.0, until - now))
+
+    def settled(self) -> None:
+        """The passes over tables that are new here have ended."""
+        self.run(3)
+        self.added.clear()
+
+    def store(self, *tasks: NewTask) -> list[int]:
+        """Write rows alone, as one whose writer dies before it reaches Redis."""
+        return self.center.store.insert_many([self.row(task) for task in tasks])
+
+    def row(self, task: NewTask) -> TaskRow:
+        """The row of a task, its delay counted by the clock of the sweep."""
+        row = self.center._row(task)
+        due = row.action_time + self.clock.now_ms() - Clock().now_ms()
+        return row._replace(action_time=due, next_time=due)
+
+    def indexed(self, job_ids: list[int]) -> set[int]:
+        """Which of these stand in a StoreQueue, by Redis."""
+        slots: dict[str, list[int]] = {}
+        for row in self.center.store.read(job_ids).values():
+            slots.setdefault(self._key(row), []).append(row.job_id)
+        found: set[int] = set()
+        for key, ids in slots.items():
+            scores = self.ask("ZMSCORE", key, *ids)
+            found |= {job_id for job_id, score in zip(ids, scores, strict=True) if score is not None}
+        return found
+
+    def score(self, row: TaskRow) -> float | None:
+        reply = self.ask("ZSCORE", self._key(row), row.job_id)
+        return None if reply is None else float(reply)
+
+    def _key(self, row: TaskRow) -> str:
+        topic = self.center.catalog.of_type(row.biz_type)
+        assert topic is not None
+        return self.center.queues.keys(topic.slot(row.slot_crc, row.slot_amount)).store
+
+    def ask(self, *words: str | int) -> Any:
+        node = self.center.queues.nodes.masters()[0]
+        wire = node.take()
+        reply = wire.ask(*words)
+        node.give(wire)
+        return reply
+
+
+@pytest.fixture
+def bench(system: System) -> Bench:
+    return Bench(system)
+
+
+def test_a_row_that_is_due_soon_is_indexed_within_a_second_of_its_commit(bench: Bench) -> None:
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=1.5) for n in range(20)))
+    late = bench.store(*(NewTask("test.sync", n, delay=60) for n in range(20)))
+    bench.run(SOON_EVERY + 0.1)
+    assert bench.indexed(job_ids + late) == set(job_ids)
+
+
+def test_a_transaction_may_commit_seconds_after_the_time_of_its_row(bench: Bench) -> None:
+    bench.settled()
+    bench.center.store.topics.alter("test.sync", topic_type="instant")
+    bench.center.catalog.refresh()
+    row = bench.row(NewTask("test.sync", 1))
+    bench.run(3)
+    job_id = bench.center.store.insert(row)
+    bench.run(SOON_EVERY + 0.1)
+    assert bench.indexed([job_id]) == {job_id}
+
+
+def test_what_stands_in_the_index_is_asked_for_once_until_all_is_forgotten(bench: Bench) -> None:
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=1) for n in range(50)))
+    bench.run(SOON_EVERY + 0.1)
+    assert sum(bench.added) == 50
+    bench.run(2 * SOON_EVERY)
+    assert sum(bench.added) == 50
+    bench.ask("FLUSHALL")
+    bench.sweeper.forget()
+    bench.run(SOON_EVERY + 0.1)
+    assert bench.indexed(job_ids) == set(job_ids)
+
+
+def test_an_entry_that_vanished_unseen_comes_back_when_what_is_known_has_aged(bench: Bench) -> None:
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=0.2) for n in range(50)))
+    bench.run(SOON_EVERY + 0.1)
+    bench.ask("FLUSHALL")
+    bench.run(2 * KNOWN_SECONDS + 4)
+    assert bench.indexed(job_ids) == set(job_ids)
+
+
+def test_a_row_whose_time_changed_is_asked_for_again(bench: Bench) -> None:
+    bench.settled()
+    (job_id,) = bench.store(NewTask("test.sync", 1, delay=2.0))
+    bench.run(1.6 * SOON_EVERY)
+    assert bench.indexed([job_id]) == {job_id}
+    sooner = bench.clock.now_ms() + 100
+    bench.center.store.reschedule(job_id, sooner)
+    bench.run(SOON_EVERY + 0.1)
+    row = bench.center.store.get(job_id)
+    assert row is not None
+    assert bench.score(row) == sooner
+
+
+def test_a_burst_of_one_instant_is_indexed_to_the_last_in_small_steps(bench: Bench) -> None:
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", 7, delay=1.0) for _ in range(3000)))
+    rows = bench.center.store.read(job_ids)
+    assert len({job_id >> 12 & 7 for job_id in job_ids}) == 1
+    assert len({row.next_time for row in rows.values()}) < 100
+    bench.run(4)
+    assert bench.indexed(job_ids) == set(job_ids)
+    assert max(bench.added) <= ROWS_PER_STEP
+
+
+def test_many_busy_tables_share_the_rows_of_a_step(bench: Bench) -> None:
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=1.0) for n in range(3000)))
+    bench.run(4)
+    assert bench.indexed(job_ids) == set(job_ids)
+    assert max(bench.added) <= max(ROWS_PER_STEP, 8 * LEAST_PAGE)
+
+
+def test_overdue_rows_come_back_within_seconds_however_old(bench: Bench) -> None:
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=1.0) for n in range(900)))
+    old = [row._replace(next_time=n) for n, row in enumerate(bench.center.store.read(job_ids).values())]
+    for row in old[:300]:
+        bench.center.store.reschedule(row.job_id, row.next_time + 1)
+    bench.run(12)
+    assert bench.indexed(job_ids) == set(job_ids)
+
+
+def test_tables_that_are_new_here_are_swept_to_the_horizon_at_once_and_no_further(bench: Bench) -> None:
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=3600) for n in range(500)))
+    beyond = bench.store(*(NewTask("test.sync", n, delay=90_000) for n in range(50)))
+    bench.run(3)
+    assert bench.indexed(job_ids + beyond) == set(job_ids)
+
+
+def test_the_whole_window_is_passed_every_five_minutes(bench: Bench) -> None:
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=3600) for n in range(500)))
+    bench.run(100)
+    part = len(bench.indexed(job_ids))
+    assert 0 < part < 500, "spread over its period"
+    bench.run(500)
+    assert bench.indexed(job_ids) == set(job_ids)
+
+
+def test_dead_rows_get_their_entries_back_within_a_minute(bench: Bench) -> None:
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=10) for n in range(700)))
+    rows = bench.center.store.read(job_ids).values()
+    _die(bench.center.store, rows)
+    slots = bench.center.catalog.get("test.sync").slots()
+    bench.run(125)
+    listed = [job_id for slot in slots for job_id, _ in bench.center.queues.dead(slot, 1000)]
+    assert sorted(listed) == sorted(job_ids)
+
+
+def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing(bench: Bench) -> None:
+    bench.settled()
+    lost = [bench.row(NewTask("test.sync", n, delay=1.0))._replace(biz_type=99) for n in range(300)]
+    bench.center.store.insert_many(lost)
+    job_ids = bench.store(NewTask("test.sync", 1, delay=1.0))
+    with structlog.testing.capture_logs() as logs:
+        bench.run(30)
+    assert [line["biz_type"] for line in logs if line["event"] == "no_topic_for_row"] == [99]
+    assert bench.indexed(job_ids) == set(job_ids)
+    bench.center.store.topics.create(Topic("late", 99, 8))
+    bench.center.catalog.refresh()
+    bench.run(15)
+    assert len(bench.indexed([row.job_id for row in lost])) == 300
+
+
+def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
+    bench: Bench, clean_redis: RedisServer
+) -> None:
+    bench.settled()
+    clean_redis.kill()
+    try:
+        job_ids = bench.store(*(NewTask("test.sync", n, delay=1.0) for n in range(50)))
+        with structlog.testing.capture_logs() as logs:
+            bench.run(5)
+        assert [line["event"] for line in logs].count("sweep_not_indexed") == 1
+    finally:
+        clean_redis.start()
+    until = time.monotonic() + 10
+    while bench.sweep.counts["added"] < 50:
+        assert time.monotonic() < until
+        bench.run(SOON_EVERY)
+    assert bench.indexed(job_ids) == set(job_ids)
+
+
+def test_a_server_that_hangs_does_not_hold_up_the_others(
+    system: System, mariadb: MariaDB, database_prefix: str
+) -> None:
+    """The second server takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        Bench(system)
+        urls = [mariadb.url, f"mysql+pymysql://root:x@127.0.0.1:{port}"]
+        store = Store(urls, databases=2, tables=8, prefix=database_prefix, clock=Clock(), connect_timeout=5)
+        sweep = Sweep(store, system.center.queues, system.center.catalog, Clock())
+        sweepers = Sweepers(sweep, store.tables_of_server())
+        sweepers.add(range(8))
+        stop = threading.Event()
+
+        def run(sweeper: Sweeper) -> None:
+            while not stop.is_set():
+                stop.wait(sweeper.run_once())
+
+        threads = [threading.Thread(target=run, args=[sweeper]) for sweeper in sweepers.sweepers]
+        for thread in threads:
+            thread.start()
+        try:
+            rows = [system.center._row(NewTask("test.sync", n, delay=2)) for n in range(60)]
+            system.center.store.insert_many(rows)
+            reachable = {row.job_id for row in rows if not row.job_id >> 12 & 1}
+            queues, topic = system.center.queues, system.center.catalog.get("test.sync")
+
+            def waiting() -> int:
+                peeks = queues.peek(topic.slots()).values()
+                return sum(peek.store for peek in peeks if isinstance(peek, Peek))
+
+            system.wait(lambda: waiting() == len(reachable), "the first server's rows are indexed", 3)
+        finally:
+            stop.set()
+            silent.close()
+            for thread in threads:
+                thread.join()
+            store.close()
+
+
+def test_one_pass_over_everything_indexes_everything_and_counts(bench: Bench) -> None:
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=10 + 20 * (n % 9)) for n in range(2500)))
+    other = bench.store(*(NewTask("test.async", n, delay=10) for n in range(50)))
+    parts: list[float] = []
+    tables = range(8)
+
+    def progress(part: float, _: SweepCounts) -> None:
+        parts.append(part)
+
+    counts = sweep_all(bench.sweep, tables, where=" AND biz_type=1", progress=progress)
+    assert counts == (2500, 2500, 0)
+    assert bench.indexed(job_ids + other) == set(job_ids)
+    assert parts == sorted(parts)
+    assert parts[-1] == 1
+    assert sweep_all(bench.sweep, tables) == (2550, 50, 0)
+
+
+def _die(store: Store, rows: Any) -> None:
+    from toc.store import Failure
+
+    store.die([Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 0, 0, "x") for row in rows])

@@ -1,0 +1,84 @@
+"""toc sweep | rebuild"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toc.cli.output import say, show_one
+from toc.cli.values import Json, opened
+
+if TYPE_CHECKING:
+    from toc.client import TimeoutCenter
+    from toc.sweep import SweepCounts
+    from toc.topic import Topic
+
+
+def sweep(
+    once: Annotated[bool, typer.Option("--once", help="One pass over everything, then end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Put into Redis what the rows say and it lacks. Workers do this all the time; here it needs none.
+
+    Without --once it goes on until Ctrl-C. Ends with 4 if a Redis server was out of reach.
+    """
+    from toc import admin
+
+    with opened() as center:
+        if once:
+            _refill(center, None, as_json=as_json)
+            return
+        say("sweeping; Ctrl-C ends it")
+        admin.sweep_on(center)
+
+
+def rebuild(
+    topic: Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fill the index again from the rows at full speed, what is due first comes first. Harmless at any time.
+
+    Workers do it by themselves when Redis has lost data; this is for when none runs, or to be sure. Ends with
+    4 if a Redis server was out of reach.
+    """
+    from toc import admin
+
+    with opened() as center:
+        chosen = None if topic is None else admin.get_topic(center.store, topic)
+        _refill(center, chosen, as_json=as_json)
+
+
+def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> None:
+    from toc import admin
+
+    with _bar() as progress:
+        counts = admin.refill(center, topic=topic, progress=progress)
+    show_one(
+        {"rows": counts.rows, "added": counts.added, "not_indexed": counts.failed},
+        as_json=as_json,
+    )
+    if counts.failed:
+        say(f"{counts.failed} rows could not be indexed: Redis is out of reach in part; run it again")
+        raise typer.Exit(4)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[float, SweepCounts], None]]:
+    """A progress bar on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _part, _counts: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("rows", total=1.0)
+
+        def show(part: float, counts: SweepCounts) -> None:
+            progress.update(task, completed=part, description=f"{counts.rows:,} rows, {counts.added:,} added")
+
+        yield show

@@ -1,0 +1,186 @@
+"""Reading task tables in the order of next_time, for those who compare them with the index.
+
+Everything here runs on the index (status, next_time), whose entries end with job_id: a Position is a place in
+it, and a page begins after one. No page reads more than it returns, however many rows share an instant.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from toc.sharding import table_of_job
+from toc.store import rows as sql
+from toc.store.server import Server
+from toc.store.shards import Shards
+from toc.task import TaskStatus
+
+
+class Position(NamedTuple):
+    """A place in the order of (next_time, job_id) of one table: what comes after it has yet to be read."""
+
+    next_time: int
+    job_id: int = 0
+
+
+class DueRow(NamedTuple):
+    """As much of a row as the index needs. ``next_time`` is milliseconds; of a dead row, when it died."""
+
+    job_id: int
+    biz_type: int
+    next_time: int
+    attempts: int
+    slot_crc: int
+    slot_amount: int
+
+    @property
+    def position(self) -> Position:
+        """Where it stands in its table."""
+        return Position(self.next_time, self.job_id)
+
+
+class Looked(NamedTuple):
+    """What a look at many tables found.
+
+    ``stirring`` are quiet tables that hold something; ``ids`` (job_id, next_time) of busy ones, by table.
+    ``rows`` are theirs, if they were asked for.
+    """
+
+    stirring: list[int]
+    ids: dict[int, list[tuple[int, int]]]
+    rows: list[DueRow]
+
+
+class Scans:
+    """Reads pages of many tables in one round trip per server. Thread-safe. Raises StoreUnavailable."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def look(
+        self,
+        quiet: Iterable[int],
+        busy: Mapping[int, Position],
+        from_ms: int,
+        to_ms: int,
+        limit: int,
+        *,
+        whole: bool = False,
+    ) -> Looked:
+        """What is pending and due in [from_ms, to_ms): of ``quiet`` tables only whether there is anything, of
+        ``busy`` ones up to ``limit`` after a Position: ids, which the index alone tells, or ``whole`` rows.
+
+        Of a quiet table the server reads one entry of the index, and tells nothing if that is due later.
+        """
+        asked = {**dict.fromkeys(quiet), **busy}
+
+        def send(server: Server, part: Mapping[int, Position | None]) -> Looked:
+            names = self._shards.names
+            start, end = server.instant(from_ms), server.instant(to_ms)
+            probes = [
+                server.first_due(table, names[table], TaskStatus.PENDING, start, end)
+                for table, position in part.items()
+                if position is None
+            ]
+            what = _columns(server) if whole else f"job_id,{server.milliseconds('next_time')}"
+            pages = [
+                f"SELECT {what} FROM {names[table]} WHERE "
+                f"{_after(server, TaskStatus.PENDING, position)} AND next_time<{end} "
+                f"ORDER BY next_time,job_id LIMIT {limit:d}"
+                for table, position in part.items()
+                if position is not None
+            ]
+            first = sql.unions(server, probes)
+            results = server.run([*first, *sql.unions(server, pages)])
+            stirring = [row[0] for result in results[: len(first)] for row in result.rows]
+            found = [row for result in results[len(first) :] for row in result.rows]
+            rows = [DueRow._make(row) for row in found] if whole else []
+            pairs = [(row.job_id, row.next_time) for row in rows] if whole else found
+            ids: dict[int, list[tuple[int, int]]] = {}
+            for pair in pairs:
+                ids.setdefault(table_of_job(pair[0], self._shards.tables), []).append(pair)
+            return Looked(stirring, ids, rows)
+
+        parts = self._shards.each(self._shards.group_tables(asked), send)
+        return Looked(
+            [table for part in parts for table in part.stirring],
+            {table: sorted(ids, key=_by_time) for part in parts for table, ids in part.ids.items()},
+            [row for part in parts for row in part.rows],
+        )
+
+    def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
+        """Those of these tasks that are pending."""
+
+        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> list[DueRow]:
+            what = _columns(server)
+            selects = [
+                f"SELECT {what} FROM {self._shards.names[table]} "
+                f"WHERE job_id IN ({sql.numbers(part)}) AND status={TaskStatus.PENDING:d}"
+                for table, part in ids.items()
+            ]
+            return _due_rows(server, selects)
+
+        return [row for part in self._shards.each(self._shards.group(job_ids), send) for row in part]
+
+    def page(
+        self,
+        starts: Mapping[int, Position],
+        to_ms: int,
+        limit: int,
+        *,
+        status: TaskStatus = TaskStatus.PENDING,
+        where: str = "",
+    ) -> dict[int, list[DueRow]]:
+        """Of each table up to ``limit`` rows of a status after its Position, those before ``to_ms`` alone.
+
+        ``where`` is one more condition (see ``of_type``).
+        """
+
+        def send(server: Server, part: Mapping[int, Position]) -> list[DueRow]:
+            what, end = _columns(server), server.instant(to_ms)
+            selects = [
+                f"SELECT {what} FROM {self._shards.names[table]} WHERE {_after(server, status, start)} "
+                f"AND next_time<{end}{where} ORDER BY next_time,job_id LIMIT {limit:d}"
+                for table, start in part.items()
+            ]
+            return _due_rows(server, selects)
+
+        pages: dict[int, list[DueRow]] = {table: [] for table in starts}
+        for rows in self._shards.each(self._shards.group_tables(starts), send):
+            for row in rows:
+                pages[table_of_job(row.job_id, self._shards.tables)].append(row)
+        for page in pages.values():
+            page.sort(key=_place)
+        return pages
+
+
+def of_type(biz_type: int) -> str:
+    """A condition for ``page``: rows of one biz_type alone."""
+    return f" AND biz_type={biz_type:d}"
+
+
+def _after(server: Server, status: TaskStatus, start: Position) -> str:
+    """The rows of a status after a Position, as two ranges of the index."""
+    instant = server.instant(start.next_time)
+    if not start.job_id:
+        return f"status={status:d} AND next_time>={instant}"
+    return f"status={status:d} AND (next_time>{instant} OR (next_time={instant} AND job_id>{start.job_id:d}))"
+
+
+def _columns(server: Server) -> str:
+    return ",".join(server.milliseconds(name) if name == "next_time" else name for name in DueRow._fields)
+
+
+def _due_rows(server: Server, selects: Sequence[str]) -> list[DueRow]:
+    results = server.run(sql.unions(server, selects))
+    return [DueRow._make(row) for result in results for row in result.rows]
+
+
+def _by_time(pair: tuple[int, int]) -> tuple[int, int]:
+    return pair[1], pair[0]
+
+
+def _place(row: DueRow) -> tuple[int, int]:
+    return row.next_time, row.job_id
