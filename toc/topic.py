@@ -51,6 +51,7 @@ class Topic:
     ``retries`` counts tries in all (1..31). An entry in the PrepareQueue is timed out
     ``prepare_timeout`` seconds after it was taken or last kept alive. A try may run ``max_runtime`` seconds.
     Tasks due later than ``horizon`` from now wait in MySQL only. Finished rows are kept for ``retention``.
+    A worker process runs at most ``concurrency`` handlers of the topic at once; 0: as many as it can.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Topic:
     horizon: int = 86_400
     retention: int = 259_200
     paused: bool = False
+    concurrency: int = 0
 
     def __post_init__(self) -> None:
         check_topic_name(self.name)
@@ -78,6 +80,7 @@ class Topic:
         _whole("max_runtime", self.max_runtime, 1, 7 * 86_400)
         _whole("horizon", self.horizon, 60, 10 * 366 * 86_400)
         _whole("retention", self.retention, 0, 10 * 366 * 86_400)
+        _whole("concurrency", self.concurrency, 0, 100_000)
         for name in ("backoff_base", "backoff_cap"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not isfinite(value) or not 0 <= value <= 86_400:

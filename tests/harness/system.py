@@ -23,11 +23,11 @@ class DaemonProcess:
     """One ``toc worker`` with its worker processes, as a host of the cluster."""
 
     def __init__(
-        self, directory: Path, host: str, env: Mapping[str, str], *, processes: int, threads: int
+        self, directory: Path, host: str, env: Mapping[str, str], *, app: str, processes: int, threads: int
     ) -> None:
         self.host = host
         self.log = directory / f"{host}.log"
-        command = [sys.executable, "-m", "toc", "worker", "--app", "harness.app:center"]
+        command = [sys.executable, "-m", "toc", "worker", "--app", app]
         command += ["--processes", str(processes), "--threads", str(threads)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -105,10 +105,16 @@ class System:
         processes: int = 2,
         threads: int = 4,
         env: Mapping[str, str] | None = None,
+        app: str = "harness.app:center",
     ) -> DaemonProcess:
         """Start a daemon, with these variables besides, and wait until its processes are ready."""
         daemon = DaemonProcess(
-            self.directory, host, {**self.env, **(env or {})}, processes=processes, threads=threads
+            self.directory,
+            host,
+            {**self.env, **(env or {})},
+            app=app,
+            processes=processes,
+            threads=threads,
         )
         self.daemons.append(daemon)
         self.wait(

@@ -117,7 +117,7 @@ def test_a_topic_is_created_with_every_policy_and_shown(toc: Toc) -> None:
             3,
         ),
         *("--backoff", "immediate", "--backoff-base", "500ms", "--backoff-cap", "2m", "--prepare-timeout", 5),
-        *("--max-runtime", "10m", "--horizon", "2h", "--retention", "7d"),
+        *("--max-runtime", "10m", "--horizon", "2h", "--retention", "7d", "--concurrency", 5),
     )
     assert made == {
         "name": "order.remind",
@@ -133,6 +133,7 @@ def test_a_topic_is_created_with_every_policy_and_shown(toc: Toc) -> None:
         "max_runtime": 600,
         "horizon": 7200,
         "retention": 604_800,
+        "concurrency": 5,
     }
     assert toc.json("topic", "show", "order.remind") == made
     assert toc.json("topic", "list") == [made]

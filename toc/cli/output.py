@@ -150,4 +150,5 @@ def topic_record(topic: Topic) -> dict[str, Any]:
         "max_runtime": topic.max_runtime,
         "horizon": topic.horizon,
         "retention": topic.retention,
+        "concurrency": topic.concurrency,
     }

@@ -55,6 +55,14 @@ Retention = Annotated[
     str | None,
     typer.Option("--retention", metavar="TIME", help="How long finished rows are kept. Default 3d."),
 ]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        metavar="N",
+        help="Handlers that each worker process runs at once. Default 0: no limit but its threads.",
+    ),
+]
 
 
 @app.command()
@@ -75,6 +83,7 @@ def create(
     max_runtime: MaxRuntime = None,
     horizon: Horizon = None,
     retention: Retention = None,
+    concurrency: Concurrency = None,
     as_json: Json = False,
 ) -> None:
     """Create a topic.
@@ -93,6 +102,7 @@ def create(
         max_runtime,
         horizon,
         retention,
+        concurrency,
     )
     with opened() as center:
         topic = admin.create_topic(center.store, name, biz_type=biz_type, slot_amount=slots, **policies)
@@ -137,6 +147,7 @@ def alter(
     max_runtime: MaxRuntime = None,
     horizon: Horizon = None,
     retention: Retention = None,
+    concurrency: Concurrency = None,
     as_json: Json = False,
 ) -> None:
     """Change policies of a topic, or its slots while it is in use. Name and biz_type are for ever.
@@ -155,6 +166,7 @@ def alter(
         max_runtime,
         horizon,
         retention,
+        concurrency,
     )
     if slots is not None:
         changes["slot_amount"] = slots
@@ -196,6 +208,7 @@ def _policies(
     max_runtime: str | None,
     horizon: str | None,
     retention: str | None,
+    concurrency: int | None,
 ) -> dict[str, Any]:
     """The policies that were given, by the names of Topic's fields."""
     values: dict[str, Any] = {
@@ -208,5 +221,6 @@ def _policies(
         "max_runtime": whole_seconds(max_runtime),
         "horizon": whole_seconds(horizon),
         "retention": whole_seconds(retention),
+        "concurrency": concurrency,
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -22,6 +22,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
@@ -34,7 +35,7 @@ from toc.task import MAX_ATTRIBUTE_CHARS
 MAX_ERROR_CHARS = 1024
 """How much of a task's last error is kept."""
 
-REVISION = "0001"
+REVISION = "0002"
 """The revision in ``migrations/`` that this code needs at least; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
@@ -139,6 +140,7 @@ def topic_table(metadata: MetaData, schema: str | None = None) -> Table:
         Column("gmt_create", Millis, nullable=False),
         Column("gmt_modified", Millis, nullable=False),
         Column("version", _U32, nullable=False),
+        Column("concurrency", _U32, nullable=False, server_default=text("0")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
         schema=schema,
         **_OPTIONS,

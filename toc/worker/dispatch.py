@@ -3,6 +3,9 @@
 Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue per topic
 and the threads serve the topics in turn, so that a burst on one does not hold up another. ``room`` tells the
 poller how much more of a topic it may take: only what can be started soon, judged by how long handlers took.
+
+A topic may say how many of its handlers run at once (``concurrency``): then so many threads serve its line,
+and coroutines beyond that wait as the entries of a line do.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from toc.catalog import TopicCatalog
 from toc.clock import Clock
 from toc.handler import Handler
 from toc.log import get_logger
@@ -36,12 +40,29 @@ FIRST_GUESS_SECONDS = 0.005
 class _Line:
     """The waiting entries of one topic."""
 
-    __slots__ = ("running", "seconds", "waiting")
+    __slots__ = ("running", "seconds", "topic", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
         self.waiting: deque[Entry] = deque()
         self.running = 0
         self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one task takes a thread
+
+
+class _AsyncLine:
+    """The entries of one topic whose handler is a coroutine."""
+
+    __slots__ = ("calls", "seconds", "size", "taken", "waiting")
+
+    def __init__(self, handler: Handler) -> None:
+        self.size = handler.batch or 1
+        self.waiting: deque[Entry] = deque()
+        """Those beyond the topic's concurrency."""
+        self.taken = 0
+        """All that were put here and have not ended."""
+        self.calls = 0
+        """Coroutines that run. Only the event loop's thread counts them."""
+        self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one coroutine takes
 
 
 class Dispatcher:
@@ -53,6 +74,7 @@ class Dispatcher:
         handlers: Mapping[str, Handler],
         inflight: Inflight,
         finisher: Finisher,
+        catalog: TopicCatalog,
         clock: Clock,
         threads: int,
         async_limit: int,
@@ -61,12 +83,13 @@ class Dispatcher:
     ) -> None:
         self._inflight = inflight
         self._finisher = finisher
+        self._catalog = catalog
         self._clock = clock
         self._too_early = too_early
         self._has_room = has_room
         self._thread_count = threads
         self._async_limit = async_limit
-        self._lines = {topic: _Line() for topic, handler in handlers.items() if not handler.is_async}
+        self._lines = {topic: _Line(topic) for topic, handler in handlers.items() if not handler.is_async}
         spare = max(1, threads // 4) if len(self._lines) > 1 else 0
         self._line_limit = max(1, threads - spare)
         """Threads that one topic may occupy: some are left for the others, however slow it is."""
@@ -79,10 +102,10 @@ class Dispatcher:
         self._threads = [
             watched_thread(f"handler-{n}", self._work) for n in range(threads if self._lines else 0)
         ]
-        self._async_running: dict[str, int] = {topic: 0 for topic, h in handlers.items() if h.is_async}
+        self._async = {topic: _AsyncLine(handler) for topic, handler in handlers.items() if handler.is_async}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        if self._async_running:
+        if self._async:
             self._loop = asyncio.new_event_loop()
             self._threads.append(watched_thread("async-handlers", self._run_event_loop))
 
@@ -106,13 +129,18 @@ class Dispatcher:
 
         None while more than half of what may wait is there: a few large batches cost less than many small.
         """
-        running = self._async_running.get(topic)
-        if running is not None:
-            room = self._async_limit - running
-            return room if room >= self._async_limit // 8 else 0
+        coroutines = self._async.get(topic)
+        if coroutines is not None:
+            limit = self._async_limit
+            if concurrency := self._concurrency(topic):
+                soon = concurrency * coroutines.size * (1 + START_WITHIN_SECONDS / coroutines.seconds)
+                limit = int(min(limit, soon))
+            room = limit - coroutines.taken
+            return room if room >= limit // 8 else 0
         line = self._lines[topic]
-        free = min(self._free, self._line_limit - line.running)
-        ahead = int(START_WITHIN_SECONDS * self._line_limit / line.seconds)
+        limit = self._threads_for(topic)
+        free = min(self._free, limit - line.running)
+        ahead = int(START_WITHIN_SECONDS * limit / line.seconds)
         waiting = len(line.waiting)
         return (
             max(min(free + ahead, MAX_WAITING) - waiting, 0) if waiting <= min(ahead, MAX_WAITING) // 2 else 0
@@ -132,6 +160,24 @@ class Dispatcher:
         if found:
             self._has_room()
 
+    def topics_changed(self) -> None:
+        """A topic's concurrency may be another one now."""
+        with self._ready:
+            self._ready.notify_all()
+        if self._loop is not None:
+            for topic in self._async:
+                self._loop.call_soon_threadsafe(self._start_waiting, topic)
+        self._tell_room()
+
+    def _concurrency(self, topic: str) -> int:
+        """How many of its handlers the topic lets run at once; 0: any number."""
+        known = self._catalog.known().get(topic)
+        return 0 if known is None else known.concurrency
+
+    def _threads_for(self, topic: str) -> int:
+        """How many threads the topic may occupy."""
+        return min(self._concurrency(topic) or self._line_limit, self._line_limit)
+
     def put(self, entries: Sequence[Entry]) -> None:
         """Hand over entries that are due and checked."""
         waiting = 0
@@ -141,7 +187,7 @@ class Dispatcher:
                 topic = entry.topic.name
                 line = self._lines.get(topic)
                 if line is None:
-                    self._async_running[topic] += 1
+                    self._async[topic].taken += 1
                     coroutines.append(entry)
                     continue
                 if not line.waiting:
@@ -163,6 +209,12 @@ class Dispatcher:
                     (taken if slots is None or entry.slot in slots else kept).append(entry)
                 line.waiting = kept
             self._turns = deque(line for line in self._lines.values() if line.waiting)
+            for coroutines in self._async.values():
+                left: deque[Entry] = deque()
+                for entry in coroutines.waiting:
+                    (taken if slots is None or entry.slot in slots else left).append(entry)
+                coroutines.taken -= len(coroutines.waiting) - len(left)
+                coroutines.waiting = left
         return taken
 
     # --- threads
@@ -190,7 +242,7 @@ class Dispatcher:
         """The line whose turn it is, of those that may have another thread; it is taken out of the turns."""
         for _ in range(len(self._turns)):
             line = self._turns.popleft()
-            if line.running < self._line_limit:
+            if line.running < self._threads_for(line.topic):
                 return line
             self._turns.append(line)
         return None
@@ -208,7 +260,7 @@ class Dispatcher:
                 self._free += 1
                 line = self._lines[batch[0].topic.name]
                 line.running -= 1
-                if line.running == self._line_limit - 1 and line.waiting:
+                if line.running == self._threads_for(line.topic) - 1 and line.waiting:
                     self._ready.notify()  # it may have a thread again
                 line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
             if self._wants_room:
@@ -259,23 +311,33 @@ class Dispatcher:
 
     def _start_async(self, entries: list[Entry]) -> None:
         """Runs on the event loop."""
+        with self._ready:
+            for entry in entries:
+                self._async[entry.topic.name].waiting.append(entry)
+        for topic in {entry.topic.name for entry in entries}:
+            self._start_waiting(topic)
+
+    def _start_waiting(self, topic: str) -> None:
+        """Start what waits and may run. Runs on the event loop."""
         assert self._loop is not None  # noqa: S101
-        started = self._clock.monotonic()
-        due = self._due_now(entries, started)
-        for entry in set(entries) - set(due):
-            self._async_done(entry.topic.name, 1)
-        by_topic: dict[str, list[Entry]] = {}
-        for entry in due:
-            by_topic.setdefault(entry.topic.name, []).append(entry)
-        for members in by_topic.values():
-            size = members[0].handler.batch or 1
-            for first in range(0, len(members), size):
-                batch = members[first : first + size]
-                task = self._loop.create_task(self._await_batch(batch))
+        line, concurrency = self._async[topic], self._concurrency(topic)
+        while True:
+            with self._ready:
+                most = (concurrency - line.calls) * line.size if concurrency else len(line.waiting)
+                taken = [line.waiting.popleft() for _ in range(min(most, len(line.waiting)))]
+            if not taken:
+                return
+            due = self._due_now(taken, self._clock.monotonic())
+            if len(due) < len(taken):
+                self._async_done(line, len(taken) - len(due))
+            for first in range(0, len(due), line.size):
+                batch = due[first : first + line.size]
+                line.calls += 1
+                task = self._loop.create_task(self._await_batch(batch, line))
                 for entry in batch:
                     self._tasks[entry.job_id] = task
 
-    async def _await_batch(self, batch: list[Entry]) -> None:
+    async def _await_batch(self, batch: list[Entry], line: _AsyncLine) -> None:
         handler = batch[0].handler
         errors: Mapping[int, BaseException | None] = {}
         try:
@@ -288,11 +350,16 @@ class Dispatcher:
         for entry in batch:
             self._tasks.pop(entry.job_id, None)
             self._report(entry, errors.get(entry.job_id))
-        self._async_done(batch[0].topic.name, len(batch))
+        line.calls -= 1
+        took = self._clock.monotonic() - batch[0].started
+        line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
+        self._async_done(line, len(batch))
+        if line.waiting:
+            self._start_waiting(batch[0].topic.name)
 
-    def _async_done(self, topic: str, count: int) -> None:
+    def _async_done(self, line: _AsyncLine, count: int) -> None:
         with self._ready:
-            self._async_running[topic] -= count
+            line.taken -= count
         if self._wants_room:
             self._tell_room()
 

@@ -63,6 +63,7 @@ class Worker:
         self._clock = clock
         self._link = link
         self._catalog = center.catalog
+        self._topics = self._catalog.known()
         self._deadline = settings.shutdown_deadline
         self.worker_id = worker_id
         self.inflight = Inflight()
@@ -88,6 +89,7 @@ class Worker:
             handlers=center.handlers,
             inflight=self.inflight,
             finisher=self.finisher,
+            catalog=self._catalog,
             clock=clock,
             threads=threads,
             async_limit=settings.async_limit,
@@ -173,7 +175,10 @@ class Worker:
 
     def _refresh_catalog(self) -> float:
         try:
-            self._catalog.refresh()
+            topics = self._catalog.refresh()
+            if topics != self._topics:
+                self._topics = topics
+                self.dispatcher.topics_changed()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
         return REFRESH_SECONDS

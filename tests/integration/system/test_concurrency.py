@@ -1,0 +1,130 @@
+"""How many handlers run at once: by topic, and whatever waits in front of a daemon."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from harness import calls
+from harness.system import System
+
+from toc import NewTask, TaskStatus, Topic
+
+
+def _start(system: System, *, concurrency: int, processes: int = 1) -> None:
+    for biz_type, name in enumerate(calls.TOPICS, start=1):
+        system.center.store.topics.create(Topic(name, biz_type, 4, concurrency=concurrency))
+    system.start(app="harness.calls:center", processes=processes, threads=8)
+
+
+def _pending(system: System, job_ids: list[int]) -> list[int]:
+    rows = system.center.store.read(job_ids)
+    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
+
+
+@pytest.mark.parametrize("topic", calls.TOPICS)
+def test_no_more_handlers_of_a_topic_run_at_once_than_it_allows(system: System, topic: str) -> None:
+    _start(system, concurrency=2)
+    job_ids = [
+        system.center.submit(topic, biz_id=n, delay=0.3 + n / 500, attribute={"sleep": 0.1})
+        for n in range(40)
+    ]
+    system.wait(lambda: not _pending(system, job_ids), "all have run", 20)
+    assert calls.most_at_once(system.history_directory, topic)[0] == 2
+
+
+@pytest.mark.parametrize("topic", calls.TOPICS)
+def test_a_topic_that_is_limited_does_not_hold_up_another_nor_is_much_of_it_taken_ahead(
+    system: System, topic: str
+) -> None:
+    _start(system, concurrency=1)
+    for n in range(4):  # so that it is known to be slow
+        job_id = system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 0.5})
+        system.wait(lambda: not _pending(system, [job_id]), "it has run", 10)  # noqa: B023
+    slow = [system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 60}) for n in range(40)]
+    system.wait(lambda: calls.most_at_once(system.history_directory, topic)[1] == 5, "one runs", 5)
+    others = [system.center.submit(other, biz_id=1, delay=0.2) for other in calls.TOPICS if other != topic]
+    system.wait(lambda: not _pending(system, others), "the others have run", 5)
+    assert len(_pending(system, slow)) == len(slow)
+    slots = system.center.catalog.get(topic).slots()
+    peeks = system.center.queues.peek(slots).values()
+    assert 0 < sum(0 if isinstance(peek, Exception) else peek.prepared for peek in peeks) <= 15
+    system.daemons[0].kill()
+
+
+@pytest.mark.parametrize("topic", ["call.thread", "call.coroutine"])
+def test_a_limit_that_is_raised_or_lifted_applies_to_what_waits_already(system: System, topic: str) -> None:
+    _start(system, concurrency=1)
+    for n in range(20):
+        system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 60})
+    history = system.history_directory
+    system.wait(lambda: calls.most_at_once(history, topic)[0] == 1, "one runs", 5)
+    system.center.store.topics.alter(topic, concurrency=3)
+    system.wait(lambda: calls.most_at_once(history, topic)[0] == 3, "three run", 6)
+    system.center.store.topics.alter(topic, concurrency=0)
+    system.wait(lambda: calls.most_at_once(history, topic)[0] > 3, "more run", 6)
+    system.daemons[0].kill()
+
+
+def test_a_stop_gives_back_coroutines_that_wait_for_their_turn(system: System) -> None:
+    _start(system, concurrency=1)
+    quick = [system.center.submit("call.coroutine", biz_id=n, delay=0.1) for n in range(20)]
+    system.wait(lambda: not _pending(system, quick), "they are known to be quick: some may wait", 10)
+    job_ids = [
+        system.center.submit("call.coroutine", biz_id=n, delay=0.2, attribute={"sleep": 2}) for n in range(20)
+    ]
+    system.wait(lambda: calls.most_at_once(system.history_directory, "call.coroutine")[1] > 20, "one runs", 5)
+    (daemon,) = system.daemons
+    daemon.terminate()
+    assert daemon.process.wait(10) == 0, system.logs()
+    left = _pending(system, job_ids)
+    assert len(left) == 19
+    assert all(system.center.store.read(left)[job_id].attempts == 0 for job_id in left)
+
+
+@pytest.mark.chaos
+def test_memory_stays_flat_and_other_topics_punctual_in_front_of_two_hundred_thousand_due_tasks(
+    system: System,
+) -> None:
+    for biz_type, name in enumerate(calls.TOPICS, start=1):
+        system.center.store.topics.create(Topic(name, biz_type, 8))
+    center = system.center
+    due = datetime.now(UTC) + timedelta(seconds=90)
+    backlog = 200_000
+    for first in range(0, backlog, 5000):
+        center.submit_many(
+            NewTask("call.batch", n, action_time=due) for n in range(first, min(first + 5000, backlog))
+        )
+    slow = center.submit_many(
+        [NewTask("call.thread", n, action_time=due, attribute={"sleep": 5}) for n in range(2000)]
+    )
+    assert datetime.now(UTC) < due, "the machine is too slow for this test"
+    system.start(app="harness.calls:center", processes=1, threads=8)
+    system.wait(lambda: datetime.now(UTC) >= due - timedelta(seconds=2), "they are about to be due", 90)
+    (worker,) = system.daemons[0].workers()
+    before = _resident(worker)
+    sizes: list[int] = []
+    late: list[float] = []
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        sizes.append(_resident(worker))
+        job_id = center.submit("call.coroutine", biz_id=1, delay=0.2)
+        due_at = time.monotonic() + 0.2
+        system.wait(lambda: not _pending(system, [job_id]), "a task of another topic has run", 10)  # noqa: B023
+        late.append(time.monotonic() - due_at)
+    system.wait(
+        lambda: calls.most_at_once(system.history_directory, "call.batch")[1] > 0,
+        "the burst was worked on",
+        5,
+    )
+    assert _pending(system, slow), "there was a backlog all the time"
+    assert max(sizes) - before < 60 * 2**20, f"{before >> 20} MiB, then up to {max(sizes) >> 20} MiB"
+    assert sorted(late)[len(late) * 9 // 10] < 0.5, sorted(late)[-10:]
+    system.daemons[0].kill()
+
+
+def _resident(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * 4096
