@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import select
+import ssl
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pymysql
 from pymysql.constants import CLIENT
@@ -64,7 +65,7 @@ def connector(
         options.setdefault("ssl_verify_identity", True)
 
     def connect() -> Any:
-        connection = pymysql.connect(
+        connection = _Connection(
             host=url.host or "127.0.0.1",
             port=url.port or 3306,
             user=url.username,
@@ -91,6 +92,24 @@ def connector(
         return connection
 
     return connect
+
+
+class _Connection(pymysql.connections.Connection):
+    """A connection that shares its TLS settings with the others of its process.
+
+    The driver makes them anew for each connection, also where the server then speaks no TLS; reading the
+    system's certificates takes 20 ms, in which no other thread runs.
+    """
+
+    _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
+
+    def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
+        settings = repr(sorted(sslp.items()))
+        context = self._contexts.get(settings)
+        if context is None:
+            context = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+            self._contexts[settings] = context
+        return context
 
 
 def server_name(url: URL) -> str:

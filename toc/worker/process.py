@@ -9,6 +9,7 @@ Started by the daemon as ``python -m toc.worker.process``, never by hand.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import selectors
@@ -362,6 +363,10 @@ def main() -> None:
         print(f"error: {exc}", file=sys.stderr)
         sys.exit(exc.exit_code)
     threading.current_thread().name = "toc-main"
+    # What was loaded stays for good: looking through it again and again would stop all threads for 20 ms
+    # or more at a time, most of all in an application that imports much.
+    gc.collect()
+    gc.freeze()
     code = worker.run()
     logging.shutdown()
     sys.stdout.flush()
