@@ -46,7 +46,8 @@ class Loop:
 
     def pause(self, seconds: float) -> None:
         """Sleep inside ``run_once``; only ``stop`` cuts it short."""
-        self._stopped.wait(seconds)
+        if seconds > 0:
+            self._stopped.wait(seconds)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
