@@ -14,13 +14,14 @@ PACKAGE = Path(__file__).parents[2] / "toc"
 VOCABULARY = {"task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint"}
 OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
 PLAIN = {"catalog", "handler"}  # built on the vocabulary alone
+PASSES = {"sweep", "retention"}
 SDK = {*OUTSIDE, *PLAIN, "sweep"}
 
 # What a part of toc may import of toc, besides itself and the vocabulary. Parts not named may import all
 # but the TOP, which nobody below it imports.
 MAY_IMPORT: dict[str, set[str]] = {
     **{name: set() for name in (*VOCABULARY, *OUTSIDE, *PLAIN, "local")},
-    "sweep": OUTSIDE | PLAIN,
+    **dict.fromkeys(PASSES, OUTSIDE | PLAIN),
     "client": SDK,
     "admin": SDK | {"client"},
     "worker": OUTSIDE | PLAIN,

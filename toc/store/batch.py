@@ -1,4 +1,4 @@
-"""Many tasks in one round trip per server: read, finish, fail, die, redrive, scan, purge.
+"""Many tasks in one round trip per server: read, finish, fail, die, redrive, scan.
 
 Every update is guarded by what its caller had read, so that it can be sent twice, and every guard's answer
 has a name. A row that ends (status 2, 3, 4) gets the time of its end as next_time: the index (status,
@@ -9,7 +9,7 @@ next_time) then serves the sweep (toc.store.scan), the list of the dead and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -262,43 +262,6 @@ class Batches:
             return sql.task_rows(server.run(statements, transaction=True)[1::2])
 
         return [row for part in self._shards.each(self._shards.group(job_ids), send) for row in part]
-
-    # --- purging -------------------------------------------------------------------------------------------
-
-    def purge(self, tables: Iterable[int], *, biz_type: int, ended_before: int, limit: int) -> int:
-        """Delete rows processed or cancelled before an instant, at most ``limit`` per table and status."""
-
-        def find(status: int) -> list[int]:
-            results = self._scan(
-                tables,
-                lambda server, name: (
-                    f"SELECT job_id FROM {name} WHERE status={status} AND biz_type={biz_type:d} "
-                    f"AND next_time<{server.instant(ended_before)} ORDER BY next_time LIMIT {limit:d}"
-                ),
-            )
-            return [row[0] for result in results for row in result.rows]
-
-        return self._delete(find(PROCESSED) + find(CANCELLED), (PROCESSED, CANCELLED))
-
-    def purge_dead(self, job_ids: Iterable[int]) -> int:
-        """Delete those of the rows that are dead."""
-        return self._delete(job_ids, (DEAD,))
-
-    def _delete(self, job_ids: Iterable[int], statuses: Collection[int]) -> int:
-        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> int:
-            results = server.run(
-                [
-                    Statement(
-                        f"DELETE FROM {self._shards.names[table]} WHERE job_id IN ({sql.numbers(part)}) "
-                        f"AND status IN ({sql.numbers(statuses)})"
-                    )
-                    for table, part in ids.items()
-                ],
-                transaction=True,
-            )
-            return sum(result.matched for result in results)
-
-        return sum(self._shards.each(self._shards.group(job_ids), send))
 
     # --- shared ------------------------------------------------------------------------------------------
 

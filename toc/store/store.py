@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -14,12 +14,13 @@ from toc.sharding import BizId, JobIds
 from toc.store import rows as sql
 from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard
 from toc.store.check import require
+from toc.store.ended import FINAL, Ended, EndedRow, Place
 from toc.store.scan import Scans
 from toc.store.server import TRIES, Statement
 from toc.store.shards import Layout, Shards
 from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
-from toc.task import TaskRow, TryRow
+from toc.task import TaskRow, TaskStatus, TryRow
 
 
 class Store:
@@ -57,6 +58,7 @@ class Store:
         self._clock = clock
         self._last_stamp = 0
         self._batches = Batches(self._shards, self._stamp)
+        self._ended = Ended(self._shards)
         self._submitter = Submitter(self._shards, JobIds(clock))
         self.scans = Scans(self._shards)
         self.topics = TopicTable(self._shards.topic_server, self._shards.topic_name, clock)
@@ -223,16 +225,20 @@ class Store:
 
     # --- purging -------------------------------------------------------------------------------------------
 
-    def purge(self, tables: Iterable[int], *, biz_type: int, ended_before: int, limit: int) -> int:
-        """Delete rows processed or cancelled before an instant, at most ``limit`` per table and status.
+    def ended(self, after: Mapping[tuple[int, int], Place], *, before: int, limit: int) -> list[EndedRow]:
+        """Rows that ended before an instant, of each (table, status) at most ``limit``, after a place in it.
 
-        Returns how many went. A pending or dead row never goes.
+        The statuses are those of FINAL. Places are (next_time, job_id).
         """
-        return self._batches.purge(tables, biz_type=biz_type, ended_before=ended_before, limit=limit)
+        return self._ended.page(after, before, limit)
+
+    def purge(self, job_ids: Iterable[int]) -> int:
+        """Delete those of the rows that are processed or cancelled. Returns how many went."""
+        return self._ended.delete(job_ids, FINAL)
 
     def purge_dead(self, job_ids: Iterable[int]) -> int:
         """Delete those of the rows that are dead. Returns how many went."""
-        return self._batches.purge_dead(job_ids)
+        return self._ended.delete(job_ids, (TaskStatus.DEAD,))
 
     def _stamp(self) -> int:
         """Now, but not the same twice: by its gmt_modified a call knows the rows that it changed itself.

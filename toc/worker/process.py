@@ -25,6 +25,7 @@ from toc.client import TimeoutCenter
 from toc.coordination.assignment import TABLES
 from toc.errors import TocError
 from toc.log import configure, get_logger
+from toc.retention import Retention
 from toc.sweep import Sweep, Sweepers
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
@@ -130,6 +131,8 @@ class Worker:
         self._sweeping = [
             Loop(f"sweep-{number}", sweeper.run_once) for number, sweeper in enumerate(self.sweepers.sweepers)
         ]
+        self.retention = Retention(center.store, self._catalog, clock)
+        self._purging = Loop("retention", self.retention.run_once)
         self._listener = center.queues.listener()
         self._listening = watched_thread("wake", lambda: self._listener.run(self._woken))
         self._loops = [
@@ -139,6 +142,7 @@ class Worker:
             self.quarantine.loop,
             self.reclaimer.loop,
             *self._sweeping,
+            self._purging,
             Loop("catalog", self._refresh_catalog),
         ]
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
@@ -238,7 +242,9 @@ class Worker:
             self.reclaimer.look_now()
         elif kind == "take":
             slots = unpack(message["slots"])
-            self.sweepers.add({slot.number for slot in slots if slot.topic == TABLES})
+            tables = {slot.number for slot in slots if slot.topic == TABLES}
+            self.sweepers.add(tables)
+            self.retention.add(tables)
             self.book.want(slot for slot in slots if slot.topic != TABLES)
             self._claimed_at = float("-inf")
         elif kind == "drop":
@@ -263,6 +269,7 @@ class Worker:
     def _drop(self, slots: set[Slot]) -> None:
         tables = {slot for slot in slots if slot.topic == TABLES}
         self.sweepers.remove({slot.number for slot in tables})
+        self.retention.remove({slot.number for slot in tables})
         dropped = self.book.give_up(slots - tables)
         self._listener.set_slots(self.book.owned)
         self._withdraw(slots)
@@ -310,6 +317,7 @@ class Worker:
         self._listener.set_slots(())
         for sweeping in self._sweeping:
             sweeping.stop(0)
+        self._purging.stop(0)
         self._withdraw()
         self._link.send("leaving", recycle=self._recycling)
         self._serve(selector, lambda: self._done() or self._forced or self._overdue())

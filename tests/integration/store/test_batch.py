@@ -294,25 +294,3 @@ def test_stamped_amounts_are_those_of_pending_rows(fresh_store: Store, new_row: 
     fresh_store.insert_many([*rows, new_row(slot_amount=128, biz_type=8)])
     fresh_store.finish([(rows[3].job_id, 0)])
     assert fresh_store.stamped_amounts(7) == {16, 32}
-
-
-def test_purge_deletes_old_ended_rows_in_bounded_chunks_and_never_others(
-    fresh_store: Store, new_row: NewRow
-) -> None:
-    tables = [table for part in fresh_store.tables_of_server() for table in part]
-    processed, cancelled = [new_row() for _ in range(50)], new_row(action_time=T0)
-    pending, other_type = new_row(action_time=5), new_row(biz_type=8)
-    fresh_store.insert_many([*processed, cancelled, pending, other_type])
-    fresh_store.finish([(row.job_id, 0) for row in [*processed, other_type]])
-    fresh_store.cancel(cancelled.job_id)
-    dead = dead_row(fresh_store, new_row())
-
-    assert fresh_store.purge(tables, biz_type=7, ended_before=pending.gmt_create - 9, limit=100) == 0
-    assert 0 < fresh_store.purge(tables, biz_type=7, ended_before=T0 - 1, limit=1) <= 2 * len(tables)
-    while fresh_store.purge(tables, biz_type=7, ended_before=T0 - 1, limit=5):
-        pass
-
-    everything = [row.job_id for row in (*processed, cancelled, pending, other_type, dead)]
-    assert set(fresh_store.read(everything)) == {pending.job_id, other_type.job_id, dead.job_id}
-    assert fresh_store.purge_dead([pending.job_id, other_type.job_id, dead.job_id]) == 1
-    assert set(fresh_store.read(everything)) == {pending.job_id, other_type.job_id}

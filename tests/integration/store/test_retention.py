@@ -1,0 +1,219 @@
+"""Finished rows go when their topic's retention is over, and nothing else goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fault.kit.proxy import Proxy
+from sqlalchemy.engine import make_url
+
+from toc.catalog import TopicCatalog
+from toc.clock import Clock
+from toc.retention import CYCLE_SECONDS, LARGE_PAGE, LEAST_SECONDS, PAGE, REST, TABLES, Retention
+from toc.sharding import table_of_job
+from toc.store import Store
+from toc.task import TaskRow, TaskStatus
+from toc.topic import Topic
+
+NewRow = Callable[..., TaskRow]
+
+NOW = 2_000_000_000_000
+HOUR = 3_600_000
+PENDING, PROCESSED, CANCELLED, DEAD = map(int, TaskStatus)
+
+
+class SetClock(Clock):
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now / 1000
+
+
+class Purging:
+    """A Retention over all tables of a store, with topics that can be altered."""
+
+    def __init__(self, store: Store, **retentions: int) -> None:
+        self.store = store
+        self.clock = SetClock()
+        self.topics = [
+            Topic(name, number, 1, retention=seconds)
+            for number, (name, seconds) in enumerate(retentions.items(), start=7)
+        ]
+        self.catalog = TopicCatalog(lambda: self.topics, self.clock)
+        self.catalog.refresh()
+        self.retention = Retention(store, self.catalog, self.clock)
+        self.tables = [table for part in store.tables_of_server() for table in part]
+        self.retention.add(self.tables)
+        self.looks = 0
+        look = store.ended
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.looks += 1
+            return look(*args, **kwargs)
+
+        store.ended = counted  # type: ignore[method-assign]
+
+    def cycle(self) -> None:
+        """Until it has looked at everything, and a moment later."""
+        looks = -1
+        while looks != self.looks:
+            looks = self.looks
+            for _ in range(3):
+                self.retention.run_once()
+            self.clock.now += 50
+        self.clock.now += int(CYCLE_SECONDS * 1000)
+
+    def left(self, rows: list[TaskRow]) -> set[int]:
+        """The ids of those that are there."""
+        return set(self.store.read([row.job_id for row in rows]))
+
+
+@pytest.fixture
+def old_row(new_row: NewRow) -> NewRow:
+    """A row that ended so many milliseconds ago."""
+
+    def make(ago: int, status: int = PROCESSED, **fields: Any) -> TaskRow:
+        return new_row(status=status, next_time=NOW - ago, **fields)
+
+    return make
+
+
+def ids(*rows: TaskRow) -> set[int]:
+    return {row.job_id for row in rows}
+
+
+def test_finished_rows_go_when_the_retention_of_their_topic_is_over_and_no_others(
+    fresh_store: Store, old_row: NewRow
+) -> None:
+    purging = Purging(fresh_store, brief=3600, long=7200)
+    brief, long, unknown = 7, 8, 9
+    gone = [
+        old_row(HOUR + 1, biz_type=brief),
+        old_row(HOUR + 1, CANCELLED, biz_type=brief),
+        old_row(2 * HOUR + 1, biz_type=long),
+        *[old_row(2 * HOUR, biz_type=brief) for _ in range(300)],
+    ]
+    kept = [
+        old_row(HOUR - 1000, biz_type=brief),
+        old_row(2 * HOUR - 1000, biz_type=long),
+        old_row(100 * HOUR, biz_type=unknown),
+        *[old_row(100 * HOUR, status, biz_type=brief) for status in (PENDING, DEAD)],
+    ]
+    fresh_store.insert_many(gone + kept)
+    purging.cycle()
+    assert purging.left(gone + kept) == ids(*kept)
+    assert purging.retention.counts == {"brief": 302, "long": 1}
+    purging.clock.now += 1000
+    purging.cycle()
+    assert purging.left(kept) == ids(*kept[2:]), "the others' time has come"
+
+
+def test_rows_that_others_keep_are_passed_even_if_thousands_ended_in_one_instant(
+    fresh_store: Store, old_row: NewRow
+) -> None:
+    purging = Purging(fresh_store, brief=3600, long=100 * 3600)
+    kept = [old_row(50 * HOUR, biz_type=8, biz_id=1) for _ in range(3 * LARGE_PAGE)]
+    gone = [old_row(50 * HOUR - n, biz_type=7, biz_id=1) for n in (0, 1)]
+    fresh_store.insert_many(kept + gone)
+    purging.cycle()
+    assert purging.left(kept + gone) == ids(*kept)
+    looks = purging.looks
+    purging.cycle()
+    groups = sum(-(-len(part) // TABLES) for part in fresh_store.tables_of_server())
+    assert purging.looks - looks == 2 * groups, "they are not read again"
+
+
+def test_a_retention_that_is_altered_applies_to_rows_that_were_passed(
+    fresh_store: Store, old_row: NewRow
+) -> None:
+    purging = Purging(fresh_store, first=3600, second=100 * 3600)
+    rows = [old_row(hours * HOUR, biz_type=8) for hours in (2, 5, 20)]
+    fresh_store.insert_many(rows)
+    purging.cycle()
+    purging.topics[1] = Topic("second", 8, 1, retention=10 * 3600)
+    purging.catalog.refresh()
+    purging.cycle()
+    assert purging.left(rows) == ids(rows[0], rows[1])
+    purging.topics[1] = Topic("second", 8, 1, retention=3600)  # as long as the first: one pass for both
+    purging.catalog.refresh()
+    purging.cycle()
+    assert purging.left(rows) == set()
+
+
+def test_rows_are_kept_for_a_minute_at_least(fresh_store: Store, old_row: NewRow) -> None:
+    purging = Purging(fresh_store, none=0)
+    rows = [old_row((LEAST_SECONDS - 5) * 1000, biz_type=7), old_row((LEAST_SECONDS + 1) * 1000, biz_type=7)]
+    fresh_store.insert_many(rows)
+    purging.cycle()
+    assert purging.left(rows) == ids(rows[0])
+
+
+def test_a_step_is_small_and_followed_by_a_long_rest_and_idle_tables_are_looked_at_once_a_minute(
+    fresh_store: Store, old_row: NewRow
+) -> None:
+    purging = Purging(fresh_store, topic=3600)
+    rows = [old_row(2 * HOUR, biz_type=7, biz_id=1) for _ in range(1000)]
+    fresh_store.insert_many(rows)
+    steps: list[int] = []
+
+    def ended(*args: Any, **kwargs: Any) -> Any:
+        purging.clock.now += 100  # it takes this long
+        found = look(*args, **kwargs)
+        steps.append(len(found))
+        return found
+
+    look = fresh_store.ended
+    fresh_store.ended = ended  # type: ignore[method-assign]
+    waits = []
+    while purging.left(rows):
+        waits.append(purging.retention.run_once())
+    assert min(waits) >= 0.0999 * REST
+    assert max(steps) <= max(LARGE_PAGE * 2, PAGE * TABLES * 2)
+    purging.cycle()
+    looks = purging.looks
+    purging.clock.now += int(CYCLE_SECONDS * 1000)
+    purging.cycle()
+    assert purging.looks - looks == sum(-(-len(part) // TABLES) for part in fresh_store.tables_of_server())
+
+
+def test_tables_that_are_another_workers_are_left_alone(fresh_store: Store, old_row: NewRow) -> None:
+    purging = Purging(fresh_store, topic=3600)
+    rows = [old_row(2 * HOUR, biz_type=7, biz_id=n) for n in range(50)]
+    fresh_store.insert_many(rows)
+    mine = purging.tables[0]
+    purging.retention.remove(purging.tables[1:])
+    purging.cycle()
+    left = purging.left(rows)
+    assert left == {row.job_id for row in rows if table_of_job(row.job_id, len(purging.tables)) != mine}
+    assert len(left) < 50
+
+
+def test_a_server_that_is_out_of_reach_does_not_keep_the_others_from_being_purged(
+    mysql_place: Any, proxy: Proxy, old_row: NewRow
+) -> None:
+    away = make_url(mysql_place.urls[0]).set(port=proxy.port).render_as_string(hide_password=False)
+    store: Store = mysql_place.open(urls=[away, mysql_place.urls[1]], connect_timeout=1.0)
+    purging = Purging(store, topic=3600)
+    rows = [old_row(2 * HOUR, biz_type=7, biz_id=n) for n in range(50)]
+    store.insert_many(rows)
+    down = set(store.tables_of_server()[0])
+    proxy.refuse()
+    proxy.cut()
+    purging.cycle()
+    assert proxy.stats.refused
+    proxy.accept()
+    left = purging.left(rows)
+    assert left == {row.job_id for row in rows if table_of_job(row.job_id, 16) in down}
+    assert 0 < len(left) < 50
+    purging.cycle()
+    purging.cycle()
+    assert not purging.left(rows)
+    store.close()

@@ -1,0 +1,81 @@
+"""Rows that have ended and may go: found in the order of their end, deleted by their ids.
+
+A row that ended carries the time of its end as next_time, so the index (status, next_time), whose entries end
+with job_id, leads from the oldest on. Every page is bounded by what it reads, not by what it finds.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from toc.store import rows as sql
+from toc.store.server import Server, Statement
+from toc.store.shards import Shards
+from toc.task import TaskStatus
+
+FINAL = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
+
+Place = tuple[int, int]
+"""(next_time, job_id): where a page begins, after that row."""
+
+
+class EndedRow(NamedTuple):
+    """As much of a processed or cancelled row as its purge needs. ``ended`` is milliseconds."""
+
+    table: int
+    status: int
+    job_id: int
+    biz_type: int
+    ended: int
+
+
+class Ended:
+    """Finds and deletes. Thread-safe. Raises StoreUnavailable."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def page(self, after: Mapping[tuple[int, int], Place], before: int, limit: int) -> list[EndedRow]:
+        """Rows that ended before an instant, by (table, status): of each those that come after its place, in
+        their order, at most ``limit``."""
+        by_table: dict[int, list[tuple[int, Place]]] = {}
+        for (table, status), place in after.items():
+            by_table.setdefault(table, []).append((status, place))
+
+        def read(server: Server, part: Mapping[int, Sequence[tuple[int, Place]]]) -> list[EndedRow]:
+            selects = [
+                f"SELECT {table:d} AS tab,status,job_id,biz_type,{server.milliseconds('next_time')} AS ended "
+                f"FROM {self._shards.names[table]} WHERE status={status:d} "
+                f"AND next_time>={server.instant(ended)} AND next_time<{server.instant(before)} "
+                f"AND (next_time>{server.instant(ended)} OR job_id>{job_id:d}) "
+                f"ORDER BY next_time,job_id LIMIT {limit:d}"
+                for table, places in part.items()
+                for status, (ended, job_id) in places
+            ]
+            results = server.run(sql.unions(server, selects))
+            return [EndedRow._make(row) for result in results for row in result.rows]
+
+        parts = self._shards.each(self._shards.group_tables(by_table), read)
+        # A union need not keep the order of its parts.
+        return sorted((row for part in parts for row in part), key=lambda row: (row.ended, row.job_id))
+
+    def delete(self, job_ids: Iterable[int], statuses: Collection[int]) -> int:
+        """Delete those of the rows that have one of these statuses. Returns how many went."""
+
+        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> int:
+            results = server.run(
+                [
+                    Statement(
+                        f"DELETE FROM {self._shards.names[table]} WHERE job_id IN ({sql.numbers(part)}) "
+                        f"AND status IN ({sql.numbers(statuses)})"
+                    )
+                    for table, part in ids.items()
+                ],
+                transaction=True,
+            )
+            return sum(result.matched for result in results)
+
+        return sum(self._shards.each(self._shards.group(job_ids), send))
