@@ -2,6 +2,7 @@
 
 neighbour   lateness of one topic while 100,000 tasks of another are due at one instant
 growth      lateness at 1,000 a second with few and with many tasks pending
+waiting     tasks due at one instant whose handlers wait 50 ms: coroutines, then 200 threads a process
 idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 1,024 tables
 """
 
@@ -18,10 +19,11 @@ from benchmarks import processes, stats
 from benchmarks.catalog import ENTRIES
 from benchmarks.peer import NS
 from benchmarks.system import System, warn
-from benchmarks.workloads import HOUR, Sizes, lateness
+from benchmarks.workloads import HOUR, Sizes, burst, lateness
 
-NEIGHBOURS = 1 << 51
-"""benchmarks.peers.toc gives numbers with this bit to its second topic."""
+NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS = 1 << 51, 1 << 50, 1 << 49
+"""benchmarks.peers.toc gives numbers with these bits to other topics."""
+WAIT_SECONDS = 0.05
 FEW = 10_000
 
 
@@ -40,6 +42,14 @@ def neighbour(system: System, burst: int = 100_000, rate: int = 100, seconds: in
         "burst_last_start": (last - at) / NS,
         "neighbour": stats.lateness(beside, system.started(beside)),
     }
+
+
+def waiting(system: System, tasks: int, bits: int) -> dict[str, Any]:
+    """Tasks due at one instant whose handlers wait: seconds to the last start, and how many ran at once."""
+    system.submit(1000, time.time_ns() + HOUR, 0)  # to learn how fast it stores
+    result = burst(system, Sizes(), tasks, bits=bits)
+    at_once = tasks * WAIT_SECONDS / (result["last_start"] - result["first_start"] + WAIT_SECONDS)
+    return {"tasks": tasks, "last_start": result["last_start"], "at_once": at_once}
 
 
 def growth(system: System, most: int) -> dict[str, Any]:
@@ -73,7 +83,7 @@ def idle(system: System, seconds: float = 20) -> dict[str, Any]:
 def main() -> None:
     """Measure and print JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
-    parser.add_argument("what", nargs="*", default=["neighbour", "growth", "idle"])
+    parser.add_argument("what", nargs="*", default=["neighbour", "waiting", "growth", "idle"])
     parser.add_argument("--pending", type=int, default=5_000_000)
     arguments = parser.parse_args()
     entries = {entry.name: entry for entry in ENTRIES}
@@ -83,6 +93,14 @@ def main() -> None:
         with System(entries["toc"]) as system:
             system.start(2)
             result["neighbour"] = neighbour(system)
+    if "waiting" in arguments.what:
+        many = replace(entries["toc"], environment={**entries["toc"].environment, "BENCH_THREADS": "200"})
+        with System(many) as system:
+            system.start(2)
+            result["waiting"] = {
+                "coroutines": waiting(system, 20_000, ASYNC_WAITS),
+                "threads": waiting(system, 5000, THREAD_WAITS),
+            }
     if "growth" in arguments.what:
         with System(entries["toc"]) as system:
             system.start(2)

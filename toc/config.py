@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     threads: int = Field(16, ge=1, le=1024, description="1 to 1024")
     """``def`` handlers that each worker process runs at once; of one topic at most three quarters of them
     when the app has several, so that a slow one leaves threads to the others."""
-    async_limit: int = Field(1000, ge=1, le=100_000, description="1 to 100000")
+    async_limit: int = Field(4000, ge=1, le=100_000, description="1 to 100000")
     """Coroutines of ``async def`` handlers that each worker process runs at once, per topic."""
     max_crashes: int = Field(3, ge=1, le=100, description="1 to 100")
     """After how many tries in a row that ended with their worker a task runs alone, in its own process."""

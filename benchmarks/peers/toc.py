@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,13 +17,18 @@ from benchmarks.record import started
 from toc import NewTask, Task, TimeoutCenter, Topic
 from toc.store.migrate import Migrator
 
-TOPIC, BATCH = "bench.order", 1000
+TOPIC, BATCH = "bench.order", 10_000
 SLOTS = int(os.environ.get("BENCH_SLOTS", "16"))
 NEIGHBOUR = "bench.neighbour"
 """A second topic: numbers with the bit NEIGHBOURS go there."""
 NEIGHBOURS = 1 << 51
-IDLE_SLOTS = [64] * 14 + [32] * 2 + [16] * 2 if "BENCH_IDLE_TOPICS" in os.environ else []
-"""Slots of further topics that get no tasks: with the two above, 20 topics of 1,024 slots."""
+ASYNC_WAIT, THREAD_WAIT = "bench.async-wait", "bench.thread-wait"
+"""Topics whose handlers wait WAIT_SECONDS, as for an answer; numbers with the bits below go there."""
+ASYNC_WAITS, THREAD_WAITS = 1 << 50, 1 << 49
+WAIT_SECONDS = 0.05
+THREADS = os.environ.get("BENCH_THREADS", "4")
+IDLE_SLOTS = [64] * 13 + [32] * 4 if "BENCH_IDLE_TOPICS" in os.environ else []
+"""Slots of further topics that get no tasks: with the four above, 21 topics of 1,024 slots."""
 
 center = TimeoutCenter()
 
@@ -34,6 +41,18 @@ def handle(task: Task) -> None:
 @center.handler(NEIGHBOUR)
 def handle_neighbour(task: Task) -> None:
     started(int(task.biz_id))
+
+
+@center.handler(ASYNC_WAIT)
+async def handle_waiting(task: Task) -> None:
+    started(int(task.biz_id))
+    await asyncio.sleep(WAIT_SECONDS)
+
+
+@center.handler(THREAD_WAIT)
+def handle_waiting_thread(task: Task) -> None:
+    started(int(task.biz_id))
+    time.sleep(WAIT_SECONDS)
 
 
 for _number in range(len(IDLE_SLOTS)):
@@ -51,8 +70,10 @@ class Toc(Peer):
         ).upgrade()
         center.store.topics.create(Topic(TOPIC, 1, SLOTS))
         center.store.topics.create(Topic(NEIGHBOUR, 2, SLOTS))
+        center.store.topics.create(Topic(ASYNC_WAIT, 3, SLOTS))
+        center.store.topics.create(Topic(THREAD_WAIT, 4, SLOTS))
         for number, slots in enumerate(IDLE_SLOTS):
-            center.store.topics.create(Topic(f"bench.idle-{number}", 3 + number, slots))
+            center.store.topics.create(Topic(f"bench.idle-{number}", 5 + number, slots))
         self._engine = sqlalchemy.create_engine(settings.database_urls[0])
         counts = (
             f"SELECT COUNT(*) AS n FROM {settings.database_prefix}{table % settings.databases}"
@@ -66,7 +87,7 @@ class Toc(Peer):
 
     def commands(self, processes: int) -> list[list[str]]:
         worker = [sys.executable, "-m", "toc", "worker", "--app", "benchmarks.peers.toc:center"]
-        return [[*worker, "--processes", str(processes), "--threads", "4"]]
+        return [[*worker, "--processes", str(processes), "--threads", THREADS]]
 
     def submit(self, number: int, due: int) -> None:
         center.submit(_topic(number), biz_id=number, action_time=_instant(due))
@@ -89,7 +110,10 @@ class Toc(Peer):
 
 
 def _topic(number: int) -> str:
-    return NEIGHBOUR if number & NEIGHBOURS else TOPIC
+    for bits, topic in ((NEIGHBOURS, NEIGHBOUR), (ASYNC_WAITS, ASYNC_WAIT), (THREAD_WAITS, THREAD_WAIT)):
+        if number & bits:
+            return topic
+    return TOPIC
 
 
 def _instant(due: int) -> datetime:

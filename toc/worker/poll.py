@@ -36,6 +36,8 @@ log = get_logger(__name__)
 
 TAKE_LIMIT = 200
 """Most entries that one prepare takes from one slot: it bounds how long the script holds the server."""
+ROUND_LIMIT = 400
+"""Most entries of one topic that one round takes: other topics wait while their rows are read."""
 IDLE_SECONDS = 60.0
 RETRY_MS = 500
 """Pause before a slot is tried again whose node did not answer, and before rows are read again."""
@@ -224,7 +226,7 @@ class Poller:
                 for member in members:
                     self._look(member, now + PAUSED_LOOK_MS)
                 continue
-            chosen, limit = _share(members, self.dispatcher.room(name))
+            chosen, limit = _share(members, min(self.dispatcher.room(name), ROUND_LIMIT))
             if len(chosen) < len(members):
                 self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
                 self.dispatcher.want_room(name)
