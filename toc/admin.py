@@ -21,7 +21,8 @@ from toc.queue.scores import store_score
 from toc.sharding import valid_job_id
 from toc.store.scan import of_type
 from toc.store.store import Store
-from toc.sweep import Sweep, SweepCounts, Sweeper, Sweepers, sweep_all
+from toc.sweep import Sweep, SweepCounts, sweep_all
+from toc.sweeper import Sweeper, Sweepers
 from toc.task import TaskRow
 from toc.topic import Slot, Topic, check_topic_name
 

@@ -15,13 +15,14 @@ VOCABULARY = {"task", "topic", "sharding", "errors", "clock", "config", "log", "
 OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
 PLAIN = {"catalog", "handler"}  # built on the vocabulary alone
 PASSES = {"sweep", "retention"}
-SDK = {*OUTSIDE, *PLAIN, "sweep"}
+SDK = {*OUTSIDE, *PLAIN, "sweep", "sweeper"}
 
 # What a part of toc may import of toc, besides itself and the vocabulary. Parts not named may import all
 # but the TOP, which nobody below it imports.
 MAY_IMPORT: dict[str, set[str]] = {
     **{name: set() for name in (*VOCABULARY, *OUTSIDE, *PLAIN, "local")},
     **dict.fromkeys(PASSES, OUTSIDE | PLAIN),
+    "sweeper": OUTSIDE | PLAIN | {"sweep"},
     "client": SDK,
     "admin": SDK | {"client"},
     "worker": OUTSIDE | PLAIN,

@@ -112,6 +112,7 @@ class Recorder(Calls):
 SLOT = Slot("order.close", 3)
 USES: dict[str, Callable[[queues.Queues], object]] = {
     "add": lambda q: q.add({SLOT: [(1, 2.0), (3, 4.0)]}),
+    "reach": lambda q: q.generations([SLOT]),
     "prepare": lambda q: q.prepare([messages.PrepareRequest(SLOT, 1, 2, 3)]),
     "extend": lambda q: q.extend({SLOT: [(1, 2.0), (3, 4.0)]}),
     "commit": lambda q: q.commit({SLOT: [(1, 2.0), (3, 4.0)]}),

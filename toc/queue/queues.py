@@ -58,6 +58,7 @@ _HELD = Script("held")
 _PEEK = Script("peek")
 _CLAIM = Script("claim")
 _UNCLAIM = Script("unclaim")
+_REACH = Script("reach")
 
 Result = TypeVar("Result")
 
@@ -318,11 +319,14 @@ class Queues:
         return self._in_batches({slot: [(n,) for n in held] for slot, held in numbers.items()}, call, sum)
 
     def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
-        """On which server each slot was last rebuilt, and which one serves it now."""
+        """On which server each slot was last rebuilt, and which one serves it now.
+
+        An answer also says that transitions are possible there: the script is refused where they would be.
+        """
         calls = {}
         for slot in slots:
             keys = self.keys(slot)
-            calls[slot] = Call(keys.hash_slot, ("GET", keys.generation))
+            calls[slot] = _REACH.call(keys.hash_slot, (keys.generation,))
         recorded = self._one_each(
             calls, lambda reply: None if reply is None else str(reply, "ascii", "replace")
         )
@@ -340,6 +344,13 @@ class Queues:
             keys = self.keys(slot)
             calls[slot] = Call(keys.hash_slot, ("SET", keys.generation, run_id))
         return self._one_each(calls, bool)
+
+    def node_of(self, slot: Slot) -> object:
+        """What stands for the server of a slot, as far as is known: equal for slots that share one."""
+        try:
+            return self.nodes.master(self.keys(slot).hash_slot)
+        except IndexUnavailable:
+            return None  # nobody tells who serves what: then all of them share that trouble
 
     def listener(self) -> WakeListener:
         """A subscription to wake-ups, with a connection of its own."""

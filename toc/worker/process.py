@@ -25,8 +25,10 @@ from toc.client import TimeoutCenter
 from toc.coordination.assignment import TABLES
 from toc.errors import TocError
 from toc.log import configure, get_logger
+from toc.queue.queues import Queues
 from toc.retention import Retention
-from toc.sweep import Sweep, Sweepers
+from toc.sweep import Sweep
+from toc.sweeper import Sweepers
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
 from toc.worker.dispatch import Dispatcher
@@ -39,6 +41,7 @@ from toc.worker.poll import Poller
 from toc.worker.quarantine import Quarantine
 from toc.worker.reclaim import Reclaimer
 from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.watch import IndexWatch
 
 log = get_logger(__name__)
 
@@ -54,6 +57,8 @@ FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
 SWITCH_INTERVAL_SECONDS = 0.0005
 """How often threads may take turns: Python's default of 5 ms is more than a task may be late."""
+PROBE_TIMEOUT_SECONDS = 0.5
+"""How long a Redis node may take to say that it is there."""
 EXIT_RECYCLE = 75
 
 
@@ -128,9 +133,25 @@ class Worker:
         self.sweepers = Sweepers(
             Sweep(center.store, center.queues, self._catalog, clock), center.store.tables_of_server()
         )
-        self._sweeping = [
-            Loop(f"sweep-{number}", sweeper.run_once) for number, sweeper in enumerate(self.sweepers.sweepers)
-        ]
+        self._sweeping = []
+        for number, sweeper in enumerate(self.sweepers.sweepers):
+            loop = Loop(f"sweep-{number}", sweeper.run_once)
+            sweeper.wake = loop.wake
+            self._sweeping.append(loop)
+        self._probes = Queues(
+            settings.need_redis_url(),
+            namespace=settings.namespace,
+            connect_timeout=PROBE_TIMEOUT_SECONDS,
+            read_timeout=PROBE_TIMEOUT_SECONDS,
+        )
+        self.watch = IndexWatch(
+            queues=self._probes,
+            catalog=self._catalog,
+            clock=clock,
+            book=self.book,
+            on_loss=self.sweepers.rush,
+            refilled=lambda: self.sweepers.rushed,
+        )
         self.retention = Retention(center.store, self._catalog, clock)
         self._purging = Loop("retention", self.retention.run_once)
         self._listener = center.queues.listener()
@@ -143,6 +164,7 @@ class Worker:
             self.reclaimer.loop,
             *self._sweeping,
             self._purging,
+            self.watch.loop,
             Loop("catalog", self._refresh_catalog),
         ]
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
@@ -175,6 +197,7 @@ class Worker:
     def _woken(self, slot: Slot | None, due_ms: int | None) -> None:
         if slot is None or due_ms is None:
             self.reclaimer.look_now()  # connected anew: messages may have been missed
+            self.watch.look_now()
         else:
             self.poller.look_at(slot, due_ms)
 

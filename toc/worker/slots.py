@@ -91,6 +91,19 @@ class SlotBook:
             self.owned = self.owned | {owned.slot: owned for owned in fresh}
         return fresh
 
+    def renew(self, slots: Iterable[Slot]) -> set[Slot]:
+        """Draw claim numbers again that the index may have lost; returns the slots of which it had."""
+        results = self._queues.claim(slots, self._worker_id)
+        lost = set()
+        owned = self.owned
+        for slot, result in results.items():
+            if slot in owned and not isinstance(result, IndexUnavailable):
+                if owned[slot].claim != result.number:
+                    lost.add(slot)
+                owned[slot].claim = result.number
+                owned[slot].others = dict(result.others)
+        return lost
+
     def hand_back(self, dropped: Iterable[OwnedSlot]) -> None:
         """Delete the claim numbers of slots that were given up, not taken again, and hold nothing of ours."""
         numbers = {owned.slot: [owned.claim] for owned in dropped if owned.slot not in self.owned}

@@ -16,17 +16,8 @@ from toc.clock import Clock
 from toc.local.servers import MariaDB, RedisServer
 from toc.queue.messages import Peek
 from toc.store import Store
-from toc.sweep import (
-    KNOWN_SECONDS,
-    LEAST_PAGE,
-    ROWS_PER_STEP,
-    SOON_EVERY,
-    Sweep,
-    SweepCounts,
-    Sweeper,
-    Sweepers,
-    sweep_all,
-)
+from toc.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
+from toc.sweeper import KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
 from toc.task import TaskRow
 
 

@@ -1,6 +1,7 @@
 #!lua
 -- add: puts ids into the StoreQueue, or moves them to an earlier time; never to a later one.
--- An id that stands in the PrepareQueue is left alone: somebody is running it.
+-- An id that stands in the PrepareQueue is left alone: somebody is running it. Where an id stands with
+-- fewer tries left than given, it keeps those: the caller may have read the row before the last try failed.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
@@ -16,11 +17,21 @@ local ids = {}
 for i = 2, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
 end
+local function kept(standing, score)
+  local old, new = tonumber(standing), tonumber(score)
+  local tries, given = old - math.floor(old), new - math.floor(new)
+  if new < old and tries > 0 and (given == 0 or tries < given) then
+    return string.format('%.17g', math.floor(new) + tries)
+  end
+  return score
+end
 local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
+local standing = redis.call('ZMSCORE', KEYS[1], unpack(ids))
 local added = {}
 for n = 1, #ids do
   if not prepared[n] then
-    added[#added + 1] = ARGV[2 * n + 1]
+    local score = ARGV[2 * n + 1]
+    added[#added + 1] = standing[n] and kept(standing[n], score) or score
     added[#added + 1] = ids[n]
   end
 end

@@ -1,0 +1,163 @@
+"""Watch: whether each Redis node can be reached, and whether it still holds what was put there.
+
+``gen_{order.close_3}`` holds the run_id of the server on which the slot was last rebuilt. When it is missing,
+or unlike the run_id of the server that answers, the index has lost data: a restart, a failover, a restore, a
+FLUSHALL. Then everything is put back from the rows at once, what is due soonest first:
+
+    every worker    asks one slot per node twice a second, so it sees the loss while the key is missing, and
+                    refills the index from the tables that it sweeps
+    the owner       of a slot draws its claim number anew, since that is lost too, and records the new
+                    generation once its own tables are through, but not before the others must have seen it
+
+Who takes over tables goes through them anyway, so it does no harm when a worker ends half-way. The keys of
+single slots that vanished (nobody else looks at them) are noticed by their owner within 5 s, who refills from
+its own tables; from others what is due comes back in time, the rest with their pass over the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+
+from toc.catalog import TopicCatalog
+from toc.clock import Clock
+from toc.errors import IndexUnavailable
+from toc.log import get_logger
+from toc.queue.messages import Generation
+from toc.queue.queues import Queues
+from toc.topic import Slot
+from toc.worker.loop import Loop
+from toc.worker.slots import SlotBook
+
+log = get_logger(__name__)
+
+PROBE_SECONDS = 0.5
+LOOK_SECONDS = 5.0
+"""How often every slot that is owned is looked at."""
+HOLD_SECONDS = 3.0
+"""How long after a loss was seen no new generation is recorded: every worker has looked by then."""
+
+
+class IndexWatch:
+    """The loop that asks. ``queues`` should have short time-outs: it finds out about servers that hang.
+
+    ``on_loss`` starts the refill of this worker's tables; ``refilled`` tells when the last one began that has
+    come to its end, on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        book: SlotBook,
+        on_loss: Callable[[], None],
+        refilled: Callable[[], float],
+    ) -> None:
+        self._queues = queues
+        self._catalog = catalog
+        self._clock = clock
+        self._book = book
+        self._on_loss = on_loss
+        self._refilled = refilled
+        self._good: dict[Slot, str] = {}
+        """Slots whose generation was as it should be, with the run_id."""
+        self._missing: dict[Slot, tuple[str, float]] = {}
+        """Slots whose generation is not: the run_id that answered, and since when that is known."""
+        self._looked_at = float("-inf")
+        self._by_node: list[list[Slot]] = []
+        """The slots to ask for, by node."""
+        self._turn = 0
+        self.loop = Loop("watch", self.run_once)
+
+    def look_now(self) -> None:
+        """Connected anew: look at every slot."""
+        self._looked_at = float("-inf")
+        self.loop.wake()
+
+    def run_once(self) -> float:
+        """One look; returns the seconds until the next."""
+        now = self._clock.monotonic()
+        owned = self._book.owned
+        if now - self._looked_at >= LOOK_SECONDS or any(
+            slot not in self._good and slot not in self._missing for slot in owned
+        ):
+            self._looked_at = now
+            every = set(chain.from_iterable(topic.slots() for topic in self._catalog.known().values()))
+            every.update(owned)
+            self._good = {slot: run_id for slot, run_id in self._good.items() if slot in every}
+            self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
+            loss = self._judge(self._queues.generations(owned), now)
+            self._by_node = self._spread(every)
+        elif loss := self._judge(self._queues.generations(self._samples()), now):
+            # One node has lost something: which of our slots?
+            self._judge(self._queues.generations(owned), now)
+        if loss:
+            # Claims may be lost with the rest.
+            self._book.renew([slot for slot in owned if slot in self._missing])
+        self._record(now)
+        return PROBE_SECONDS
+
+    def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
+        """The slots of each node; of those that were in order alone, where there are such."""
+        by_node: dict[object, list[Slot]] = {}
+        for slot in slots:
+            by_node.setdefault(self._queues.node_of(slot), []).append(slot)
+        return [[slot for slot in some if slot in self._good] or some for some in by_node.values()]
+
+    def _samples(self) -> list[Slot]:
+        """One slot of each node, another one each time."""
+        self._turn += 1
+        return [slots[self._turn % len(slots)] for slots in self._by_node]
+
+    def _judge(self, found: Mapping[Slot, Generation | IndexUnavailable], now: float) -> bool:
+        """Take note of what was found; whether data was lost that was not known to be lost."""
+        owned = self._book.owned
+        loss = known = False
+        for slot, generation in found.items():
+            if isinstance(generation, IndexUnavailable):
+                continue
+            recorded, serving = generation
+            before = self._good.get(slot)
+            if recorded == serving and before in (None, serving):
+                self._good[slot] = serving
+                self._missing.pop(slot, None)
+                continue
+            self._good.pop(slot, None)
+            seen = self._missing.get(slot)
+            if (seen is None or seen[0] != serving) and (before is not None or slot in owned):
+                self._missing[slot] = (serving, now)
+                loss = True
+                known = known or before is not None
+        if loss:
+            lost = [slot for slot, (_, since) in self._missing.items() if since == now]
+            if known:
+                log.warning("index_lost_data", slots=len(lost), slot=str(lost[0]))
+            else:  # a new topic, or a loss that nobody saw
+                log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))
+            self._on_loss()
+        return loss
+
+    def _record(self, now: float) -> None:
+        """Record the generation of slots that are whole again."""
+        owned = self._book.owned
+        refilled = self._refilled()
+        whole = {
+            slot: run_id
+            for slot, (run_id, since) in self._missing.items()
+            if slot in owned and now - since >= HOLD_SECONDS and refilled >= since
+        }
+        if not whole:
+            return
+        # Lost once more meanwhile, the key being missing anyway? Then our claims are lost as well.
+        again = self._book.renew(whole)
+        for slot in again:
+            self._missing[slot] = (self._missing[slot][0], now)
+        if again:
+            self._on_loss()
+        done = {slot: run_id for slot, run_id in whole.items() if slot not in again}
+        for slot, result in self._queues.set_generations(done).items():
+            if not isinstance(result, IndexUnavailable):
+                del self._missing[slot]
+                self._good[slot] = done[slot]
