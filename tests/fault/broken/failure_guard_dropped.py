@@ -24,4 +24,4 @@ def _run(self: MySqlServer, statements: Sequence[Statement], **how: Any) -> list
     return _right(self, unguarded, **how)
 
 
-MySqlServer.run = _run  # type: ignore[method-assign]
+MySqlServer.run = _run  # type: ignore[assignment, method-assign]
