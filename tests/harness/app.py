@@ -1,7 +1,7 @@
 """The application that test daemons run. Each start and end of a handler is one line of the history.
 
 A task's attribute says what its handler does: ``fail`` tries fail, each ``sleep`` seconds long; ``die`` tries
-kill the process; ``dead`` raises Dead.
+kill the process; ``dead`` tries raise Dead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def after_sleep(task: Task) -> None:
         if "retry_after" in task.attribute:
             raise Retry(after=timedelta(seconds=task.attribute["retry_after"]))
         raise RuntimeError(f"attempt {task.attempt} fails as asked")
-    if task.attribute.get("dead"):
+    if task.attempt <= task.attribute.get("dead", 0):
         raise Dead("as asked")
 
 

@@ -38,6 +38,8 @@ SHOWN = 100
 """Findings that are kept for each invariant; the others are only counted."""
 NS = 1_000_000_000
 SKEW_MS = 100
+COMMIT = NS // 2
+"""How long after the instant that it carries an end is committed."""
 
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
@@ -176,7 +178,7 @@ class _Past:
         """When handlers killed their own process, and which."""
         self._open: dict[tuple[int, int], dict[str, Any]] = {}
         faults: dict[tuple[int, int], dict[str, Any]] = {}
-        ends: dict[tuple[int, int], int] = {}
+        ends: dict[tuple[int, int], dict[str, Any]] = {}
         for line in lines(directory):
             event = line["e"]
             if event == "start":
@@ -186,7 +188,7 @@ class _Past:
             elif event == "fault":
                 faults[line["pid"], line["id"]] = line
             elif event == "fault_end":
-                ends[line["pid"], line["id"]] = line["mono"]
+                ends[line["pid"], line["id"]] = line
             elif event == "seen":
                 job = self._job(line["job"])
                 job.seen = [*(job.seen or ()), (line["status"], line["v"])]
@@ -197,8 +199,9 @@ class _Past:
         for invoke in self._open.values():
             self._answer(invoke, {"e": "unknown", "mono": FOREVER, "wall": FOREVER})
         for key, line in faults.items():
-            end = ends.get(key, FOREVER)
-            self.faults.append(_Fault(line["mono"], end, line["kind"], frozenset(line["pids"])))
+            end = ends.get(key, {"mono": FOREVER})
+            pids = frozenset([*line["pids"], *end.get("pids", ())])
+            self.faults.append(_Fault(line["mono"], end["mono"], line["kind"], pids))
         self.faults.sort()
         self.deaths.sort()
         for job in self.jobs.values():
@@ -425,15 +428,18 @@ class _Check:
             else:
                 failed = before.outcome in FAILED and not running
                 justified = failed or run.mono - before.mono >= overtime
-                if failed and run.attempt <= before.attempt and not self._explain(before, run):
+                if failed and run.attempt <= before.attempt and not self._explain(row, before, run):
                     self.verdict.breach("R", row.job_id, f"a failed try was not charged{_runs(job)}")
-                if before.outcome == "dead" and not running and not self._explain(before, run):
+                if before.outcome == "dead" and not running and not self._explain(row, before, run):
                     self.verdict.breach(
                         "X", row.job_id, f"ran again after its handler had declared it dead{_runs(job)}"
                     )
+            counted_down = run.version == before.version and run.attempt < before.attempt
+            if counted_down and not self._explain(row, before, run):
+                self.verdict.breach("R", row.job_id, f"its tries were counted down{_runs(job)}")
             if justified:
                 continue
-            cause = self._explain(before, run)
+            cause = self._explain(row, before, run)
             if cause is None:
                 self.verdict.breach("D", row.job_id, f"ran twice and no fault explains it{_runs(job)}")
             else:
@@ -442,7 +448,7 @@ class _Check:
             if run.attempt > topic.retries:
                 self.verdict.breach("R", row.job_id, f"had try {run.attempt} of {topic.retries}")
 
-    def _explain(self, before: _Run, run: _Run) -> str | None:
+    def _explain(self, row: Row, before: _Run, run: _Run) -> str | None:
         """The kind of the fault that let ``run`` start although ``before`` had not failed.
 
         ``before`` must have been in flight when it happened: not ended, or ended and perhaps not written. Or
@@ -450,7 +456,12 @@ class _Check:
         """
         if before.outcome == "die":
             return "die"
-        ended = self._written(before.end) if before.end and before.outcome not in FAILED else FOREVER
+        ended = FOREVER
+        if before.end and before.outcome not in FAILED:
+            ended = self._written(before.end, self._write)
+            if row.status == PROCESSED and row.version == before.version:
+                stamped = row.next_time * 1_000_000 + before.mono - before.wall
+                ended = min(ended, self._written(stamped, COMMIT))
         for fault in self.past.faults:
             if fault.begin > run.mono:
                 break
@@ -461,7 +472,9 @@ class _Check:
                     return fault.kind
             elif fault.end >= before.mono - self._hold:
                 if fault.kind == "pause":
-                    both = fault.holds(run.pid) or (fault.holds(before.pid) and fault.begin <= ended)
+                    both = (fault.holds(before.pid) and fault.begin <= ended) or (
+                        fault.holds(run.pid) and run.mono <= fault.end + self._hold
+                    )
                 elif fault.kind == "cut":
                     both = fault.holds(run.pid, before.pid) and fault.begin <= ended
                 else:
@@ -473,12 +486,12 @@ class _Check:
                 return "die"
         return None
 
-    def _written(self, ended: int) -> int:
-        """Until when the row of a try that ended then may have been unwritten."""
-        until = ended + self._write
+    def _written(self, ended: int, within: int) -> int:
+        """Until when the row of a try may have been unwritten; MySQL's absence makes it longer."""
+        until = ended + within
         for fault in self.past.faults:
             if fault.kind in ("store_down", "cut", "pause") and fault.begin <= until and fault.end >= ended:
-                until = max(until, fault.end + self._write)
+                until = max(until, fault.end + within)
         return until
 
     def _after_end(self, row: Row, job: _Job) -> None:
@@ -539,7 +552,7 @@ class _Check:
                 "R", row.job_id, f"failed {failed} times and was charged {row.attempts}{_runs(job)}"
             )
         if row.status == DEAD and not self._died_rightly(row, runs, topic):
-            self.verdict.breach("R", row.job_id, f"is dead and its own last try did not fail{_runs(job)}")
+            self.verdict.breach("R", row.job_id, f"is dead, of no failure of its own last try{_runs(job)}")
 
     def _charges(self, job: _Job, row: Row) -> int:
         """How many faults may have ended a try of this task, running or waiting."""
@@ -555,7 +568,10 @@ class _Check:
         ) + sum(begin <= death <= until for death, _ in self.past.deaths)
 
     def _died_rightly(self, row: Row, runs: Sequence[_Run], topic: Topic) -> bool:
+        newest = max((run.attempt for run in runs if run.outcome == "ok"), default=0)
         for run in runs:
+            if run.attempt < newest:
+                continue  # a paused worker's late failure must not touch a newer try
             if run.outcome == "dead":
                 return True
             if run.attempt >= topic.retries and (run.outcome == "raise" or _overran(run, row, topic)):

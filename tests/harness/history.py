@@ -35,7 +35,7 @@ from toc.task import TaskRow
 SYNC_SECONDS = 0.01
 
 FAULTS = {
-    "kill": "processes ended at once (SIGKILL, forced stop, a crash)",
+    "kill": "processes ended at once (SIGKILL, forced stop, a crash); their pids must be told",
     "pause": "processes stopped (SIGSTOP), held entries may time out",
     "cut": "processes cut off from Redis or MySQL; no pids: all",
     "redis_loss": "a Redis node lost writes (failover, wipe, old snapshot)",
@@ -70,11 +70,11 @@ class Fault:
         self._number = number
         self._ended = False
 
-    def end(self) -> None:
-        """From now on everything can recover. May be called twice."""
+    def end(self, *, pids: Sequence[int] = ()) -> None:
+        """From now on everything can recover. May be called twice. ``pids`` that were not known before."""
         if not self._ended:
             self._ended = True
-            self._history.write("fault_end", id=self._number)
+            self._history.write("fault_end", id=self._number, pids=list(pids))
 
     def __enter__(self) -> Self:
         return self

@@ -237,6 +237,7 @@ def test_two_runs_at_once_in_one_process_are_never_explained(story: Story) -> No
         ("kill", [3], False),
         ("pause", [1], True),
         ("pause", [2], True),  # checked, then stopped while the first ran
+        ("cut", [1], True),
         ("pause", [3], False),
         ("cut", [], True),
         ("cut", [3], False),
@@ -259,6 +260,11 @@ def test_what_explains_that_a_run_without_an_end_was_repeated(
 
 def test_a_fault_long_before_the_first_run_explains_nothing(story: Story) -> None:
     story.submit().run(0.1).run(4, 4.1, pid=2).fault("redis_loss", -8, -7).row(ended=4.2)
+    assert broken(story.verdict()) == "D"
+
+
+def test_a_pause_that_ended_long_ago_does_not_explain_what_its_process_starts(story: Story) -> None:
+    story.submit().run(2).run(9, 9.1, pid=2).fault("pause", -5, 1, 2).row(ended=9.2)
     assert broken(story.verdict()) == "D"
 
 
@@ -328,6 +334,18 @@ def test_a_task_that_died_of_a_crash(story: Story) -> None:
     story.submit().place("dead").row(TaskStatus.DEAD, 2, attempts=2)
     story.run(0.1, 0.2, "raise").run(1, attempt=2).fault("kill", 1.5, 1.5, 1)
     assert broken(story.verdict()) == "R"
+
+
+def test_a_late_failure_of_a_worker_that_was_paused_killed_a_task_that_a_newer_try_had_done(
+    story: Story,
+) -> None:
+    story.submit().place("dead").row(TaskStatus.DEAD, 9, attempts=2).fault("pause", 0.5, 6, 1)
+    assert broken(story.run(0.1, 8, "dead").run(5, 8.5, pid=2, attempt=2).verdict()) == "R"
+
+
+def test_tries_that_were_counted_down(story: Story) -> None:
+    story.submit().run(0.1, 0.2, "raise").run(1, 1.1, "raise", attempt=2)
+    assert broken(story.run(2, 2.1, attempt=1).row(ended=3, attempts=2).verdict()) == "R"
 
 
 def test_a_task_that_killed_its_process_again_and_again_may_die_of_it_where_that_is_the_rule(

@@ -1,0 +1,37 @@
+"""An SDK that acknowledges and leaves the row to a thread; its process dies at its twentieth submit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+from fault.kit import producer
+
+from toc import NewTask, TimeoutCenter
+from toc.task import TaskRow
+
+_number = count(1)
+_behind = ThreadPoolExecutor(1)
+
+
+def _write(center: TimeoutCenter, row: TaskRow) -> None:
+    time.sleep(0.02)
+    center.store.insert(row)
+
+
+def _submit(self: TimeoutCenter, topic: str, *, biz_id: int | str, **how: Any) -> int:
+    row = self._row(NewTask(topic, biz_id, **how))
+    _behind.submit(_write, self, row)
+    if next(_number) == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return row.job_id
+
+
+TimeoutCenter.submit = _submit  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    producer.main()

@@ -1,0 +1,23 @@
+"""A worker that runs whatever the index says is due, whatever the row says."""
+
+from __future__ import annotations
+
+from harness.app import center
+
+from toc.task import TaskStatus
+from toc.worker.entry import Entry
+from toc.worker.poll import Poller
+
+__all__ = ["center"]
+
+
+def _check(self: Poller, entries: list[Entry]) -> None:
+    rows = self._read([entry.job_id for entry in entries]) or {}
+    for entry in entries:
+        row = rows.get(entry.job_id)
+        if row is not None:
+            entry.row = row._replace(status=TaskStatus.PENDING, next_time=0)
+    self.dispatcher.put([entry for entry in entries if entry.job_id in rows])
+
+
+Poller._check = _check  # type: ignore[method-assign]

@@ -1,0 +1,226 @@
+"""The checker sees what is broken: builds that are wrong on purpose turn it red, the right one stays green.
+
+Every scenario befalls the right build and the broken ones alike; see tests/fault/broken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fault.conftest import Build
+from harness.checker import Verdict
+from harness.final import read_final
+from harness.history import Event
+from harness.system import System
+
+from toc import CancelOutcome, TaskStatus
+from toc.local.servers import RedisServer, ZooKeeper
+from toc.queue.calls import Call, Calls
+from toc.topic import Slot
+
+
+@pytest.fixture
+def builds(tmp_path: Path, clean_redis: RedisServer) -> Iterator[dict[str, System]]:
+    """The right build and three broken ones, each with a namespace and a table of its own on one Redis."""
+    systems: dict[str, System] = {}
+    for name in ("right", "row_check_skipped", "held_ids_forgotten", "cancel_blind"):
+        directory = tmp_path / name
+        directory.mkdir()
+        systems[name] = system = System(
+            directory,
+            database_urls=[f"sqlite:///{directory}/toc.db"],
+            databases=1,
+            tables=8,
+            redis_url=clean_redis.url,
+            namespace=name,
+        )
+        system.create_topics(backoff_base=0.2, prepare_timeout=3)
+    yield systems
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(System.stop, systems.values()))
+
+
+def test_a_stale_index_and_late_cancels_turn_broken_builds_red_and_leave_the_right_one_green(
+    builds: dict[str, System], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds["cancel_blind"].center, "cancel", lambda job_id: _blind(builds, job_id))
+    plans = {name: _Plan(system) for name, system in builds.items()}
+    for name, system in builds.items():
+        system.start(processes=1, app=_app(name))
+    for step in (_Plan.submit, _Plan.disturb, _Plan.end):
+        for plan in plans.values():
+            step(plan)
+    verdicts = {name: system.verdict(hold=1.0) for name, system in builds.items()}
+    assert verdicts["right"].clean, verdicts["right"]
+    assert verdicts["right"].counts["acknowledged"] == 90
+    _expect(verdicts["row_check_skipped"], "ECDU")
+    _expect(verdicts["held_ids_forgotten"], "D")
+    assert "twice at once" in verdicts["held_ids_forgotten"].findings["D"][0].text
+    _expect(verdicts["cancel_blind"], "C")
+
+
+class _Plan:
+    """What befalls each build: running tasks are cancelled, or lose their PrepareQueue entries; entries of
+    ended tasks come back, as after a failover to a replica that lagged; others stand too early.
+    """
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.client = system.client
+
+    def submit(self) -> None:
+        submit = self.client.submit
+        self.done = [submit("test.sync", biz_id=n, delay=0.3) for n in range(20)]
+        self.cancelled = [submit("test.batch", biz_id=n, delay=30) for n in range(20, 40)]
+        for job_id in self.cancelled:
+            assert self.client.cancel(job_id) is CancelOutcome.CANCELLED
+        self.later = [submit("test.sync", biz_id=n, delay=7) for n in range(40, 50)]
+        self.running = [
+            submit("test.async", biz_id=n, delay=0.5, attribute={"sleep": 7}) for n in range(50, 90)
+        ]
+
+    def disturb(self) -> None:
+        system = self.system
+        system.wait(lambda: {e.job_id for e in _starts(system)} >= {*self.done, *self.running}, "all run", 10)
+        system.wait(lambda: not _pending(system, self.done), "the short ones have ended", 10)
+        ended = time.monotonic()
+        system.wait(lambda: time.monotonic() > ended + 1, "their rows were written a while ago", 2)
+        for job_id in self.running[:10]:
+            assert self.client.cancel(job_id) is not CancelOutcome.UNKNOWN
+        with system.recorder.fault("redis_loss", note="resurrected and lost entries"):
+            now = system.center.clock.now_ms()
+            for job_id in self.running[10:]:
+                assert _forget(system, job_id)
+            for job_id in (*self.done, *self.cancelled, *self.later, *self.running[10:]):
+                assert system.center.queues.add({_slot(system, job_id): [(job_id, float(now))]})
+
+    def end(self) -> None:
+        self.system.wait(lambda: not _pending(self.system, [*self.later, *self.running]), "the end", 20)
+
+
+def _blind(builds: dict[str, System], job_id: int) -> CancelOutcome:
+    """A cancel that looks at the row alone."""
+    center = builds["cancel_blind"].center
+    center.store.cancel(job_id)
+    return CancelOutcome.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("module", "breaks"),
+    [("kit.producer", ""), ("broken.indexed_first", "O"), ("broken.acknowledged_first", "L")],
+)
+def test_an_sdk_that_writes_in_another_order_is_seen_when_it_dies_in_between(
+    build: Build, clean_redis: RedisServer, module: str, breaks: str
+) -> None:
+    system = build(clean_redis.url)
+    done = subprocess.run(
+        [sys.executable, "-m", f"fault.{module}"],
+        input=json.dumps([{"do": "submit", "count": 40, "ahead": [30, 60]}]),
+        env={**system.env, "TOC_FAILPOINT": "submit.row-stored:20"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    verdict = system.verdict()
+    assert verdict.counts["acknowledged"] == 19
+    assert verdict.counts["calls unknown"] == 1
+    if breaks:
+        _expect(verdict, breaks)
+    else:
+        assert verdict.clean, verdict
+
+
+@pytest.mark.slow
+def test_a_paused_host_that_fails_its_tries_late_is_harmless_only_behind_the_fences(
+    build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str, database_prefix: str
+) -> None:
+    systems: dict[str, System] = {}
+    for name in ("right", "fence_dropped", "failure_guard_dropped"):
+        systems[name] = system = build(
+            clean_redis.url,
+            namespace=name,
+            database_prefix=f"{database_prefix}{len(systems)}_",
+            zookeeper=zookeeper.url,
+            cluster=f"{zookeeper_root}-{name}",
+            session_timeout=2,
+            topic_prepare_timeout=3,
+        )
+    paused = {name: system.start("host-a", processes=1, app=_app(name)) for name, system in systems.items()}
+    for system in systems.values():
+        for n in range(40):
+            how = {"sleep": 11, "fail": n % 2, "dead": 1 - n % 2}
+            system.client.submit("test.async", biz_id=n, delay=1, attribute=how)
+    for name, system in systems.items():
+        system.wait(lambda s=system: len(_starts(s)) == 40, f"all run on the one host ({name})", 10)  # type: ignore[misc]
+    pids = {name: [daemon.process.pid, *daemon.workers()] for name, daemon in paused.items()}
+    faults = [system.recorder.fault("pause", pids=pids[name]) for name, system in systems.items()]
+    for pid in (pid for some in pids.values() for pid in some):
+        os.kill(pid, signal.SIGSTOP)
+    for name, system in systems.items():
+        system.start("host-b", processes=1, app=_app(name))
+    for name, system in systems.items():
+        system.wait(lambda s=system: len(_starts(s)) == 80, f"all run on the other host ({name})", 15)  # type: ignore[misc]
+    for pid in (pid for some in pids.values() for pid in some):
+        os.kill(pid, signal.SIGCONT)
+    for fault in faults:
+        fault.end()
+    verdicts = {}
+    for name, system in systems.items():
+        system.wait(lambda s=system: not _all_pending(s), f"all have ended ({name})", 40)  # type: ignore[misc]
+        verdicts[name] = system.verdict(hold=1.0)
+    assert "fence_lost" in paused["right"].log.read_text()
+    assert verdicts["right"].clean, verdicts["right"]
+    assert verdicts["right"].duplicates == {"pause": 40}
+    _expect(verdicts["fence_dropped"], "D")
+    _expect(verdicts["failure_guard_dropped"], "R")
+
+
+def _app(build: str) -> str:
+    """What a daemon of this build loads; some are broken in the SDK alone."""
+    own = Path(__file__).parent / "broken" / f"{build}.py"
+    return f"fault.broken.{build}:center" if own.exists() else "harness.app:center"
+
+
+def _expect(verdict: Verdict, invariants: str) -> None:
+    missed = [name for name in invariants if not verdict.breaches[name]]
+    assert not missed, f"the checker did not see {missed}:\n{verdict}"
+
+
+def _starts(system: System) -> list[Event]:
+    return [event for event in system.history() if event.event == "start"]
+
+
+def _all_pending(system: System) -> bool:
+    return any(row.status == TaskStatus.PENDING for row in read_final(system.center).rows)
+
+
+def _pending(system: System, job_ids: list[int]) -> list[int]:
+    rows = system.center.store.read(job_ids)
+    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
+
+
+def _slot(system: System, job_id: int) -> Slot:
+    row = system.center.store.get(job_id)
+    assert row is not None
+    topic = system.center.catalog.of_type(row.biz_type)
+    assert topic is not None
+    return topic.slot(row.slot_crc, row.slot_amount)
+
+
+def _forget(system: System, job_id: int) -> bool:
+    """Remove a PrepareQueue entry as a failover does that loses it; whether there was one."""
+    keys = system.center.queues.keys(_slot(system, job_id))
+    call = Call(keys.hash_slot, ("ZREM", keys.prepare, job_id))
+    Calls(system.center.queues.nodes).run([call])
+    return bool(call.result)
