@@ -88,6 +88,7 @@ class Line:
         self.explained = ", ".join(f"{count} by {kind}" for kind, count in sorted(verdict.duplicates.items()))
         self.dead += verdict.counts["dead"]
         self.settle = round(max(verdict.settled_s, self.settle or 0.0), 2)
+        print(f"{self.fault} {self.name}: {verdict}")  # pytest shows it when the test fails, or with -s
         assert verdict.clean, f"{verdict}\n{system.logs()}"
         assert sum(verdict.duplicates.values()) <= at_most, verdict
         return verdict
