@@ -177,7 +177,8 @@ class Reshard:
 class ClockFile:
     """An offset that running processes add to their wall clock: libfaketime reads it at every look.
 
-    Their monotonic clocks stay true. ``env`` is for the processes that shall obey.
+    Their monotonic clocks stay true. ``env`` is for servers that shall obey, ``python_env`` for our own
+    processes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -192,6 +193,12 @@ class ClockFile:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
         }
+
+    @property
+    def python_env(self) -> dict[str, str]:
+        """``env`` for a Python process."""
+        here = Path(__file__).parent
+        return {**self.env, "PYTHONPATH": f"{here / 'shifted'}{os.pathsep}{here.parents[1]}"}
 
     def shift(self, seconds: float) -> None:
         """From now on those clocks are ``seconds`` ahead of the true time (less than 0: behind)."""
