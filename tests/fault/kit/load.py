@@ -55,11 +55,14 @@ class Load:
         ahead: tuple[float, float] = (0.2, 2.0),
         cancel: float = 0.05,
         fail: float = 0.05,
+        attribute: Mapping[str, Any] | None = None,
         seed: int = 0,
         first: int = 1_000_000,
     ) -> None:
         self.job_ids: list[int] = []
         self.errors: Counter[str] = Counter()
+        self.said: dict[str, str] = {}
+        """The last message of each error."""
         self.slowest = 0.0
         """The longest submit, in seconds."""
         self._client = client
@@ -67,6 +70,7 @@ class Load:
         self._ahead = ahead
         self._cancel = cancel
         self._fail = fail
+        self._attribute = dict(attribute or {})
         self._dice = random.Random(seed)
         self._first = first
         self._over = threading.Event()
@@ -96,7 +100,7 @@ class Load:
             TOPICS[biz_id % len(TOPICS)],
             biz_id=biz_id,
             delay=self._dice.uniform(*self._ahead),
-            attribute={"fail": 1} if self._dice.random() < self._fail else None,
+            attribute={**self._attribute, **({"fail": 1} if self._dice.random() < self._fail else {})},
         )
         self.slowest = max(self.slowest, time.monotonic() - began)
         if job_id is not None:
@@ -107,6 +111,7 @@ class Load:
             return do(*args, **more)
         except TocError as exc:
             self.errors[type(exc).__name__] += 1
+            self.said[type(exc).__name__] = str(exc)
             return None
 
 

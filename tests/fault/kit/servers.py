@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def info(server: RedisServer, section: str) -> dict[str, str]:
     """INFO of one section, as a dict."""
     lines = str(server.call("INFO", section)).splitlines()
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def errors_told(servers: Iterable[RedisServer]) -> Counter[str]:
+    """How often each error (MOVED, NOSCRIPT, OOM, ...) was replied by these servers together."""
+    told: Counter[str] = Counter()
+    for server in servers:
+        for name, value in info(server, "errorstats").items():
+            told[name.removeprefix("errorstat_")] += int(value.partition("=")[2])
+    return told
 
 
 def replicate(replica: RedisServer, master: RedisServer) -> None:
@@ -105,16 +115,27 @@ class Reshard:
         self.moved_keys = 0
 
     def owner(self, hash_slot: int) -> int:
-        """The position of the node that serves a hash slot."""
-        ranges = self.nodes[0].call("CLUSTER", "SLOTS")
-        assert isinstance(ranges, list)
-        for first, last, master, *_ in ranges:
-            if first <= hash_slot <= last:
-                return [node.port for node in self.nodes].index(int(master[1]))
-        raise AssertionError(f"nobody serves hash slot {hash_slot}")
+        """The position of the node that owns a hash slot, once all nodes are of one view."""
+        views: list[dict[str, list[str]]] = []
+
+        def agree() -> bool:
+            views[:] = [self._view(node) for node in self.nodes]
+            return all(view == views[0] for view in views)
+
+        assert until(agree, 20)
+        for node_id, (_, *spans) in views[0].items():
+            for span in spans:
+                first, _, last = span.partition("-")
+                if int(first) <= hash_slot <= int(last or first):
+                    return self.ids.index(node_id)
+        raise AssertionError(f"nobody owns {hash_slot}")
+
+    def _view(self, node: RedisServer) -> dict[str, list[str]]:
+        lines = [line.split() for line in str(node.call("CLUSTER", "NODES")).splitlines()]
+        return {line[0]: [line[6], *(span for span in line[8:] if span[0] != "[")] for line in lines}
 
     def begin(self, hash_slot: int, to: int) -> int:
-        """Open the migration: requests for keys that are not there any more are sent on with ASK.
+        """Open the migration: who asks for keys that are not there any more is sent on (ASK).
 
         Returns the position of the source.
         """
@@ -124,31 +145,30 @@ class Reshard:
         self.nodes[source].call("CLUSTER", "SETSLOT", hash_slot, "MIGRATING", self.ids[to])
         return source
 
-    def move_keys(self, hash_slot: int, source: int, to: int, *, limit: int = 1_000_000) -> int:
+    def carry(self, hash_slot: int, source: int, to: int, *, limit: int = 1_000_000) -> int:
         """Move at most ``limit`` keys of the slot, one by one; returns how many it moved."""
         moved = 0
         while moved < limit:
-            keys = self.nodes[source].call("CLUSTER", "GETKEYSINSLOT", hash_slot, 1)
-            assert isinstance(keys, list)
+            keys = _list(self.nodes[source].call("CLUSTER", "GETKEYSINSLOT", hash_slot, 1))
             if not keys:
                 break
-            self.nodes[source].call("MIGRATE", "127.0.0.1", self.nodes[to].port, str(keys[0]), 0, 10_000)
+            self.nodes[source].call("MIGRATE", "127.0.0.1", self.nodes[to].port, keys[0], 0, 5000)
             moved += 1
         self.moved_keys += moved
         return moved
 
-    def end(self, hash_slot: int, to: int) -> None:
+    def end(self, hash_slot: int, source: int, to: int) -> None:
         """Give the slot to its new node: from now on the old one answers MOVED."""
-        for position in (to, *(n for n in range(len(self.nodes)) if n != to)):
-            self.nodes[position].call("CLUSTER", "SETSLOT", hash_slot, "NODE", self.ids[to])
+        for node in (self.nodes[to], self.nodes[source], *self.nodes):
+            node.call("CLUSTER", "SETSLOT", hash_slot, "NODE", self.ids[to])
         self.moved_slots += 1
 
     def move(self, hash_slot: int, to: int) -> None:
-        """The whole of it."""
+        """The whole of it; what is added meanwhile lands at the target."""
         source = self.begin(hash_slot, to)
-        # What is added meanwhile lands at the target; what stands at the source is still moving.
-        self.move_keys(hash_slot, source, to)
-        self.end(hash_slot, to)
+        self.carry(hash_slot, source, to)
+        self.end(hash_slot, source, to)
+        assert self.owner(hash_slot) == to
 
 
 # --- clocks
@@ -157,7 +177,8 @@ class Reshard:
 class ClockFile:
     """An offset that running processes add to their wall clock: libfaketime reads it at every look.
 
-    Their monotonic clocks stay true. ``env`` is for the processes that shall obey.
+    Their monotonic clocks stay true. ``env`` is for servers that shall obey, ``python_env`` for our own
+    processes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -172,6 +193,12 @@ class ClockFile:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
         }
+
+    @property
+    def python_env(self) -> dict[str, str]:
+        """``env`` for a Python process."""
+        here = Path(__file__).parent
+        return {**self.env, "PYTHONPATH": f"{here / 'shifted'}{os.pathsep}{here.parents[1]}"}
 
     def shift(self, seconds: float) -> None:
         """From now on those clocks are ``seconds`` ahead of the true time (less than 0: behind)."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.checker import Verdict
 from harness.final import read_final
@@ -13,12 +14,12 @@ from harness.system import System
 from rich.console import Console
 from rich.table import Table
 
+from toc import TaskStatus
+from toc.local.process import until
+
 ROOT = Path(__file__).parents[3]
 LINES = ROOT / ".faults" / "lines.jsonl"
 PAGE = ROOT / ".faults" / "table.md"
-
-RETRY_AHEAD_MS = 15_000
-"""Tasks due so soon are waited for as well: those that fail once, and those that the load submitted last."""
 
 _HEADS = (
     "#",
@@ -70,15 +71,25 @@ class Line:
         assert seconds <= within, f"settled after {seconds:.1f} s, promised were {within} s"
 
     def judge(
-        self, system: System, *, within: float, at_most: int = 0, wait: float = 60.0, **limits: float | None
+        self,
+        system: System,
+        *,
+        within: float,
+        at_most: int = 0,
+        wait: float = 60.0,
+        retries_within: float = 15.0,
+        **limits: float | None,
     ) -> Verdict:
         """Wait for the end of every task that is due, ask the checker, and assert what was promised.
 
         ``within``: seconds in which everything due was handled once the fault had gone. ``at_most``: how many
-        duplicates the fault explains. ``wait``: seconds until the test gives up. ``limits``: the checker's.
+        duplicates the fault explains. ``wait``: seconds until the test gives up. ``retries_within``:
+        how far ahead the next try of a failed one may be and is waited for. ``limits``: the checker's.
         """
-        system.wait(lambda: not overdue(system), "everything due has ended", wait)
-        system.wait(lambda: not prepared(system), "nothing is left prepared", wait)
+        assert until(lambda: not overdue(system, retries_within), wait), (
+            f"not ended: {left(system)}{system.logs()}"
+        )
+        assert until(lambda: not prepared(system), wait), f"left prepared: {left(system)}{system.logs()}"
         verdict = system.verdict(settle=within, **limits)
         self.tasks += verdict.counts["acknowledged"] + verdict.counts["unacknowledged but stored"]
         self.lost += verdict.breaches["L"]
@@ -88,6 +99,7 @@ class Line:
         self.explained = ", ".join(f"{count} by {kind}" for kind, count in sorted(verdict.duplicates.items()))
         self.dead += verdict.counts["dead"]
         self.settle = round(max(verdict.settled_s, self.settle or 0.0), 2)
+        print(f"{self.fault} {self.name}: {verdict}")  # pytest shows it when the test fails, or with -s
         assert verdict.clean, f"{verdict}\n{system.logs()}"
         assert sum(verdict.duplicates.values()) <= at_most, verdict
         return verdict
@@ -111,11 +123,44 @@ class Line:
         ]
 
 
-def overdue(system: System) -> int:
-    """In how many tables tasks are pending although they are due, or wait for another try."""
+def overdue(system: System, retries_within: float) -> int:
+    """In how many tables tasks are pending that are due, or will be in so many seconds."""
     store, now = system.center.store, system.center.clock.now_ms()
     tables = [table for tables in store.tables_of_server() for table in tables]
-    return len(store.scans.look(tables, {}, 0, now + RETRY_AHEAD_MS, 1).stirring)
+    return len(store.scans.look(tables, {}, 0, now + int(retries_within * 1000), 1).stirring)
+
+
+def left(system: System) -> str:
+    """A few tasks that have not ended, and where they stand: for a message."""
+    final = read_final(system.center)
+    pending = [row for row in final.rows if row.status == TaskStatus.PENDING]
+    shown = [
+        f"{row.job_id} due {row.next_time - final.now_ms:+} ms from now, tries used {row.attempts}, "
+        f"in {final.index.get(row.job_id, 'no queue')}\n"
+        for row in sorted(pending, key=lambda row: row.next_time)[:5]
+    ]
+    return f"{len(pending)} tasks\n{''.join(shown)}"
+
+
+class Lateness(NamedTuple):
+    """How late tasks started, in milliseconds."""
+
+    p50: float
+    p99: float
+    most: float
+
+
+def lateness(system: System, since: float, before: float) -> Lateness:
+    """Of the tasks that were due between two instants (seconds since 1970)."""
+    due = {row.job_id: row.action_time for row in read_final(system.center).rows}
+    first: dict[int, float] = {}
+    for event in system.history():
+        if event.event == "start":
+            first.setdefault(event.job_id, event.at / 1e6)
+    wanted = {job_id: at for job_id, at in due.items() if since * 1000 <= at < before * 1000}
+    late = sorted(started - wanted[job_id] for job_id, started in first.items() if job_id in wanted)
+    assert late, "nothing was due then"
+    return Lateness(late[len(late) // 2], late[int(len(late) * 0.99)], late[-1])
 
 
 def prepared(system: System) -> int:

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from fault.kit.servers import Reshard
 
 from toc.errors import IndexUnavailable
 from toc.local.process import free_port, until
@@ -69,61 +70,11 @@ def test_keys_are_sent_to_their_node_without_a_redirection(
     assert redirected() == 0
 
 
-class Mover:
-    """Moves hash slots from node to node and back, key by key, as a reshard does."""
-
-    def __init__(self, cluster: RedisCluster) -> None:
-        self._nodes = cluster.nodes
-        self._ids = [str(node.call("CLUSTER", "MYID")) for node in cluster.nodes]
-        self.moved = 0
-
-    def owner(self, hash_slot: int) -> int:
-        """Who owns the hash slot, when all nodes are of one view."""
-        views: list[dict[str, list[str]]] = []
-
-        def agree() -> bool:
-            views[:] = [self._view(node) for node in self._nodes]
-            return all(view == views[0] for view in views)
-
-        assert until(agree, 20)
-        for node_id, (_, *spans) in views[0].items():
-            for span in spans:
-                first, _, last = span.partition("-")
-                if int(first) <= hash_slot <= int(last or first):
-                    return self._ids.index(node_id)
-        raise AssertionError(f"nobody owns {hash_slot}")
-
-    def _view(self, node: RedisServer) -> dict[str, list[str]]:
-        lines = [line.split() for line in str(node.call("CLUSTER", "NODES")).splitlines()]
-        return {line[0]: [line[6], *(span for span in line[8:] if span[0] != "[")] for line in lines}
-
-    def begin(self, hash_slot: int, source: int, target: int) -> None:
-        self._nodes[target].call("CLUSTER", "SETSLOT", hash_slot, "IMPORTING", self._ids[source])
-        self._nodes[source].call("CLUSTER", "SETSLOT", hash_slot, "MIGRATING", self._ids[target])
-
-    def carry(self, hash_slot: int, source: int, target: int) -> None:
-        port = self._nodes[target].port
-        while keys := self._nodes[source].call("CLUSTER", "GETKEYSINSLOT", hash_slot, 1):
-            assert isinstance(keys, list)
-            self._nodes[source].call("MIGRATE", "127.0.0.1", port, str(keys[0]), 0, 5000)
-
-    def end(self, hash_slot: int, source: int, target: int) -> None:
-        for node in (self._nodes[target], self._nodes[source], *self._nodes):
-            node.call("CLUSTER", "SETSLOT", hash_slot, "NODE", self._ids[target])
-        assert self.owner(hash_slot) == target
-        self.moved += 1
-
-    def move(self, hash_slot: int, source: int, target: int) -> None:
-        self.begin(hash_slot, source, target)
-        self.carry(hash_slot, source, target)
-        self.end(hash_slot, source, target)
-
-
 def test_nothing_is_lost_or_taken_twice_while_hash_slots_move(
     cluster: Queues, clean_cluster: RedisCluster, state_of: Callable[[RedisServer], dict[str, Any]]
 ) -> None:
     slots = SLOTS[:6]
-    mover = Mover(clean_cluster)
+    mover = Reshard(clean_cluster)
     homes = {cluster.keys(slot).hash_slot: mover.owner(cluster.keys(slot).hash_slot) for slot in slots}
     done = threading.Event()
     failures: list[Exception] = []
@@ -132,8 +83,8 @@ def test_nothing_is_lost_or_taken_twice_while_hash_slots_move(
         try:
             while not done.is_set():
                 for hash_slot, home in homes.items():
-                    mover.move(hash_slot, home, (home + 1) % 3)
-                    mover.move(hash_slot, (home + 1) % 3, home)
+                    mover.move(hash_slot, (home + 1) % 3)
+                    mover.move(hash_slot, home)
         except Exception as exc:
             failures.append(exc)
 
@@ -144,7 +95,7 @@ def test_nothing_is_lost_or_taken_twice_while_hash_slots_move(
     try:
         deadline = time.monotonic() + 60
         turn = 0
-        while mover.moved < 60 and not failures:
+        while mover.moved_slots < 60 and not failures:
             assert time.monotonic() < deadline
             turn += 1
             fresh = {
@@ -160,7 +111,7 @@ def test_nothing_is_lost_or_taken_twice_while_hash_slots_move(
         resharder.join()
     drain(cluster, slots, handled)
     assert not failures
-    assert mover.moved >= 60  # the fault bit
+    assert mover.moved_slots >= 60  # the fault bit
     assert len(handled) == total
     assert set(handled.values()) == {1}
     assert [state_of(node) for node in clean_cluster.nodes] == [{}, {}, {}]
@@ -195,11 +146,11 @@ def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
     slot = SLOTS[0]
     cluster.add({slot: [(1, 1.0)]})
     hash_slot = cluster.keys(slot).hash_slot
-    mover = Mover(clean_cluster)
+    mover = Reshard(clean_cluster)
     home = mover.owner(hash_slot)
     away = (home + 1) % 3
     source = clean_cluster.nodes[home]
-    mover.begin(hash_slot, home, away)
+    assert mover.begin(hash_slot, away) == home
     for node in clean_cluster.nodes:
         node.call("CONFIG", "RESETSTAT")
     mover.carry(hash_slot, home, away)
@@ -212,7 +163,7 @@ def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
     mover.end(hash_slot, home, away)
     assert cluster.add({slot: [(2, 1.0)]}) == {slot: 1}
     assert "errorstat_MOVED" in str(source.call("INFO", "errorstats"))
-    mover.move(hash_slot, away, home)
+    mover.move(hash_slot, home)
 
 
 def test_a_dead_master_costs_its_own_slots_only(launch: Launch) -> None:

@@ -1,0 +1,69 @@
+"""Fault 8: scripts forgotten, masters demoted, data being loaded, snapshots that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load, tasks
+from fault.kit.servers import errors_told, info, pause_replication, promote
+
+from toc.local.process import until
+from toc.local.servers import RedisServer
+
+
+def test_every_passing_refusal_of_redis_is_outlived(
+    build: Build, launch: Callable[..., RedisServer], verdict: Verdict
+) -> None:
+    line = verdict(8, "NOSCRIPT, READONLY, LOADING, MISCONF")
+    redis = launch(
+        RedisServer,
+        aof=False,
+        # "save": refuses writes when that fails. The other: answers while it loads, if only that it does.
+        config=["enable-debug-command local", "save 3600 1", "loading-process-events-interval-bytes 1024"],
+    )
+    redis.call("DEBUG", "POPULATE", 500, "ballast", 100)
+    system = build(redis.url)
+    daemon = system.start()
+    system.client.submit_many(tasks(200, ahead=(300, 400), first=5000))
+    told = errors_told([])
+    with Load(system.client, rate=150, ahead=(0.1, 1.0)) as load:
+
+        def more(count: int) -> None:
+            until_now = len(load.job_ids)
+            system.wait(lambda: len(load.job_ids) > until_now + count, "submits go on", 15)
+
+        more(50)
+        with system.recorder.fault("other", note="SCRIPT FLUSH"):
+            for _ in range(10):
+                redis.call("SCRIPT", "FLUSH")
+                more(10)
+        with system.recorder.fault("redis_down", note="demoted"):
+            pause_replication(redis)
+            more(60)
+            promote(redis)
+        with system.recorder.fault("redis_down", note="cannot save"):
+            (redis.directory / "dump.rdb").mkdir()  # nothing can be renamed to that
+            redis.call("BGSAVE")
+            assert until(lambda: info(redis, "persistence")["rdb_last_bgsave_status"] == "err", 10)
+            more(60)
+            (redis.directory / "dump.rdb").rmdir()
+            redis.call("BGSAVE")
+            assert until(lambda: info(redis, "persistence")["rdb_last_bgsave_status"] == "ok", 10)
+        more(30)
+        told += errors_told([redis])
+        with system.recorder.fault("redis_down", note="loading"):
+            redis.stop()
+            redis.config.append("key-load-delay 5000")  # microseconds a key
+            redis.start()
+            redis.config.pop()
+        told += errors_told([redis])
+        more(30)
+    line.prove(
+        told["NOSCRIPT"] > 10 and told["READONLY"] > 10 and told["MISCONF"] > 10 and told["LOADING"] > 0,
+        "answered " + ", ".join(f"{told[name]} {name}" for name in sorted(told) if told[name]),
+    )
+    assert not load.errors
+    assert load.slowest < 2
+    assert daemon.process.poll() is None
+    line.judge(system, within=4)

@@ -1,0 +1,87 @@
+"""Fault 11: MySQL hangs, or its disk is full."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load, tasks
+from fault.kit.servers import fill
+
+from toc import errors
+from toc.local.servers import MariaDB, RedisServer
+
+
+@pytest.fixture
+def resumed(mariadb: MariaDB) -> Iterator[MariaDB]:
+    """The shared MariaDB, which goes on after the test whatever happens."""
+    try:
+        yield mariadb
+    finally:
+        mariadb.resume()
+
+
+def test_a_database_that_hangs_fails_calls_fast_and_all_goes_on_when_it_answers(
+    build: Build, clean_redis: RedisServer, resumed: MariaDB, verdict: Verdict
+) -> None:
+    line = verdict(11, "MySQL hangs (SIGSTOP)")
+    system = build(clean_redis.url, connect_timeout=0.5, read_timeout=1.0, write_timeout=1.0)
+    daemon = system.start()
+    system.client.submit_many(tasks(300, ahead=(0.5, 4.0), fail=0.1))
+    with Load(system.client, rate=100, ahead=(0.1, 1.0)) as load:
+        system.wait(lambda: len(load.job_ids) > 50, "the load runs", 10)
+        with system.recorder.fault("store_down"):
+            resumed.pause()
+            began = time.monotonic()
+            with pytest.raises(errors.StoreUnavailable):
+                system.center.get(load.job_ids[0])
+            failed_after = time.monotonic() - began
+            time.sleep(max(0.0, began + 4 - time.monotonic()))
+            said = daemon.log.read_text()
+            resumed.resume()
+        count = len(load.job_ids)
+        system.wait(lambda: len(load.job_ids) > count + 30, "submits go on", 15)
+    line.prove(
+        failed_after > 0.3 and ("rows_not_read" in said or "rows_not_written" in said),
+        f"a read failed after {failed_after:.1f} s, the slowest submit took {load.slowest:.1f} s; "
+        f"{sum(load.errors.values())} calls failed",
+    )
+    assert failed_after < 3
+    # A submit whose answer is missing asks again for five seconds before it says that nobody knows.
+    assert load.slowest < 9
+    line.judge(system, within=4)
+
+
+@pytest.mark.slow
+def test_a_full_disk_fails_submits_by_name_and_nothing_that_was_acknowledged_suffers(
+    build: Build,
+    clean_redis: RedisServer,
+    small_disk: Callable[[int], Path],
+    verdict: Verdict,
+) -> None:
+    line = verdict(11, "MySQL's disk is full")
+    disk = small_disk(400)
+    config = ["innodb_log_file_size=16M", "innodb_autoextend_increment=1"]
+    with MariaDB(disk / "mariadb", buffer_pool="64M", config=config) as database:
+        system = build(clean_redis.url, database_url=database.url)
+        system.start()
+        system.client.submit_many(tasks(500, ahead=(1.0, 8.0), fail=0.1))
+        refused: list[str] = []
+        with Load(system.client, rate=100, ahead=(0.1, 2.0), attribute={"pad": "x" * 4000}) as load:
+            system.wait(lambda: len(load.job_ids) > 50, "the load runs", 10)
+            with system.recorder.fault("full"):
+                ballast = fill(disk)
+                system.wait(lambda: load.errors["StoreUnavailable"] > 20, "submits are refused", 40)
+                refused.append(load.said["StoreUnavailable"])
+                ballast.unlink()
+            count = len(load.job_ids)
+            system.wait(lambda: len(load.job_ids) > count + 100, "submits go on", 15)
+        line.prove(
+            load.errors["StoreUnavailable"] > 20,
+            f"{load.errors['StoreUnavailable']} submits refused: {refused[0].partition(': ')[2]}",
+        )
+        line.judge(system, within=4)
+        system.stop()

@@ -1,0 +1,57 @@
+"""Fault 12: ZooKeeper is out of reach for minutes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load
+from fault.kit.table import lateness
+
+from toc.local.servers import RedisServer, ZooKeeper
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(6, id="6 s"),
+        pytest.param(30, id="30 s", marks=pytest.mark.slow),
+        pytest.param(600, id="10 min", marks=[pytest.mark.chaos, pytest.mark.timeout(900)]),
+    ],
+)
+def test_without_zookeeper_lateness_is_what_it_was_and_every_slot_keeps_its_owner(
+    build: Build,
+    clean_redis: RedisServer,
+    launch: Callable[..., ZooKeeper],
+    verdict: Verdict,
+    request: pytest.FixtureRequest,
+    seconds: int,
+) -> None:
+    line = verdict(12, "ZooKeeper unreachable", request.node.callspec.id)
+    keeper = launch(ZooKeeper)
+    system = build(clean_redis.url, zookeeper=keeper.url, cluster="fault", session_timeout=2)
+    daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
+    # One that runs from here on tells that every slot has its owner.
+    with Load(system.client, rate=100, ahead=(0.2, 1.0), fail=0.0) as load:
+        system.wait(lambda: len(load.job_ids) > 300, "the load runs", 20)
+        before = time.time()
+        with system.recorder.fault("zk_down"):
+            keeper.kill()
+            time.sleep(seconds)
+            after = time.time()
+            keeper.start()
+        count = len(load.job_ids)
+        system.wait(lambda: len(load.job_ids) > count + 100, "the load goes on", 20)
+    away = sum(daemon.log.read_text().count("zookeeper_suspended") for daemon in daemons)
+    usual = lateness(system, before - 2, before)
+    without = lateness(system, before, after)
+    line.prove(
+        away >= len(daemons),
+        f"{away} sessions suspended; p99 lateness {without.p99:.0f} ms, before {usual.p99:.0f} ms",
+    )
+    assert without.p99 < usual.p99 + 250
+    assert {daemon.process.poll() for daemon in daemons} == {None}
+    assert not load.errors
+    line.judge(system, within=3)

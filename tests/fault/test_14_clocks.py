@@ -1,0 +1,102 @@
+"""Fault 14: clocks that are apart, that are set while servers run, and that change to winter time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load, in_another_process, tasks
+from fault.kit.servers import ClockFile, ShiftedRedis
+from harness.final import read_final
+from harness.history import lines
+from harness.system import System
+
+SETTLE = 16
+"""What was put back by a wrong clock stands too late in the index once it is right. The sweep mends that: it
+looks every 5 s at what is overdue, but not at what it found in the index up to 10 s ago."""
+
+
+def most_ahead(system: System) -> float:
+    """How far ahead of the true time the clock of a handler's process was at most, in seconds."""
+    true = time.time() - time.monotonic()
+    starts = [line for line in lines(system.history_directory) if line["e"] == "start"]
+    ahead: list[float] = [(line["wall"] - line["mono"]) / 1e9 - true for line in starts]
+    return max(ahead)
+
+
+@pytest.mark.parametrize(
+    ("whose", "seconds"),
+    [
+        ("Redis", 30),
+        pytest.param("Redis", -30, marks=pytest.mark.slow),
+        pytest.param("worker", 30, marks=pytest.mark.slow),
+        ("worker", -30),
+    ],
+)
+def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_is_right(
+    build: Build,
+    launch: Callable[..., ShiftedRedis],
+    tmp_path: Path,
+    verdict: Verdict,
+    whose: str,
+    seconds: int,
+) -> None:
+    line = verdict(14, "clock set while it runs", f"{whose} {seconds:+} s")
+    redis = launch(ShiftedRedis)
+    own = ClockFile(tmp_path / "clock")
+    clock = redis.clock if whose == "Redis" else own
+    system = build(redis.url, topic_prepare_timeout=3)
+    daemon = system.start(env=own.python_env)
+    system.client.submit_many(tasks(300, ahead=(0.5, 4.0), fail=0.1))
+    with Load(system.client, rate=80, ahead=(0.2, 1.0)) as load:
+        system.wait(lambda: len(load.job_ids) > 40, "the load runs", 10)
+        with system.recorder.fault("clock"):
+            clock.shift(seconds)
+            system.wait(lambda: len(load.job_ids) > 160, "it goes on", 10)
+            skew = redis.now() - time.time()
+            clock.shift(0)
+        system.wait(lambda: len(load.job_ids) > 200, "and on", 10)
+    # What failed while the clock was ahead waits for its second try by that clock; the checker compares the
+    # wall clocks of both.
+    judged = line.judge(system, within=SETTLE, retries_within=45, hold=35)
+    if whose == "Redis":
+        line.prove(abs(skew - seconds) < 1, f"Redis's clock was {skew:+.1f} s off")
+    elif seconds > 0:
+        line.prove(most_ahead(system) > 29, f"handlers saw clocks {most_ahead(system):+.1f} s off")
+    behind = daemon.log.read_text().count("clock_behind_redis")
+    if (whose, seconds) in (("Redis", 30), ("worker", -30)):
+        line.prove(behind, f"clock_behind_redis told {behind} times")
+    else:
+        assert not behind
+    assert judged.counts["processed"] > 400
+
+
+def test_the_hour_that_the_clocks_show_twice_is_like_any_other(
+    build: Build, launch: Callable[..., ShiftedRedis], verdict: Verdict
+) -> None:
+    line = verdict(14, "change to winter time")
+    zone = ZoneInfo("Europe/Berlin")
+    change = datetime(2025, 10, 26, 1, tzinfo=UTC).timestamp()
+    local = [datetime.fromtimestamp(change + seconds, zone).hour for seconds in (-1, 0)]
+    assert local == [2, 2]  # from 02:59:59 to 02:00:00
+    redis = launch(ShiftedRedis)
+    clock = redis.clock  # Redis, the worker and the application share it
+    env = {**clock.python_env, "TZ": zone.key}
+    system = build(redis.url)
+    clock.shift(change - 3600 - time.time())
+    system.start(env=env)
+    clock.shift(change - 4 - time.time())
+    done = in_another_process(system, [{"do": "submit_many", "count": 600, "ahead": [0.5, 7.0]}], env=env)
+    assert done.returncode == 0, done.stderr
+    rows = list(read_final(system.center).rows)
+    before = sum(row.action_time < change * 1000 for row in rows)
+    line.prove(
+        before > 30 and len(rows) - before > 30,
+        f"{before} tasks were due before the change, {len(rows) - before} after it",
+    )
+    line.judge(system, within=1)
