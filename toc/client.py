@@ -224,20 +224,17 @@ class TimeoutCenter:
         reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))
         if row.attempts or row.crashes:
             started = True
-        elif not changed:
-            # Cancelled before, and not marked as tried: that cancel answered CANCELLED, or broke off halfway.
-            started = reply is not None and reply.prepared and _near(row, row.gmt_modified)
         elif reply is None:
-            started = _near(row, self.clock.now_ms())
-        elif reply.prepared and row.version:
-            started = True  # taken for a deadline that it had before it was rescheduled
-        elif reply.redis_now_ms < row.action_time:
-            started = False
+            # With a version it may be running for a deadline that it had before it was rescheduled.
+            started = row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
         elif reply.prepared:
-            started = True
+            due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
+            started = row.version > 0 or due
+        elif changed and reply.redis_now_ms < row.action_time:
+            started = False
         else:
             # No entry: never taken, or finished between our two steps. Who finishes a cancelled task
-            # marks its row as tried before it removes the entry.
+            # marks its row as tried before it removes the entry.  [rule: honest-cancel]
             seen = self.store.get(job_id)
             started = seen is not None and seen.attempts > 0
         if not started:

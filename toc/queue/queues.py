@@ -154,6 +154,9 @@ class Queues:
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Remove finished (job_id, fence) from the PrepareQueues.
 
+        A fence is score mod 1000, whose entry may be kept alive meanwhile; or the whole score, which stands
+        only while nobody does.
+
         False: the fence no longer stands, or a first send whose reply was lost has removed the entry.
         """
 

@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from toc.catalog import TopicCatalog
@@ -79,6 +79,7 @@ class Dispatcher:
         threads: int,
         async_limit: int,
         too_early: Callable[[Sequence[Entry]], None],
+        let_go: Callable[[Iterable[Slot]], None],
         has_room: Callable[[], None],
     ) -> None:
         self._inflight = inflight
@@ -86,6 +87,7 @@ class Dispatcher:
         self._catalog = catalog
         self._clock = clock
         self._too_early = too_early
+        self._let_go = let_go
         self._has_room = has_room
         self._thread_count = threads
         self._async_limit = async_limit
@@ -276,9 +278,10 @@ class Dispatcher:
         if early:
             self._too_early(early)
             batch = [entry for entry in batch if entry.row.next_time <= now]
-        for entry in batch:
-            entry.started = started
-        return batch
+        due = [entry for entry in batch if self._inflight.start(entry, started)]
+        if len(due) < len(batch):
+            self._let_go({entry.slot for entry in batch if not entry.started})
+        return due
 
     def _run_one(self, entry: Entry) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from enum import Enum
 
 from toc.handler import Handler
 from toc.queue.scores import store_score
@@ -63,11 +64,24 @@ class Entry:
         return store_score(self.taken, remaining, self.topic.retries - remaining)
 
 
+class Held(Enum):
+    """What became of an entry that was taken just now."""
+
+    NEW = "new"
+    """It is held; its row is to be checked."""
+    RUNNING = "running"
+    """A try of the id runs here, or has ended and is not written yet: it goes on under the new fence."""
+    MOVING = "moving"
+    """A move of the try before it is under way and may hit this one: it is not held, but adopted later."""
+
+
 class Inflight:
     """All entries of one worker process, by job_id. A worker never starts an id that it holds."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._moving: dict[int, float] = {}
+        """Fences of the entries that the finisher is moving out of the PrepareQueue just now."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -77,15 +91,53 @@ class Inflight:
         """The entry that is held under this id."""
         return self._entries.get(job_id)
 
-    def add(self, entry: Entry) -> None:
-        """Hold an entry."""
-        self._entries[entry.job_id] = entry
+    def hold(self, entry: Entry) -> Held:
+        """Hold an entry that was taken just now.
 
-    def discard(self, entries: Iterable[Entry]) -> None:
-        """Let entries go: they have left the PrepareQueue, or others care for them."""
-        for entry in entries:
-            if self._entries.get(entry.job_id) is entry:
+        An id that is held already and has not started is held anew: its row may have changed since it was
+        checked, so it is checked again, and ``start`` refuses the older entry.
+        """
+        with self._lock:
+            if self._moving.get(entry.job_id) == entry.fence:
+                return Held.MOVING  # [rule: one-way]
+            older = self._entries.get(entry.job_id)
+            if older is not None and older.started:
+                older.fence, older.kept, older.lost = entry.fence, entry.kept, False
+                return Held.RUNNING  # [rule: held-once]
+            self._entries[entry.job_id] = entry
+            return Held.NEW
+
+    def start(self, entry: Entry, now: float) -> bool:
+        """Note that the try starts; False, and it is let go, when others may have the entry by now.
+
+        That is so when nobody here has kept it alive in time: this process was paused, or Redis out of reach.
+        """
+        with self._lock:
+            if self._entries.get(entry.job_id) is not entry:
+                return False
+            if entry.lost or now - entry.kept > entry.topic.prepare_timeout:  # [rule: last-look]
                 del self._entries[entry.job_id]
+                return False
+            entry.started = now
+            return True
+
+    def depart(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Let entries go whose move begins; returns them without those whose id was taken anew.
+
+        Before the move, because a rolled back entry may be taken again before its call returns; and until
+        ``arrived`` the same id is not held under the same fence.
+        """
+        with self._lock:
+            going = [entry for entry in entries if self._entries.get(entry.job_id) in (None, entry)]
+            for entry in going:
+                self._entries.pop(entry.job_id, None)
+                self._moving[entry.job_id] = entry.fence
+        return going
+
+    def arrived(self) -> None:
+        """All moves have ended, well or not."""
+        with self._lock:
+            self._moving.clear()
 
     def settle(self, entry: Entry) -> bool:
         """True for the one caller that may report how this try ended."""

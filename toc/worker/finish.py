@@ -56,6 +56,16 @@ class Moves:
         self.rollback += more.rollback
         self.bury += more.bury
 
+    def departing(self, inflight: Inflight) -> Moves:
+        """Those that may begin: one that is tried again is obsolete once its id was taken anew."""
+        scores = {id(entry): score for entry, score in self.rollback}
+        back = inflight.depart(entry for entry, _ in self.rollback)
+        return Moves(
+            inflight.depart(self.commit),
+            [(entry, scores[id(entry)]) for entry in back],
+            inflight.depart(self.bury),
+        )
+
     def by_row(self, entry: Entry, row: TryRow | None) -> None:
         """Decide by the row alone, as the row check does."""
         if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
@@ -241,15 +251,12 @@ class Finisher:
 
     def _move(self, moves: Moves) -> Moves:
         """Apply the transitions under their fences; returns those whose node did not answer."""
-        # A move that is tried again may be obsolete: taken anew by this worker, the id is another entry's.
-        held = self._inflight.get
-        moves.commit = [e for e in moves.commit if held(e.job_id) in (None, e)]
-        moves.rollback = [(e, score) for e, score in moves.rollback if held(e.job_id) in (None, e)]
-        moves.bury = [e for e in moves.bury if held(e.job_id) in (None, e)]
-        # Out of the held entries first: a rolled back entry may be taken again before this call returns.
-        self._inflight.discard(moves.commit)
-        self._inflight.discard(entry for entry, _ in moves.rollback)
-        self._inflight.discard(moves.bury)
+        try:
+            return self._send(moves.departing(self._inflight))
+        finally:
+            self._inflight.arrived()
+
+    def _send(self, moves: Moves) -> Moves:
         failed = Moves()
         if moves.commit:
             commits = _by_slot(moves.commit)

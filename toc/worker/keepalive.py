@@ -60,16 +60,17 @@ class Keeper:
         return TICK_SECONDS
 
     def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
-        results = self._queues.extend(
-            {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}
-        )
+        sent = {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}
+        results = self._queues.extend(sent)
         failures: list[IndexUnavailable] = []
         for slot, entries in aging.items():
             standing = results[slot]
             if isinstance(standing, IndexUnavailable):
                 failures.append(standing)
                 continue
-            for entry, stands in zip(entries, standing, strict=True):
+            for entry, (_, fence), stands in zip(entries, sent[slot], standing, strict=True):
+                if entry.fence != fence:
+                    continue  # taken anew meanwhile: it runs on under another fence
                 if stands:
                     entry.kept = now
                 elif self._inflight.get(entry.job_id) is entry:

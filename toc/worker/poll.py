@@ -26,7 +26,7 @@ from toc.store.store import Store
 from toc.task import TaskStatus, TryRow
 from toc.topic import Slot
 from toc.worker.dispatch import Dispatcher
-from toc.worker.entry import Entry, Inflight
+from toc.worker.entry import Entry, Held, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
 from toc.worker.quarantine import Quarantine
@@ -49,6 +49,8 @@ and memory, stay bounded when MySQL is slow or refuses writes."""
 BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller looks whether a paused topic was resumed."""
+MOVING_MS = 50
+"""When to look for an entry that was not held because a move of the try before it was under way."""
 RECONCILE_AFTER_MS = (0, 1000, 4000)
 """When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
 
@@ -91,6 +93,8 @@ class Poller:
         self._no_room: dict[Slot, int] = {}
         """Slots that are due, since when; those that wait longest are served first."""
         self._reconcile: list[tuple[int, Slot]] = []
+        self._let_go: set[Slot] = set()
+        """Slots of entries that were let go before they started, told by other threads."""
         self._taking = True
         self._between = threading.Lock()
         self.loop = Loop("poll", self.run_once)
@@ -113,6 +117,12 @@ class Poller:
         """Keep entries until this machine's clock says due."""
         with self._lock:
             self._early.extend(entries)
+        self.loop.wake()
+
+    def look_for(self, slots: Iterable[Slot]) -> None:
+        """Entries of these slots were let go; they may still stand under our claim."""
+        with self._lock:
+            self._let_go.update(slots)
         self.loop.wake()
 
     def pause_taking(self) -> None:
@@ -176,7 +186,7 @@ class Poller:
                 heapq.heapify(self._due)
 
     def _until_next(self, now: int) -> float:
-        if self._news or self._early:
+        if self._news or self._early or self._let_go:
             return 0.0
         times = []
         if self._taking:
@@ -239,6 +249,7 @@ class Poller:
 
     def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> int:
         """Prepare, check, dispatch; returns how many entries were taken."""
+        before = self._clock.monotonic()
         results = self._queues.prepare([request for _, request in requests])
         taken: list[Entry] = []
         failures: list[IndexUnavailable] = []
@@ -252,7 +263,7 @@ class Poller:
                     for delay in RECONCILE_AFTER_MS:
                         heapq.heappush(self._reconcile, (now + delay, owned.slot))
                 continue
-            taken += self._hold(owned, result.entries, result.redis_now_ms)
+            taken += self._hold(owned, result.entries, result.redis_now_ms, before)
             owned.full = len(result.entries) == limit
             self._plan(owned, result, now)
         if failures:
@@ -272,23 +283,22 @@ class Poller:
             due = now + max(due - result.redis_now_ms, 0)
         self._look(owned, due)
 
-    def _hold(self, owned: OwnedSlot, entries: Iterable[tuple[int, float]], taken: int) -> list[Entry]:
+    def _hold(
+        self, owned: OwnedSlot, entries: Iterable[tuple[int, float]], taken: int, kept: float
+    ) -> list[Entry]:
+        """Hold entries as (job_id, fence), known to stand since ``kept``; returns those to be checked."""
         topic = self._catalog.known()[owned.slot.topic]
         handler = self._handlers[topic.name]
-        monotonic = self._clock.monotonic()
         held: list[Entry] = []
         for job_id, fence in entries:
-            entry = self._inflight.get(job_id)
-            if entry is not None:
-                # Ours already: timed out while this process was paused. It runs on under the new fence;
-                # its late failure will find another (attempts, crashes) on the row.
-                entry.fence = fence
-                entry.kept = monotonic
-                entry.lost = False
-                continue
-            entry = Entry(job_id, owned.slot, fence, topic, handler, taken, monotonic)
-            self._inflight.add(entry)
-            held.append(entry)
+            entry = Entry(job_id, owned.slot, fence, topic, handler, taken, kept)
+            what = self._inflight.hold(entry)
+            if what is Held.NEW:
+                held.append(entry)
+            elif what is Held.MOVING:
+                heapq.heappush(self._reconcile, (self._clock.now_ms() + MOVING_MS, owned.slot))
+            # else ours already: timed out while this process was paused. It runs on under the new fence;
+            # its late failure will find another (attempts, crashes) on the row.
         return held
 
     def _check(self, entries: list[Entry]) -> None:
@@ -364,7 +374,14 @@ class Poller:
     # --- lost replies
 
     def _settle_lost_replies(self, now: int) -> None:
-        """Adopt what a prepare took whose reply never came. Only this thread can: it has no prepare out."""
+        """Adopt what stands under our claim and is not held: a prepare took it whose reply never came.
+
+        Only this thread can: it has no prepare out. Each is kept alive first, since it may be old.
+        """
+        with self._lock:
+            let_go, self._let_go = self._let_go, set()
+        for slot in let_go:
+            heapq.heappush(self._reconcile, (now, slot))
         owned: dict[Slot, OwnedSlot] = {}
         while self._reconcile and self._reconcile[0][0] <= now:
             _, slot = heapq.heappop(self._reconcile)
@@ -382,9 +399,17 @@ class Poller:
                 heapq.heappush(self._reconcile, (now + RETRY_MS, slot))
                 continue
             mine = [(job_id, _fence(score)) for job_id, score in result if self._inflight.get(job_id) is None]
-            found += self._hold(owned[slot], mine, now)
+            if not mine:
+                continue
+            kept = self._clock.monotonic()
+            standing = self._queues.extend({slot: mine})[slot]
+            if isinstance(standing, IndexUnavailable):
+                heapq.heappush(self._reconcile, (now + RETRY_MS, slot))
+                continue
+            ours = [pair for pair, stands in zip(mine, standing, strict=True) if stands]
+            found += self._hold(owned[slot], ours, now, kept)
         if found:
-            log.info("lost_reply_recovered", tasks=len(found))
+            log.info("entries_adopted", tasks=len(found))
             self._check(found)
 
 

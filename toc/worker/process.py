@@ -101,6 +101,7 @@ class Worker:
             threads=threads,
             async_limit=settings.async_limit,
             too_early=self.poller.too_early,
+            let_go=self.poller.look_for,
             has_room=self.poller.has_room,
         )
         self.quarantine = self.poller.quarantine = Quarantine(

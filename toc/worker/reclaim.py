@@ -150,19 +150,20 @@ class Reclaimer:
             topic = topics[slot.topic]
             for job_id, score in pairs:
                 row = rows.get(job_id)
-                fence = score % 1000
+                # The whole score as its fence: it stands while nobody has kept the entry alive since it was
+                # listed. A worker that has woken up meanwhile goes on, with its failure fenced off.
                 if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
-                    commits.setdefault(slot, []).append((job_id, fence))
+                    commits.setdefault(slot, []).append((job_id, score))
                 elif row.status == TaskStatus.DEAD:
-                    buries.setdefault(slot, []).append((job_id, fence, now))
+                    buries.setdefault(slot, []).append((job_id, score, now))
                 elif job_id not in crashes:
                     target = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
-                    backs.setdefault(slot, []).append((job_id, fence, target))
+                    backs.setdefault(slot, []).append((job_id, score, target))
                 elif guards[job_id] is Guard.APPLIED:
                     crash = crashes[job_id]
                     left = topic.remaining(crash.new_attempts)
                     target = store_score(crash.next_time, left, crash.new_attempts)
-                    backs.setdefault(slot, []).append((job_id, fence, target))
+                    backs.setdefault(slot, []).append((job_id, score, target))
                 # LOST: the row changed meanwhile; the next look reads it again
         # An entry whose node does not answer is found again by a later look.
         if commits:
@@ -175,14 +176,19 @@ class Reclaimer:
 
 
 def crash_of(row: TryRow, topic: Topic, remaining: int, now: int, max_crashes: int) -> Failure | None:
-    """How the row changes because its try ended with its worker; None when it was written before.
+    """How the row changes because its try ended with its worker; None when it waits for a later time anyway.
 
-    Charges a try, but never the last one: no task dies of a crash of its worker. From ``max_crashes`` on it
-    runs in quarantine, which counts its runs itself when they begin; what only waited there is not charged.
+    Counts a crash, always: whoever ran it may still be running, and its late failure must find another row.
+    Charges a try unless that was done before (by the row, more tries are used up than by the entry), but
+    never the last one: no task dies of a crash of its worker. From ``max_crashes`` on it runs in quarantine,
+    which counts its runs itself when they begin; what only waited there is not counted.
     """
-    if row.attempts > topic.retries - remaining or row.next_time > now or row.crashes >= max_crashes:
+    if row.next_time > now or row.crashes >= max_crashes:
         return None
-    attempts = max(row.attempts, min(row.attempts + 1, topic.retries - 1))  # retries may have been lowered
+    attempts, error = row.attempts, None
+    if attempts <= topic.retries - remaining:
+        attempts = max(attempts, min(attempts + 1, topic.retries - 1))  # retries may have been lowered
+        error = CRASHED
     return Failure(
         row.job_id,
         row.version,
@@ -191,7 +197,7 @@ def crash_of(row: TryRow, topic: Topic, remaining: int, now: int, max_crashes: i
         attempts,
         min(row.crashes + 1, MAX_CRASHES),
         max(now, row.action_time),  # not before it, even if the clock was set back
-        CRASHED,
+        error,
     )
 
 

@@ -177,6 +177,19 @@ def test_a_stale_fence_touches_nothing(queues: Queues, seed: Seed, state: STATE,
     assert state() == before
 
 
+def test_a_whole_score_stands_while_nobody_has_kept_the_entry_alive(
+    queues: Queues, seed: Seed, state: STATE
+) -> None:
+    scores = {1: held(5, 3, 7), 2: held(6, 3, 7), 3: held(7, 1, 0), 4: held(8, 3, 7)}
+    seed(SLOT, prepare=scores)
+    queues.extend({SLOT: [(4, fence(3, 7))]})
+    kept = state()[PREPARE][4]
+    assert queues.commit({SLOT: [(1, scores[1]), (4, scores[4])]}) == {SLOT: [True, False]}
+    assert queues.rollback({SLOT: [(2, scores[2], 90.0), (4, scores[4], 90.0)]}) == {SLOT: [True, False]}
+    assert queues.bury({SLOT: [(3, scores[3], 70), (4, scores[4], 70)]}) == {SLOT: [True, False]}
+    assert state() == {STORE: {2: 90.0}, DEAD: {3: 70.0}, PREPARE: {4: kept}}
+
+
 def test_what_is_not_prepared_cannot_be_finished(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, store={1: 1.0})
     assert queues.extend({SLOT: [(1, fence(3, 7))]}) == {SLOT: [False]}

@@ -3,6 +3,7 @@
 --
 -- KEYS  1   prepare   PrepareQueue of the slot
 -- ARGV  1+  id, fence
+--           fence: score mod 1000; or the whole score, which stands while nobody keeps it alive
 -- RETURNS   per id 1, or 0 where the fence no longer stands
 -- BOUNDS    500 ids
 if #ARGV > 1000 then
@@ -16,7 +17,8 @@ local scores = redis.call('ZMSCORE', KEYS[1], unpack(ids))
 local stands, removed = {}, {}
 for n = 1, #ids do
   stands[n] = 0
-  if scores[n] and tonumber(scores[n]) % 1000 == tonumber(ARGV[2 * n]) then
+  local score, fence = scores[n] and tonumber(scores[n]), tonumber(ARGV[2 * n])
+  if score and (score % 1000 == fence or score == fence) then -- [rule: queue-fence]
     stands[n] = 1
     removed[#removed + 1] = ids[n]
   end

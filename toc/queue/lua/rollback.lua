@@ -6,6 +6,7 @@
 --       2   prepare   PrepareQueue of the slot
 -- ARGV  1   channel   wake channel of the slot
 --       2+  id, fence, score
+--           fence: score mod 1000; or the whole score, which stands while nobody keeps it alive
 -- RETURNS   per id 1, or 0 where the fence no longer stands
 -- BOUNDS    500 ids
 -- WAKES     when the first score of the StoreQueue became earlier
@@ -20,7 +21,8 @@ local scores = redis.call('ZMSCORE', KEYS[2], unpack(ids))
 local stands, added, removed = {}, {}, {}
 for n = 1, #ids do
   stands[n] = 0
-  if scores[n] and tonumber(scores[n]) % 1000 == tonumber(ARGV[3 * n]) then
+  local score, fence = scores[n] and tonumber(scores[n]), tonumber(ARGV[3 * n])
+  if score and (score % 1000 == fence or score == fence) then -- [rule: queue-fence]
     stands[n] = 1
     added[#added + 1] = ARGV[3 * n + 1]
     added[#added + 1] = ids[n]

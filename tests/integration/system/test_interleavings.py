@@ -1,0 +1,333 @@
+"""Orders of events that the model in model/ found to be wrong once, step by step on real servers.
+
+The loops of two workers are run by hand here, in the order that each trace wants.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from harness.system import System
+
+from toc import CancelOutcome, Task, TaskStatus, TimeoutCenter
+from toc.clock import Clock
+from toc.local.process import until
+from toc.local.servers import RedisServer
+from toc.queue.messages import CancelReply
+from toc.queue.scores import store_score
+from toc.task import TaskRow
+from toc.topic import Backoff, Slot
+from toc.worker.link import Link
+from toc.worker.process import Worker
+
+TOPIC = "test.sync"
+SLOT = Slot(TOPIC, 0)
+
+
+class PausedClock(Clock):
+    """The machine's clocks, as a process sees them that slept for a while."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.slept
+
+
+class Hands:
+    """A worker whose loops run when the test says so."""
+
+    def __init__(self, system: System, redis: RedisServer, name: str) -> None:
+        self.clock = PausedClock()
+        self._center = TimeoutCenter(system.settings, clock=self.clock)
+        self._center.handler(TOPIC)(self._handle)
+        self._center.catalog.refresh()
+        self.store, self.queues, self._redis = self._center.store, self._center.queues, redis
+        here, there = socket.socketpair()
+        there.close()
+        self._link = Link(here)
+        self._worker = worker = Worker(self._center, name, self._link, app="unused:center", threads=1)
+        self.inflight, self.finisher, self.poller = worker.inflight, worker.finisher, worker.poller
+        self.dispatcher, self.keeper, self.reclaimer = worker.dispatcher, worker.keeper, worker.reclaimer
+        worker.book.want([SLOT])
+        worker.book.claim_missing()
+        self.runs: list[Task] = []
+        self.fails = False
+        self._go_on = threading.Event()
+        self._started = False
+
+    def _handle(self, task: Task) -> None:
+        self.runs.append(task)
+        assert self._go_on.wait(30)
+        if self.fails:
+            raise RuntimeError("as the test wants")
+
+    def take(self) -> None:
+        """Prepare what is due, and check it."""
+        self.poller.look_at(SLOT, 0)
+        self.poller.run_once()
+
+    def start(self) -> None:
+        """Let waiting tries start."""
+        if not self._started:
+            self._started = True
+            self.dispatcher.start()
+
+    def start_and_wait(self) -> None:
+        """Let one try start, and see it running."""
+        before = len(self.runs)
+        self.start()
+        assert until(lambda: len(self.runs) > before, 10), "no try has started"
+
+    def end(self, *, fails: bool = False) -> None:
+        """Let the running try end; its end is not written yet."""
+        self.fails = fails
+        self._go_on.set()
+        assert until(lambda: self.finisher.backlog > 0, 10), "no try has ended"
+        self._go_on.clear()
+
+    def finish(self) -> None:
+        """Write and move what has ended."""
+        self.finisher.run_once()
+        self.finisher.run_once()
+
+    def sleep(self) -> None:
+        """Be paused for much longer than prepare_timeout: nobody has kept alive what is held."""
+        self.clock.slept += 1000
+        key = self.queues.keys(SLOT).prepare
+        entries = self._redis.call("ZRANGE", key, "0", "-1", "WITHSCORES")
+        assert isinstance(entries, list)
+        for job_id, score in zip(entries[::2], entries[1::2], strict=True):
+            self._redis.call("ZADD", key, f"{float(score) - 1_000_000:.17g}", str(job_id))
+
+    def forget(self) -> None:
+        """Hold nothing any more, as if another process took its place."""
+        self.inflight.depart(self.inflight.snapshot())
+        self.inflight.arrived()
+
+    def reclaim(self) -> None:
+        """Look for what others have left."""
+        self.reclaimer.look_now()
+        self.reclaimer.run_once()
+
+    def close(self) -> None:
+        self._go_on.set()
+        self.dispatcher.close()
+        for end in (self._link, self._worker._wake_receiver, self._worker._wake_sender):
+            end.close()
+        self._center.close()
+
+
+@pytest.fixture
+def hands(system: System, clean_redis: RedisServer) -> Iterator[tuple[Hands, Hands]]:
+    """Two workers that own the same slot."""
+    system.create_topics(slots=1, retries=3, backoff=Backoff.IMMEDIATE)
+    system.center.catalog.refresh()
+    pair = Hands(system, clean_redis, "a:1"), Hands(system, clean_redis, "b:1")
+    yield pair
+    for one in pair:
+        one.close()
+
+
+def submit_due(system: System) -> int:
+    job_id = system.center.submit(TOPIC, biz_id=1, delay=0.02)
+    due = row_of(system, job_id).action_time
+    assert until(lambda: system.center.clock.now_ms() > due, 5)
+    return job_id
+
+
+def row_of(system: System, job_id: int) -> TaskRow:
+    row = system.center.store.get(job_id)
+    assert row is not None
+    return row
+
+
+def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    sleeper, other = hands
+    job_id = submit_due(system)
+    sleeper.take()
+    sleeper.sleep()
+    other.reclaim()
+    other.take()
+    other.start_and_wait()
+    sleeper.start()
+    assert until(lambda: sleeper.inflight.get(job_id) is None, 5)
+    other.end()
+    other.finish()
+    assert (sleeper.runs, len(other.runs)) == ([], 1)
+    assert row_of(system, job_id).status == TaskStatus.PROCESSED
+
+
+def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    sleeper, _ = hands
+    job_id = submit_due(system)
+    sleeper.take()
+    sleeper.sleep()
+    sleeper.start()
+    assert until(lambda: sleeper.inflight.get(job_id) is None, 5)
+    sleeper.poller.run_once()
+    assert until(lambda: len(sleeper.runs) == 1, 5)
+    sleeper.end()
+    sleeper.finish()
+    row = row_of(system, job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+
+
+def test_a_late_failure_does_not_touch_a_newer_try_whatever_tries_the_entry_carried(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    sleeper, other = hands
+    job_id = submit_due(system)
+    due = row_of(system, job_id).action_time
+    other.take()
+    other.start_and_wait()
+    other.end(fails=True)
+    other.finish()
+    # A sweep that had read the row before that adds the entry as it was then: it says that no try was used.
+    system.center.queues.add({SLOT: [(job_id, store_score(due, 3, 0))]})
+    sleeper.take()
+    sleeper.start_and_wait()
+    sleeper.sleep()
+    other.reclaim()
+    other.take()
+    before = row_of(system, job_id)
+    sleeper.end(fails=True)
+    sleeper.finish()
+    after = row_of(system, job_id)
+    assert (after.attempts, after.crashes) == (before.attempts, before.crashes) == (1, 1)
+    assert other.inflight.get(job_id) is not None
+
+
+def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper, other = hands
+    job_id = submit_due(system)
+    sleeper.take()
+    sleeper.sleep()
+    write = other.store.fail
+
+    def wakes_up(items: Any) -> Any:
+        sleeper.keeper.run_once()
+        return write(items)
+
+    monkeypatch.setattr(other.store, "fail", wakes_up)
+    other.reclaim()
+    other.take()
+    assert other.inflight.get(job_id) is None
+    sleeper.start_and_wait()
+    sleeper.end()
+    sleeper.finish()
+    assert row_of(system, job_id).status == TaskStatus.PROCESSED
+
+
+def test_a_move_that_is_under_way_does_not_take_away_the_same_id_taken_anew(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper, other = hands
+    job_id = submit_due(system)
+    for _ in range(2):  # both tries that may be charged: from now on the fence stays the same
+        sleeper.take()
+        sleeper.forget()
+        sleeper.sleep()
+        other.reclaim()
+    sleeper.take()
+    sleeper.start_and_wait()
+    sleeper.sleep()
+    other.reclaim()
+    sleeper.end(fails=True)
+    rollback = sleeper.queues.rollback
+
+    def taken_meanwhile(entries: Any) -> Any:
+        sleeper.take()
+        return rollback(entries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sleeper.queues, "rollback", taken_meanwhile)
+        sleeper.finish()
+    assert sleeper.inflight.get(job_id) is None
+    other.take()
+    sleeper.take()
+    assert (other.inflight.get(job_id) is None) != (sleeper.inflight.get(job_id) is None)
+
+
+def test_an_entry_that_is_taken_again_before_it_has_started_is_checked_again(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    sleeper, other = hands
+    job_id = submit_due(system)
+    due = row_of(system, job_id).action_time
+    sleeper.take()
+    sleeper.sleep()
+    other.reclaim()
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    system.center.reschedule(job_id, action_time=later)
+    assert system.center.cancel(job_id) is not CancelOutcome.UNKNOWN
+    system.center.queues.add({SLOT: [(job_id, float(due))]})  # by a sweep that had read the row before
+    sleeper.take()
+    sleeper.start()
+    sleeper.finish()
+    assert until(lambda: sleeper.inflight.get(job_id) is None, 5)
+    assert sleeper.runs == []
+
+
+def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_handler_has_run(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    system.center.store.cancel(job_id)  # and here its process dies
+    worker.end()
+    ask = system.center.queues.cancel
+
+    def finished_meanwhile(slot: Slot, asked: int) -> CancelReply:
+        worker.finish()
+        return ask(slot, asked)
+
+    monkeypatch.setattr(system.center.queues, "cancel", finished_meanwhile)
+    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_index_is_out_of_reach(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    system.center.store.cancel(job_id)  # and here its process dies
+    with out_of_reach(clean_redis):
+        assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_far_ahead_admits_a_run_for_an_older_deadline_when_the_index_is_out_of_reach(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system)
+    worker.take()  # it may start at any time
+    system.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=5))
+    with out_of_reach(clean_redis):
+        assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+@contextmanager
+def out_of_reach(server: RedisServer) -> Iterator[None]:
+    """The server does not answer."""
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()
