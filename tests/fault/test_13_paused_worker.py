@@ -31,9 +31,10 @@ def go_on(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def long_ones(count: int, first: int) -> list[NewTask]:
-    """Tasks that run for longer than prepare_timeout and fail the first time."""
-    return [NewTask("test.async", first + n, 1.0, attribute={"sleep": 4.0, "fail": 1}) for n in range(count)]
+def long_ones(count: int, first: int, seconds: float) -> list[NewTask]:
+    """Tasks that run so long and fail the first time."""
+    attribute = {"sleep": seconds, "fail": 1}
+    return [NewTask("test.async", first + n, 1.0, attribute=attribute) for n in range(count)]
 
 
 def test_two_owners_of_every_slot_and_a_pause_double_only_what_was_held(
@@ -43,8 +44,8 @@ def test_two_owners_of_every_slot_and_a_pause_double_only_what_was_held(
     system = build(clean_redis.url, topic_prepare_timeout=PREPARE_TIMEOUT)
     # Each takes all slots, as it knows of no other.
     first, second = (system.start(host, processes=1) for host in ("host-a", "host-b"))
-    system.client.submit_many(tasks(1500, ahead=(0.5, 5.0), fail=0.1))
-    system.client.submit_many(long_ones(20, 10_000))
+    system.client.submit_many(tasks(1500, ahead=(0.5, 4.0), fail=0.1))
+    system.client.submit_many(long_ones(20, 10_000, 2.0))
     system.wait(lambda: len(_running(system, first)) > 3, "long ones run on the first", 10)
     held = len(_running(system, first))
     with system.recorder.fault("pause", pids=first.workers()):
@@ -76,7 +77,7 @@ def test_a_host_that_stands_still_for_three_timeouts_loses_its_session_and_does_
     )
     first, second = (system.start(host, processes=1) for host in ("host-a", "host-b"))
     system.client.submit_many(tasks(3000, ahead=(2.0, 14.0), fail=0.1))
-    system.client.submit_many(long_ones(40, 10_000))
+    system.client.submit_many(long_ones(40, 10_000, 4.0))
     system.wait(lambda: len(_running(system, first)) > 3, "long ones run on the first", 20)
     held = len(_running(system, first))
     with system.recorder.fault("pause", pids=first.workers()):
