@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,27 +35,40 @@ def test_what_a_producer_stored_before_it_died_runs_although_nobody_indexed_it(
 ) -> None:
     line = verdict(1, "crash between row and index", "submit, submit_many, cancel, reschedule")
     system = build(clean_redis.url)
-    died: list[str] = []
 
-    def die_at(name: str, calls: list[dict[str, object]]) -> None:
-        once = tmp_path / f"died-{len(died)}"
-        done = in_another_process(system, calls, env={"TOC_FAILPOINT": name, "TOC_FAILPOINT_ONCE": str(once)})
+    def die_at(name: str, call: dict[str, object]) -> str:
+        once = tmp_path / f"died-{name}"
+        done = in_another_process(
+            system, [call], env={"TOC_FAILPOINT": name, "TOC_FAILPOINT_ONCE": str(once)}
+        )
         assert done.returncode == -9, done.stderr
-        died.append(once.read_text().split()[0])
+        return once.read_text().split()[0]
 
-    ahead = [3.0, 4.5]
-    die_at("submit.row-stored:31", [{"do": "submit", "count": 60, "ahead": ahead}])
-    stored = rows(system)
-    assert len(stored) == 31
-    assert len(stored.keys() - indexed(system)) == 1
-    die_at("submit.row-stored", [{"do": "submit_many", "count": 400, "first": 1000, "ahead": ahead}])
-    assert len(rows(system)) == 431
-    unindexed = rows(system).keys() - indexed(system)
-    # The entry of a cancelled row still stands; that of a rescheduled one stands at its old, later time.
     victims = system.client.submit_many(tasks(40, ahead=(4.0, 4.5), first=5000))
-    die_at("cancel.row-written:10", [{"do": "cancel", "job_ids": victims[:20]}])
-    die_at("reschedule.row-written:10", [{"do": "reschedule", "job_ids": victims[20:], "ahead": 2.0}])
-    stale = {job_id for job_id, (status, _) in rows(system).items() if status == 3} & indexed(system)
+    ahead = [2.0, 3.0]
+    with ThreadPoolExecutor(2) as pool:
+        died = list(
+            pool.map(
+                die_at,
+                (
+                    "submit.row-stored:31",
+                    "submit.row-stored",
+                    "cancel.row-written:10",
+                    "reschedule.row-written:10",
+                ),
+                (
+                    {"do": "submit", "count": 60, "ahead": ahead},
+                    {"do": "submit_many", "count": 400, "first": 1000, "ahead": ahead},
+                    {"do": "cancel", "job_ids": victims[:20]},
+                    {"do": "reschedule", "job_ids": victims[20:], "ahead": 1.5},
+                ),
+            )
+        )
+    stored, entries = rows(system), indexed(system)
+    assert len(stored) == 31 + 400 + 40
+    unindexed = {job_id for job_id, (status, _) in stored.items() if status == 0} - entries
+    # The entry of a cancelled row still stands; that of a rescheduled one stands at its old, later time.
+    stale = {job_id for job_id, (status, _) in stored.items() if status == 3} & entries
     line.prove(
         len(died) == 4 and len(unindexed) == 401 and len(stale) == 1,
         f"killed {len(died)} times; {len(unindexed)} rows without an entry, {len(stale)} cancelled with one",
@@ -104,7 +118,7 @@ def test_submits_while_redis_is_down_are_acknowledged_and_run_on_time_or_soon_af
     redis = launch(RedisServer)
     system = build(redis.url)
     daemon = system.start()
-    with Load(system.client, rate=80, ahead=(0.3, 1.5)) as load:
+    with Load(system.client, rate=150, ahead=(0.3, 1.0)) as load:
         system.wait(lambda: len(load.job_ids) > 40, "the load runs", 10)
         with system.recorder.fault("redis_down"):
             redis.kill()

@@ -23,16 +23,16 @@ def test_a_failover_that_loses_adds_and_removals_costs_no_task_and_no_second_run
     proxy = relay(master.port)
     system = build(f"redis://127.0.0.1:{proxy.port}")
     client = system.client
-    kept = client.submit_many(tasks(300, ahead=(2.0, 2.5)))
+    kept = client.submit_many(tasks(300, ahead=(1.0, 1.2)))
     cancelled = kept[::10]
-    later = client.submit_many(tasks(200, ahead=(5.0, 6.0), first=1000))
+    later = client.submit_many(tasks(200, ahead=(3.0, 4.0), first=1000))
     servers.replicate(replica, master)
     servers.pause_replication(replica)
     assert {client.cancel(job_id) for job_id in cancelled} == {CancelOutcome.CANCELLED}
     with system.recorder.fault("other", note="no worker yet"):
         system.start()
     system.wait(lambda: {row.status for row in _rows(system, kept)} == {2, 3}, "they are done", 15)
-    lost = client.submit_many(tasks(300, ahead=(1.0, 4.0), first=2000, fail=0.1))
+    lost = client.submit_many(tasks(300, ahead=(0.5, 2.5), first=2000, fail=0.1))
     with system.recorder.fault("redis_loss"):
         before = servers.queued(master)
         proxy.refuse()

@@ -27,7 +27,7 @@ def in_index(system: System) -> dict[int, float]:
     }
 
 
-@pytest.mark.parametrize("how", ["wiped", "old snapshot"])
+@pytest.mark.parametrize("how", ["wiped", pytest.param("old snapshot", marks=pytest.mark.slow)])
 def test_an_index_that_is_gone_or_old_is_made_again_from_the_table(
     build: Build,
     launch: Callable[..., RedisServer],
@@ -42,14 +42,16 @@ def test_an_index_that_is_gone_or_old_is_made_again_from_the_table(
     client = system.client
     with system.recorder.fault("other", note="no worker yet"):
         old = client.submit_many(tasks(300, ahead=(0.5, 1.0)))
+        # It takes the sweep a minute to come round to dead tasks.
+        count = 5 if how == "old snapshot" else 0
         dead = client.submit_many(
-            [NewTask("test.sync", 500 + n, 0.1, attribute={"dead": True}) for n in range(5)]
+            [NewTask("test.sync", 500 + n, 0.1, attribute={"dead": True}) for n in range(count)]
         )
         aside = servers.save_aside(redis)
         system.start()
     far = client.submit_many(tasks(500, ahead=(600, 1200), first=1000))
     system.wait(lambda: not _pending(system, old), "the old ones are done", 15)
-    soon = client.submit_many(tasks(400, ahead=(0.5, 4.0), first=2000, fail=0.1))
+    soon = client.submit_many(tasks(400, ahead=(0.5, 2.5), first=2000, fail=0.1))
     with system.recorder.fault("redis_loss"):
         proxy.refuse()
         redis.kill()
@@ -70,8 +72,15 @@ def test_an_index_that_is_gone_or_old_is_made_again_from_the_table(
     system.wait(lambda: in_index(system).keys() >= set(far), "those due in ten minutes are back", 60)
     rebuilt = time.monotonic() - back
     line.prove(True, f"all back after {rebuilt:.1f} s")
-    line.judge(system, within=4, at_most=8)
-    assert all(system.center.get(job_id).status is TaskStatus.DEAD for job_id in dead)  # type: ignore[union-attr]
+    system.wait(lambda: listed_dead(system) == set(dead), "dead tasks are listed again", 75)
+    judged = line.judge(system, within=4, at_most=8)
+    assert judged.counts["dead"] == len(dead)
+
+
+def listed_dead(system: System) -> set[int]:
+    """What stands in DeadQueues."""
+    index = read_final(system.center).index
+    return {job_id for job_id, places in index.items() if any(place.queue == "dead" for place in places)}
 
 
 def _pending(system: System, job_ids: list[int]) -> bool:

@@ -39,7 +39,7 @@ def test_a_redis_that_evicts_is_refused_and_a_full_one_drains_while_submits_go_o
 
     client = system.client
     with system.recorder.fault("full") as fault:
-        before = client.submit_many(tasks(1000, ahead=(2.0, 4.0), fail=0.1))
+        before = client.submit_many(tasks(1000, ahead=(1.5, 2.5), fail=0.1))
         system.start()
         redis.call("CONFIG", "SET", "maxmemory", 1_000_000)
         slot = system.center.catalog.get("test.sync").slot(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -49,4 +50,29 @@ def test_a_lost_reply_costs_neither_a_task_nor_its_lease(
         f"{eaten} of {proxy.stats.matched} replies eaten",
     )
     # Far below prepare_timeout: what a lost reply had taken is adopted, not left until its lease ends.
+    line.judge(system, within=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [3, 12])
+def test_what_a_redis_that_hung_executes_when_nobody_waits_any_more_is_found(
+    build: Build, launch: Callable[..., RedisServer], verdict: Verdict, seconds: int
+) -> None:
+    line = verdict(9, "Redis hangs (SIGSTOP)", f"{seconds} s")
+    redis = launch(RedisServer)
+    system = build(redis.url, topic_prepare_timeout=30)
+    daemon = system.start()
+    # Many fall due while it hangs: each prepare that waits in its sockets then takes some.
+    system.client.submit_many(tasks(1500, ahead=(0.5, 3.0 + seconds), fail=0.05))
+    with Load(system.client, rate=50, ahead=(0.1, 1.0)) as load:
+        system.wait(lambda: len(load.job_ids) > 50, "the load runs", 10)
+        with system.recorder.fault("redis_down"):
+            redis.pause()
+            time.sleep(seconds)
+            redis.resume()
+        count = len(load.job_ids)
+        system.wait(lambda: len(load.job_ids) > count + 50, "the load goes on", 20)
+    refused = daemon.log.read_text().count("prepare_failed")
+    line.prove(refused, f"prepare failed {refused} times, the slowest submit took {load.slowest:.1f} s")
+    assert not load.errors
     line.judge(system, within=8)

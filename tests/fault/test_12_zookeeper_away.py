@@ -16,7 +16,7 @@ from toc.local.servers import RedisServer, ZooKeeper
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(6, id="6 s"),
+        pytest.param(6, id="6 s", marks=pytest.mark.slow),
         pytest.param(30, id="30 s", marks=pytest.mark.slow),
         pytest.param(600, id="10 min", marks=[pytest.mark.chaos, pytest.mark.timeout(900)]),
     ],
