@@ -246,6 +246,11 @@ class Finisher:
         moves.commit = [e for e in moves.commit if held(e.job_id) in (None, e)]
         moves.rollback = [(e, score) for e, score in moves.rollback if held(e.job_id) in (None, e)]
         moves.bury = [e for e in moves.bury if held(e.job_id) in (None, e)]
+        now = self._clock.now_ms()
+        beyond = [e for e, score in moves.rollback if score - now > e.topic.horizon * 1000]
+        if beyond:  # it waits in its row alone; the sweep brings it back in time
+            moves.commit += beyond
+            moves.rollback = [(e, score) for e, score in moves.rollback if e not in beyond]
         # Out of the held entries first: a rolled back entry may be taken again before this call returns.
         self._inflight.discard(moves.commit)
         self._inflight.discard(entry for entry, _ in moves.rollback)
@@ -268,7 +273,6 @@ class Finisher:
                 if isinstance(returned[slot], IndexUnavailable):
                     failed.rollback += pairs
         if moves.bury:
-            now = self._clock.now_ms()
             buries = _by_slot(moves.bury)
             buried = self._queues.bury(
                 {slot: [(e.job_id, e.fence, now) for e in es] for slot, es in buries.items()}
