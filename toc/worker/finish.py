@@ -257,6 +257,11 @@ class Finisher:
             self._inflight.arrived()
 
     def _send(self, moves: Moves) -> Moves:
+        now = self._clock.now_ms()
+        beyond = [e for e, score in moves.rollback if score - now > e.topic.horizon * 1000]
+        if beyond:  # it waits in its row alone; the sweep brings it back in time
+            moves.commit += beyond
+            moves.rollback = [(e, score) for e, score in moves.rollback if e not in beyond]
         failed = Moves()
         if moves.commit:
             commits = _by_slot(moves.commit)
@@ -275,7 +280,6 @@ class Finisher:
                 if isinstance(returned[slot], IndexUnavailable):
                     failed.rollback += pairs
         if moves.bury:
-            now = self._clock.now_ms()
             buries = _by_slot(moves.bury)
             buried = self._queues.bury(
                 {slot: [(e.job_id, e.fence, now) for e in es] for slot, es in buries.items()}
