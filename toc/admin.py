@@ -20,6 +20,7 @@ from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.sharding import valid_job_id
 from toc.store.scan import of_type
+from toc.store.select import Selection
 from toc.store.store import Store
 from toc.sweep import Sweep, SweepCounts, sweep_all
 from toc.sweeper import Sweeper, Sweepers
@@ -66,11 +67,11 @@ def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
 # --- dead tasks -----------------------------------------------------------------------------------------
 
 
-def dead_tasks(store: Store, *, topic: Topic | None = None, limit: int = 100) -> list[TaskRow]:
-    """At most ``limit`` dead tasks, newest first, of one topic or all. From the rows: they decide."""
+def newest(store: Store, wanted: Selection, limit: int) -> list[TaskRow]:
+    """At most ``limit`` of the tasks that are meant, newest first. From the rows: they decide."""
     if limit < 1:
         raise InvalidInput(f"limit must be 1 or more, not {limit}")
-    return store.dead(biz_type=None if topic is None else topic.biz_type, limit=limit)
+    return store.newest(wanted, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,10 @@ def redrive(
     job_ids: Iterable[int],
     *,
     now_ms: Callable[[], int],
-    progress: Callable[[int], None] = lambda _count: None,
 ) -> Redriven:
     """Give dead tasks all their tries again, due now. Those that are not dead are left alone.
 
-    Row first, then the index; where Redis is out of reach the sweep brings them in. ``progress`` is called
-    with the number redriven so far.
+    Row first, then the index; where Redis is out of reach the sweep brings them in.
     """
     by_type = {topic.biz_type: topic for topic in topics}
     tasks = unindexed = 0
@@ -111,19 +110,7 @@ def redrive(
             if isinstance(reply, IndexUnavailable):
                 unindexed += len(entries[slot])
         tasks += len(rows)
-        progress(tasks)
     return Redriven(tasks, unindexed)
-
-
-def all_dead_ids(store: Store, topic: Topic) -> Iterator[int]:
-    """The ids of every task of a topic that is dead now, newest first, read page by page for ``redrive``.
-
-    What dies meanwhile is newer than the last page, so it is not met again: the iteration ends.
-    """
-    last: TaskRow | None = None
-    while rows := store.dead(biz_type=topic.biz_type, after=last, limit=REDRIVE_CHUNK):
-        yield from (row.job_id for row in rows)
-        last = rows[-1]
 
 
 def checked_job_ids(job_ids: Sequence[int]) -> list[int]:

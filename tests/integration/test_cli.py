@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from toc.cli.main import main
 from toc.client import TimeoutCenter
+from toc.clock import from_ms
 from toc.config import Settings
 from toc.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.queue.messages import Peek
@@ -376,6 +378,208 @@ def test_a_redrive_without_redis_leaves_the_index_to_the_sweep(
     monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{closed_port()}")
     assert toc.json("dead", "redrive", *job_ids) == {"redriven": 3, "not_indexed_yet": 3}
     assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.PENDING}
+
+
+# --- many tasks at once -----------------------------------------------------------------------------------
+
+
+def _account(toc: Toc, event: str) -> dict[str, Any]:
+    """The one line on stderr that says who did what."""
+    (line,) = [line for line in toc.err.splitlines() if f'"{event}"' in line]
+    found: dict[str, Any] = json.loads(line)
+    assert "@" in found["by"]
+    return found
+
+
+def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_it(
+    toc: Toc, center: TimeoutCenter, topic: str
+) -> None:
+    toc.ok("topic", "create", "other", "--biz-type", 77, "--slots", 2)
+    here, there = kill_tasks(center, topic, 4), kill_tasks(center, "other", 3)
+
+    def listed(*words: object) -> set[int]:
+        return {each["job_id"] for each in toc.json("dead", "list", *words)}
+
+    assert listed("--topic", "other") == set(there)
+    assert listed("--biz-id", 2) == {here[2], there[2]}
+    assert listed("--error", "no lu") == {*here, *there}
+    assert listed("--error", "luck no") == set()
+    assert listed("--after", "1h") == {*here, *there}
+    assert listed("--before", "1h") == set()
+    assert listed("--before", "2099-01-01T00:00:00Z", "--after", "2020-01-01T00:00:00+01:00") == {
+        *here,
+        *there,
+    }
+    assert toc.json("dead", "redrive", "--topic", topic, "--all", "--dry-run") == {"would_redrive": 4}
+    assert listed() == {*here, *there}, "a dry run changes nothing"
+    assert toc.json("dead", "redrive", "--topic", topic, "--biz-id", 1, "--all")["redriven"] == 1
+    said = _account(toc, "tasks_redriven")
+    assert (said["selected"], said["redriven"]) == (f"topic={topic}, biz_id=1", 1)
+    assert said["job_ids"] == str(here[1])
+    assert toc.json("dead", "redrive", "--error", "no luck", "--after", "1h", "--all")["redriven"] == 6
+    assert listed() == set()
+    assert toc.json("dead", "redrive", "--error", "no luck", "--all") == {"redriven": 0, "not_indexed_yet": 0}
+    assert "tasks_redriven" not in toc.err
+
+
+def test_a_dead_task_is_shown_with_what_its_row_knows(toc: Toc, center: TimeoutCenter, topic: str) -> None:
+    (job_id,) = kill_tasks(center, topic, 1)
+    shown = toc.json("dead", "show", job_id)
+    row = center.store.get(job_id)
+    assert row is not None
+    assert (shown["attempts"], shown["crashes"], shown["last_error"]) == (16, 0, "no luck")
+    assert shown["ended"] == from_ms(row.next_time).isoformat(timespec="milliseconds")
+    assert shown["next_time"] is None
+    assert (shown["status"], shown["topic"]) == ("dead", topic)
+
+
+def test_a_redrive_keeps_to_its_rate(toc: Toc, center: TimeoutCenter, topic: str) -> None:
+    job_ids = kill_tasks(center, topic, 10)
+    began = time.monotonic()
+    assert toc.json("dead", "redrive", *job_ids, "--rate", 10)["redriven"] == 10
+    assert 0.7 < time.monotonic() - began < 5
+
+
+def test_dead_tasks_are_purged_with_their_rows_and_entries_and_only_when_confirmed(
+    toc: Toc, center: TimeoutCenter, topic: str
+) -> None:
+    dead = kill_tasks(center, topic, 5)
+    pending = center.submit(topic, biz_id=1, delay=60)
+    slots = center.catalog.get(topic).slots()
+
+    def entries() -> set[int]:
+        return {job_id for slot in slots for job_id, _ in center.queues.dead(slot, 100)}
+
+    assert entries() == set(dead)
+    assert toc.json("dead", "purge", "--topic", topic, "--all", "--dry-run") == {"would_purge": 5}
+    assert "--yes" in toc.refused("dead", "purge", "--topic", topic, "--all")
+    assert len(toc.json("dead", "list")) == 5
+    assert toc.json("dead", "purge", *dead[:2], pending, "--yes", code=1) == {"purged": 2, "left": 0}
+    assert _account(toc, "dead_purged")["purged"] == 2
+    assert entries() == set(dead[2:])
+    assert center.get(pending) is not None
+    assert toc.json("dead", "purge", "--topic", topic, "--all", "--yes") == {"purged": 3, "left": 0}
+    assert entries() == set()
+    assert center.store.read(dead) == {}
+
+
+def test_dead_tasks_whose_redis_is_out_of_reach_are_not_purged(
+    toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = kill_tasks(center, topic, 2)
+    monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{closed_port()}")
+    assert toc.json("dead", "purge", *dead, "--yes", code=4) == {"purged": 0, "left": 2}
+    assert set(center.store.read(dead)) == set(dead)
+
+
+def test_all_tasks_of_a_topic_are_cancelled_when_confirmed(
+    toc: Toc, center: TimeoutCenter, topic: str
+) -> None:
+    toc.ok("topic", "create", "other", "--biz-type", 77, "--slots", 2)
+    job_ids = center.submit_many([NewTask(topic, n, delay=60) for n in range(30)])
+    other = center.submit("other", biz_id=1, delay=60)
+    dead = kill_tasks(center, topic, 1)
+    assert toc.json("cancel", "--topic", topic, "--all", "--dry-run") == {"would_cancel": 30}
+    assert toc.json("cancel", "--topic", topic, "--biz-id", 3, "--dry-run") == {"would_cancel": 1}
+    assert "--yes" in toc.refused("cancel", "--topic", topic, "--all")
+    assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.PENDING}
+    counts = toc.json("cancel", "--topic", topic, "--all", "--yes", "--rate", 100)
+    assert counts == {"cancelled": 30, "may_have_started": 0, "too_late": 0, "unknown": 0}
+    said = _account(toc, "tasks_cancelled")
+    assert (said["selected"], said["cancelled"]) == (f"topic={topic}", 30)
+    assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.CANCELLED}
+    statuses = {row.job_id: row.status for row in center.store.read([other, *dead]).values()}
+    assert statuses == {other: TaskStatus.PENDING, dead[0]: TaskStatus.DEAD}
+
+
+def test_a_cancel_by_biz_id_says_who_did_it(toc: Toc, center: TimeoutCenter, topic: str) -> None:
+    job_id = center.submit(topic, biz_id=42, delay=60)
+    toc.ok("cancel", "--topic", topic, "--biz-id", 42)
+    assert _account(toc, "tasks_cancelled")["job_ids"] == str(job_id)
+
+
+def test_tasks_of_a_topic_or_a_biz_id_are_rescheduled(toc: Toc, center: TimeoutCenter, topic: str) -> None:
+    job_ids = center.submit_many([NewTask(topic, n, delay=60) for n in range(20)])
+    later = datetime(2030, 1, 31, 12, tzinfo=UTC)
+    words = ["--topic", topic, "--biz-id", 7, "--action-time", later.isoformat()]
+    assert toc.json("reschedule", *words, "--dry-run") == {"would_reschedule": 1}
+    assert toc.json("reschedule", *words)["rescheduled"] == 1
+    task = center.get(job_ids[7])
+    assert task is not None
+    assert task.action_time == later
+    words = ["--topic", topic, "--all", "--delay", "2h"]
+    assert "--yes" in toc.refused("reschedule", *words)
+    began = datetime.now(UTC)
+    assert toc.json("reschedule", *words, "--yes") == {
+        "rescheduled": 20, "may_have_started": 0, "too_late": 0, "unknown": 0,
+    }  # fmt: skip
+    assert _account(toc, "tasks_rescheduled")["rescheduled"] == 20
+    for row in center.store.read(job_ids).values():
+        assert 7200 <= (from_ms(row.action_time) - began).total_seconds() < 7260
+        assert row.version == (2 if row.job_id == job_ids[7] else 1), "each once"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["dead", "list", "--before", "never"], "not a time"),
+        (["dead", "list", "--after", "2030-01-31T12:00:00"], "no time zone"),
+        (["dead", "list", "--after", "1h", "--before", "2h"], "nothing lies between"),
+        (["dead", "list", "--error", ""], "--error is empty"),
+        (["dead", "list", "--biz-id", -1], "out of range"),
+        (["dead", "redrive", "--all"], "another filter"),
+        (["dead", "redrive", "--error", "x"], "another filter"),
+        (["dead", "redrive", "--topic", "none", "--all"], "no topic 'none'"),
+        (["dead", "redrive", "--error", "x", "--all", "--rate", 0], "--rate"),
+        (["dead", "redrive", "--error", "x", "--all", "--rate", "nan"], "--rate"),
+        (["dead", "redrive", 0], "not a job_id"),
+        (["dead", "purge"], "JOB_IDs, or --topic"),
+        (["dead", "purge", 5, "--topic", "order.close", "--all"], "JOB_IDs, or --topic"),
+        (["dead", "purge", "--all", "--yes"], "another filter"),
+        (["dead", "purge", "--error", "x", "--all", "--rate", "-1"], "--rate"),
+        (["cancel", "--all"], "JOB_ID, or --topic"),
+        (["cancel", 5, "--all"], "JOB_ID, or --topic"),
+        (["cancel", "--topic", "order.close", "--biz-id", 1, "--all"], "JOB_ID, or --topic"),
+        (["cancel", "--topic", "none", "--all"], "no topic 'none'"),
+        (["cancel", "--topic", "order.close", "--all", "--rate", 0], "--rate"),
+        (["reschedule", "--delay", 60], "JOB_ID, or --topic"),
+        (["reschedule", "--topic", "order.close", "--all"], "--delay or --action-time"),
+        (["reschedule", "--topic", "none", "--all", "--delay", 60], "no topic 'none'"),
+        (["reschedule", "--topic", "order.close", "--all", "--delay", "4000d"], "TOC_MAX_DELAY"),
+        (
+            [
+                "reschedule",
+                "--topic",
+                "order.close",
+                "--all",
+                "--yes",
+                "--action-time",
+                "2020-01-31T12:00:00Z",
+            ],
+            "not after now",
+        ),
+        (
+            [
+                "reschedule",
+                "--topic",
+                "order.close",
+                "--all",
+                "--yes",
+                "--action-time",
+                "2090-01-31T12:00:00",
+            ],
+            "no time zone",
+        ),
+    ],
+)
+def test_a_wrong_selection_is_refused_before_anything_is_written(
+    toc: Toc, center: TimeoutCenter, topic: str, words: list[object], says: str
+) -> None:
+    pending = center.submit(topic, biz_id=1, delay=60)
+    (dead,) = kill_tasks(center, topic, 1)
+    before = center.store.read([pending, dead])
+    assert says in toc.refused(*words)
+    assert center.store.read([pending, dead]) == before
 
 
 # --- the index --------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeper": OUTSIDE | PLAIN | {"sweep"},
     "client": SDK,
     "admin": SDK | {"client"},
+    "bulk": SDK | {"client", "admin"},
     "worker": OUTSIDE | PLAIN,
 }
 TOP = {"__init__", "cli", "demo", "gateway"}

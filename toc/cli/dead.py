@@ -1,39 +1,73 @@
-"""toc dead list | show | redrive"""
+"""toc dead list | show | redrive | purge"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toc.cli.bulk import (
+    Account,
+    After,
+    All,
+    Before,
+    DryRun,
+    ErrorText,
+    Rate,
+    Topic,
+    Yes,
+    check_rate,
+    confirm,
+    selected,
+)
 from toc.cli.output import row_record, say, show, show_one
-from toc.cli.values import JobId, Json, opened
+from toc.cli.values import Biz, JobId, Json, Text, opened
 from toc.errors import InvalidInput
+from toc.task import TaskStatus
+
+if TYPE_CHECKING:
+    from toc.client import TimeoutCenter
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that ran out of tries.")
 
-TopicName = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
+JobIds = Annotated[list[int] | None, typer.Argument(metavar="[JOB_ID]...", help="Which tasks.")]
 
 
 @app.command("list")
 def list_dead(
-    topic: TopicName = None,
+    topic: Topic = None,
+    biz: Biz = None,
+    text: Text = False,
+    after: After = None,
+    before: Before = None,
+    error: ErrorText = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many, newest first.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List dead tasks, newest first.
 
-    Example: toc dead list --topic order.close --limit 20
+    Examples: toc dead list --topic order.close --limit 20
+              toc dead list --after 2h --error "connection refused"
     """
     from toc import admin
 
     with opened() as center:
         names = {each.biz_type: each.name for each in center.store.topics.list()}
-        chosen = None if topic is None else admin.get_topic(center.store, topic)
-        rows = admin.dead_tasks(center.store, topic=chosen, limit=limit)
+        wanted = selected(
+            center,
+            TaskStatus.DEAD,
+            topic=topic,
+            biz=biz,
+            text=text,
+            after=after,
+            before=before,
+            error=error,
+        )
+        rows = admin.newest(center.store, wanted, limit)
     records = [row_record(row, names.get(row.biz_type, "?")) for row in rows]
     if not as_json:
-        keys = ("job_id", "topic", "biz_id", "action_time", "attempts", "modified", "last_error")
+        keys = ("job_id", "topic", "biz_id", "action_time", "attempts", "crashes", "ended", "last_error")
         records = [{key: record[key] for key in keys} for record in records]
     show(records, as_json=as_json, empty="no dead tasks")
 
@@ -51,35 +85,130 @@ def show_dead(job_id: JobId, as_json: Json = False) -> None:
 
 @app.command()
 def redrive(
-    job_ids: Annotated[list[int] | None, typer.Argument(metavar="[JOB_ID]...", help="Which tasks.")] = None,
-    topic: TopicName = None,
-    every: Annotated[bool, typer.Option("--all", help="With --topic: every dead task of it.")] = False,
+    job_ids: JobIds = None,
+    topic: Topic = None,
+    biz: Biz = None,
+    text: Text = False,
+    after: After = None,
+    before: Before = None,
+    error: ErrorText = None,
+    every: All = False,
+    rate: Rate = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Give dead tasks all their tries again, due now. Do it once the cause is repaired.
 
     Examples: toc dead redrive 894573895733248 894573895733249
-              toc dead redrive --topic order.close --all
+              toc dead redrive --topic order.close --all --rate 100
+              toc dead redrive --error "connection refused" --after 2h --all --dry-run
     """
+    from toc import bulk
+    from toc.log import get_logger
+
+    log = get_logger(__name__)
+    _check(job_ids, [topic, biz, after, before, error], every, rate)
+    with opened(account=True) as center:
+        chosen = _chosen(center, job_ids, topic, biz, text, after, before, error)
+        if dry_run:
+            show_one({"would_redrive": len(chosen)}, as_json=as_json)
+            return
+        account = Account(chosen, topic=topic, biz_id=biz, after=after, before=before, error=error)
+        try:
+            account.follow(bulk.redrive(center, chosen, rate))
+        finally:
+            if chosen:
+                log.info("tasks_redriven", **account.fields())
+    show_one(account.counts or {"redriven": 0, "not_indexed_yet": 0}, as_json=as_json)
+    _all_of_them(job_ids, account.counts["redriven"] if account.counts else 0)
+
+
+@app.command()
+def purge(
+    job_ids: JobIds = None,
+    topic: Topic = None,
+    biz: Biz = None,
+    text: Text = False,
+    after: After = None,
+    before: Before = None,
+    error: ErrorText = None,
+    every: All = False,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete dead tasks for good, their rows too. Asks first.
+
+    Ends with 4 if some were left because their Redis server was out of reach.
+
+    Examples: toc dead purge 894573895733248
+              toc dead purge --topic order.close --before 30d --all --dry-run
+    """
+    from toc import bulk
+    from toc.log import get_logger
+
+    log = get_logger(__name__)
+    _check(job_ids, [topic, biz, after, before, error], every, rate)
+    with opened(account=True) as center:
+        chosen = _chosen(center, job_ids, topic, biz, text, after, before, error)
+        if dry_run:
+            show_one({"would_purge": len(chosen)}, as_json=as_json)
+            return
+        if chosen:
+            confirm(f"delete {len(chosen)} dead tasks for good", yes=yes)
+        account = Account(chosen, topic=topic, biz_id=biz, after=after, before=before, error=error)
+        try:
+            account.follow(bulk.purge_dead(center, chosen, rate))
+        finally:
+            if chosen:
+                log.info("dead_purged", **account.fields())
+    counts = account.counts or {"purged": 0, "left": 0}
+    show_one(counts, as_json=as_json)
+    if counts["left"]:
+        say(f"{counts['left']} were left: their Redis server is out of reach; purge them again")
+        raise typer.Exit(4)
+    _all_of_them(job_ids, counts["purged"])
+
+
+def _check(job_ids: list[int] | None, filters: Sequence[str | None], every: bool, rate: float | None) -> None:
+    filtered = any(one is not None for one in filters)
+    if bool(job_ids) == (filtered and every) or every != filtered:
+        raise InvalidInput("give JOB_IDs, or --topic NAME (or another filter) together with --all")
+    check_rate(rate)
+
+
+def _chosen(
+    center: TimeoutCenter,
+    job_ids: list[int] | None,
+    topic: str | None,
+    biz: str | None,
+    text: bool,
+    after: str | None,
+    before: str | None,
+    error: str | None,
+) -> Sequence[int]:
     from toc import admin
 
-    if bool(job_ids) == (topic is not None and every) or every != (topic is not None):
-        raise InvalidInput("give JOB_IDs, or --topic NAME together with --all")
-    with opened() as center:
-        topics = center.store.topics.list()
-        if topic is not None:
-            chosen = admin.all_dead_ids(center.store, admin.get_topic(center.store, topic))
-        else:
-            chosen = iter(admin.checked_job_ids(job_ids or []))
-        result = admin.redrive(
-            center.store,
-            center.queues,
-            topics,
-            chosen,
-            now_ms=center.clock.now_ms,
-            progress=lambda count: say(f"{count} redriven"),
+    if job_ids:
+        rows = center.store.read(admin.checked_job_ids(job_ids))
+        return [job_id for job_id, row in rows.items() if row.status == TaskStatus.DEAD]
+    return center.store.ids(
+        selected(
+            center,
+            TaskStatus.DEAD,
+            topic=topic,
+            biz=biz,
+            text=text,
+            after=after,
+            before=before,
+            error=error,
         )
-    show_one({"redriven": result.tasks, "not_indexed_yet": result.unindexed}, as_json=as_json)
-    if job_ids and result.tasks < len(set(job_ids)):
-        say(f"{len(set(job_ids)) - result.tasks} of them are not dead, or not known, and were left alone")
+    )
+
+
+def _all_of_them(job_ids: list[int] | None, done: int) -> None:
+    """Say so, and end with 1, where ids were given that nothing was done to."""
+    if job_ids and done < len(set(job_ids)):
+        say(f"{len(set(job_ids)) - done} of them are not dead, or not known, and were left alone")
         raise typer.Exit(1)

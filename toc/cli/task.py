@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toc.cli.bulk import Account, DryRun, Rate, Yes, check_rate, confirm, selected
 from toc.cli.output import print_json, say, show, show_one, task_record
 from toc.cli.values import Biz, JobId, Json, Text, attribute, biz_id, duration, instant, opened
-from toc.errors import InvalidInput
+from toc.errors import InvalidInput, NaiveDatetime, NotInFuture
+from toc.task import TaskStatus
+
+if TYPE_CHECKING:
+    from toc.client import TimeoutCenter
 
 
 def submit(
@@ -87,25 +95,48 @@ def find(
 
 def cancel(
     job_id: Annotated[int | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")] = None,
-    topic: Annotated[str | None, typer.Option(help="With --biz-id: every task of it on this topic.")] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="With --biz-id: every task of it on this topic. With --all: every task."),
+    ] = None,
     biz: Biz = None,
     text: Text = False,
+    every: Annotated[bool, typer.Option("--all", help="With --topic: every pending task of it.")] = False,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Cancel a task, or all tasks of a biz_id on a topic, and say what came of it.
+    """Cancel a task, all tasks of a biz_id on a topic, or all of a topic, and say what came of it.
 
     Ends with 0 only if every task is cancelled and was never started.
 
     Examples: toc cancel 894573895733248
               toc cancel --topic order.close --biz-id 42
+              toc cancel --topic order.close --all --rate 200
     """
-    with opened() as center:
-        if job_id is not None and biz is None and topic is None:
+    from toc.log import get_logger
+
+    log = get_logger(__name__)
+    one = job_id is not None and biz is None and topic is None and not every
+    if not one and (job_id is not None or topic is None or (biz is not None) == every):
+        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
+    check_rate(rate)
+    with opened(account=not one) as center:
+        if dry_run:
+            chosen = [job_id] if job_id is not None else _pending(center, topic, biz, text)
+            show_one({"would_cancel": len(chosen)}, as_json=as_json)
+            return
+        if job_id is not None:
             outcomes = {job_id: center.cancel(job_id)}
-        elif job_id is None and biz is not None and topic is not None:
+        elif biz is not None and topic is not None:
             outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
+            account = Account(list(outcomes), topic=topic, biz_id=biz)
+            account.counts = dict(Counter(outcome.value for outcome in outcomes.values()))
+            log.info("tasks_cancelled", **account.fields())
         else:
-            raise InvalidInput("give a JOB_ID, or --topic together with --biz-id")
+            _cancel_all(center, topic or "", rate, yes=yes, as_json=as_json)
+            return
     records = [{"job_id": job, "outcome": outcome.value} for job, outcome in outcomes.items()]
     if job_id is not None:
         show_one(records[0], as_json=as_json)
@@ -115,36 +146,118 @@ def cancel(
         raise typer.Exit(1)
 
 
+def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: bool, as_json: bool) -> None:
+    from toc import bulk
+    from toc.log import get_logger
+
+    log = get_logger(__name__)
+    chosen = _pending(center, topic, None, False)
+    if chosen:
+        confirm(f"cancel {len(chosen)} pending tasks of {topic}", yes=yes)
+    account = Account(chosen, topic=topic)
+    try:
+        account.follow(bulk.cancel(center, chosen, rate))
+    finally:
+        if chosen:
+            log.info("tasks_cancelled", **account.fields())
+    show_one(account.counts or {"cancelled": 0}, as_json=as_json)
+    if sum(account.counts.values()) > account.counts.get("cancelled", 0):
+        raise typer.Exit(1)
+
+
 def reschedule(
-    job_id: JobId,
+    job_id: Annotated[int | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")] = None,
     delay: Annotated[
         str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")
     ] = None,
     action_time: Annotated[
         str | None, typer.Option(metavar="TIME", help="When: ISO 8601 with a zone, 2030-01-31T12:00:00Z.")
     ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="With --biz-id: its pending tasks on this topic. With --all: every one."),
+    ] = None,
+    biz: Biz = None,
+    text: Text = False,
+    every: Annotated[bool, typer.Option("--all", help="With --topic: every pending task of it.")] = False,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Give a pending task another deadline, with all its tries.
+    """Give a pending task, those of a biz_id on a topic, or all of a topic another deadline, with all tries.
 
-    Example: toc reschedule 894573895733248 --delay 2h
+    Ends with 0 only if every task is rescheduled and was not due yet.
+
+    Examples: toc reschedule 894573895733248 --delay 2h
+              toc reschedule --topic order.close --biz-id 42 --action-time 2030-01-31T12:00:00Z
+              toc reschedule --topic order.close --all --delay 1h --rate 100
     """
-    from datetime import UTC, datetime, timedelta
-
     if (delay is None) == (action_time is None):
         raise InvalidInput("give --delay or --action-time")
-    with opened() as center:
-        if action_time is not None:
-            due = instant(action_time)
-        else:
-            seconds = duration(delay or "")
-            if seconds > center.settings.max_delay:
-                raise InvalidInput(
-                    f"{delay} is further ahead than TOC_MAX_DELAY={center.settings.max_delay:g} s"
-                )
-            due = datetime.now(UTC) + timedelta(seconds=seconds)
-        outcome = center.reschedule(job_id, action_time=due)
-    show_one({"job_id": job_id, "outcome": outcome.value, "action_time": due.isoformat()}, as_json=as_json)
+    one = job_id is not None and biz is None and topic is None and not every
+    if not one and (job_id is not None or topic is None or (biz is not None) == every):
+        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
+    check_rate(rate)
+    with opened(account=not one) as center:
+        due = _due(center, delay, action_time)
+        if not one or dry_run:
+            chosen = [job_id] if job_id is not None else _pending(center, topic, biz, text)
+            if dry_run:
+                show_one({"would_reschedule": len(chosen)}, as_json=as_json)
+            else:
+                _reschedule_many(center, chosen, due, rate, topic or "", biz, yes=yes, as_json=as_json)
+            return
+        at = due()
+        outcome = center.reschedule(job_id or 0, action_time=at)
+    show_one({"job_id": job_id, "outcome": outcome.value, "action_time": at.isoformat()}, as_json=as_json)
     if outcome.value != "rescheduled":
         say("the task was not simply rescheduled")
         raise typer.Exit(1)
+
+
+def _reschedule_many(
+    center: TimeoutCenter,
+    chosen: Sequence[int],
+    due: Callable[[], datetime],
+    rate: float | None,
+    topic: str,
+    biz: str | None,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    from toc import bulk
+    from toc.log import get_logger
+
+    log = get_logger(__name__)
+    if due() <= datetime.now(UTC):
+        raise NotInFuture(f"{due().isoformat()} is not after now")
+    if chosen and biz is None:
+        confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
+    account = Account(chosen, topic=topic, biz_id=biz, action_time=due().isoformat())
+    try:
+        account.follow(bulk.reschedule(center, chosen, due, rate))
+    finally:
+        if chosen:
+            log.info("tasks_rescheduled", **account.fields())
+    show_one(account.counts or {"rescheduled": 0}, as_json=as_json)
+    if sum(account.counts.values()) > account.counts.get("rescheduled", 0):
+        raise typer.Exit(1)
+
+
+def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> Callable[[], datetime]:
+    """When the tasks are to be due, asked for as each is moved."""
+    if action_time is not None:
+        at = instant(action_time)
+        if at.tzinfo is None:
+            raise NaiveDatetime(f"{action_time!r} has no time zone; append Z or an offset such as +01:00")
+        return lambda: at
+    seconds = duration(delay or "")
+    if seconds > center.settings.max_delay:
+        raise InvalidInput(f"{delay} is further ahead than TOC_MAX_DELAY={center.settings.max_delay:g} s")
+    return lambda: datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def _pending(center: TimeoutCenter, topic: str | None, biz: str | None, text: bool) -> Sequence[int]:
+    return center.store.ids(selected(center, TaskStatus.PENDING, topic=topic, biz=biz, text=text))

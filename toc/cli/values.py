@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput
+from toc.clock import to_ms
+from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime
 
 if TYPE_CHECKING:
     from toc.client import TimeoutCenter
@@ -63,6 +67,17 @@ def instant(text: str) -> datetime:
         ) from None
 
 
+def moment(text: str, now_ms: int) -> int:
+    """A time past, in milliseconds: an age such as ``2h``, or ISO 8601 with a zone. Raises InvalidInput."""
+    try:
+        return max(0, now_ms - round(duration(text) * 1000))
+    except InvalidDelay:
+        at = instant(text)
+    if at.tzinfo is None:
+        raise NaiveDatetime(f"{text!r} has no time zone; append Z or an offset such as +01:00")
+    return max(0, to_ms(at))
+
+
 def biz_id(text: str, *, as_text: bool) -> int | str:
     """``42`` is the number 42 unless ``as_text``; ``007`` and ``order-42`` are texts."""
     if not as_text and _WHOLE_NUMBER.fullmatch(text):
@@ -100,9 +115,21 @@ def load_settings(*, daemon: bool = False) -> Settings:
 
 
 @contextmanager
-def opened() -> Iterator[TimeoutCenter]:
-    """A TimeoutCenter by the settings, closed at the end. Servers are reached on first use."""
+def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
+    """A TimeoutCenter by the settings, closed at the end. Servers are reached on first use.
+
+    ``account``: log also what is in order, since that says who did what.
+    """
     from toc.client import TimeoutCenter
 
-    with TimeoutCenter(load_settings()) as center:
+    with TimeoutCenter(load_settings(daemon=account)) as center:
         yield center
+
+
+def who() -> str:
+    """The operator, as ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toc.cli.output import console, instant, say, show, table
-from toc.cli.values import Json, load_settings, opened
+from toc.cli.values import Json, load_settings, opened, who
 from toc.errors import ConfigError, IndexUnavailable, InvalidInput
 
 if TYPE_CHECKING:
@@ -113,7 +111,7 @@ def workers(as_json: Json = False) -> None:
 def drain(host: Host) -> None:
     """Take all slots from a host and give it none until `toc undrain`; before you stop or repair it."""
     with _operator(load_settings()) as visit:
-        visit.drain(host, by=_who())
+        visit.drain(host, by=who())
     say(f"{host} is being drained; `toc workers` shows when it owns nothing")
 
 
@@ -130,7 +128,7 @@ def pin(
 ) -> None:
     """Put a slot on a host or worker; while that is not there, the slot goes where balance puts it."""
     with opened() as center, _operator(center.settings) as visit:
-        visit.pin(_slot(center, slot), target, by=_who())
+        visit.pin(_slot(center, slot), target, by=who())
     say(f"{slot} is pinned to {target}")
 
 
@@ -147,7 +145,7 @@ def rebalance(
 ) -> None:
     """Spread every topic's slots evenly over the workers, and show what moves."""
     with _operator(load_settings()) as visit:
-        moves = visit.rebalance(by=_who(), dry_run=dry_run)
+        moves = visit.rebalance(by=who(), dry_run=dry_run)
     records = [{"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new} for move in moves]
     show(records, as_json=as_json, empty="nothing to move: all is even")
 
@@ -161,10 +159,6 @@ def _operator(settings: Settings) -> Operator:
             "set TOC_ZOOKEEPER to run several hosts as a cluster"
         )
     return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
-
-
-def _who() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def _slot(center: TimeoutCenter, name: str) -> Slot:

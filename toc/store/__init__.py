@@ -6,6 +6,7 @@
 from toc.store.batch import Failure, Finish, Guard
 from toc.store.check import ShardStatus
 from toc.store.scan import DueRow, Position
+from toc.store.select import Selection
 from toc.store.store import Store
 from toc.store.topics import TopicTable
 
@@ -15,6 +16,7 @@ __all__ = [
     "Finish",
     "Guard",
     "Position",
+    "Selection",
     "ShardStatus",
     "Store",
     "TopicTable",

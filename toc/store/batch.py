@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from toc.sharding import BizId
 from toc.store import rows as sql
 from toc.store.schema import MAX_ERROR_CHARS
 from toc.store.server import Result, Server, Statement
@@ -94,36 +93,6 @@ class Batches:
 
         parts = self._shards.each(self._shards.group(job_ids), read)
         return {row.job_id: row for part in parts for row in part}
-
-    def dead(
-        self,
-        tables: Iterable[int],
-        *,
-        biz_type: int | None = None,
-        biz: BizId | None = None,
-        after: tuple[int, int] | None = None,
-        limit: int = 100,
-    ) -> list[TaskRow]:
-        """Dead rows, the newest death first (see Store.dead)."""
-
-        def select(server: Server, name: str) -> str:
-            where = f"status={DEAD}"
-            if biz_type is not None:
-                where += f" AND biz_type={biz_type:d}"
-            if biz is not None:
-                key = "IS NULL" if biz.key is None else f"= X'{biz.key.encode().hex()}'"
-                where += f" AND biz_id={biz.number:d} AND biz_key {key}"
-            if after is not None:
-                died, job_id = server.instant(after[0]), f"{after[1]:d}"
-                where += f" AND (next_time<{died} OR (next_time={died} AND job_id<{job_id}))"
-            return (
-                f"SELECT {sql.columns(server)} FROM {name} WHERE {where} "
-                f"ORDER BY next_time DESC, job_id DESC LIMIT {limit:d}"
-            )
-
-        rows = sql.task_rows(self._scan(tables, select))
-        rows.sort(key=lambda row: (row.next_time, row.job_id), reverse=True)
-        return rows[:limit]
 
     def stamped_amounts(self, biz_type: int) -> set[int]:
         """The slot_amounts that pending rows of a biz_type carry."""

@@ -16,6 +16,7 @@ from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard
 from toc.store.check import require
 from toc.store.ended import FINAL, Ended, EndedRow, Place
 from toc.store.scan import Scans
+from toc.store.select import Selection, Selections
 from toc.store.server import TRIES, Statement
 from toc.store.shards import Layout, Shards
 from toc.store.submit import Submitter, Then
@@ -59,6 +60,7 @@ class Store:
         self._last_stamp = 0
         self._batches = Batches(self._shards, self._stamp)
         self._ended = Ended(self._shards)
+        self._selections = Selections(self._shards)
         self._submitter = Submitter(self._shards, JobIds(clock))
         self.scans = Scans(self._shards)
         self.topics = TopicTable(self._shards.topic_server, self._shards.topic_name, clock)
@@ -201,23 +203,17 @@ class Store:
 
     # --- scanning ------------------------------------------------------------------------------------------
 
-    def dead(
-        self,
-        tables: Iterable[int] | None = None,
-        *,
-        biz_type: int | None = None,
-        biz: BizId | None = None,
-        after: TaskRow | None = None,
-        limit: int = 100,
-    ) -> list[TaskRow]:
-        """Dead rows of these tables (None: all), the newest death first.
+    def newest(self, wanted: Selection, limit: int, *, after: TaskRow | None = None) -> list[TaskRow]:
+        """At most ``limit`` of the rows that are meant, the latest first: dead ones by their death.
 
         ``after`` is the last row of the page before.
         """
-        if tables is None:
-            tables = range(self._shards.tables) if biz is None else [biz.crc % self._shards.tables]
-        start = None if after is None else (after.next_time, after.job_id)
-        return self._batches.dead(tables, biz_type=biz_type, biz=biz, after=start, limit=limit)
+        place = None if after is None else (after.next_time, after.job_id)
+        return self._selections.newest(wanted, limit, after=place)
+
+    def ids(self, wanted: Selection) -> Sequence[int]:
+        """The job_ids of all rows that are meant now."""
+        return self._selections.ids(wanted)
 
     def stamped_amounts(self, biz_type: int) -> set[int]:
         """The slot_amounts that pending rows of a biz_type carry. Reads every pending row, so not often."""

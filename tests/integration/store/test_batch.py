@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toc.sharding import BizId
-from toc.store import Failure, Finish, Guard, Store
+from toc.store import Failure, Finish, Guard, Selection, Store
 from toc.task import TaskRow, TaskStatus
 
 NewRow = Callable[..., TaskRow]
@@ -270,23 +270,25 @@ def test_the_dead_are_listed_newest_first_page_by_page(fresh_store: Store, new_r
         fresh_store.die([failure(row)])
     newest_first = [row.job_id for row in rows[24::-1]]
 
-    pages = [fresh_store.dead(limit=10)]
+    dead = Selection(TaskStatus.DEAD)
+    pages = [fresh_store.newest(dead, 10)]
     while len(pages[-1]) == 10:
-        pages.append(fresh_store.dead(limit=10, after=pages[-1][-1]))
+        pages.append(fresh_store.newest(dead, 10, after=pages[-1][-1]))
 
     assert [len(page) for page in pages] == [10, 10, 5]
     assert [row.job_id for page in pages for row in page] == newest_first
-    assert [row.job_id for row in fresh_store.dead(biz_type=7)] == [
+    assert [row.job_id for row in fresh_store.newest(Selection(TaskStatus.DEAD, biz_type=7), 100)] == [
         row.job_id for row in rows[24::-1] if row.biz_type == 7
     ]
     some = rows[3]
-    assert [row.job_id for row in fresh_store.dead(biz=BizId.of(some.biz_id))] == [some.job_id]
-    assert fresh_store.dead(biz=BizId.of("text")) == []
+    of_biz = Selection(TaskStatus.DEAD, biz=BizId.of(some.biz_id))
+    assert [row.job_id for row in fresh_store.newest(of_biz, 100)] == [some.job_id]
+    assert fresh_store.newest(Selection(TaskStatus.DEAD, biz=BizId.of("text")), 100) == []
 
 
 def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> None:
     row = dead_row(store, new_row("order-é"))
-    assert row in store.dead(biz=BizId.of("order-é"))
+    assert row in store.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), 100)
 
 
 def test_stamped_amounts_are_those_of_pending_rows(fresh_store: Store, new_row: NewRow) -> None:

@@ -1,0 +1,92 @@
+"""What an operator's filters mean, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from toc.sharding import BizId
+from toc.store import Selection, Store
+from toc.store.select import PAGE
+from toc.task import TaskRow, TaskStatus
+
+NewRow = Callable[..., TaskRow]
+T0 = 1_900_000_000_000
+DEAD = int(TaskStatus.DEAD)
+
+
+@pytest.fixture
+def rows(fresh_store: Store, new_row: NewRow) -> list[TaskRow]:
+    """Twelve dead rows of two types, one second apart, and some that are not dead."""
+    dead = [
+        new_row(
+            status=DEAD,
+            biz_type=7 + n % 2,
+            biz_id=None if n else "order-é",
+            next_time=T0 + n * 1000,
+            last_error=f"Error {n}: 100%_'\\ é" if n % 3 == 0 else "other" if n % 3 == 1 else None,
+        )
+        for n in range(12)
+    ]
+    others = [
+        new_row(status=status, next_time=T0 + 500, last_error="Error")
+        for status in (0, 2, 3)
+        for _ in range(3)
+    ]
+    fresh_store.insert_many(dead + others)
+    return dead
+
+
+def _both(store: Store, **filters: Any) -> list[int]:
+    """The ids that are shown, newest first; the same must be gathered."""
+    wanted = Selection(TaskStatus.DEAD, **filters)
+    shown = [row.job_id for row in store.newest(wanted, 1000)]
+    assert sorted(store.ids(wanted)) == sorted(shown)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("filters", "meant"),
+    [
+        ({}, range(12)),
+        ({"biz_type": 7}, range(0, 12, 2)),
+        ({"since": T0 + 3000}, range(3, 12)),
+        ({"before": T0 + 3000}, range(3)),
+        ({"since": T0 + 2000, "before": T0 + 5000, "biz_type": 8}, (3,)),
+        ({"error": "Error"}, (0, 3, 6, 9)),
+        ({"error": "error"}, ()),
+        ({"error": "9: 100%_'\\ é"}, (9,)),
+        ({"error": "%"}, (0, 3, 6, 9)),
+        ({"error": "100_"}, ()),
+        ({"error": "\0"}, ()),
+        ({"biz": BizId.of("order-é")}, (0,)),
+        ({"biz": BizId.of("order-é"), "biz_type": 8}, ()),
+        ({"biz": BizId.of("order-é"), "error": "é", "before": T0 + 1}, (0,)),
+        ({"biz": BizId.of(5)}, ()),
+    ],
+)
+def test_a_selection_means_the_rows_that_meet_every_filter(
+    fresh_store: Store, rows: list[TaskRow], filters: dict[str, Any], meant: Any
+) -> None:
+    assert _both(fresh_store, **filters) == [rows[n].job_id for n in reversed(meant)]
+
+
+def test_the_newest_of_many_tables_come_page_by_page(fresh_store: Store, rows: list[TaskRow]) -> None:
+    wanted = Selection(TaskStatus.DEAD)
+    first = fresh_store.newest(wanted, 5)
+    second = fresh_store.newest(wanted, 100, after=first[-1])
+    assert first == rows[:6:-1]
+    assert second == rows[6::-1]
+
+
+def test_all_ids_are_gathered_however_many_died_in_one_instant(fresh_store: Store, new_row: NewRow) -> None:
+    many = [
+        new_row(status=DEAD, next_time=T0, biz_id=1, biz_type=7 if n % 100 else 8) for n in range(PAGE + 700)
+    ]
+    few = [new_row(status=DEAD, next_time=T0 + 1, biz_id=n) for n in range(2, 50)]
+    fresh_store.insert_many([*many, *few])
+    found = fresh_store.ids(Selection(TaskStatus.DEAD, biz_type=7))
+    assert sorted(found) == sorted(row.job_id for row in many + few if row.biz_type == 7)
+    assert len(fresh_store.ids(Selection(TaskStatus.DEAD, biz_type=8))) == 27

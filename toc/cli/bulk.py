@@ -1,0 +1,135 @@
+"""What commands over many tasks share: options, the selection, confirmation, progress, the account of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toc.cli.output import say
+from toc.cli.values import biz_id, moment, who
+from toc.errors import InvalidInput
+from toc.task import TaskStatus
+
+if TYPE_CHECKING:
+    from toc.bulk import Counts, Step
+    from toc.client import TimeoutCenter
+    from toc.store import Selection
+
+Topic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
+After = Annotated[
+    str | None,
+    typer.Option("--after", metavar="TIME", help="Dead since: an age such as 2h, or ISO 8601 with a zone."),
+]
+Before = Annotated[str | None, typer.Option("--before", metavar="TIME", help="Dead before then; as --after.")]
+ErrorText = Annotated[
+    str | None, typer.Option("--error", metavar="TEXT", help="Only where the last error contains this.")
+]
+All = Annotated[bool, typer.Option("--all", help="Every task that the filters leave.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most so many tasks per second.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+TELL_SECONDS = 5.0
+SHOWN_IDS = 100
+
+
+def selected(
+    center: TimeoutCenter,
+    status: TaskStatus,
+    *,
+    topic: str | None,
+    biz: str | None,
+    text: bool,
+    after: str | None = None,
+    before: str | None = None,
+    error: str | None = None,
+) -> Selection:
+    """What the filters mean. Raises InvalidInput, UnknownTopic, InvalidBizId before anything is done."""
+    from toc import admin
+    from toc.sharding import BizId
+    from toc.store import Selection
+
+    now = center.clock.now_ms()
+    since = None if after is None else moment(after, now)
+    until = None if before is None else moment(before, now)
+    if since is not None and until is not None and since >= until:
+        raise InvalidInput(f"--after {after} is not before --before {before}: nothing lies between them")
+    if error == "":
+        raise InvalidInput("--error is empty; give a part of the error's text")
+    if until is None and status is TaskStatus.DEAD:
+        until = now + 1000  # what dies again meanwhile is not met twice
+    return Selection(
+        status,
+        biz_type=None if topic is None else admin.get_topic(center.store, topic).biz_type,
+        biz=None if biz is None else BizId.of(biz_id(biz, as_text=text)),
+        since=since,
+        before=until,
+        error=error,
+    )
+
+
+def check_rate(rate: float | None) -> None:
+    """Raises InvalidInput."""
+    if rate is not None and not (isfinite(rate) and 0 < rate <= 1e6):
+        raise InvalidInput(f"--rate must be more than 0 and at most 1000000 per second, not {rate:g}")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask, unless told not to. Raises InvalidInput where nobody can answer; typer.Exit for a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{question}: add --yes to do it without being asked")
+    if not typer.confirm(f"{question}?", err=True):
+        say("nothing was done")
+        raise typer.Exit(1)
+
+
+class Account:
+    """What a command has done so far, for the line that says who did what."""
+
+    def __init__(self, job_ids: Sequence[int], **filters: object) -> None:
+        self.counts: Counts = {}
+        self._job_ids = job_ids
+        self._filters = filters
+
+    def fields(self) -> dict[str, object]:
+        """The fields of its log event: who, which tasks, how many of them came to what."""
+        chosen = ", ".join(f"{name}={value}" for name, value in self._filters.items() if value is not None)
+        ids = ", ".join(str(job_id) for job_id in self._job_ids[:SHOWN_IDS])
+        more = f" and {len(self._job_ids) - SHOWN_IDS} more" if len(self._job_ids) > SHOWN_IDS else ""
+        return {"by": who(), "selected": chosen, "job_ids": ids + more, **self.counts}
+
+    def follow(self, steps: Iterator[Step]) -> None:
+        """Do it all, and show how far it has come: a bar on a terminal, else a line now and then."""
+        with _progress(len(self._job_ids)) as show:
+            for step in steps:
+                self.counts = step.counts
+                show(step.done)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("tasks", total=total)
+            yield lambda done: progress.update(bar, completed=done)
+        return
+    told = time.monotonic()
+
+    def tell(done: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= TELL_SECONDS:
+            told = time.monotonic()
+            say(f"{done} of {total}")
+
+    yield tell

@@ -1,0 +1,159 @@
+"""Rows that an operator means: by status, topic, biz_id, time and error.
+
+To show some, the newest come first. To do something to all of them, their ids are gathered table by table in
+the order of next_time; a statement reads a bounded number of rows however few of them are meant.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are hexadecimal literals
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from toc.sharding import BizId
+from toc.store import rows as sql
+from toc.store.ended import Place
+from toc.store.server import Server, Statement
+from toc.store.shards import Shards
+from toc.task import TaskRow, TaskStatus
+
+PAGE = 2000
+"""Rows that one statement looks at."""
+PROBE = 20
+"""Rows of each table that the first look at all tables reads."""
+END_OF_TIME = 253_402_300_799_000  # the last second of the year 9999, the last that DATETIME holds
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows are meant; None: any.
+
+    ``since`` <= next_time < ``before``, in milliseconds: of a dead row that is when it died, of a pending one
+    when its next try is due. ``error`` is a part of last_error, as it is written.
+    """
+
+    status: TaskStatus
+    biz_type: int | None = None
+    biz: BizId | None = None
+    since: int | None = None
+    before: int | None = None
+    error: str | None = None
+
+
+class Selections:
+    """Finds what is meant. Thread-safe. Raises StoreUnavailable."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def newest(self, wanted: Selection, limit: int, *, after: Place | None = None) -> list[TaskRow]:
+        """At most ``limit`` rows, the latest next_time first. ``after``: the place of the last row before."""
+
+        def select(server: Server, names: Sequence[str]) -> list[tuple[int, int]]:
+            where = _range(server, wanted, END_OF_TIME) + "".join(f" AND {one}" for one in _marks(wanted))
+            if after is not None:
+                at, job_id = server.instant(after[0]), f"{after[1]:d}"
+                where += f" AND (next_time<{at} OR (next_time={at} AND job_id<{job_id}))"
+            selects = [
+                f"SELECT {server.milliseconds('next_time')} AS moment,job_id FROM {name} WHERE {where} "
+                f"ORDER BY next_time DESC,job_id DESC LIMIT {limit:d}"
+                for name in names
+            ]
+            return [
+                (row[0], row[1]) for result in server.run(sql.unions(server, selects)) for row in result.rows
+            ]
+
+        def read(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
+            what = sql.columns(server)
+            return sql.task_rows(server.run(sql.select_by_id(server, what, self._shards.names, ids)))
+
+        of_server = self._shards.group_tables(dict.fromkeys(self._tables(wanted)))
+        names = self._shards.names
+        parts = self._shards.each(
+            of_server, lambda server, part: select(server, [names[table] for table in part])
+        )
+        places = sorted((place for part in parts for place in part), reverse=True)[:limit]
+        found = self._shards.each(self._shards.group(job_id for _, job_id in places), read)
+        rows = [row for part in found for row in part if row.status == wanted.status]
+        return sorted(rows, key=lambda row: (row.next_time, row.job_id), reverse=True)
+
+    def ids(self, wanted: Selection) -> array[int]:
+        """The job_ids of all that are meant now. Eight bytes each are held."""
+        found = array("Q")
+        if wanted.biz is not None:  # they are few, and an index leads to them
+            (table,) = self._tables(wanted)
+            server = self._shards.server_of[table]
+            where = " AND ".join([_range(server, wanted, END_OF_TIME), *_marks(wanted)])
+            select = f"SELECT job_id FROM {self._shards.names[table]} WHERE {where}"
+            found.extend(row[0] for row in server.run([Statement(select)])[0].rows)
+            return found
+        before = END_OF_TIME if wanted.before is None else wanted.before
+        start = (max(wanted.since or 0, 0), 0)
+        pages = dict.fromkeys(self._tables(wanted), start)
+        limit = PROBE if len(pages) > 1 else PAGE
+        while pages:
+            rows = self._page(wanted, pages, before, limit)
+            full: dict[int, Place] = {}
+            for table, page in rows.items():
+                found.extend(job_id for _, job_id, hit in page if hit)
+                if len(page) == limit:
+                    full[table] = (page[-1][0], page[-1][1])
+            # The first look is at all tables; those with more are worked on one by one.
+            rest = {table: place for table, place in pages.items() if table not in rows} | full
+            pages, limit = rest, PAGE
+        return found
+
+    def _page(
+        self, wanted: Selection, places: Mapping[int, Place], before: int, limit: int
+    ) -> dict[int, list[tuple[int, int, int]]]:
+        """(next_time, job_id, whether it is meant), of as many tables as one look takes."""
+        tables = list(places) if limit == PROBE else list(places)[:1]
+
+        def read(server: Server, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
+            hit = " AND ".join(_marks(wanted)) or "1=1"
+            selects = []
+            for table in part:
+                at, job_id = places[table]
+                selects.append(
+                    f"SELECT {table:d} AS tab,{server.milliseconds('next_time')} AS moment,job_id,"
+                    f"CASE WHEN {hit} THEN 1 ELSE 0 END AS hit FROM {self._shards.names[table]} "
+                    f"WHERE status={wanted.status:d} AND next_time>={server.instant(at)} "
+                    f"AND next_time<{server.instant(before)} "
+                    f"AND (next_time>{server.instant(at)} OR job_id>{job_id:d}) "
+                    f"ORDER BY next_time,job_id LIMIT {limit:d}"
+                )
+            pages: dict[int, list[tuple[int, int, int]]] = {table: [] for table in part}
+            for result in server.run(sql.unions(server, selects)):
+                for row in result.rows:
+                    pages[row[0]].append((row[1], row[2], row[3]))
+            for page in pages.values():
+                page.sort()
+            return pages
+
+        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), read)
+        return {table: page for part in parts for table, page in part.items()}
+
+    def _tables(self, wanted: Selection) -> Iterable[int]:
+        return range(self._shards.tables) if wanted.biz is None else [wanted.biz.crc % self._shards.tables]
+
+
+def _range(server: Server, wanted: Selection, until: int) -> str:
+    """The part of the index (status, next_time) that is asked for."""
+    before = until if wanted.before is None else wanted.before
+    where = f"status={wanted.status:d} AND next_time<{server.instant(before)}"
+    return where if wanted.since is None else f"{where} AND next_time>={server.instant(wanted.since)}"
+
+
+def _marks(wanted: Selection) -> list[str]:
+    """What a row must have besides."""
+    marks = []
+    if wanted.biz_type is not None:
+        marks.append(f"biz_type={wanted.biz_type:d}")
+    if wanted.biz is not None:
+        key = "IS NULL" if wanted.biz.key is None else f"= X'{wanted.biz.key.encode().hex()}'"
+        marks.append(f"biz_id={wanted.biz.number:d} AND biz_key {key}")
+    if wanted.error is not None:
+        marks.append(f"INSTR(last_error,X'{wanted.error.encode(errors='replace').hex()}')>0")
+    return marks
