@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from fault.conftest import Build, Verdict
 from fault.kit import servers
-from fault.kit.load import tasks
+from fault.kit.load import Load, tasks
 from fault.kit.proxy import Proxy
+from fault.kit.servers import Sentinel, cluster_replica
 from harness.system import System
 
 from toc import CancelOutcome
-from toc.local.servers import RedisServer
+from toc.local.process import until
+from toc.local.servers import RedisCluster, RedisServer
 from toc.task import TaskRow
 
 
@@ -50,6 +54,61 @@ def test_a_failover_that_loses_adds_and_removals_costs_no_task_and_no_second_run
     assert judged.counts["processed"] == len(kept) - len(cancelled) + len(later) + len(lost)
     # What came back is dropped, one by one, as the row check meets it.
     system.wait(lambda: not servers.queued(replica), "nothing is left of it", 20)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_promotes_a_replica_by_itself_loses_and_doubles_nothing(
+    build: Build, launch: Callable[..., RedisCluster], tmp_path: Path, verdict: Verdict
+) -> None:
+    line = verdict(3, "failover", "Redis Cluster, by itself")
+    cluster = launch(RedisCluster)
+    system = build(cluster.url)
+    victim = cluster.nodes[0]
+    with cluster_replica(victim, tmp_path / "replica") as replica:
+        system.start()
+        system.client.submit_many(tasks(2000, ahead=(0.5, 8.0), fail=0.1))
+        with Load(system.client, rate=150, ahead=(0.1, 2.0)) as load:
+            system.wait(lambda: len(load.job_ids) > 150, "the load runs", 10)
+            held = len(servers.queued(victim))
+            with system.recorder.fault("redis_loss"):
+                victim.kill()
+                system.wait(lambda: _role(replica) == "master", "the replica is the master", 20)
+            before = len(load.job_ids)
+            system.wait(lambda: len(load.job_ids) > before + 300, "the load goes on", 20)
+        line.prove(held > 10, f"the master died with {held} entries, its replica was promoted")
+        assert not load.errors
+        line.judge(system, within=6, at_most=20)
+        system.stop()
+
+
+@pytest.mark.slow
+def test_a_failover_by_sentinels_loses_and_doubles_nothing(
+    build: Build, launch: Callable[..., RedisServer], tmp_path: Path, verdict: Verdict
+) -> None:
+    line = verdict(3, "failover", "sentinel")
+    master, replica = launch(RedisServer), launch(RedisServer)
+    servers.replicate(replica, master)
+    with Sentinel(tmp_path / "sentinel", master=master) as sentinel:
+        assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 20)
+        system = build(sentinel.url)
+        system.start()
+        system.client.submit_many(tasks(2000, ahead=(0.5, 8.0), fail=0.1))
+        with Load(system.client, rate=150, ahead=(0.1, 2.0)) as load:
+            system.wait(lambda: len(load.job_ids) > 150, "the load runs", 10)
+            held = len(servers.queued(master))
+            with system.recorder.fault("redis_loss"):
+                master.kill()
+                system.wait(lambda: _role(replica) == "master", "the replica is the master", 20)
+            before = len(load.job_ids)
+            system.wait(lambda: len(load.job_ids) > before + 300, "the load goes on", 20)
+        line.prove(held > 10, f"the master died with {held} entries, its replica was promoted")
+        assert not load.errors
+        line.judge(system, within=6, at_most=20)
+        system.stop()
+
+
+def _role(server: RedisServer) -> str:
+    return servers.info(server, "replication")["role"]
 
 
 def _rows(system: System, job_ids: list[int]) -> list[TaskRow]:

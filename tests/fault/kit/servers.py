@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toc.local.process import until
+from toc.local.process import free_port, until
 from toc.local.server import MissingServer
 from toc.local.servers import RedisCluster, RedisServer, bundled_valkey
 
@@ -42,14 +42,15 @@ def replicate(replica: RedisServer, master: RedisServer) -> None:
         server.call("CONFIG", "SET", "shutdown-timeout", 0)  # nor at its end for those that lag
     replica.call("REPLICAOF", "127.0.0.1", master.port)
     assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 20), "no link"
-    assert until(lambda: _offset(replica) == _offset(master), 20), "the replica lags"
+    assert until(lambda: caught_up(replica, master), 20), "the replica lags"
     # While it writes what it was sent into a first append-only file, it ignores SIGTERM.
     assert until(lambda: info(replica, "persistence")["aof_rewrite_in_progress"] == "0", 20)
 
 
-def _offset(server: RedisServer) -> int:
-    facts = info(server, "replication")
-    return int(facts.get("slave_repl_offset", facts["master_repl_offset"]))
+def caught_up(replica: RedisServer, master: RedisServer) -> bool:
+    """Whether a replica has all that its master has written."""
+    ours = info(replica, "replication").get("slave_repl_offset")
+    return ours == info(master, "replication")["master_repl_offset"]
 
 
 def pause_replication(replica: RedisServer) -> None:
@@ -103,6 +104,49 @@ def _list(reply: object) -> list[str]:
 
 
 # --- Redis Cluster: hash slots on the move
+
+
+@contextmanager
+def cluster_replica(master: RedisServer, directory: Path) -> Iterator[RedisServer]:
+    """A replica of a cluster's master: the cluster promotes it by itself when the master is dead."""
+    node_id = str(master.call("CLUSTER", "MYID"))
+    config = ["cluster-enabled yes", "cluster-node-timeout 1000", f"cluster-port {free_port()}"]
+    with RedisServer(directory, config=config) as replica:
+        replica.call("CLUSTER", "MEET", "127.0.0.1", master.port, master.kept_port("bus"))
+        assert until(lambda: node_id in str(replica.call("CLUSTER", "NODES")), 10)
+        replica.call("CLUSTER", "REPLICATE", node_id)
+        assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 20)
+        yield replica
+
+
+class Sentinel(RedisServer):
+    """A sentinel over one master, which it calls ``main``; alone it may decide that the master is dead."""
+
+    def __init__(self, directory: Path, *, master: RedisServer) -> None:
+        super().__init__(directory)
+        self._lines = [
+            f"sentinel monitor main 127.0.0.1 {master.port} 1",
+            "sentinel down-after-milliseconds main 500",
+            "sentinel failover-timeout main 3000",
+        ]
+
+    @property
+    def url(self) -> str:
+        """The URL for TOC_REDIS_URL."""
+        return f"redis+sentinel://127.0.0.1:{self.port}/main"
+
+    def _prepare(self) -> list[str | Path]:
+        program, conf = super()._prepare()
+        Path(conf).write_text(
+            "\n".join([f"port {self.port}", "bind 127.0.0.1", f'dir "{self.directory}"', *self._lines, ""])
+        )
+        return [program, conf, "--sentinel"]
+
+    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - it has another sign
+        try:
+            return bool(self.call("SENTINEL", "MASTERS"))
+        except OSError:
+            return False
 
 
 class Reshard:

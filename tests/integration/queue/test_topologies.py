@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from fault.kit.servers import Reshard
+from fault.kit.servers import Reshard, Sentinel, caught_up, cluster_replica
 
 from toc.errors import IndexUnavailable
 from toc.local.process import free_port, until
@@ -191,15 +191,9 @@ def test_a_promoted_replica_of_a_cluster_is_found(launch: Launch, tmp_path: Path
     servers = launch(RedisCluster)
     queues = Queues(servers.url)
     victim = servers.nodes[0]
-    node_id = str(victim.call("CLUSTER", "MYID"))
-    config = ["cluster-enabled yes", "cluster-node-timeout 1000", f"cluster-port {free_port()}"]
-    with RedisServer(tmp_path / "replica", config=config) as replica:
-        replica.call("CLUSTER", "MEET", "127.0.0.1", victim.port, victim.kept_port("bus"))
-        assert until(lambda: node_id in str(replica.call("CLUSTER", "NODES")), 10)
-        replica.call("CLUSTER", "REPLICATE", node_id)
-        assert until(lambda: "master_link_status:up" in str(replica.call("INFO", "replication")), 20)
+    with cluster_replica(victim, tmp_path / "replica") as replica:
         queues.add({slot: [(1, 1.0)] for slot in SLOTS})
-        assert until(lambda: _same_offset(victim, replica), 10)
+        assert until(lambda: caught_up(replica, victim), 10)
         victim.kill()
         assert until(
             lambda: not any(isinstance(peek, IndexUnavailable) for peek in queues.peek(SLOTS).values()), 30
@@ -211,50 +205,16 @@ def test_a_promoted_replica_of_a_cluster_is_found(launch: Launch, tmp_path: Path
         queues.close()
 
 
-def _same_offset(master: RedisServer, replica: RedisServer) -> bool:
-    texts = [str(server.call("INFO", "replication")) for server in (master, replica)]
-    return (
-        texts[0].split("master_repl_offset:")[1].split()[0]
-        == texts[1].split("slave_repl_offset:")[1].split()[0]
-    )
-
-
-class Sentinel(RedisServer):
-    """A sentinel over one master."""
-
-    def __init__(self, directory: Path, *, master: RedisServer, quorum: int) -> None:
-        lines = [
-            f"sentinel monitor main 127.0.0.1 {master.port} {quorum}",
-            "sentinel down-after-milliseconds main 500",
-            "sentinel failover-timeout main 3000",
-        ]
-        super().__init__(directory)
-        self._lines = lines
-
-    def _prepare(self) -> list[str | Path]:
-        program, conf = super()._prepare()
-        Path(conf).write_text(
-            "\n".join([f"port {self.port}", "bind 127.0.0.1", f'dir "{self.directory}"', *self._lines, ""])
-        )
-        return [program, conf, "--sentinel"]
-
-    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - it has another sign
-        try:
-            return bool(self.call("SENTINEL", "MASTERS"))
-        except OSError:
-            return False
-
-
 def test_after_a_failover_the_new_master_is_asked_of_the_sentinels(launch: Launch, tmp_path: Path) -> None:
     master = launch(RedisServer)
     replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
     assert until(lambda: "master_link_status:up" in str(replica.call("INFO", "replication")), 20)
-    with Sentinel(tmp_path / "sentinel", master=master, quorum=1) as sentinel:
+    with Sentinel(tmp_path / "sentinel", master=master) as sentinel:
         assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 20)
         queues = Queues(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main")
         assert queues.add({SLOTS[0]: [(1, 1.0)]}) == {SLOTS[0]: 1}
         assert [node.address.port for node in queues.nodes.masters()] == [master.port]
-        assert until(lambda: _same_offset(master, replica), 10)
+        assert until(lambda: caught_up(replica, master), 10)
         master.kill()
         assert until(lambda: queues.add({SLOTS[0]: [(2, 2.0)]})[SLOTS[0]] == 1, 30)
         assert [node.address.port for node in queues.nodes.masters()] == [replica.port]
