@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, in_another_process, tasks
+from fault.kit.table import lateness
 from harness.final import read_final
 from harness.system import System
 
@@ -130,3 +132,39 @@ def test_submits_while_redis_is_down_are_acknowledged_and_run_on_time_or_soon_af
     assert not load.errors
     assert load.slowest < 2
     line.judge(system, within=4)
+
+
+LATE_WITHOUT_REDIS_MS = 70_000.0
+"""What a task may be late while Redis is away, 99 of 100 of them."""
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_a_minute_without_redis_under_load_loses_no_submit(
+    build: Build, launch: Callable[..., RedisServer], verdict: Verdict
+) -> None:
+    line = verdict(1, "a minute without Redis under load")
+    redis = launch(RedisServer)
+    system = build(redis.url)
+    system.start("host-a")
+    system.client.submit_many(tasks(5000, ahead=(1.0, 90.0), fail=0.05))
+    with Load(system.client, rate=100, ahead=(0.5, 5.0)) as load:
+        system.wait(lambda: len(load.job_ids) > 500, "the load runs", 20)
+        with system.recorder.fault("redis_down"):
+            began = time.time()
+            redis.kill()
+            before = len(load.job_ids)
+            system.wait(lambda: time.time() > began + 60, "a minute is over", 70)
+            acknowledged = len(load.job_ids) - before
+            redis.start()
+            ended = time.time()
+        count = len(load.job_ids)
+        system.wait(lambda: len(load.job_ids) > count + 300, "the load goes on", 20)
+    judged = line.judge(system, within=10, at_most=20, wait=120)
+    late = lateness(system, began, ended)
+    line.prove(
+        acknowledged > 4500 and late.p99 <= LATE_WITHOUT_REDIS_MS,
+        f"{acknowledged} submits acknowledged without Redis; p99 lateness meanwhile {late.p99:.0f} ms",
+    )
+    assert not load.errors
+    assert judged.duplicates.total() <= 20

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from fault.conftest import Build, Verdict
-from fault.kit.load import tasks
+from fault.kit.load import Load, tasks
 from fault.kit.proxy import Proxy
 from harness.final import read_final
 from harness.history import Client
@@ -77,3 +77,40 @@ def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
         system.start()
     line.judge(system, within=3)
     assert len(system.starts(winner)) == 1
+
+
+@pytest.mark.slow
+def test_cancels_and_submits_whose_answers_are_lost_close_to_the_due_time_keep_their_word(
+    build: Build,
+    clean_redis: RedisServer,
+    mariadb: MariaDB,
+    relay: Callable[..., Proxy],
+    verdict: Verdict,
+) -> None:
+    line = verdict(2, "ambiguous COMMIT", "cancel and submit near the due time, Redis and MySQL")
+    table, index = relay(mariadb.port, seed=3), relay(clean_redis.port, seed=4)
+    system = build(clean_redis.url, topic_prepare_timeout=5)
+    system.start()
+    changed = {
+        "database_urls": [through(table, mariadb.url)],
+        "redis_url": f"redis://127.0.0.1:{index.port}",
+    }
+    with TimeoutCenter(system.settings.model_copy(update=changed)) as center:
+        client = Client(center, system.recorder)
+        center.catalog.get("test.sync")
+        for proxy in (table, index):
+            proxy.eat(b"", count=None, probability=0.03, quiet=0.005)
+        loads = [
+            Load(client, rate=80, ahead=(0.02, 0.3), cancel=0.8, fail=0.2, seed=seed, first=seed * 1_000_000)
+            for seed in (1, 2, 3)
+        ]
+        with loads[0], loads[1], loads[2]:
+            system.wait(lambda: all(len(load.job_ids) > 400 for load in loads), "the load is in", 60)
+        for proxy in (table, index):
+            proxy.eat_nothing()
+    line.prove(
+        table.stats.eaten > 20 and index.stats.eaten > 20,
+        f"{table.stats.eaten} answers of MySQL and {index.stats.eaten} of Redis eaten",
+    )
+    judged = line.judge(system, within=4)
+    assert judged.counts["cancelled"] > 200

@@ -10,6 +10,7 @@ from fault.conftest import Build, Verdict
 from fault.kit import servers
 from fault.kit.load import tasks
 from fault.kit.proxy import Proxy
+from fault.kit.table import count_pending, lateness, overdue
 from harness.final import read_final
 from harness.system import System
 
@@ -75,6 +76,60 @@ def test_an_index_that_is_gone_or_old_is_made_again_from_the_table(
     system.wait(lambda: listed_dead(system) == set(dead), "dead tasks are listed again", 75)
     judged = line.judge(system, within=4, at_most=8)
     assert judged.counts["dead"] == len(dead)
+
+
+BACK_SOON = 25.0
+"""Seconds until everything is back that is due within a minute."""
+BACK_ALL = 60.0
+"""Seconds until 200,000 are back."""
+MOST_LATE_MS = 12_000.0
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+def test_an_emptied_redis_has_its_two_hundred_thousand_tasks_back_the_soonest_first(
+    build: Build, launch: Callable[..., RedisServer], verdict: Verdict
+) -> None:
+    line = verdict(5, "FLUSHALL with 200,000 pending")
+    redis = launch(RedisServer)
+    system = build(redis.url, databases=8, tables=64)
+    for first in range(0, 190_000, 5000):
+        system.client.submit_many(tasks(5000, ahead=(3600, 7200), first=first))
+    system.client.submit_many(tasks(10_000, ahead=(15, 105), first=1_000_000))
+    system.start()
+    wake = time.time() + 12
+    system.wait(lambda: time.time() > wake, "it is at rest", 15)
+    with system.recorder.fault("redis_loss"):
+        redis.call("FLUSHALL")
+        began = time.time()
+        missing = count_pending(system, 1 << 60) - servers.count_queued(redis, 1 << 60)
+    line.prove(missing > 190_000, f"{missing:,} entries were gone")
+    soon = _back(system, redis, began, int((began + 60) * 1000))
+    everything = _back(system, redis, began, 1 << 60)
+    system.wait(lambda: not overdue(system, 0), "all those due soon have run", 120)
+    system.wait(lambda: time.time() > began + 92, "the last of them are due", 95)
+    late = lateness(system, began, began + 88)
+    line.prove(
+        soon > 0,
+        f"what is due in a minute was back after {soon:.1f} s, all after {everything:.0f} s; the latest task "
+        f"came {late.most / 1000:.1f} s late, p99 {late.p99:.0f} ms",
+    )
+    assert soon <= BACK_SOON
+    assert everything <= BACK_ALL
+    assert late.most <= MOST_LATE_MS
+    line.judge(system, within=MOST_LATE_MS / 1000, at_most=20)
+
+
+def _back(system: System, redis: RedisServer, began: float, until_ms: int) -> float:
+    """Seconds from ``began`` until all that is pending and due by then stands in the index."""
+
+    def complete() -> bool:
+        # In this order: what runs meanwhile can only make the table's number smaller.
+        found = servers.count_queued(redis, until_ms)
+        return found >= count_pending(system, until_ms)
+
+    system.wait(complete, f"everything due until {until_ms} is back", 200)
+    return time.time() - began
 
 
 def listed_dead(system: System) -> set[int]:

@@ -91,7 +91,7 @@ class Load:
             self._submit(self._first + number)
             number += 1
             if self.job_ids and self._dice.random() < self._cancel:
-                self._call(self._client.cancel, self._dice.choice(self.job_ids[-200:]))
+                self._call(self._client.cancel, self._dice.choice(self.job_ids[-40:]))
 
     def _submit(self, biz_id: int) -> None:
         began = time.monotonic()

@@ -98,6 +98,16 @@ def queued(server: RedisServer) -> set[int]:
     return found
 
 
+def count_queued(server: RedisServer, until_ms: int) -> int:
+    """How many entries are due by then or prepared."""
+    count = 0
+    for key in _list(server.call("KEYS", "*test.*")):
+        if server.call("TYPE", key) == "zset" and not key.startswith("dead_"):
+            most = "+inf" if key.startswith("prepare_") else f"({until_ms + 1}"
+            count += int(str(server.call("ZCOUNT", key, "-inf", most)))
+    return count
+
+
 def _list(reply: object) -> list[str]:
     assert isinstance(reply, list)
     return [str(part) for part in reply]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from harness.final import read_final
 from harness.system import System
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy import create_engine
 
 from toc import TaskStatus
 from toc.local.process import until
@@ -128,6 +130,24 @@ def overdue(system: System, retries_within: float) -> int:
     store, now = system.center.store, system.center.clock.now_ms()
     tables = [table for tables in store.tables_of_server() for table in tables]
     return len(store.scans.look(tables, {}, 0, now + int(retries_within * 1000), 1).stirring)
+
+
+def count_pending(system: System, until_ms: int) -> int:
+    """How many rows are pending and due by then."""
+    settings = system.settings
+    instant = datetime.fromtimestamp(min(until_ms, 1 << 42) / 1000, UTC)
+    until = instant.isoformat(sep=" ", timespec="milliseconds")[:23]
+    engine = create_engine(settings.need_database_urls()[0])
+    with engine.connect() as connection:
+        count = sum(
+            connection.exec_driver_sql(
+                f"SELECT COUNT(*) FROM {settings.database_prefix}{number % settings.databases}."
+                f"timeout_task_{number:04d} WHERE status = 0 AND next_time <= '{until}'"
+            ).scalar_one()
+            for number in range(settings.tables)
+        )
+    engine.dispose()
+    return int(count)
 
 
 def left(system: System) -> str:
