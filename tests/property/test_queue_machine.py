@@ -272,7 +272,7 @@ class Machine(RuleBasedStateMachine):
         for entry in party.hand.waiting:
             assert entry.row.next_time <= self.clock.now_ms()
 
-    @precondition(waiting)
+    @precondition(lambda self: bool(waiting(self)))
     @rule(data=st.data())
     def start_what_waits(self, data: st.DataObject) -> None:
         self.start(data.draw(st.sampled_from(waiting(self))))
@@ -304,7 +304,7 @@ class Machine(RuleBasedStateMachine):
         """Whether another worker may have the id by now."""
         return entry in self.forgotten or self.clock.monotonic() - entry.kept > PREPARE_TIMEOUT
 
-    @precondition(running)
+    @precondition(lambda self: bool(running(self)))
     @rule(data=st.data(), how=st.sampled_from(["ok", "fail", "fail", "dead"]), flushed=st.booleans())
     def end(self, data: st.DataObject, how: str, flushed: bool) -> None:
         number = data.draw(st.sampled_from(running(self)))
@@ -317,7 +317,7 @@ class Machine(RuleBasedStateMachine):
         if flushed:
             self.flush(number)
 
-    @precondition(unwritten)
+    @precondition(lambda self: bool(unwritten(self)))
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
         self.flush(data.draw(st.sampled_from(unwritten(self))))
@@ -344,7 +344,7 @@ class Machine(RuleBasedStateMachine):
             status = TaskStatus.DEAD if dead else TaskStatus.PENDING
             self._expect(task, status=status, attempts=read.attempts + 1, crashes=0)
 
-    @precondition(holding)
+    @precondition(lambda self: bool(holding(self)))
     @rule(data=st.data())
     def keep_alive(self, data: st.DataObject) -> None:
         self._keep_alive(data.draw(st.sampled_from(holding(self))))
@@ -352,7 +352,7 @@ class Machine(RuleBasedStateMachine):
     def _keep_alive(self, number: int) -> None:
         self.parties[number].worker.keeper.run_once()
 
-    @precondition(waiting)
+    @precondition(lambda self: bool(waiting(self)))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         """What waits is given back, as when a slot moves or the worker stops."""
@@ -390,7 +390,7 @@ class Machine(RuleBasedStateMachine):
             for entry in party.worker.inflight.snapshot()
         )
 
-    @precondition(holding)
+    @precondition(lambda self: bool(holding(self)))
     @rule(data=st.data(), alive=st.booleans(), started=st.booleans())
     def overtake(self, data: st.DataObject, alive: bool, started: bool) -> None:
         """A worker is paused for longer than prepare_timeout; the other goes on, and takes what it held."""
@@ -404,7 +404,7 @@ class Machine(RuleBasedStateMachine):
         if started:
             self.start(1 - number)
 
-    @precondition(holding)
+    @precondition(lambda self: bool(holding(self)))
     @rule(data=st.data(), known=st.booleans())
     def crash(self, data: st.DataObject, known: bool) -> None:
         """A worker dies with all that it holds; another takes its place. Its death is known or silent."""
