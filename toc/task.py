@@ -46,7 +46,7 @@ class CancelOutcome(Enum):
     """What a cancel came to."""
 
     CANCELLED = "cancelled"
-    """The handler has never run and never will."""
+    """The handler has not run for the present deadline and never will."""
     MAY_HAVE_STARTED = "may_have_started"
     """Cancelled, but a try may be running or has run; there will be no later one."""
     TOO_LATE = "too_late"

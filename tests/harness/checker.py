@@ -379,8 +379,11 @@ class _Check:
         breach = self.verdict.breach
         if call.outcome == CancelOutcome.UNKNOWN.value:
             breach("L", row.job_id, "a cancel was told that there is no such task")
-        elif call.outcome == CancelOutcome.CANCELLED.value and job.runs:
-            breach("C", row.job_id, f"ran although its cancel was answered CANCELLED{_runs(job)}")
+        elif call.outcome == CancelOutcome.CANCELLED.value:
+            # What ran for an earlier deadline was told by the reschedule that replaced it.
+            ran = [run for run in job.runs if run.version == row.version or run.mono > call.ended]
+            if ran and not self._index_forgot(row, ran[0], call):
+                breach("C", row.job_id, f"ran although its cancel was answered CANCELLED{_runs(job)}")
         elif call.outcome == CancelOutcome.MAY_HAVE_STARTED.value:
             in_time = call.wall // 1_000_000 < row.action_time - SKEW_MS
             if in_time and any(run.mono > call.ended for run in job.runs):
@@ -390,6 +393,15 @@ class _Check:
         held = (CancelOutcome.CANCELLED.value, CancelOutcome.MAY_HAVE_STARTED.value)
         if call.outcome in held and row.status != CANCELLED:
             breach("C", row.job_id, f"its cancel was acknowledged and it is {TaskStatus(row.status).name}")
+
+    def _index_forgot(self, row: Row, run: _Run, call: _Call) -> bool:
+        """Whether a cancel after the due time could not see that a worker held it: Redis had lost that."""
+        if call.wall // 1_000_000 < row.action_time:
+            return False
+        return any(
+            fault.kind == "redis_loss" and fault.end >= run.mono - self._hold and fault.begin <= call.ended
+            for fault in self.past.faults
+        )
 
     def _ended_stays(self, row: Row, seen: Sequence[tuple[int, int]], calls: Sequence[_Call]) -> None:
         redriven = any(call.op == "redrive" for call in calls)

@@ -203,6 +203,25 @@ def test_a_handler_ran_before_a_cancel_that_was_answered_cancelled(story: Story)
     assert broken(story.verdict()) == "C"
 
 
+def test_a_cancel_that_came_late_could_not_see_what_redis_had_lost_but_one_in_time_must_hold(
+    story: Story,
+) -> None:
+    story.submit().run(0.1, 2).call("cancel", 1, "cancelled").row(TaskStatus.CANCELLED, 1)
+    assert story.fault("redis_loss", 0.5, 0.6).verdict().clean
+
+
+def test_a_cancel_in_time_holds_also_when_redis_loses_the_entry(story: Story) -> None:
+    story.submit().run(0.1, 2).call("cancel", -1, "cancelled").row(TaskStatus.CANCELLED, -1)
+    assert "C" in broken(story.fault("redis_loss", -2, 0).verdict())
+
+
+def test_a_cancel_answers_for_the_present_deadline(story: Story) -> None:
+    story.submit().run(0.1, 0.2).call("reschedule", 0.15, "may_have_started", due=5)
+    story.call("cancel", 3, "cancelled").row(TaskStatus.CANCELLED, 3, version=1, due=5)
+    assert story.verdict().clean
+    assert "C" in broken(story.run(5.1, 5.2, version=1).verdict())
+
+
 def test_a_cancel_before_the_due_time_holds_whatever_it_was_answered(story: Story) -> None:
     story.submit().call("cancel", -1, "may_have_started").run(0.1, 0.2).row(TaskStatus.CANCELLED, -1)
     assert broken(story.verdict()) == "C"
