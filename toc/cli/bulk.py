@@ -62,8 +62,6 @@ def selected(
         raise InvalidInput(f"--after {after} is not before --before {before}: nothing lies between them")
     if error == "":
         raise InvalidInput("--error is empty; give a part of the error's text")
-    if until is None and status is TaskStatus.DEAD:
-        until = now + 1000  # what dies again meanwhile is not met twice
     return Selection(
         status,
         biz_type=None if topic is None else admin.get_topic(center.store, topic).biz_type,
