@@ -31,6 +31,7 @@ def main() -> int:
         report.tables(json.loads(arguments.show.read_text()), Console())
         return 0
     entries = _chosen(arguments.peers)
+    repeated = [entry for entry in _chosen(arguments.repeat_only) if entry in entries]
     sizes = workloads.QUICK if arguments.quick else workloads.Sizes()
     only = frozenset(arguments.workloads)
     load = " ".join(f"{value:.2f}" for value in os.getloadavg())
@@ -38,7 +39,7 @@ def main() -> int:
     began = time.monotonic()
     for number in range(arguments.repeat):
         if not only or only - {"rerun"}:
-            for entry in entries:
+            for entry in entries if number == 0 else repeated:
                 warn(f"[{time.monotonic() - began:4.0f} s] run {number + 1}: {entry.name}")
                 runs[entry.name].append(_measure(entry, sizes, only))
     if not only or "rerun" in only:
@@ -71,6 +72,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("peers", nargs="*", help=f"those whose name begins so, of: {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, for development: not for numbers")
     parser.add_argument("--repeat", type=int, default=1, help="runs; the medians are shown")
+    parser.add_argument(
+        "--repeat-only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="those that run again; the others run once",
+    )
     parser.add_argument("--workloads", nargs="+", default=[], choices=WORKLOADS)
     parser.add_argument("--output", type=Path, help="the JSON file; the plot goes beside it")
     parser.add_argument("--show", type=Path, metavar="JSON", help="only print the tables of an earlier run")

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import pymysql
 import pytest
+from rich.console import Console
 from sqlalchemy.engine import make_url
 
 from toc.local.process import until
@@ -193,3 +194,20 @@ def _drop(server: MariaDB, prefix: str) -> None:
         for (name,) in cursor.fetchall():
             if name.startswith(prefix):
                 cursor.execute(f"DROP DATABASE `{name}`")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The table of faults, from whichever process ran the tests of each."""
+    from fault.kit import table
+
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    lines = [
+        table.Line(**fields)
+        for report in reports
+        if getattr(report, "when", "") == "teardown"
+        for name, fields in report.user_properties
+        if name == table.PROPERTY
+    ]
+    if lines:
+        table.write(lines)
+        table.show(lines, Console(width=max(terminalreporter._screen_width, 180)))

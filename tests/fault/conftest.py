@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,11 +15,9 @@ from fault.kit import servers, table
 from fault.kit.proxy import Proxy
 from fault.kit.table import Line
 from harness.system import System
-from rich.console import Console
 
 from toc.local.servers import MariaDB
 
-_LINES = pytest.StashKey[list[Line]]()
 _PASSED = pytest.StashKey[bool]()
 
 
@@ -52,7 +51,7 @@ def verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
         line.seconds = round(time.monotonic() - began, 1)
         if request.node.stash.get(_PASSED, False):
             line.verdict = "held" if line.proof else "unproven"
-    request.config.stash.setdefault(_LINES, []).extend(lines)
+        request.node.user_properties.append((table.PROPERTY, asdict(line)))  # to the end of the run
     passed = request.node.stash.get(_PASSED, False)
     assert not passed or all(line.proof for line in lines), "a line without a proof that the fault bit"
 
@@ -119,9 +118,3 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
             servers.small_disk(tmp_path / f"disk-{megabytes}", megabytes)
         )
 
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    lines = config.stash.get(_LINES, [])
-    if lines:
-        table.write(lines)
-        table.show(lines, Console(width=max(terminalreporter._screen_width, 180)))

@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[3]
 LINES = ROOT / ".faults" / "lines.jsonl"
 PAGE = ROOT / ".faults" / "table.md"
 
+PROPERTY = "fault"
+"""Under this name the report of a test carries its lines, as dicts."""
+
 _HEADS = (
     "#",
     "fault",
