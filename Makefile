@@ -36,7 +36,7 @@ servers: ## as root on Debian: install the servers that tests need; else say whi
 	scripts/servers
 
 test: $(STAMP) servers check ## everything: servers, check, all tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile  # most tests wait; each of the two has servers of its own
 
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(BIN)/pytest tests/fault -m "not chaos" $(ARGS)

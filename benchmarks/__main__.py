@@ -153,7 +153,7 @@ def _write(result: dict[str, Any], output: Path | None) -> None:
     if output is None:
         RESULTS.mkdir(exist_ok=True)
         output = RESULTS / f"{result['at'].replace(':', '')[:17]}.json"
-    output.write_text(json.dumps(result, indent=1) + "\n")
+    output.write_text(json.dumps(result) + "\n")
     print(f"written: {output}")
     try:
         if report.plot(result, output.with_suffix(".svg")):

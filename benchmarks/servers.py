@@ -190,7 +190,7 @@ class Servers:
         found = {}
         if self._redis:
             said = str(self._redis[0].call("INFO", "server"))
-            found["redis"] = said.split("redis_version:")[1].split("\\")[0]
+            found["redis"] = said.split("redis_version:")[1].split()[0].split("\\")[0]
         for server in self._others:
             program = Path(f"/proc/{server.pid}/exe").resolve()
             flag = "-v" if server.name == "beanstalkd" else "--version"
