@@ -169,7 +169,7 @@ class Daemon:
 
     def _amounts(self) -> dict[str, int]:
         """What is to be assigned: the slots of every topic, and the tables."""
-        amounts = {topic.name: topic.slot_amount for topic in self._catalog.known().values()}
+        amounts = {topic.name: topic.consumed for topic in self._catalog.known().values()}
         return amounts | {TABLES: self._settings.tables}
 
     def _wait(self) -> None:
