@@ -64,7 +64,7 @@ class Intents:
     @property
     def targets(self) -> dict[tuple[str, int], str]:
         """What the assignment wants to know of the pins."""
-        return {tuple(slot): pin.target for slot, pin in self.pins.items()}
+        return {(slot.topic, slot.number): pin.target for slot, pin in self.pins.items()}
 
     def weighed(self, members: Iterable[Member]) -> list[Member]:
         """The members, with the weights that are wanted."""

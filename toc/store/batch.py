@@ -94,6 +94,16 @@ class Batches:
         parts = self._shards.each(self._shards.group(job_ids), read)
         return {row.job_id: row for part in parts for row in part}
 
+    def stamped_amounts(self, biz_type: int) -> set[int]:
+        """The slot_amounts that pending rows of a biz_type carry."""
+        results = self._scan(
+            range(self._shards.tables),
+            lambda _table, name: (
+                f"SELECT DISTINCT slot_amount FROM {name} WHERE status={PENDING} AND biz_type={biz_type:d}"
+            ),
+        )
+        return {row[0] for result in results for row in result.rows}
+
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
         """Those of the tables in which a pending row carries a larger slot_amount."""
         where = _above(biz_type, slot_amount)

@@ -221,6 +221,10 @@ class Store:
         """The job_ids of all rows that are meant now."""
         return self._selections.ids(wanted)
 
+    def stamped_amounts(self, biz_type: int) -> set[int]:
+        """The slot_amounts that pending rows of a biz_type carry. Reads every pending row, so not often."""
+        return self._batches.stamped_amounts(biz_type)
+
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
         """Those of the tables in which a pending row of a biz_type carries a larger slot_amount.
 

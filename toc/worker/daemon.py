@@ -29,8 +29,9 @@ from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.errors import TocError, UnfitServer
+from toc.finding import Level
 from toc.log import get_logger
-from toc.queue.preflight import Level, check
+from toc.queue.preflight import check
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
 from toc.worker.link import Link, pack, unpack

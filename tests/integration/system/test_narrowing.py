@@ -89,6 +89,8 @@ def test_what_comes_late_or_is_redriven_opens_its_slots_again(system: System) ->
     store.topics.alter("test.sync", slot_amount=2)
     system.wait(lambda: not _topic(system).former_slots, "six slots are given up", 20)
 
+    going = [Slot("test.sync", number) for number in range(2, 8)]
+    system.wait(lambda: not any(center.queues.claims(going).values()), "nobody holds them", 10)
     now = center.clock.now_ms()
     stale = late._replace(
         job_id=late.job_id ^ 1, status=0, action_time=now + 500, next_time=now + 500, slot_amount=8
