@@ -136,6 +136,9 @@ def test_a_topic_is_created_with_every_policy_and_shown(toc: Toc) -> None:
         "horizon": 7200,
         "retention": 604_800,
         "concurrency": 5,
+        "former_slots": None,
+        "resume_rate": None,
+        "resumed_at": None,
     }
     assert toc.json("topic", "show", "order.remind") == made
     assert toc.json("topic", "list") == [made]
