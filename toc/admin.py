@@ -64,6 +64,17 @@ def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
     return store.topics.alter(name, **changes)
 
 
+def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
+    """Run tasks of a paused topic again, of those that are due by now at most ``rate`` a second in the whole
+    cluster (0: as many as can be), the oldest first. Raises InvalidTopic, UnknownTopic."""
+    return alter_topic(store, name, {"paused": False, "resume_rate": rate, "resumed_at": now_ms})
+
+
+def tasks_to_settle(store: Store, topic: Topic) -> int:
+    """How many pending tasks keep slots of a former slot_amount in use. Reads every pending row."""
+    return store.count_stamped_above(topic.biz_type, topic.slot_amount) if topic.former_slots else 0
+
+
 # --- dead tasks -----------------------------------------------------------------------------------------
 
 
@@ -104,6 +115,8 @@ def redrive(
             if topic is None:
                 unindexed += 1  # a topic that was removed: nobody consumes it
                 continue
+            if row.slot_amount > topic.consumed:
+                store.topics.keep_consuming(topic.name, row.slot_amount)  # its slot was given up meanwhile
             score = store_score(row.next_time, topic.retries, 0)
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
         for slot, reply in queues.redrive(entries).items():
@@ -178,12 +191,13 @@ class SlotView:
     """A slot as operators see it.
 
     ``seat`` says who owns it and why, None where no coordinator knows. ``queues`` holds its counts, or the
-    IndexUnavailable that says why there are none.
+    IndexUnavailable that says why there are none. ``going``: no new task comes here, slot_amount was lowered.
     """
 
     slot: Slot
     seat: SlotRow | None
     queues: Peek | IndexUnavailable
+    going: bool = False
 
     @property
     def overdue_ms(self) -> int | None:
@@ -204,7 +218,11 @@ def slot_views(
     slots = {slot for each in topics for slot in each.slots()}
     slots.update(slot for slot in by_slot if slot.topic in names)
     peeks = queues.peek(sorted(slots))
-    return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
+    amounts = {each.name: each.slot_amount for each in topics}
+    return [
+        SlotView(slot, by_slot.get(slot), peek, slot.number >= amounts[slot.topic])
+        for slot, peek in peeks.items()
+    ]
 
 
 def local_workers(store: Store, queues: Queues) -> dict[str, int]:

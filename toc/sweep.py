@@ -38,6 +38,7 @@ NEAR_MS = 60_000
 """What is due within a minute comes back first."""
 FAST_ROWS = 1000
 """Rows per step where nothing else is held up."""
+WIDEN_SECONDS = 0.5
 COMPLAIN_SECONDS = 60.0
 """How often the same trouble is logged."""
 
@@ -55,6 +56,9 @@ class Sweep:
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self.scans = store.scans
+        self._topics = store.topics
+        self._widened: dict[str, float] = {}
+        """When a topic was last asked to have more slots consumed."""
         self.clock = clock
         self.counts: Counter[str] = Counter()
         self._queues = queues
@@ -79,6 +83,8 @@ class Sweep:
                 score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, score))
+                if row.slot_amount > topic.consumed:
+                    self._consume(topic, row.slot_amount)
         added, failed = self._settle(entries, self._queues.add(entries))
         self.counts["rows"] += count
         self.counts["added"] += added
@@ -121,6 +127,19 @@ class Sweep:
             else:
                 added += result
         return added, failed
+
+    def _consume(self, topic: Topic, slot_amount: int) -> None:
+        """A row is stamped with an amount whose slots nobody consumes any more: whoever wrote it had read the
+        topic long ago. (Or this process has: then the topic knows, and nothing changes.)"""
+        now = self.clock.monotonic()
+        if now - self._widened.get(topic.name, float("-inf")) < WIDEN_SECONDS:
+            return
+        self._widened[topic.name] = now
+        try:
+            if self._topics.keep_consuming(topic.name, slot_amount):
+                log.info("slots_consumed_again", topic=topic.name, slots=slot_amount)
+        except StoreUnavailable:
+            pass  # out of reach; the row comes again
 
     def _topic(self, row: DueRow) -> Topic | None:
         topic = self._catalog.known_type(row.biz_type)

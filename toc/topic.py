@@ -52,6 +52,10 @@ class Topic:
     ``prepare_timeout`` seconds after it was taken or last kept alive. A try may run ``max_runtime`` seconds.
     Tasks due later than ``horizon`` from now wait in MySQL only. Finished rows are kept for ``retention``.
     A worker process runs at most ``concurrency`` handlers of the topic at once; 0: as many as it can.
+
+    ``former_slots``: after slot_amount was lowered, the largest one that pending rows may still be stamped
+    with; 0 when there are none. ``resume_rate``: how many tasks a second all workers together start of those
+    that were due before ``resumed_at`` (milliseconds); 0: as many as they can.
     """
 
     name: str
@@ -68,6 +72,9 @@ class Topic:
     retention: int = 259_200
     paused: bool = False
     concurrency: int = 0
+    former_slots: int = 0
+    resume_rate: int = 0
+    resumed_at: int = 0
 
     def __post_init__(self) -> None:
         check_topic_name(self.name)
@@ -81,6 +88,9 @@ class Topic:
         _whole("horizon", self.horizon, 60, 10 * 366 * 86_400)
         _whole("retention", self.retention, 0, 10 * 366 * 86_400)
         _whole("concurrency", self.concurrency, 0, 100_000)
+        _whole("former_slots", self.former_slots, 0, MAX_TABLES)
+        _whole("resume_rate", self.resume_rate, 0, 1_000_000)
+        _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
         for name in ("backoff_base", "backoff_cap"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not isfinite(value) or not 0 <= value <= 86_400:
@@ -90,9 +100,14 @@ class Topic:
         """The slot of a task with this slot_crc, under the slot_amount its row is stamped with."""
         return Slot(self.name, crc % (slot_amount or self.slot_amount))
 
+    @property
+    def consumed(self) -> int:
+        """How many slots are consumed: those of a larger slot_amount too, until no pending row needs them."""
+        return max(self.slot_amount, self.former_slots)
+
     def slots(self) -> list[Slot]:
-        """Every slot of the topic under its present slot_amount."""
-        return [Slot(self.name, number) for number in range(self.slot_amount)]
+        """Every slot of the topic that is consumed."""
+        return [Slot(self.name, number) for number in range(self.consumed)]
 
     def retry_delay_ms(self, tries_used: int) -> int:
         """Milliseconds to wait after ``tries_used`` failed tries.

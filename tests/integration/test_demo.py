@@ -152,7 +152,8 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
 @pytest.fixture
 def cluster(environment: dict[str, str], tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "cluster"
-    started = toc(environment, tmp_path, "cluster", "start", "--directory", directory, "--processes", 1)
+    small = ("--processes", 1, "--zookeepers", 1)
+    started = toc(environment, tmp_path, "cluster", "start", "--directory", directory, *small)
     try:
         if started.returncode == 3 and not os.environ.get("CI"):  # a server is not on this machine
             pytest.skip(started.stderr)

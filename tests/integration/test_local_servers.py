@@ -304,7 +304,8 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
         assert (tmp_path / "out").read_text() == "prepared local\n"
 
         status = {part["name"]: part for part in local.status()}
-        assert list(status) == ["redis1", "redis2", "redis3", "mariadb", "zookeeper", "host1", "host2"]
+        keepers = ["zookeeper1", "zookeeper2", "zookeeper3"]
+        assert list(status) == ["redis1", "redis2", "redis3", "mariadb", *keepers, "host1", "host2"]
         assert all(part["running"] for part in status.values())
         assert all(
             Path(f"/proc/{part['pid']}/stat").read_text().split()[5] == str(part["pid"])
@@ -315,7 +316,7 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
         assert settings["redis_url"] == "redis+cluster://" + ",".join(
             status[f"redis{number}"]["address"] for number in (1, 2, 3)
         )
-        assert settings["zookeeper"] == status["zookeeper"]["address"]
+        assert settings["zookeeper"] == ",".join(status[name]["address"] for name in keepers)
         assert settings["database_urls"][0].endswith("@" + status["mariadb"]["address"])
         assert local.config.stat().st_mode & 0o77 == 0
 
@@ -345,7 +346,7 @@ def test_a_local_cluster_that_cannot_be_prepared_leaves_nothing_running(
     assert mariadb.running()
     assert zookeeper.running()
     monkeypatch.setattr(cluster, "_DAEMON", [sys.executable, "-c", "raise SystemExit('no such app')"])
-    local = LocalCluster(tmp_path / "cluster")
+    local = LocalCluster(tmp_path / "cluster", zookeepers=1)
     seen: list[dict[str, Any]] = []
     with pytest.raises(StartFailed, match=r"(?s)a daemon ended at once.*no such app"):
         local.start(lambda _settings: seen.extend(local.status()))

@@ -170,13 +170,14 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
         name: re.sub(r"(int)\(\d+\)", r"\1", columns[name]) for name in expected
     }  # MariaDB shows widths
     assert widthless == expected
-    assert set(columns) == set(TaskRow._fields)
+    assert set(columns) == {*TaskRow._fields, "lease_owner", "lease_until"}
 
 
 def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target) -> None:
     reports: list[tuple[str, str, int, int]] = []
     target.migrator().upgrade(lambda *report: reports.append(report[:4]))
-    assert [report[1:] for report in reports] == [
+    # Each revision that changes task tables reports them.
+    assert list(dict.fromkeys(report[1:] for report in reports)) == [
         (f"{target.prefix}{n}", target.tables // target.databases, target.tables // target.databases)
         for n in range(target.databases)
     ]

@@ -11,10 +11,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "toc"
 
-VOCABULARY = {"task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint", "metrics"}
+VOCABULARY = {
+    "task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint", "finding", "metrics",
+}  # fmt: skip
 OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
 PLAIN = {"catalog", "handler", "exposition"}  # built on the vocabulary alone
-PASSES = {"sweep", "retention"}
+PASSES = {"sweep", "retention", "narrow"}
 SDK = {*OUTSIDE, *PLAIN, "sweep", "sweeper"}
 
 # What a part of toc may import of toc, besides itself and the vocabulary. Parts not named may import all

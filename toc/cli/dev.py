@@ -236,6 +236,9 @@ def _create_topics(app: str) -> None:
 def start(
     daemons: Annotated[int, typer.Option(metavar="N", help="Worker daemons; each stands for a host.")] = 2,
     processes: Annotated[int, typer.Option(metavar="N", help="Worker processes of each daemon.")] = 2,
+    zookeepers: Annotated[
+        int, typer.Option(metavar="N", min=1, max=9, help="ZooKeeper servers: three survive the loss of one.")
+    ] = 3,
     directory: Directory = CLUSTER,
 ) -> None:
     """Start the cluster in the background; its daemons run the demo's handlers.
@@ -249,7 +252,7 @@ def start(
     from toc.demo.stage import only_config
     from toc.local.cluster import LocalCluster
 
-    local = LocalCluster(directory, daemons=daemons, processes=processes)
+    local = LocalCluster(directory, daemons=daemons, processes=processes, zookeepers=zookeepers)
 
     def prepare(_settings: dict[str, Any]) -> None:
         with only_config(local.config):

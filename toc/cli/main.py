@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from toc.cli import config, db, dead, dev, index, task, top, topic, worker
+from toc.cli import config, db, dead, dev, doctor, index, task, top, topic, worker
 from toc.cli.output import say
 from toc.errors import TocError
 
@@ -40,16 +40,20 @@ app.command(rich_help_panel=_OPERATE)(top.top)
 for command in (
     worker.slots,
     worker.workers,
+    worker.intents,
     worker.drain,
     worker.undrain,
     worker.pin,
     worker.unpin,
+    worker.weight,
+    worker.unweight,
     worker.rebalance,
 ):
     app.command(rich_help_panel=_OPERATE)(command)
 app.add_typer(dead.app, name="dead", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE)(index.sweep)
 app.command(rich_help_panel=_OPERATE)(index.rebuild)
+app.command(rich_help_panel=_OPERATE)(doctor.doctor)
 app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
 
 

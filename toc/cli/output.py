@@ -152,4 +152,7 @@ def topic_record(topic: Topic) -> dict[str, Any]:
         "horizon": topic.horizon,
         "retention": topic.retention,
         "concurrency": topic.concurrency,
+        "former_slots": topic.former_slots or None,
+        "resume_rate": topic.resume_rate or None,
+        "resumed_at": instant(topic.resumed_at) if topic.resumed_at else None,
     }

@@ -8,7 +8,7 @@ import typer
 
 from toc.cli.output import print_json, say, show, show_one, topic_record
 from toc.cli.values import Json, duration, opened, whole_seconds
-from toc.topic import Backoff, TopicType
+from toc.topic import Backoff, Topic, TopicType
 
 app = typer.Typer(no_args_is_help=True, help="Create topics and change their policies.")
 
@@ -127,11 +127,16 @@ def list_topics(as_json: Json = False) -> None:
 
 @app.command("show")
 def show_topic(name: Name, as_json: Json = False) -> None:
-    """Show a topic with its policies."""
+    """Show a topic with its policies, and how far a change of its slots has come."""
     from toc import admin
 
     with opened() as center:
-        show_one(topic_record(admin.get_topic(center.store, name)), as_json=as_json)
+        topic = admin.get_topic(center.store, name)
+        record = topic_record(topic)
+        if topic.former_slots:
+            # pending tasks that slots from slot_amount on are kept for
+            record["tasks_under_former_slots"] = admin.tasks_to_settle(center.store, topic)
+        show_one(record, as_json=as_json)
 
 
 @app.command()
@@ -172,30 +177,52 @@ def alter(
         changes["slot_amount"] = slots
     with opened() as center:
         topic = admin.alter_topic(center.store, name, changes)
+    if slots is not None and topic.former_slots:
+        say(
+            f"new tasks go to {topic.slot_amount} slots; {topic.former_slots} are consumed until no task is "
+            f"pending that was submitted before: `toc topic show {name}` counts them"
+        )
     show_one(topic_record(topic), as_json=as_json)
 
 
 @app.command()
 def pause(name: Name, as_json: Json = False) -> None:
     """Stop running tasks of a topic. They are still accepted and kept; what runs is finished."""
-    _set_paused(name, True, as_json)
-
-
-@app.command()
-def resume(name: Name, as_json: Json = False) -> None:
-    """Run tasks of a paused topic again, those that became due first."""
-    _set_paused(name, False, as_json)
-
-
-def _set_paused(name: str, paused: bool, as_json: bool) -> None:
     from toc import admin
 
     with opened() as center:
-        topic = admin.alter_topic(center.store, name, {"paused": paused})
+        topic = admin.alter_topic(center.store, name, {"paused": True})
+    _tell(topic, "paused", as_json)
+
+
+@app.command()
+def resume(
+    name: Name,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            "--rate", metavar="N", min=1, help="Start at most N a second of what waits, in the whole cluster."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run tasks of a paused topic again, the oldest first.
+
+    With --rate what is due by now is started at that rate; what becomes due later is not limited. A topic
+    that is not paused can be given another rate so, or none.
+    """
+    from toc import admin
+
+    with opened() as center:
+        topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())
+    _tell(topic, "running" if rate is None else f"running; what waited starts at {rate} a second", as_json)
+
+
+def _tell(topic: Topic, state: str, as_json: bool) -> None:
     if as_json:
         print_json(topic_record(topic))
     else:
-        say(f"{name} is {'paused' if paused else 'running'}")
+        say(f"{topic.name} is {state}")
 
 
 def _policies(

@@ -1,4 +1,4 @@
-"""toc worker | slots | workers | drain | undrain | pin | unpin | rebalance"""
+"""toc worker | slots | workers | intents | drain | undrain | pin | unpin | weight | unweight | rebalance"""
 
 from __future__ import annotations
 
@@ -102,10 +102,34 @@ def workers(as_json: Json = False) -> None:
             "leader": row.leader,
             "joined": instant(row.joined),
             "topics": None if row.topics is None else [name for name in row.topics if name[0] != "~"],
+            "weighed_by": row.weighed_by,
+            "drained_by": row.drained_by,
+            "drained_at": None if row.drained_at is None else instant(row.drained_at),
         }
         for row in rows
     ]
+    if not as_json:  # who wants it is for `toc intents`
+        records = [
+            {name: value for name, value in record.items() if not name.endswith(("_by", "_at"))}
+            for record in records
+        ]
     show(records, as_json=as_json, empty="no workers; start one on each host with `toc worker --app ...`")
+
+
+def intents(as_json: Json = False) -> None:
+    """Show what operators have asked for: hosts drained and weighed, slots pinned; by whom, and when."""
+    with _operator(load_settings()) as visit:
+        wanted = visit.intents()
+    records = [
+        *(("drain", drain.host, None, drain.by, drain.at) for drain in wanted.drains.values()),
+        *(("weight", each.host, f"{each.weight:g}", each.by, each.at) for each in wanted.weights.values()),
+        *(("pin", str(slot), pin.target, pin.by, pin.at) for slot, pin in wanted.pins.items()),
+    ]
+    show(
+        [{"what": what, "of": of, "to": to, "by": by, "at": instant(at)} for what, of, to, by, at in records],
+        as_json=as_json,
+        empty="nobody has asked for anything: slots go where balance puts them",
+    )
 
 
 def drain(host: Host) -> None:
@@ -139,6 +163,23 @@ def unpin(slot: SlotName) -> None:
     say(f"{slot} is not pinned any more" if found else f"{slot} was not pinned")
 
 
+def weight(
+    host: Host,
+    share: Annotated[float, typer.Argument(metavar="WEIGHT", help="More than 0: 2 is twice what 1 gets.")],
+) -> None:
+    """Give the workers of a host another share of the slots than its TOC_WEIGHT, until `toc unweight`."""
+    with _operator(load_settings()) as visit:
+        visit.weigh(host, share, by=who())
+    say(f"each worker of {host} weighs {share:g} now")
+
+
+def unweight(host: Host) -> None:
+    """Let TOC_WEIGHT of the host's daemon count again."""
+    with _operator(load_settings()) as visit:
+        found = visit.unweigh(host)
+    say(f"{host} weighs what its daemon says" if found else f"{host} had no weight but its daemon's")
+
+
 def rebalance(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
     as_json: Json = False,
@@ -169,8 +210,8 @@ def _slot(center: TimeoutCenter, name: str) -> Slot:
     if not topic_name or not number.isdecimal():
         raise InvalidInput(f"{name!r} is not a slot; write it as `toc slots` does: order.close_3")
     topic = admin.get_topic(center.store, topic_name)
-    if int(number) >= topic.slot_amount:
-        raise InvalidInput(f"{topic_name} has slots 0 to {topic.slot_amount - 1}, not {number}")
+    if int(number) >= topic.consumed:
+        raise InvalidInput(f"{topic_name} has slots 0 to {topic.consumed - 1}, not {number}")
     return Slot(topic_name, int(number))
 
 
@@ -201,12 +242,17 @@ def _slot_records(center: TimeoutCenter, topic: str | None) -> list[dict[str, An
 
 
 def _slot_record(view: SlotView) -> dict[str, Any]:
+    from toc.coordination.coordinator import SlotState
+
     seat, seen = view.seat, view.queues
+    going = "; to be given up when it is empty" if view.going else ""
     record: dict[str, Any] = {
         "slot": str(view.slot),
         "state": seat and str(seat.state),
         "owner": seat and seat.owner,
-        "why": seat and seat.reason,
+        "since": instant(seat.since) if seat and seat.since else None,
+        "moving_to": seat.assigned if seat and seat.state is SlotState.MOVING else None,
+        "why": (seat.reason if seat else "") + going or None,
     }
     if isinstance(seen, IndexUnavailable):
         counts = dict.fromkeys(("waiting", "prepared", "dead", "next_due", "overdue_ms"))

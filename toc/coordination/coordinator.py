@@ -96,7 +96,11 @@ class SlotRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker as an operator sees it, with counts of slots. ``leader``: its daemon leads."""
+    """One worker as an operator sees it, with counts of slots. ``leader``: its daemon leads.
+
+    ``weight`` is what counts; ``weighed_by`` whoever asked for it, None if its daemon was started with it.
+    ``drained_by`` and ``drained_at`` (milliseconds): whoever drained its host, and when.
+    """
 
     worker_id: str
     host: str
@@ -108,6 +112,9 @@ class WorkerRow:
     owned: int
     drained: bool
     leader: bool
+    weighed_by: str | None = None
+    drained_by: str | None = None
+    drained_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +128,17 @@ class Claim:
 def slot_rows(
     assignment: Mapping[str, Collection[str | None]],
     claims: Mapping[Slot, Claim],
-    pins: Mapping[tuple[str, int], str],
+    hosts: Mapping[str, str],
+    *,
+    pins: Mapping[Slot, str] | None = None,
+    drains: Mapping[str, str] | None = None,
 ) -> list[SlotRow]:
-    """One row per slot that is assigned or held, by topic and number."""
+    """One row per slot that is assigned or held, by topic and number.
+
+    ``hosts`` is worker_id -> host of those alive; ``pins`` and ``drains`` are what is to be said of a slot
+    that is pinned, and of a host that is drained.
+    """
+    pins, drains = pins or {}, drains or {}
     assigned = {
         Slot(topic, number): owner
         for topic, owners in assignment.items()
@@ -132,24 +147,23 @@ def slot_rows(
     rows = []
     for slot in sorted(assigned.keys() | claims.keys()):
         claim, target = claims.get(slot), assigned.get(slot)
-        if target is None and claim is None:
-            state, reason = SlotState.UNASSIGNED, "no worker that is not drained handles this topic"
-        elif claim is not None and claim.worker_id == target:
-            state, reason = SlotState.OWNED, "balance"
-        elif claim is None:
-            state, reason = SlotState.MOVING, f"{target} has not claimed it yet"
-        else:
-            state, reason = SlotState.MOVING, f"{claim.worker_id} has not released it yet"
+        holder = claim.worker_id if claim else None
         if slot in pins:
-            reason = f"pinned to {pins[slot]}" + ("" if state is SlotState.OWNED else f"; {reason}")
-        rows.append(
-            SlotRow(
-                *slot,
-                state,
-                claim.worker_id if claim else None,
-                target,
-                claim.since if claim else None,
-                reason,
-            )
-        )
+            cause = pins[slot]
+        elif holder not in (None, target) and holder not in hosts:
+            cause = f"{holder} has left"
+        elif holder not in (None, target) and hosts[holder] in drains:
+            cause = drains[hosts[holder]]
+        else:
+            cause = ""
+        if holder is not None and holder == target:
+            state, step = SlotState.OWNED, ""
+        elif holder is None and target is None:
+            state, step = SlotState.UNASSIGNED, "no worker that is not drained handles this topic"
+        elif holder is None:
+            state, step = SlotState.MOVING, f"{target} has not claimed it yet"
+        else:
+            state, step = SlotState.MOVING, f"{holder} has not released it yet"
+        reason = "; ".join(part for part in (cause, step) if part) or "balance"
+        rows.append(SlotRow(*slot, state, holder, target, claim.since if claim else None, reason))
     return rows

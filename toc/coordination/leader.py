@@ -12,22 +12,16 @@ import time
 from collections.abc import Mapping
 
 from toc.clock import Clock
-from toc.coordination.assignment import Member, assign
+from toc.coordination import intents
+from toc.coordination.assignment import assign
 from toc.coordination.local import DEAD_FOR_MS
-from toc.coordination.nodes import (
-    Assigned,
-    Paths,
-    assignment_data,
-    decode,
-    member_of,
-    slot_of,
-)
+from toc.coordination.nodes import Assigned, Paths, assignment_data
 from toc.coordination.session import Session, Watch
 from toc.log import get_logger
 
 log = get_logger(__name__)
 
-INPUTS = ("workers", "drain", "pin", "rebalance")
+INPUTS = ("workers", *intents.DIRECTORIES)
 """The directories that the assignment depends on; only the leader watches them."""
 
 DEBOUNCE = 0.15
@@ -120,20 +114,22 @@ class Leader:
         return max(min(waits) - time.monotonic(), 0.0), not clean
 
     def _assign(self, node: str, topics: dict[str, int], assignment: dict[str, Assigned]) -> bool:
-        workers, drained, pins, requests = self._read_inputs()
-        missing = {owner for each in assignment.values() for owner in each.owners if owner} - workers.keys()
+        workers = intents.read_members(self._session, self._paths, self._watches["workers"])
+        wanted = intents.read_intents(self._session, self._paths, self._watches.get)
+        alive = {member.worker_id for member in workers}
+        missing = {owner for each in assignment.values() for owner in each.owners if owner} - alive
         settled = self._enrolled + SETTLE
         if missing and time.monotonic() < settled:
             self._due = settled
             return True
         began = time.perf_counter()
         owners = assign(
-            workers.values(),
+            wanted.weighed(workers),
             topics,
             previous={topic: each.owners for topic, each in assignment.items()},
-            pins=pins,
-            drained_hosts=drained,
-            rebalance=bool(requests),
+            pins=wanted.targets,
+            drained_hosts=wanted.drains,
+            rebalance=bool(wanted.requests),
         )
         seconds = time.perf_counter() - began
         now_ms = self._clock.now_ms()
@@ -164,7 +160,7 @@ class Leader:
             log.warning("assignment_refused", topics=len(versions))
             self.inputs_changed()
             return False
-        self._session.delete(self._paths.node("rebalance", name) for name in requests)
+        self._session.delete(self._paths.node("rebalance", name) for name in wanted.requests)
         if after:
             log.info(
                 "assignment_written",
@@ -175,19 +171,6 @@ class Leader:
             )
         return True
 
-    def _read_inputs(self) -> tuple[dict[str, Member], list[str], dict[tuple[str, int], str], list[str]]:
-        names = {
-            name: self._session.children(self._paths.directory(name), self._watches[name]) for name in INPUTS
-        }
-        workers = {}
-        nodes = self._session.read(self._paths.node("workers", name) for name in names["workers"])
-        for worker_id, node in zip(names["workers"], nodes, strict=True):
-            member = node and member_of(worker_id, node.data)
-            if member:
-                workers[worker_id] = member
-        pins = read_pins(self._session, self._paths, names["pin"])
-        return workers, names["drain"], pins, names["rebalance"]
-
     def _remove_old_deaths(self) -> None:
         paths = [
             self._paths.node("dead", name) for name in self._session.children(self._paths.directory("dead"))
@@ -197,17 +180,6 @@ class Leader:
         self._session.delete(
             path for path, node in zip(paths, nodes, strict=True) if node and node.created_ms < oldest
         )
-
-
-def read_pins(session: Session, paths: Paths, names: list[str]) -> dict[tuple[str, int], str]:
-    """The targets of the nodes of that name in pin/; what makes no sense is left out."""
-    pins: dict[tuple[str, int], str] = {}
-    nodes = session.read(paths.node("pin", name) for name in names)
-    for name, node in zip(names, nodes, strict=True):
-        slot, target = slot_of(name), decode(node.data).get("target") if node else None
-        if slot is not None and isinstance(target, str):
-            pins[slot] = target
-    return pins
 
 
 def _moved(before: list[str | None], after: list[str | None]) -> int:

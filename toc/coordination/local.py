@@ -119,7 +119,8 @@ class LocalCoordinator:
     def slots(self) -> list[SlotRow]:
         """See Coordinator."""
         self._assign()
-        return slot_rows(self._assignment, self._claims, {})
+        hosts = {member.worker_id: member.host for member in self._members.values()}
+        return slot_rows(self._assignment, self._claims, hosts)
 
     def workers(self) -> list[WorkerRow]:
         """See Coordinator."""

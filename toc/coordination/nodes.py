@@ -10,6 +10,7 @@
         leader/{session}-{n}  ephemeral   the lowest n leads
         drain/{host}                      {by, at}: an operator wants no slots there
         pin/{topic}_{n}                   {target, by, at}: an operator wants the slot on that worker or host
+        weight/{host}                     {weight, by, at}: an operator wants each worker there to weigh that
         rebalance/request                 {by, at}: spread each topic evenly, once; the leader removes it
         dead/{worker_id}                  {host, at}: this worker's process is known to have ended
 
@@ -29,7 +30,7 @@ from toc.coordination.assignment import Member
 from toc.errors import InvalidInput
 from toc.topic import Slot
 
-DIRECTORIES = ("workers", "assignment", "slots", "leader", "drain", "pin", "rebalance", "dead")
+DIRECTORIES = ("workers", "assignment", "slots", "leader", "drain", "pin", "weight", "rebalance", "dead")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from toc.clock import Clock
 from toc.coordination.assignment import assign
 from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, slot_rows
-from toc.coordination.leader import read_pins
+from toc.coordination.intents import Drain, Intents, Pin, Weight, read_intents, read_members
 from toc.coordination.nodes import (
     DIRECTORIES,
     Paths,
@@ -22,27 +21,11 @@ from toc.coordination.nodes import (
     slot_of,
 )
 from toc.coordination.session import Address, Session
+from toc.errors import InvalidInput
 from toc.topic import Slot
 
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """A host that is to have no slots. ``at`` is in milliseconds."""
-
-    host: str
-    by: str
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A slot that is to be on ``target``, a worker_id or a host. ``at`` is in milliseconds."""
-
-    topic: str
-    number: int
-    target: str
-    by: str
-    at: int
+MAX_WEIGHT = 1000
+"""As for TOC_WEIGHT."""
 
 
 class Move(NamedTuple):
@@ -83,12 +66,21 @@ class Operator:
         """Every worker that is alive."""
         return read_workers(self._session, self._paths)
 
+    def intents(self) -> Intents:
+        """All that operators want, each with who wants it, and since when."""
+        return read_intents(self._session, self._paths)
+
     def drains(self) -> list[Drain]:
         """The hosts that are drained."""
-        return [
-            Drain(host, str(values.get("by", "")), instant(values, "at"))
-            for host, values in self._intents("drain")
-        ]
+        return list(self.intents().drains.values())
+
+    def pins(self) -> list[Pin]:
+        """The slots that are pinned."""
+        return list(self.intents().pins.values())
+
+    def weights(self) -> list[Weight]:
+        """The hosts whose workers have a weight that an operator gave them."""
+        return list(self.intents().weights.values())
 
     def drain(self, host: str, *, by: str) -> None:
         """Take all slots from a host, and give it none until ``undrain``. ``by`` says who wants it."""
@@ -97,14 +89,6 @@ class Operator:
     def undrain(self, host: str) -> bool:
         """Let a host have slots again; False if it was not drained."""
         return self._remove("drain", check_node_name("host", host))
-
-    def pins(self) -> list[Pin]:
-        """The slots that are pinned."""
-        return [
-            Pin(*slot, str(values.get("target", "")), str(values.get("by", "")), instant(values, "at"))
-            for name, values in self._intents("pin")
-            if (slot := slot_of(name)) is not None
-        ]
 
     def pin(self, slot: Slot, target: str, *, by: str) -> None:
         """Put a slot on a worker or a host. While that is not there, the slot goes where balance puts it."""
@@ -115,23 +99,28 @@ class Operator:
         """Let a slot go where balance puts it; False if it was not pinned."""
         return self._remove("pin", check_node_name("slot", str(slot)))
 
+    def weigh(self, host: str, weight: float, *, by: str) -> None:
+        """Give each worker of a host this share relative to others', until ``unweigh``; its daemon's own one
+        counts no more. Raises InvalidInput for one that is not more than 0 and up to 1000."""
+        if not 0 < weight <= MAX_WEIGHT:
+            raise InvalidInput(f"a weight is more than 0 and up to {MAX_WEIGHT}, not {weight:g}")
+        data = encode(weight=weight, by=by, at=self._clock.now_ms())
+        self._write("weight", check_node_name("host", host), data)
+
+    def unweigh(self, host: str) -> bool:
+        """Let the weight count that the host's daemon was started with; False if it did anyway."""
+        return self._remove("weight", check_node_name("host", host))
+
     def rebalance(self, *, by: str, dry_run: bool = False) -> list[Move]:
         """Spread every topic evenly over the workers. Returns what will move; the leader does it at once."""
         assignment = _read_assignment(self._session, self._paths)
-        names = self._session.children(self._paths.directory("workers"))
-        nodes = self._session.read(self._paths.node("workers", name) for name in names)
-        members = [
-            member
-            for name, node in zip(names, nodes, strict=True)
-            if node and (member := member_of(name, node.data))
-        ]
-        pins = read_pins(self._session, self._paths, self._session.children(self._paths.directory("pin")))
+        wanted = self.intents()
         owners = assign(
-            members,
+            wanted.weighed(read_members(self._session, self._paths)),
             {topic: len(slots) for topic, slots in assignment.items()},
             previous=assignment,
-            pins=pins,
-            drained_hosts=self._session.children(self._paths.directory("drain")),
+            pins=wanted.targets,
+            drained_hosts=wanted.drains,
             rebalance=True,
         )
         moves = [
@@ -143,11 +132,6 @@ class Operator:
         if not dry_run:
             self._write("rebalance", "request", encode(by=by, at=self._clock.now_ms()))
         return moves
-
-    def _intents(self, directory: str) -> list[tuple[str, dict[str, Any]]]:
-        names = self._session.children(self._paths.directory(directory))
-        nodes = self._session.read(self._paths.node(directory, name) for name in names)
-        return [(name, decode(node.data)) for name, node in zip(names, nodes, strict=True) if node]
 
     def _write(self, directory: str, name: str, data: bytes) -> None:
         # all of them, so that a wish may be made before the first daemon starts
@@ -163,13 +147,19 @@ class Operator:
 
 def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
     """See Operator.slots."""
-    pins = read_pins(session, paths, session.children(paths.directory("pin")))
-    return slot_rows(_read_assignment(session, paths), _read_claims(session, paths), pins)
+    wanted = read_intents(session, paths)
+    return slot_rows(
+        _read_assignment(session, paths),
+        _read_claims(session, paths),
+        {member.worker_id: member.host for member in read_members(session, paths)},
+        pins={slot: f"pinned to {pin.target} by {pin.by}" for slot, pin in wanted.pins.items()},
+        drains={host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()},
+    )
 
 
 def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
     """See Operator.workers."""
-    drained = set(session.children(paths.directory("drain")))
+    wanted = read_intents(session, paths)
     assigned = Counter(
         owner for owners in _read_assignment(session, paths).values() for owner in owners if owner
     )
@@ -181,18 +171,22 @@ def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
     for name, node in zip(names, session.read(paths.node("workers", name) for name in names), strict=True):
         member = node and member_of(name, node.data)
         if node and member:
+            drain, weight = wanted.drains.get(member.host), wanted.weights.get(member.host)
             rows.append(
                 WorkerRow(
                     worker_id=name,
                     host=member.host,
                     pid=member.pid,
-                    weight=member.weight,
+                    weight=weight.weight if weight else member.weight,
                     topics=None if member.topics is None else sorted(member.topics),
                     joined=node.created_ms,
                     assigned=assigned[name],
                     owned=owned[name],
-                    drained=member.host in drained,
+                    drained=drain is not None,
                     leader=f"{node.session:x}" == leader,
+                    weighed_by=weight.by if weight else None,
+                    drained_by=drain.by if drain else None,
+                    drained_at=drain.at if drain else None,
                 )
             )
     return rows

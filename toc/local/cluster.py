@@ -19,7 +19,7 @@ from toc.errors import ConfigError
 from toc.local.embedded import lock
 from toc.local.process import Process, StartFailed, tail, until
 from toc.local.server import Server
-from toc.local.servers import MariaDB, RedisCluster, ZooKeeper
+from toc.local.servers import MariaDB, RedisCluster, ZooKeeper, ZooKeeperEnsemble
 
 _DAEMON = [sys.executable, "-c", "from toc.cli.main import run; run()", "worker"]
 _DAEMON_STOP_S = 40.0  # a daemon gives running handlers 30 s
@@ -28,16 +28,25 @@ _DAEMON_STOP_S = 40.0  # a daemon gives running handlers 30 s
 class LocalCluster:
     """The cluster of one directory. ``daemons`` stand for hosts: host1, host2, ...
 
+    ``zookeepers`` is how many members its ZooKeeper has.
+
     Stopping keeps the data; starting again finds it on the same ports.
     """
 
     def __init__(
-        self, directory: Path, *, daemons: int = 2, processes: int = 2, app: str = "toc.demo.app:center"
+        self,
+        directory: Path,
+        *,
+        daemons: int = 2,
+        processes: int = 2,
+        zookeepers: int = 3,
+        app: str = "toc.demo.app:center",
     ) -> None:
         self.directory = directory.absolute()
         self.config = self.directory / "toc.toml"
         self.daemons = daemons
         self.processes = processes
+        self.zookeepers = zookeepers
         self.app = app
         self._state = self.directory / "state.json"
 
@@ -96,19 +105,18 @@ class LocalCluster:
     def _start_servers(self, progress: Callable[[str], None]) -> dict[str, Any]:
         redis = RedisCluster(self.directory / "redis", die_with_parent=False)
         mariadb = MariaDB(self.directory / "mariadb", die_with_parent=False)
-        zookeeper = ZooKeeper(self.directory / "zookeeper", die_with_parent=False)
         progress("Redis Cluster")
         try:
             redis.start()
         finally:
             for number, node in enumerate(redis.nodes, 1):
                 self._note_server(f"redis{number}", node)
-        for name, server in (("mariadb", mariadb), ("zookeeper", zookeeper)):
-            progress(name)
-            try:
-                server.start()
-            finally:
-                self._note_server(name, server)
+        progress("mariadb")
+        try:
+            mariadb.start()
+        finally:
+            self._note_server("mariadb", mariadb)
+        zookeeper = self._start_zookeeper(progress)
         return {
             "database_urls": [mariadb.url],
             "databases": 8,
@@ -118,6 +126,24 @@ class LocalCluster:
             "session_timeout": 2,  # so that a killed host is missed soon
             "cluster": "local",
         }
+
+    def _start_zookeeper(self, progress: Callable[[str], None]) -> ZooKeeper | ZooKeeperEnsemble:
+        """One server alone, or an ensemble of several, in a directory of its own."""
+        progress("zookeeper")
+        if self.zookeepers == 1:
+            alone = ZooKeeper(self.directory / "zookeeper", die_with_parent=False)
+            try:
+                return alone.start()
+            finally:
+                self._note_server("zookeeper", alone)
+        ensemble = ZooKeeperEnsemble(
+            self.directory / f"zookeeper-of-{self.zookeepers}", size=self.zookeepers, die_with_parent=False
+        )
+        try:
+            return ensemble.start()
+        finally:
+            for number, node in enumerate(ensemble.nodes, 1):
+                self._note_server(f"zookeeper{number}", node)
 
     def _start_daemons(self, progress: Callable[[str], None]) -> None:
         # A variable of the caller's shell must not lead a daemon to other servers.

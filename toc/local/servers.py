@@ -269,11 +269,16 @@ class ZooKeeper(Server):
     """A ZooKeeper server of one node. Sessions may be as short as 1 s (two ticks)."""
 
     name = "zookeeper"
+    _main = "ZooKeeperServerMain"
 
     @property
     def url(self) -> str:
         """The value for TOC_ZOOKEEPER."""
         return f"127.0.0.1:{self.port}"
+
+    def serves(self) -> bool:
+        """Whether it answers requests; a member of an ensemble does while it sees more than half of it."""
+        return self._say() == b"Zookeeper"
 
     def _prepare(self) -> list[str | Path]:
         home = os.environ.get("JAVA_HOME")
@@ -292,6 +297,7 @@ class ZooKeeper(Server):
                 "maxClientCnxns=0",
                 "admin.enableServer=false",
                 "4lw.commands.whitelist=ruok,srvr",
+                *self._ensemble(),
             ],
         )
         return [
@@ -302,17 +308,88 @@ class ZooKeeper(Server):
             "-Dzookeeper.jmx.log4j.disable=true",
             "-cp",
             f"{jar}:{jar.with_name('slf4j-simple.jar')}",
-            "org.apache.zookeeper.server.ZooKeeperServerMain",
+            f"org.apache.zookeeper.server.{self._main}",
             conf,
         ]
 
+    def _ensemble(self) -> list[str]:
+        """Lines about the other members."""
+        return []
+
     def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - it says what it does, not what it has done
+        return self.serves()
+
+    def _say(self) -> bytes:
+        """The beginning of what it says of itself, b"" when it does not answer."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
                 connection.sendall(b"srvr")  # ruok is answered too early: before the data is read
-                return connection.recv(9) == b"Zookeeper"
+                return connection.recv(9)
         except OSError:
-            return False
+            return b""
+
+
+class _ZooKeeperMember(ZooKeeper):
+    _main = "quorum.QuorumPeerMain"
+
+    def __init__(self, directory: Path, number: int, *, die_with_parent: bool) -> None:
+        super().__init__(directory, die_with_parent=die_with_parent)
+        self.number = number
+        self.others: list[_ZooKeeperMember] = []
+
+    def _ensemble(self) -> list[str]:
+        data = self.directory / "data"
+        data.mkdir(exist_ok=True)
+        (data / "myid").write_text(f"{self.number}\n")
+        return [
+            "initLimit=20",
+            "syncLimit=4",
+            *(f"server.{each.number}=127.0.0.1:{each.peer_ports()}" for each in self.others),
+        ]
+
+    def peer_ports(self) -> str:
+        """The ports at which it follows and elects."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return f"{self.kept_port('peer')}:{self.kept_port('election')}"
+
+    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - as above
+        return bool(self._say())  # that it serves takes others
+
+
+class ZooKeeperEnsemble:
+    """A ZooKeeper ensemble. ``nodes`` are its members; it serves while more than half of them run."""
+
+    def __init__(self, directory: Path, *, size: int = 3, die_with_parent: bool = True) -> None:
+        self.nodes = [
+            _ZooKeeperMember(directory / str(number), number, die_with_parent=die_with_parent)
+            for number in range(1, size + 1)
+        ]
+        for node in self.nodes:
+            node.others = self.nodes
+
+    @property
+    def url(self) -> str:
+        """The value for TOC_ZOOKEEPER."""
+        return ",".join(node.url for node in self.nodes)
+
+    def start(self) -> Self:
+        """Start all members and wait until each serves. Raises MissingServer, StartFailed."""
+        for node in self.nodes:
+            node.start()
+        if not until(lambda: all(node.serves() for node in self.nodes), 30):
+            raise StartFailed(f"the ensemble did not form:\n{tail(self.nodes[0].log)}")
+        return self
+
+    def stop(self) -> None:
+        """Stop all members."""
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
 
 
 def find_redis() -> Path:

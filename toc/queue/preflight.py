@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Any, NamedTuple
+import time
+from typing import Any
 
 from redis.exceptions import RedisError
 
+from toc.clock import MAX_CLOCK_SKEW_MS
 from toc.errors import IndexUnavailable
+from toc.finding import Finding, Level, clock_finding
 from toc.queue.nodes import Node
 from toc.queue.queues import Queues
 from toc.queue.url import Kind
 
 _MIN_MAJOR = 7
-
-
-class Level(Enum):
-    """How bad a finding is."""
-
-    REFUSE = "refuse"
-    """Tasks would be late or lost from the index: do not start."""
-    WARN = "warn"
-    """Start, and tell the operator."""
-
-
-class Finding(NamedTuple):
-    """What is wrong with one server, and what to do about it."""
-
-    level: Level
-    server: str
-    what: str
-    do: str
+NEARLY_FULL = 0.8
 
 
 def check(queues: Queues) -> list[Finding]:
@@ -43,7 +28,7 @@ def check(queues: Queues) -> list[Finding]:
     away: list[IndexUnavailable] = []
     for node in queues.nodes.masters():
         try:
-            found += _check_node(node, kind)
+            found += _look(node, kind)[1]
         except IndexUnavailable as exc:
             away.append(exc)
     if away:
@@ -51,7 +36,43 @@ def check(queues: Queues) -> list[Finding]:
     return found
 
 
-def _check_node(node: Node, kind: Kind) -> list[Finding]:
+def examine(queues: Queues) -> list[Finding]:
+    """What can be said of every master, also what is well; one out of reach is a finding."""
+    try:
+        masters = queues.nodes.masters()
+    except IndexUnavailable as exc:
+        addresses = ", ".join(map(str, queues.nodes.location.addresses))
+        return [Finding(Level.REFUSE, addresses, str(exc), "bring it back, or correct TOC_REDIS_URL")]
+    found: list[Finding] = []
+    for node in masters:
+        server = str(node.address)
+        try:
+            began = time.time()
+            facts, wrong = _look(node, queues.nodes.location.kind)
+            took_ms = (time.time() - began) * 1000
+        except IndexUnavailable as exc:
+            found.append(Finding(Level.REFUSE, server, str(exc), "bring it back, or promote a replica"))
+            continue
+        found += wrong
+        if facts:
+            memory = facts.get("maxmemory_human", "0B")
+            found.append(
+                Finding(
+                    Level.OK,
+                    server,
+                    f"{_name(facts)}, {facts.get('used_memory_human', '?')} of "
+                    f"{'what the machine has' if memory == '0B' else memory} used",
+                    "",
+                )
+            )
+        if facts.get("server_time_usec", "").isdecimal():
+            ahead = int(facts["server_time_usec"]) / 1000 - began * 1000 - took_ms / 2
+            found.append(clock_finding(server, ahead, took_ms / 2, MAX_CLOCK_SKEW_MS))
+    return found
+
+
+def _look(node: Node, kind: Kind) -> tuple[dict[str, str], list[Finding]]:
+    """What a node says of itself, and what is wrong with that."""
     server = str(node.address)
     wire = node.take()
     try:
@@ -64,17 +85,18 @@ def _check_node(node: Node, kind: Kind) -> list[Finding]:
         ) from exc
     node.give(wire)
     if isinstance(info, RedisError):
-        return [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
+        return {}, [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
     facts = _facts(info)
     wrong = [
         _version(facts),
         _role(facts),
         _memory(facts),
+        _full(facts),
         _persistence(facts, save),
         _last_save(facts),
         _cluster(facts, {} if isinstance(cluster, RedisError) else _facts(cluster), kind),
     ]
-    return [Finding(found[0], server, found[1], found[2]) for found in wrong if found]
+    return facts, [Finding(found[0], server, found[1], found[2]) for found in wrong if found]
 
 
 _Wrong = tuple[Level, str, str] | None
@@ -85,16 +107,20 @@ def _facts(info: bytes) -> dict[str, str]:
     return {name: value.strip() for name, colon, value in lines if colon}
 
 
-def _version(facts: dict[str, str]) -> _Wrong:
+def _name(facts: dict[str, str]) -> str:
     # Valkey goes on telling the version of Redis that it is compatible with; its own one is beside it.
     name = "Valkey" if "valkey_version" in facts else "Redis"
-    version = facts.get("valkey_version") or facts.get("redis_version", "")
+    return f"{name} {facts.get('valkey_version') or facts.get('redis_version') or 'of an unknown version'}"
+
+
+def _version(facts: dict[str, str]) -> _Wrong:
+    version = _name(facts).partition(" ")[2]
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) >= _MIN_MAJOR:
         return None
     return (
         Level.REFUSE,
-        f"it is {name} {version or 'of an unknown version'}",
+        f"it is {_name(facts)}",
         f"use Redis or Valkey {_MIN_MAJOR} or later: older ones cannot drain when memory is full",
     )
 
@@ -118,6 +144,17 @@ def _memory(facts: dict[str, str]) -> _Wrong:
         Level.REFUSE,
         f"its maxmemory_policy is {policy}: it would drop whole queues when memory is full",
         "set maxmemory-policy noeviction",
+    )
+
+
+def _full(facts: dict[str, str]) -> _Wrong:
+    used, most = facts.get("used_memory", ""), facts.get("maxmemory", "")
+    if not used.isdecimal() or not most.isdecimal() or int(most) == 0 or int(used) < NEARLY_FULL * int(most):
+        return None
+    return (
+        Level.WARN,
+        f"{100 * int(used) / int(most):.0f} % of its maxmemory is used; when it is full, nothing is indexed",
+        "give it memory, add nodes, or lower the horizon of topics",
     )
 
 

@@ -98,11 +98,27 @@ class Batches:
         """The slot_amounts that pending rows of a biz_type carry."""
         results = self._scan(
             range(self._shards.tables),
-            lambda _server, name: (
+            lambda _table, name: (
                 f"SELECT DISTINCT slot_amount FROM {name} WHERE status={PENDING} AND biz_type={biz_type:d}"
             ),
         )
         return {row[0] for result in results for row in result.rows}
+
+    def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
+        """Those of the tables in which a pending row carries a larger slot_amount."""
+        where = _above(biz_type, slot_amount)
+        results = self._scan(
+            tables, lambda table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
+        )
+        return {row[0] for result in results for row in result.rows}
+
+    def count_stamped_above(self, biz_type: int, slot_amount: int) -> int:
+        """How many pending rows carry a larger slot_amount."""
+        results = self._scan(
+            range(self._shards.tables),
+            lambda _table, name: f"SELECT COUNT(*) FROM {name} WHERE {_above(biz_type, slot_amount)}",
+        )
+        return sum(row[0] for result in results for row in result.rows)
 
     # --- guarded changes -------------------------------------------------------------------------------
 
@@ -238,13 +254,13 @@ class Batches:
         results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
         return {row.job_id: row for row in sql.task_rows(results)}
 
-    def _scan(self, tables: Iterable[int], select: Callable[[Server, str], str]) -> list[Result]:
-        """The same SELECT over tables, in one round trip per server."""
+    def _scan(self, tables: Iterable[int], select: Callable[[int, str], str]) -> list[Result]:
+        """The same SELECT over tables, given each and its name, in one round trip per server."""
         names = self._shards.names
         parts = self._shards.each(
             self._shards.group_tables(dict.fromkeys(tables)),
             lambda server, part: server.run(
-                sql.unions(server, [select(server, names[table]) for table in part])
+                sql.unions(server, [select(table, names[table]) for table in part])
             ),
         )
         return [result for part in parts for result in part]
@@ -261,6 +277,10 @@ class Batches:
                 ],
                 transaction=True,
             )
+
+
+def _above(biz_type: int, slot_amount: int) -> str:
+    return f"status={PENDING} AND biz_type={biz_type:d} AND slot_amount>{slot_amount:d}"
 
 
 def _those(cases: Mapping[int, Finish], case: Finish) -> list[int]:

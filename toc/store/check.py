@@ -51,7 +51,7 @@ class ShardStatus:
 def check(shards: Shards) -> list[ShardStatus]:
     """The state of every database, in order; two short queries per server. Raises StoreUnavailable."""
     work = dict.fromkeys(shards.servers)
-    parts = shards.each(work, lambda server, _: _check_server(shards, server))
+    parts = shards.each(work, lambda server, _: check_server(shards, server))
     return [status for part in parts for status in part]
 
 
@@ -70,7 +70,8 @@ def require(shards: Shards) -> None:
     raise SchemaBehind(f"{shown}: run `toc db upgrade`")
 
 
-def _check_server(shards: Shards, server: Server) -> list[ShardStatus]:
+def check_server(shards: Shards, server: Server) -> list[ShardStatus]:
+    """The state of the databases of one server. Raises StoreUnavailable."""
     layout = shards.layout
     names = [layout.database_name(database) for database in server.databases]
     if layout.sqlite:

@@ -35,7 +35,7 @@ from toc.task import MAX_ATTRIBUTE_CHARS
 MAX_ERROR_CHARS = 1024
 """How much of a task's last error is kept."""
 
-REVISION = "0002"
+REVISION = "0004"
 """The revision in ``migrations/`` that this code needs at least; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
@@ -110,6 +110,8 @@ def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
         Column("slot_amount", _U16, nullable=False),
         Column("dedup_key", _KEY),
         Column("last_error", String(MAX_ERROR_CHARS)),
+        Column("lease_owner", _U64),
+        Column("lease_until", Millis),
         # also answers "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # the sweep: what is pending and due; what is dead, newest first
@@ -141,6 +143,9 @@ def topic_table(metadata: MetaData, schema: str | None = None) -> Table:
         Column("gmt_modified", Millis, nullable=False),
         Column("version", _U32, nullable=False),
         Column("concurrency", _U32, nullable=False, server_default=text("0")),
+        Column("former_slots", _U16, nullable=False, server_default=text("0")),
+        Column("resume_rate", _U32, nullable=False, server_default=text("0")),
+        Column("resumed_at", _U64, nullable=False, server_default=text("0")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
         schema=schema,
         **_OPTIONS,

@@ -10,7 +10,9 @@ from sqlalchemy import Connection
 
 from toc.clock import Clock
 from toc.errors import StoreUnavailable
+from toc.finding import Finding
 from toc.sharding import BizId, JobIds
+from toc.store import fitness
 from toc.store import rows as sql
 from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard
 from toc.store.check import require
@@ -72,6 +74,10 @@ class Store:
     def check(self) -> None:
         """Raise SchemaBehind, naming the shards, unless every one has the schema that this code needs."""
         require(self._shards)
+
+    def examine(self) -> list[Finding]:
+        """What can be said of every server, its settings, rights, schema; one out of reach is a finding."""
+        return fitness.examine(self._shards)
 
     def tables_of_server(self) -> list[list[int]]:
         """The indexes of the tables that each server holds."""
@@ -229,6 +235,17 @@ class Store:
     def stamped_amounts(self, biz_type: int) -> set[int]:
         """The slot_amounts that pending rows of a biz_type carry. Reads every pending row, so not often."""
         return self._batches.stamped_amounts(biz_type)
+
+    def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
+        """Those of the tables in which a pending row of a biz_type carries a larger slot_amount.
+
+        Reads every pending row of the tables that have none.
+        """
+        return self._batches.stamped_above(tables, biz_type, slot_amount)
+
+    def count_stamped_above(self, biz_type: int, slot_amount: int) -> int:
+        """How many pending rows of a biz_type carry a larger slot_amount. Reads every pending row."""
+        return self._batches.count_stamped_above(biz_type, slot_amount)
 
     # --- purging -------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from toc.topic import Backoff, Topic, TopicType, check_topic_name
 log = get_logger(__name__)
 
 _FIELDS = tuple(field.name for field in fields(Topic))
-_FIXED = frozenset({"name", "biz_type"})
+_FIXED = frozenset({"name", "biz_type", "former_slots"})
 _TRIES = 5
 
 
@@ -63,7 +63,9 @@ class TopicTable:
     def alter(self, name: str, /, **changes: Any) -> Topic:
         """Change policies of a topic and return it as it is now.
 
-        Raises UnknownTopic, and InvalidTopic for a value out of its range or a field that cannot change.
+        A slot_amount that is lowered holds for new tasks; the slots of the former one are consumed until
+        ``stop_consuming``. Raises UnknownTopic, and InvalidTopic for a value out of its range or a field that
+        cannot change.
         """
         check_topic_name(name)
         for field in changes:
@@ -75,14 +77,13 @@ class TopicTable:
                 raise UnknownTopic(f"there is no topic {name!r}")
             topic, version = found[0]
             changed = replace(topic, **_typed(changes))
-            if changed.slot_amount < topic.slot_amount:
-                # Rows keep the amount they were stamped with; nobody would consume the slots that vanish.
-                raise InvalidTopic(
-                    f"slot_amount of {name!r} is {topic.slot_amount} and can only be raised, not lowered to "
-                    f"{changed.slot_amount}"
-                )
-            marks, params = _literals(changed, tuple(changes))
-            sets = "".join(f"{field}={mark}," for field, mark in zip(changes, marks, strict=True))
+            if changed.slot_amount != topic.slot_amount:
+                # Rows keep the amount that they are stamped with: what they may lie in is consumed on.
+                largest = max(topic.consumed, changed.slot_amount)
+                changed = replace(changed, former_slots=0 if largest == changed.slot_amount else largest)
+            names = (*changes, "former_slots")
+            marks, params = _literals(changed, names)
+            sets = "".join(f"{field}={mark}," for field, mark in zip(names, marks, strict=True))
             now = self._server.instant(self._clock.now_ms())
             result = self._server.run(
                 [
@@ -97,6 +98,32 @@ class TopicTable:
             if result[0].matched == 1:
                 return changed
         raise StoreUnavailable(f"{self._server.name}: topic {name!r} keeps changing; try again")
+
+    def keep_consuming(self, name: str, slot_amount: int) -> bool:
+        """A pending row is stamped with this amount: consume its slots, whatever the topic's present one is.
+
+        Returns whether that was news. For rows that come late: a submit that had read the topic before its
+        slot_amount was lowered, a dead task that is redriven.
+        """
+        return self._update(
+            f"former_slots={slot_amount:d}",
+            f"name=%s AND slot_amount<{slot_amount:d} AND former_slots<{slot_amount:d}",
+            name,
+        )
+
+    def stop_consuming(self, topic: Topic) -> bool:
+        """No pending row carries more than ``topic``'s slot_amount. False if the topic was altered since."""
+        return self._update(
+            "former_slots=0",
+            f"name=%s AND slot_amount={topic.slot_amount:d} AND former_slots={topic.former_slots:d}",
+            topic.name,
+        )
+
+    def _update(self, sets: str, where: str, name: str) -> bool:
+        now = self._server.instant(self._clock.now_ms())
+        update = f"UPDATE {self._table} SET {sets},gmt_modified={now},version=version+1 WHERE {where}"
+        (result,) = self._server.run([Statement(update, [name])], again=False)
+        return result.matched == 1
 
     def _select(self, where: str, *params: Param) -> Sequence[tuple[Topic, int]]:
         select = f"SELECT {','.join(_FIELDS)},version FROM {self._table} WHERE {where}"

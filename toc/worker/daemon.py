@@ -30,9 +30,10 @@ from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.errors import TocError, UnfitServer
+from toc.finding import Level
 from toc.log import get_logger
 from toc.metrics import WORKER_EXITS
-from toc.queue.preflight import Level, check
+from toc.queue.preflight import check
 from toc.queue.queues import Queues
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
@@ -185,7 +186,7 @@ class Daemon:
 
     def _amounts(self) -> dict[str, int]:
         """What is to be assigned: the slots of every topic, and the tables."""
-        amounts = {topic.name: topic.slot_amount for topic in self._catalog.known().values()}
+        amounts = {topic.name: topic.consumed for topic in self._catalog.known().values()}
         return amounts | {TABLES: self._settings.tables}
 
     def _wait(self) -> None:

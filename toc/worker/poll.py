@@ -31,6 +31,7 @@ from toc.worker.entry import Entry, Held, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
 from toc.worker.quarantine import Quarantine
+from toc.worker.resume import ResumeRate
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 
 log = get_logger(__name__)
@@ -96,6 +97,7 @@ class Poller:
         self._reconcile: list[tuple[int, Slot]] = []
         self._let_go: set[Slot] = set()
         """Slots of entries that were let go before they started, told by other threads."""
+        self._resume = ResumeRate(clock)
         self._taking = True
         self._between = threading.Lock()
         self._prepare_step = Step("prepare")
@@ -239,7 +241,13 @@ class Poller:
                 for member in members:
                     self._look(member, now + PAUSED_LOOK_MS)
                 continue
-            chosen, limit = _share(members, min(self.dispatcher.room(name), ROUND_LIMIT))
+            room = min(self.dispatcher.room(name), ROUND_LIMIT)
+            if topic.resume_rate:
+                mine = sum(slot.topic == name for slot in owned)
+                members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
+                for member in waiting:
+                    self._look(member, now + wait)
+            chosen, limit = _share(members, room)
             if len(chosen) < len(members):
                 self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
                 self.dispatcher.want_room(name)
@@ -269,6 +277,8 @@ class Poller:
                 continue
             taken += self._hold(owned, result.entries, result.redis_now_ms, before)
             owned.full = len(result.entries) == limit
+            if owned.slot.topic in self._resume.topics:
+                self._resume.took(owned.slot, len(result.entries), result.next_due)
             self._plan(owned, result, now)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))

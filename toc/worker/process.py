@@ -27,6 +27,7 @@ from toc.coordination.assignment import TABLES
 from toc.errors import TocError
 from toc.log import configure, get_logger
 from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, Board, write_to
+from toc.narrow import Narrowing
 from toc.queue.queues import Queues
 from toc.retention import Retention
 from toc.sweep import Sweep
@@ -159,6 +160,8 @@ class Worker:
         )
         self.retention = Retention(center.store, self._catalog, clock)
         self._purging = Loop("retention", self.retention.run_once)
+        self.narrowing = Narrowing(center.store, center.queues, self._catalog, clock)
+        self._narrowing = Loop("narrow", self.narrowing.run_once)
         self._listener = center.queues.listener()
         self._listening = watched_thread("wake", lambda: self._listener.run(self._woken))
         self._loops = [
@@ -169,6 +172,7 @@ class Worker:
             self.reclaimer.loop,
             *self._sweeping,
             self._purging,
+            self._narrowing,
             self.watch.loop,
             Loop("catalog", self._refresh_catalog),
         ]
@@ -212,7 +216,9 @@ class Worker:
         try:
             topics = self._catalog.refresh()
             if topics != self._topics:
-                self._topics = topics
+                before, self._topics = self._topics, topics
+                if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
+                    self.sweepers.forget()  # what stands in slots that were given up is not served
                 self.dispatcher.topics_changed()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
@@ -287,6 +293,7 @@ class Worker:
             tables = {slot.number for slot in slots if slot.topic == TABLES}
             self.sweepers.add(tables)
             self.retention.add(tables)
+            self.narrowing.add(tables)
             self.book.want(slot for slot in slots if slot.topic != TABLES)
             self._claimed_at = float("-inf")
         elif kind == "drop":
@@ -312,6 +319,7 @@ class Worker:
         tables = {slot for slot in slots if slot.topic == TABLES}
         self.sweepers.remove({slot.number for slot in tables})
         self.retention.remove({slot.number for slot in tables})
+        self.narrowing.remove({slot.number for slot in tables})
         dropped = self.book.give_up(slots - tables)
         self._listener.set_slots(self.book.owned)
         self._withdraw(slots)
@@ -360,6 +368,7 @@ class Worker:
         for sweeping in self._sweeping:
             sweeping.stop(0)
         self._purging.stop(0)
+        self._narrowing.stop(0)
         self._withdraw()
         self._link.send("leaving", recycle=self._recycling)
         self._serve(selector, lambda: self._done() or self._forced or self._overdue())

@@ -13,7 +13,7 @@ from toc.coordination.coordinator import SlotRow, SlotState
 from toc.coordination.nodes import DIRECTORIES
 from toc.coordination.operator import Move, Operator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.errors import CoordinationUnavailable
+from toc.errors import CoordinationUnavailable, InvalidInput
 from toc.local.process import free_port
 from toc.local.servers import ZooKeeper
 from toc.topic import Slot
@@ -149,13 +149,64 @@ def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_pinned_elsewher
         [pin] = visit.pins()
         assert (Slot(pin.topic, pin.number), pin.target, pin.by) == (slot, target, "ann")
         [row] = [row for row in visit.slots() if (row.topic, row.number) == slot]
-        assert row.reason == f"pinned to {target}"
+        assert row.reason == f"pinned to {target} by ann"
         visit.pin(slot, "h1", by="bob")
         pair.until(lambda: at("h1"))
         assert [pin.by for pin in visit.pins()] == ["bob"]
         assert visit.unpin(slot)
         assert not visit.unpin(slot)
         assert visit.pins() == []
+
+
+def test_a_host_weighs_what_an_operator_says_until_that_is_taken_back(pair: Cluster) -> None:
+    with pair.visit() as visit:
+        visit.weigh("h2", 2, by="ann")
+        pair.until(lambda: pair.load("h1") == 4 and pair.load("h2") == 8)
+        [weight] = visit.weights()
+        assert (weight.host, weight.weight, weight.by) == ("h2", 2, "ann")
+        assert [(row.weight, row.weighed_by) for row in visit.workers()] == [(1, None), (2, "ann")]
+        assert visit.rebalance(by="ann", dry_run=True) == []  # reckons with it, too
+        for nonsense in (0, -1, float("nan"), float("inf"), 1001):
+            with pytest.raises(InvalidInput, match="weight"):
+                visit.weigh("h2", nonsense, by="ann")
+        assert visit.unweigh("h2")
+        assert not visit.unweigh("h2")
+    pair.until(lambda: pair.load("h1") == pair.load("h2") == 6)
+
+
+def test_wishes_outlive_every_daemon(cluster: Cluster) -> None:
+    slot = Slot("order.close", 0)
+    with cluster.visit() as visit:
+        visit.drain("h1", by="ann")
+        visit.weigh("h2", 3, by="bob")
+        visit.pin(slot, "h3", by="eve")
+    for _ in range(2):
+        for host in ("h1", "h2", "h3"):
+            cluster.start(host)
+        cluster.until(lambda: (cluster.load("h1"), cluster.load("h2"), cluster.load("h3")) == (0, 9, 3))
+        assert slot in cluster.running["h3"].claimed()["h3-0"]
+        for coordinator in cluster.running.values():
+            coordinator.stop()
+    with cluster.visit() as visit:
+        wanted = visit.intents()
+    assert (wanted.drains["h1"].by, wanted.weights["h2"].by, wanted.pins[slot].by) == ("ann", "bob", "eve")
+
+
+def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair: Cluster) -> None:
+    """h1 is told to let go and does not, as if handlers were running."""
+    with pair.visit() as visit:
+        visit.drain("h1", by="ann")
+        stays = pair.running["h1"]
+        deadline = time.monotonic() + 20
+        while stays.desired()["h1-0"]:
+            assert time.monotonic() < deadline
+            stays.wait(0.02)
+        moving = [row for row in visit.slots() if row.state is SlotState.MOVING]
+        assert {(row.owner, row.assigned, row.reason) for row in moving} == {
+            ("h1-0", "h2-0", "h1 is drained by ann; h1-0 has not released it yet")
+        }
+        assert len(moving) == 6
+        assert all(row.since for row in moving)
 
 
 def test_rebalance_tells_what_it_will_move_and_moves_exactly_that(cluster: Cluster) -> None:

@@ -7,9 +7,10 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from toc.errors import IndexUnavailable
+from toc.finding import Level
 from toc.local.servers import RedisCluster, RedisServer
 from toc.queue import preflight
-from toc.queue.preflight import Level, check
+from toc.queue.preflight import check
 from toc.queue.queues import Queues
 
 AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster)

@@ -291,8 +291,17 @@ def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> 
     assert row in store.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), 100)
 
 
-def test_stamped_amounts_are_those_of_pending_rows(fresh_store: Store, new_row: NewRow) -> None:
+def test_rows_of_larger_slot_amounts_are_those_pending_ones_of_the_topic(
+    fresh_store: Store, new_row: NewRow
+) -> None:
     rows = [new_row(slot_amount=amount) for amount in (16, 32, 32, 64)]
     fresh_store.insert_many([*rows, new_row(slot_amount=128, biz_type=8)])
     fresh_store.finish([(rows[3].job_id, 0)])
+    tables = [table for tables in fresh_store.tables_of_server() for table in tables]
+    for amount, count in ((8, 3), (16, 2), (32, 0)):
+        assert fresh_store.count_stamped_above(7, amount) == count
+        assert len(fresh_store.stamped_above(tables, 7, amount)) in range(bool(count), count + 1)
     assert fresh_store.stamped_amounts(7) == {16, 32}
+    (table,) = fresh_store.stamped_above(tables, 8, 64)
+    assert fresh_store.stamped_above([t for t in tables if t != table], 8, 64) == set()
+    assert fresh_store.stamped_above([table], 8, 128) == set()

@@ -1,0 +1,75 @@
+"""Operators move slots under load: nothing is lost or run twice, no try is burned, nobody waits long."""
+
+from __future__ import annotations
+
+import time
+
+from fault.kit.load import Load
+from fault.kit.table import lateness
+from harness.system import System
+
+from toc import TaskStatus
+from toc.coordination.coordinator import SlotState
+from toc.coordination.operator import Operator
+from toc.topic import Slot
+
+STALL_MS = 1000
+"""How late a task may be, at p99, of those that become due while slots move."""
+
+
+def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under_load(
+    cluster: System,
+) -> None:
+    cluster.create_topics(slots=16, backoff_base=0.2)
+    for host in ("host-a", "host-b"):
+        cluster.start(host, processes=1)
+    settings = cluster.settings
+    visit = Operator(settings.zookeeper or "", cluster=settings.cluster, connect_timeout=5)
+    took: dict[str, float] = {}
+    with visit, Load(cluster.client, rate=150, ahead=(0.2, 1.0), fail=0.0) as load:
+
+        def owned(host: str) -> int:
+            rows = visit.slots()
+            settled = all(row.state is SlotState.OWNED for row in rows)
+            return sum((row.owner or "").startswith(host) for row in rows) if settled else -1
+
+        def until(what: str, host: str, low: int, high: int) -> None:
+            began = time.monotonic()
+            cluster.wait(lambda: low <= owned(host) <= high, what, 20)
+            took[what] = time.monotonic() - began
+
+        slots = 4 * 16 + settings.tables
+        until("both hosts have their share", "host-b", slots // 2, slots // 2)
+        count = len(load.job_ids)
+        cluster.wait(lambda: len(load.job_ids) > count + 150, "the load runs", 20)
+        before = time.time()
+        visit.drain("host-b", by="ann")
+        until("drained: nothing is left", "host-b", 0, 0)
+        visit.undrain("host-b")
+        until("undrained: its share is back", "host-b", slots // 2, slots // 2)
+        visit.weigh("host-a", 3, by="ann")
+        until("three times as heavy", "host-a", slots * 3 // 4, slots * 3 // 4)
+        visit.unweigh("host-a")
+        visit.pin(Slot("test.sync", 0), "host-b", by="ann")
+        until("pinned", "host-b", slots // 2, slots // 2)
+        [row] = [row for row in visit.slots() if (row.topic, row.number) == ("test.sync", 0)]
+        assert (row.owner or "").startswith("host-b")
+        after = time.time()
+        count = len(load.job_ids)
+        cluster.wait(lambda: len(load.job_ids) > count + 150, "the load goes on", 20)
+    cluster.wait(lambda: not _pending(cluster, load.job_ids), "everything has ended", 20)
+    verdict = cluster.verdict()
+    assert verdict.clean, f"{verdict}\n{cluster.logs()}"
+    assert not verdict.duplicates, verdict
+    rows = cluster.center.store.read(load.job_ids).values()
+    assert not any(row.attempts or row.crashes for row in rows if row.status == 2)
+    while_moving = lateness(cluster, before, after)
+    print("; ".join(f"{what} after {seconds:.1f} s" for what, seconds in took.items()))
+    print("lateness meanwhile, ms: p50 {:.0f} p99 {:.0f} max {:.0f}".format(*while_moving))
+    assert while_moving.p99 < STALL_MS
+    assert took["drained: nothing is left"] < 10
+
+
+def _pending(system: System, job_ids: list[int]) -> list[int]:
+    rows = system.center.store.read(job_ids)
+    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]

@@ -1,0 +1,150 @@
+"""slot_amount is lowered while tasks come and go: nothing is lost or run twice, old slots are given up."""
+
+from __future__ import annotations
+
+import time
+
+from fault.kit.load import TOPICS as LOADED
+from fault.kit.load import Load
+from harness.system import System
+
+from toc import TaskStatus, admin
+from toc.coordination.operator import Operator
+from toc.errors import IndexUnavailable
+from toc.task import TaskRow
+from toc.topic import Slot, Topic
+
+
+def _topic(system: System, name: str = "test.sync") -> Topic:
+    topic = system.center.store.topics.get(name)
+    assert topic is not None
+    return topic
+
+
+def _settled(system: System) -> bool:
+    return not any(_topic(system, name).former_slots for name in LOADED)
+
+
+def test_halving_twice_and_doubling_under_load_loses_nothing_and_runs_nothing_twice(cluster: System) -> None:
+    cluster.create_topics(slots=16, backoff_base=0.2)
+    cluster.start("host-a", processes=1)
+    cluster.start("host-b", processes=1)
+    store, center = cluster.center.store, cluster.center
+    far = [cluster.client.submit("test.sync", biz_id=n, delay=3600) for n in range(64)]
+    with Load(cluster.client, rate=100, ahead=(0.2, 3.0)) as load:
+
+        def more() -> None:
+            count = len(load.job_ids)
+            cluster.wait(lambda: len(load.job_ids) > count + 100, "the load goes on", 30)
+
+        more()
+        for amount in (8, 4):
+            for name in LOADED:
+                store.topics.alter(name, slot_amount=amount)
+            more()
+        assert {_topic(cluster, name).former_slots for name in LOADED} == {16}
+        assert admin.tasks_to_settle(store, _topic(cluster)) >= 32  # those of the far future
+        views = admin.slot_views(store, center.queues, [], topic="test.sync")
+        assert [view.going for view in views] == [False] * 4 + [True] * 12
+        for job_id in far:
+            cluster.client.cancel(job_id)
+        cluster.wait(lambda: _settled(cluster), "the former slots are given up", 30)
+        more()
+        for name in LOADED:
+            store.topics.alter(name, slot_amount=8)
+        more()
+    cluster.wait(lambda: not _pending(cluster, load.job_ids), "everything has ended", 30)
+    verdict = cluster.verdict()
+    assert verdict.clean, f"{verdict}\n{cluster.logs()}"
+    assert not verdict.duplicates
+    assert verdict.counts["acknowledged"] > 600
+    with Operator(
+        cluster.settings.zookeeper or "", cluster=cluster.settings.cluster, connect_timeout=5
+    ) as visit:
+        cluster.wait(
+            lambda: (
+                {(row.topic, row.number) for row in visit.slots() if row.owner and row.topic in LOADED}
+                == {(name, number) for name in LOADED for number in range(8)}
+            ),
+            "eight slots of each are owned",
+            10,
+        )
+    for peek in center.queues.peek([Slot(name, n) for name in LOADED for n in range(8, 16)]).values():
+        assert not isinstance(peek, IndexUnavailable)
+        assert (peek.store, peek.prepared) == (0, 0)
+
+
+def test_what_comes_late_or_is_redriven_opens_its_slots_again(system: System) -> None:
+    """A submit that had read the topic long ago, and a dead task of then."""
+    store, center = system.center.store, system.center
+    system.create_topics(slots=8, retries=1)
+    system.start(processes=1)
+    crc = {n: center.submit("test.sync", biz_id=n, delay=3600) for n in range(64)}
+    rows = {n: row for n, job_id in crc.items() if (row := store.get(job_id)) and row.slot_crc % 8 >= 2}
+    late, doomed = list(rows.values())[:2]
+    dead = center.submit("test.sync", biz_id=doomed.biz_id, delay=0.1, attribute={"fail": 1})
+    system.wait(lambda: _status(system, dead) is TaskStatus.DEAD, "it is dead", 10)
+    for job_id in crc.values():
+        center.cancel(job_id)
+    store.topics.alter("test.sync", slot_amount=2)
+    system.wait(lambda: not _topic(system).former_slots, "six slots are given up", 20)
+
+    going = [Slot("test.sync", number) for number in range(2, 8)]
+    system.wait(lambda: not any(center.queues.claims(going).values()), "nobody holds them", 10)
+    now = center.clock.now_ms()
+    stale = late._replace(
+        job_id=late.job_id ^ 1, status=0, action_time=now + 500, next_time=now + 500, slot_amount=8
+    )
+    assert isinstance(stale, TaskRow)
+    job_id = store.insert(stale)
+    began = time.monotonic()
+    system.wait(lambda: _status(system, job_id) is TaskStatus.PROCESSED, "what came late has run", 10)
+    print(f"a late task ran after {time.monotonic() - began:.1f} s")
+    assert _topic(system).former_slots == 8
+
+    system.wait(lambda: not _topic(system).former_slots, "they are given up once more", 20)
+    again = admin.redrive(store, center.queues, store.topics.list(), [dead], now_ms=center.clock.now_ms)
+    assert again.tasks == 1
+    assert _topic(system).former_slots == 8  # at once: nobody waits for the sweep
+    system.wait(lambda: len(system.starts(dead)) == 2, "the dead one has run again", 10)
+
+
+def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_all_is_as_ever(
+    system: System,
+) -> None:
+    store, center = system.center.store, system.center
+    system.create_topics(slots=4)
+    store.topics.alter("test.async", paused=True)
+    system.start(processes=2)
+    job_ids = [center.submit("test.async", biz_id=n, delay=0.2 + n / 100) for n in range(150)]
+    last = center.submit("test.sync", biz_id=1, delay=2.0)
+    system.wait(lambda: _status(system, last) is TaskStatus.PROCESSED, "all are due", 10)
+    admin.resume_topic(store, "test.async", rate=50, now_ms=center.clock.now_ms())
+    fresh = center.submit("test.async", biz_id=7, delay=0.5)
+    system.wait(lambda: not _pending(system, [*job_ids, fresh]), "all have run", 30)
+    starts = sorted(
+        (event.at, event.job_id)
+        for event in system.history()
+        if event.event == "start" and event.job_id != last
+    )
+    assert len(starts) == 151
+    seconds = (starts[-1][0] - starts[0][0]) / 1e9
+    assert seconds > 150 / 50 * 0.7, f"{seconds:.1f} s for 150 tasks at 50 a second"
+    order = [job_ids.index(job_id) for _, job_id in starts if job_id != fresh]
+    # Two processes, each with slots of its own: each starts its oldest first.
+    assert max(abs(place - number) for place, number in enumerate(order)) < 75, order
+    began = time.monotonic()
+    many = [center.submit("test.async", biz_id=n, delay=0.2) for n in range(150)]
+    system.wait(lambda: not _pending(system, many), "what is due later runs at once", 10)
+    print(f"150 tasks at 50 a second took {seconds:.1f} s; 150 later ones {time.monotonic() - began:.1f} s")
+
+
+def _status(system: System, job_id: int) -> TaskStatus:
+    row = system.center.store.get(job_id)
+    assert row is not None
+    return TaskStatus(row.status)
+
+
+def _pending(system: System, job_ids: list[int]) -> list[int]:
+    rows = system.center.store.read(job_ids)
+    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]

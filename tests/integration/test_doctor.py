@@ -1,0 +1,269 @@
+"""``toc doctor`` finds what is wrong with servers, settings, rights, workers, topics; it never breaks off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from conftest import Launch
+from harness.system import System
+from sqlalchemy.engine import make_url
+
+from toc import Settings, TimeoutCenter, doctor
+from toc.coordination.operator import Operator
+from toc.doctor import Line
+from toc.finding import Level
+from toc.local.embedded import EmbeddedStack
+from toc.local.process import free_port
+from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.store.migrate import Migrator
+from toc.topic import Slot, Topic
+
+
+@pytest.fixture
+def system(
+    tmp_path: Path,
+    clean_redis: RedisServer,
+    mariadb: MariaDB,
+    database_prefix: str,
+    zookeeper: ZooKeeper,
+    zookeeper_root: str,
+) -> Iterator[System]:
+    one = System(
+        tmp_path,
+        database_urls=[mariadb.url],
+        databases=2,
+        tables=8,
+        database_prefix=database_prefix,
+        redis_url=clean_redis.url,
+        zookeeper=zookeeper.url,
+        cluster=zookeeper_root,
+    )
+    yield one
+    one.stop()
+
+
+def having(lines: list[Line], level: Level, text: str) -> list[Line]:
+    return [line for line in lines if line.level is level and text in line.what]
+
+
+def bad(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if line.level in (Level.REFUSE, Level.WARN)]
+
+
+def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path) as stack:
+        settings = Settings(**stack.settings)
+        Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
+        with TimeoutCenter(settings) as center:
+            lines = doctor.examine(center)
+    assert bad(lines) == []
+    assert doctor.exit_code(lines) == 0
+    (line,) = having(lines, Level.NOTE, "SQLite")
+    assert "not for production" in line.what
+    assert having(lines, Level.NOTE, "TOC_ZOOKEEPER is not set")
+    assert having(lines, Level.NOTE, "no topics")
+
+
+def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(system: System) -> None:
+    center = system.center
+    system.create_topics(slots=4)
+    lines = doctor.examine(center)
+    assert [line.what for line in lines if line.level is Level.REFUSE] == [
+        "no worker is alive: nothing fires"
+    ]
+    assert doctor.exit_code(lines) == 2
+
+    system.start(processes=1)
+    system.wait(lambda: not having(doctor.examine(center), Level.REFUSE, ""), "nothing is wrong", 20)
+    lines = doctor.examine(center)
+    assert bad(lines) == [], lines
+    parts = {line.part for line in lines if line.level is Level.OK}
+    assert parts == {"database", "redis", "workers", "slots", "tasks"}
+    assert having(lines, Level.OK, "may read and write")
+    assert having(lines, Level.OK, "its clock is")
+
+    doomed = center.submit("test.sync", biz_id=3, delay=0.1, attribute={"dead": 1})
+    system.wait(lambda: (row := center.store.get(doomed)) is not None and row.status == 4, "it is dead", 10)
+    center.store.topics.create(Topic("test.nobody", 77, 2))
+    stale = center.store.get(doomed)
+    assert stale is not None
+    long_ago = center.clock.now_ms() - 60_000
+    center.store.insert(
+        replace_row(
+            stale, job_id=stale.job_id ^ 1, status=0, biz_type=77, action_time=long_ago, next_time=long_ago
+        )
+    )
+    center.store.insert(
+        replace_row(
+            stale, job_id=stale.job_id ^ 2, status=0, biz_type=99, action_time=long_ago, next_time=long_ago
+        )
+    )
+    center.store.topics.alter("test.async", paused=True)
+    center.store.topics.alter("test.batch", slot_amount=2)
+    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit:
+        visit.drain("host-z", by="ann")
+        visit.pin(Slot("test.sync", 1), "host-y", by="ann")
+        visit.pin(Slot("test.sync", 99), "host-a", by="ann")
+        visit.weigh("host-a", 2, by="ann")
+    lines = doctor.examine(center)
+    expected = [
+        (Level.REFUSE, "test.nobody", "no worker handles it"),
+        (Level.WARN, "test.nobody", "1 tasks are overdue, the first by 6"),
+        (Level.REFUSE, "biz_type 99", "have a biz_type of no topic"),
+        (Level.WARN, "test.sync", "1 dead tasks"),
+        (Level.NOTE, "test.async", "paused"),
+        (Level.NOTE, "test.batch", "4 slots are consumed until 2 are enough"),
+        (Level.NOTE, "host-z", "drained by ann since 20"),
+        (Level.WARN, "test.sync_1", "pinned to host-y by ann since 20"),
+        (Level.WARN, "test.sync_99", "there is no such slot"),
+        (Level.NOTE, "host-a", "weighs 2 by ann"),
+    ]
+    for level, of, text in expected:
+        (line,) = [line for line in having(lines, level, text) if line.of == of]
+        assert line.do
+    assert doctor.exit_code(lines) == 2
+    assert [line.level for line in lines] == sorted(
+        (line.level for line in lines), key=doctor.WORST_FIRST.index
+    )
+
+
+def replace_row(row: Any, **changes: Any) -> Any:
+    return row._replace(dedup_key=None, **changes)
+
+
+def test_a_drained_cluster_and_a_slot_without_an_owner_are_seen(system: System) -> None:
+    system.create_topics(slots=4)
+    system.start("host-a", processes=1)
+    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit:
+        visit.drain("host-a", by="ann")
+    lines = doctor.examine(system.center)
+    drained = having(lines, Level.REFUSE, "every host that handles it is drained (host-a)")
+    assert {line.of for line in drained} == {"test.sync", "test.async", "test.batch", "test.doomed"}
+
+
+def test_servers_that_are_set_wrongly_are_named_with_what_to_set(
+    launch: Launch, database_prefix: str
+) -> None:
+    redis = launch(RedisServer, aof=False, config=["maxmemory-policy allkeys-lru", "maxmemory 4mb"])
+    database = launch(
+        MariaDB,
+        buffer_pool="32M",
+        config=["innodb_flush_log_at_trx_commit=2", "max_allowed_packet=4M", "max_connections=10"],
+    )
+    settings = Settings(
+        database_urls=[database.url],
+        databases=2,
+        tables=8,
+        database_prefix=database_prefix,
+        redis_url=redis.url,
+    )
+    with TimeoutCenter(settings) as center:
+        lines = doctor.examine(center)
+        assert {
+            line.do
+            for line in having(lines, Level.REFUSE, "databases") + having(lines, Level.REFUSE, "revision")
+        }
+        for level, text, do in (
+            (Level.REFUSE, "innodb_flush_log_at_trx_commit is 2", "innodb_flush_log_at_trx_commit = 1"),
+            (Level.WARN, "max_allowed_packet is 4 MiB", "max_allowed_packet = 16M"),
+            (Level.REFUSE, "maxmemory_policy is allkeys-lru", "noeviction"),
+            (Level.WARN, "neither an append-only file", "appendonly yes"),
+        ):
+            (line,) = having(lines, level, text)
+            assert do in line.do
+        assert {line.do for line in having(lines, Level.REFUSE, "revision none")} == {"toc db upgrade"}
+
+        url = make_url(database.url)
+        assert url.port
+        held = [
+            pymysql.connect(host=url.host, port=url.port, user=url.username, password=url.password or "")
+            for _ in range(8)
+        ]
+        try:
+            (line,) = having(doctor.examine(center), Level.WARN, "connections in use")
+        finally:
+            for connection in held:
+                connection.close()
+        assert "max_connections" in line.do
+
+
+def test_an_account_that_may_not_write_is_told_which_grant_is_missing(
+    mariadb: MariaDB, database_prefix: str, launch: Launch
+) -> None:
+    Migrator([mariadb.url], databases=2, tables=4, prefix=database_prefix).upgrade()
+    url = make_url(mariadb.url)
+    assert url.port
+    redis = launch(
+        RedisServer,
+        config=[
+            "user reader on nopass ~* &* -@all +info +cluster|info +evalsha +script|load +zcard +zrange +time"
+        ],
+    )
+    user = database_prefix.rstrip("_")
+    pattern = database_prefix.replace("_", r"\_") + "%"
+    admin = pymysql.connect(host=url.host, port=url.port, user=url.username, password=url.password or "")
+    with admin, admin.cursor() as cursor:
+        for host in ("localhost", "127.0.0.1"):
+            cursor.execute(f"CREATE USER '{user}'@'{host}' IDENTIFIED BY 'canary-7'")
+            cursor.execute(f"GRANT SELECT, UPDATE ON `{pattern}`.* TO '{user}'@'{host}'")
+        try:
+            settings = Settings(
+                database_urls=[f"mysql+pymysql://{user}:canary-7@127.0.0.1:{url.port}"],
+                databases=2,
+                tables=4,
+                database_prefix=database_prefix,
+                redis_url=redis.url.replace("redis://", "redis://reader:x@"),
+            )
+            Migrator([mariadb.url], databases=2, tables=4, prefix=database_prefix).upgrade()
+            with TimeoutCenter(replace_database(settings, mariadb.url)) as center:
+                center.store.topics.create(Topic("test.sync", 1, 4))
+            with TimeoutCenter(settings) as center:
+                lines = doctor.examine(center)
+        finally:
+            for host in ("localhost", "127.0.0.1"):
+                cursor.execute(f"DROP USER '{user}'@'{host}'")
+    missing = having(lines, Level.REFUSE, "the account may not")
+    assert [line.what.split()[4] for line in missing] == ["INSERT", "DELETE"]
+    assert all(line.do.startswith(("GRANT INSERT", "GRANT DELETE")) for line in missing)
+    refused = [line for line in lines if "redis-acl.conf" in line.do]
+    assert refused
+    assert {line.level for line in refused} == {Level.REFUSE}
+    assert not any("canary" in str(line) for line in lines)
+
+
+def replace_database(settings: Settings, url: str) -> Settings:
+    return Settings(**settings.model_dump() | {"database_urls": [url]})
+
+
+def test_servers_out_of_reach_are_lines_of_the_report_and_the_command_ends_with_2(tmp_path: Path) -> None:
+    ports = [free_port() for _ in range(4)]
+    env = {
+        "TOC_DATABASE_URLS": f"mysql+pymysql://u:canary@127.0.0.1:{ports[0]}",
+        "TOC_REDIS_URL": f"redis://:canary@127.0.0.1:{ports[1]}",
+        "TOC_ZOOKEEPER": f"127.0.0.1:{ports[2]},127.0.0.1:{ports[3]}",
+        "TOC_CONNECT_TIMEOUT": "0.5",
+        "NO_COLOR": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "toc", "doctor", "--json"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = json.loads(done.stdout)
+    assert {line["part"] for line in lines if line["level"] == "wrong"} == {"database", "redis", "zookeeper"}
+    assert sum(line["level"] == "warn" and line["part"] == "zookeeper" for line in lines) == 2
+    assert all(line["do"] for line in lines if line["level"] in ("wrong", "warn"))
+    assert "canary" not in done.stdout + done.stderr

@@ -1,0 +1,44 @@
+"""toc doctor"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import typer
+
+from toc.cli.output import say, show
+from toc.cli.values import Json, opened
+
+
+def doctor(as_json: Json = False) -> None:
+    """Look at every server, setting, right, clock, worker and topic, and say what is wrong and what to do.
+
+    Ends with 0 when all is well, 1 when something is worth seeing to, 2 when something is wrong. It changes
+    nothing.
+    """
+    from toc import doctor as doctors
+    from toc.log import redact
+
+    with opened() as center:
+        lines = doctors.examine(center)
+    show(
+        [
+            {
+                "level": line.level.value,
+                "part": line.part,
+                "of": line.of,
+                "what": redact(line.what),
+                "do": line.do or None,
+            }
+            for line in lines
+        ],
+        as_json=as_json,
+        empty="nothing to look at",
+    )
+    counts = Counter(line.level.value for line in lines)
+    say(
+        ", ".join(
+            f"{counts[level.value]} {level.value}" for level in doctors.WORST_FIRST if counts[level.value]
+        )
+    )
+    raise typer.Exit(doctors.exit_code(lines))

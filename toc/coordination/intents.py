@@ -1,0 +1,116 @@
+"""What operators want, as it stands in ZooKeeper: each wish with who made it, and when.
+
+Wishes outlive every daemon. The leader watches them and works them into the assignment; they are read here
+for it and for whoever visits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from toc.coordination.assignment import Member
+from toc.coordination.nodes import Paths, decode, instant, member_of, slot_of
+from toc.coordination.session import Session, Watch
+from toc.topic import Slot
+
+DIRECTORIES = ("drain", "pin", "weight", "rebalance")
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A host that is to have no slots. ``at`` is in milliseconds."""
+
+    host: str
+    by: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A slot that is to be on ``target``, a worker_id or a host. ``at`` is in milliseconds."""
+
+    topic: str
+    number: int
+    target: str
+    by: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """The share of each worker of a host, relative to others', instead of what its daemon was started with.
+
+    ``at`` is in milliseconds.
+    """
+
+    host: str
+    weight: float
+    by: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Intents:
+    """All of it, by what it is about. ``requests`` are the names of requests to rebalance."""
+
+    drains: dict[str, Drain]
+    pins: dict[Slot, Pin]
+    weights: dict[str, Weight]
+    requests: list[str]
+
+    @property
+    def targets(self) -> dict[tuple[str, int], str]:
+        """What the assignment wants to know of the pins."""
+        return {(slot.topic, slot.number): pin.target for slot, pin in self.pins.items()}
+
+    def weighed(self, members: Iterable[Member]) -> list[Member]:
+        """The members, with the weights that are wanted."""
+        return [
+            replace(member, weight=self.weights[member.host].weight)
+            if member.host in self.weights
+            else member
+            for member in members
+        ]
+
+
+def read_intents(
+    session: Session, paths: Paths, watch: Callable[[str], Watch | None] = lambda _name: None
+) -> Intents:
+    """What is wanted now; what makes no sense is left out. ``watch`` gives the watch of each directory.
+
+    Raises CoordinationUnavailable.
+    """
+
+    def wishes(directory: str) -> list[tuple[str, dict[str, Any]]]:
+        names = session.children(paths.directory(directory), watch(directory))
+        nodes = session.read(paths.node(directory, name) for name in names)
+        return [(name, decode(node.data)) for name, node in zip(names, nodes, strict=True) if node]
+
+    drains = {name: Drain(name, *_origin(values)) for name, values in wishes("drain")}
+    pins: dict[Slot, Pin] = {}
+    for name, values in wishes("pin"):
+        slot, target = slot_of(name), values.get("target")
+        if slot is not None and isinstance(target, str):
+            pins[slot] = Pin(*slot, target, *_origin(values))
+    weights: dict[str, Weight] = {}
+    for name, values in wishes("weight"):
+        weight = values.get("weight")
+        if isinstance(weight, (int, float)) and 0 < weight < inf:
+            weights[name] = Weight(name, weight, *_origin(values))
+    requests = session.children(paths.directory("rebalance"), watch("rebalance"))
+    return Intents(drains, pins, weights, requests)
+
+
+def read_members(session: Session, paths: Paths, watch: Watch | None = None) -> list[Member]:
+    """The workers that are alive, with the weights that their daemons gave them."""
+    names = session.children(paths.directory("workers"), watch)
+    nodes = session.read(paths.node("workers", name) for name in names)
+    found = [member_of(name, node.data) for name, node in zip(names, nodes, strict=True) if node]
+    return [member for member in found if member is not None]
+
+
+def _origin(values: dict[str, Any]) -> tuple[str, int]:
+    return str(values.get("by", "")), instant(values, "at")

@@ -1,0 +1,315 @@
+"""``toc doctor``: looks at everything, and says of each thing whether it is well, and what to do if not.
+
+Nothing here changes anything, and nothing needs a right that toc does not need anyhow. What cannot be asked
+is a finding itself; the rest is asked all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from toc import admin
+from toc.client import TimeoutCenter
+from toc.clock import from_ms
+from toc.coordination import ensemble
+from toc.coordination.assignment import TABLES
+from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
+from toc.coordination.intents import Intents
+from toc.coordination.operator import Operator
+from toc.errors import CoordinationUnavailable, IndexUnavailable, TocError
+from toc.finding import Level
+from toc.queue import preflight
+from toc.queue.messages import Peek
+from toc.store.scan import Position
+from toc.topic import Slot, Topic
+
+OVERDUE_MS = 10_000
+"""What has been due for so long and was not started is worth a word."""
+SETTLE_SECONDS = 1.5
+"""A slot that moves is looked at again after this: a move takes less."""
+NO_MEMBER = 0
+"""No task has this job_id: asking Redis to remove it shows the right to remove, and removes nothing."""
+_TABLES_READ = 32
+_ROWS_READ = 200
+
+WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
+
+
+class Line(NamedTuple):
+    """One line of the report: of which part, and of what in it."""
+
+    level: Level
+    part: str
+    of: str
+    what: str
+    do: str
+
+
+def exit_code(lines: Iterable[Line]) -> int:
+    """0: all is well; 1: something is worth seeing to; 2: something is wrong."""
+    levels = {line.level for line in lines}
+    return 2 if Level.REFUSE in levels else 1 if Level.WARN in levels else 0
+
+
+def examine(center: TimeoutCenter) -> list[Line]:
+    """Everything that can be said, the worst first. Raises ConfigError where a setting makes no sense."""
+    settings = center.settings
+    settings.need_database_urls()
+    settings.need_redis_url()
+    lines = [Line(finding.level, "database", *finding[1:]) for finding in center.store.examine()]
+    lines += [Line(finding.level, "redis", *finding[1:]) for finding in preflight.examine(center.queues)]
+    try:
+        topics = center.store.topics.list()
+    except TocError as exc:
+        topics = []
+        lines += _unless_said(lines, "topics", exc)
+    slots = [slot for topic in topics for slot in topic.slots()]
+    peeks = center.queues.peek(slots)
+    lines += _index_rights(center, peeks, lines)
+    if settings.zookeeper:
+        lines += _cluster(center, settings.zookeeper, topics)
+    else:
+        lines += _alone(center, topics)
+    lines += _topics(topics, peeks)
+    try:
+        lines += _overdue(center, topics)
+    except TocError as exc:
+        lines += _unless_said(lines, "tasks", exc)
+    return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
+
+
+def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
+    """An error as a line, unless another tells of it already."""
+    text = str(exc)
+    if any(line.what == text for line in lines):
+        return []
+    return [Line(Level.REFUSE, part, "-", text, "see the other lines; then run this again")]
+
+
+# --- the index: may we do there what we must? -------------------------------------------------------------
+
+
+def _index_rights(
+    center: TimeoutCenter, peeks: Mapping[Slot, Peek | IndexUnavailable], lines: list[Line]
+) -> list[Line]:
+    """Transitions that change nothing, on one slot of each node."""
+    slots = list({center.queues.node_of(slot): slot for slot in peeks}.values())
+    answers = [
+        *peeks.values(),
+        *center.queues.generations(slots).values(),
+        *center.queues.purge_dead({slot: [NO_MEMBER] for slot in slots}).values(),
+    ]
+    texts = dict.fromkeys(str(answer) for answer in answers if isinstance(answer, IndexUnavailable))
+    known = {line.what for line in lines}
+    found = [
+        Line(
+            Level.REFUSE,
+            "redis",
+            "-",
+            text,
+            "if it refuses: deploy/redis-acl.conf has the rights of the account",
+        )
+        for text in texts
+        if text not in known
+    ]
+    if slots and not texts:
+        found.append(Line(Level.OK, "redis", "-", f"{len(peeks)} slots can be read and changed", ""))
+    return found
+
+
+# --- who works --------------------------------------------------------------------------------------------
+
+
+def _alone(center: TimeoutCenter, topics: list[Topic]) -> list[Line]:
+    lines = [
+        Line(
+            Level.NOTE,
+            "workers",
+            "-",
+            "TOC_ZOOKEEPER is not set: one daemon on one host alone; when it is down, nothing fires",
+            "set TOC_ZOOKEEPER to run several hosts as a cluster",
+        )
+    ]
+    if not topics:
+        return lines
+    try:
+        owned = admin.local_workers(center.store, center.queues)
+    except TocError as exc:
+        return [*lines, *_unless_said(lines, "workers", exc)]
+    slots = sum(topic.consumed for topic in topics)
+    if not owned:
+        return [*lines, _nobody()]
+    what = f"{len(owned)} workers hold claims on {slots} slots"
+    return [*lines, Line(Level.OK, "workers", "-", what, "")]
+
+
+def _nobody() -> Line:
+    return Line(
+        Level.REFUSE,
+        "workers",
+        "-",
+        "no worker is alive: nothing fires",
+        "start `toc worker --app ...` on each host; its log says why if it ends",
+    )
+
+
+def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[Line]:
+    settings = center.settings
+    lines = [
+        Line(finding.level, "zookeeper", *finding[1:])
+        for finding in ensemble.examine(address, timeout=settings.connect_timeout)
+    ]
+    visit = Operator(address, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
+    try:
+        with visit:
+            workers, wanted, rows = visit.workers(), visit.intents(), visit.slots()
+            moving = _unsettled(rows, topics)
+            if moving:
+                time.sleep(SETTLE_SECONDS)
+                rows = [row for row in visit.slots() if (row.topic, row.number) in moving]
+                moving = _unsettled(rows, topics, missing=False)
+    except CoordinationUnavailable as exc:
+        do = "bring ZooKeeper back; a refusal (NoAuth): name the user that made the nodes in TOC_ZOOKEEPER"
+        return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
+    if topics and not workers:
+        return [*lines, _nobody()]
+    if workers:
+        hosts = sorted({row.host for row in workers})
+        leader = next((row.host for row in workers if row.leader), None)
+        text = f"{len(workers)} workers on {', '.join(hosts)}; {leader or 'nobody'} leads"
+        level = Level.OK if leader else Level.WARN
+        lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
+    lines += _capability(workers, topics)
+    for (topic, number), why in sorted(moving.items()):
+        do = "toc slots; if it lasts, the log of that host"
+        lines.append(Line(Level.WARN, "slots", f"{topic}_{number}", why, do))
+    if workers and not moving:
+        lines.append(Line(Level.OK, "slots", "-", "every slot is held by the worker it is assigned to", ""))
+    lines += _intents(wanted, workers, topics)
+    return lines
+
+
+def _unsettled(
+    rows: Iterable[SlotRow], topics: list[Topic], *, missing: bool = True
+) -> dict[tuple[str, int], str]:
+    """Slots that nobody holds, or not whom they are assigned to, with the reason."""
+    amounts = {topic.name: topic.consumed for topic in topics}
+    found = {
+        (row.topic, row.number): row.reason
+        for row in rows
+        if row.state is SlotState.MOVING and (row.topic in amounts or row.topic == TABLES)
+    }
+    if missing:
+        seen = {(row.topic, row.number) for row in rows}
+        for name, amount in amounts.items():
+            absent = {(name, number) for number in range(amount)} - seen
+            found |= dict.fromkeys(absent, "it is in no assignment")
+    return found
+
+
+def _capability(workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
+    for topic in topics:
+        able = [row for row in workers if row.topics is None or topic.name in row.topics]
+        if workers and not able:
+            what = "no worker handles it: its tasks wait"
+            yield Line(Level.REFUSE, "topics", topic.name, what, "deploy an app that has a handler for it")
+        elif able and all(row.drained for row in able):
+            hosts = ", ".join(sorted({row.host for row in able}))
+            what = f"every host that handles it is drained ({hosts}): its tasks wait"
+            yield Line(Level.REFUSE, "topics", topic.name, what, "toc undrain one of them")
+
+
+def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
+    hosts = {row.host for row in workers}
+    targets = hosts | {row.worker_id for row in workers}
+    amounts = {topic.name: topic.consumed for topic in topics}
+    for drain in wanted.drains.values():
+        what = f"drained by {drain.by} since {_when(drain.at)}"
+        absent = "" if drain.host in hosts else "; no worker is there"
+        yield Line(Level.NOTE, "intents", drain.host, what + absent, f"toc undrain {drain.host}")
+    for slot, pin in wanted.pins.items():
+        what = f"pinned to {pin.target} by {pin.by} since {_when(pin.at)}"
+        if slot.number >= amounts.get(slot.topic, 0):
+            yield Line(
+                Level.WARN, "intents", str(slot), f"{what}; there is no such slot", f"toc unpin {slot}"
+            )
+        elif pin.target not in targets:
+            yield Line(Level.WARN, "intents", str(slot), f"{what}, which is not there", f"toc unpin {slot}")
+        else:
+            yield Line(Level.NOTE, "intents", str(slot), what, f"toc unpin {slot}")
+    for weight in wanted.weights.values():
+        what = f"weighs {weight.weight:g} by {weight.by} since {_when(weight.at)}"
+        absent = "" if weight.host in hosts else "; no worker is there"
+        yield Line(Level.NOTE, "intents", weight.host, what + absent, f"toc unweight {weight.host}")
+
+
+def _when(milliseconds: int) -> str:
+    return from_ms(milliseconds).isoformat(timespec="seconds")
+
+
+# --- topics and their tasks -------------------------------------------------------------------------------
+
+
+def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
+    if not topics:
+        do = "toc topic create NAME --biz-type N --slots N"
+        yield Line(Level.NOTE, "topics", "-", "there are no topics yet", do)
+    dead: Counter[str] = Counter()
+    for slot, peek in peeks.items():
+        if isinstance(peek, Peek):
+            dead[slot.topic] += peek.dead
+    for topic in topics:
+        if topic.paused:
+            what = "paused: tasks are kept, none is started"
+            yield Line(Level.NOTE, "topics", topic.name, what, f"toc topic resume {topic.name}")
+        if topic.former_slots:
+            what = f"{topic.former_slots} slots are consumed until {topic.slot_amount} are enough"
+            yield Line(Level.NOTE, "topics", topic.name, what, f"toc topic show {topic.name}")
+        if dead[topic.name]:
+            what = f"{dead[topic.name]} dead tasks"
+            yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
+
+
+def _overdue(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+    """By the rows: what the index has lost shows as well. A bounded look."""
+    scans, now = center.store.scans, center.clock.now_ms()
+    tables = [table for tables in center.store.tables_of_server() for table in tables]
+    stirring = scans.look(tables, {}, 0, now - OVERDUE_MS, 1).stirring
+    paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
+    pages = scans.page(
+        dict.fromkeys(stirring[:_TABLES_READ], Position(0)),
+        now - OVERDUE_MS,
+        _ROWS_READ,
+        where=f" AND biz_type NOT IN ({paused})" if paused else "",
+    )
+    names = {topic.biz_type: topic.name for topic in topics}
+    counts: Counter[int] = Counter()
+    oldest: dict[int, int] = {}
+    for page in pages.values():
+        for row in page:
+            counts[row.biz_type] += 1
+            oldest[row.biz_type] = min(oldest.get(row.biz_type, now), row.next_time)
+    more = (
+        "at least "
+        if len(stirring) > _TABLES_READ or any(len(p) == _ROWS_READ for p in pages.values())
+        else ""
+    )
+    for biz_type, count in counts.most_common():
+        if biz_type in names:
+            what = f"{more}{count} tasks are overdue, the first by {(now - oldest[biz_type]) / 1000:.0f} s"
+            do = f"toc slots --topic {names[biz_type]}: no owner, or all threads busy?"
+            yield Line(Level.WARN, "tasks", names[biz_type], what, do)
+        else:
+            what = f"{more}{count} overdue tasks have a biz_type of no topic"
+            yield Line(
+                Level.REFUSE,
+                "tasks",
+                f"biz_type {biz_type}",
+                what,
+                "create the topic again with that biz_type",
+            )
+    if not counts:
+        yield Line(Level.OK, "tasks", "-", f"none is overdue by more than {OVERDUE_MS // 1000} s", "")
