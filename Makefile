@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard faults help setup run test test-fast check cluster cluster-stop servers clean
+.PHONY: bench bench-guard chaos faults faults-long faults-page help setup run test test-fast check cluster cluster-stop servers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +39,18 @@ test: $(STAMP) servers check ## everything: servers, check, all tests
 	$(BIN)/pytest -n 2 --dist loadfile  # most tests wait; each of the two has servers of its own
 
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
+	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault -m "not chaos" $(ARGS)
+
+faults-long: $(STAMP) servers ## the fault tests that take several minutes each
+	$(BIN)/pytest tests/fault -m chaos $(ARGS)
+
+faults-page: $(STAMP) ## put the table of the last faults and soaks into docs/reliability.md
+	PYTHONPATH=tests $(BIN)/python -m fault.kit.table
+
+MINUTES ?= 5
+chaos: $(STAMP) servers ## random faults over a local cluster: SEED=7 MINUTES=5 TASKS=100000
+	PYTHONPATH=tests $(BIN)/python -m fault.chaos --record .faults/soaks.jsonl --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TASKS),--tasks $(TASKS)) $(ARGS)
 
 test-fast: $(STAMP) ## the unit tests
 	$(BIN)/pytest tests/unit

@@ -102,7 +102,8 @@ def test_a_worker_that_dies_between_rows_and_index_repeats_nothing_that_is_done(
     system = build(clean_redis.url, topic_prepare_timeout=3)
     system.client.submit_many(tasks(600, ahead=ahead, fail=0.1))
     once = tmp_path / "died"
-    daemon = system.start(env={"TOC_FAILPOINT": name, "TOC_FAILPOINT_ONCE": str(once)})
+    with system.recorder.fault("other", note="no worker yet"):
+        daemon = system.start(env={"TOC_FAILPOINT": name, "TOC_FAILPOINT_ONCE": str(once)})
     if name.startswith("reclaim"):  # which needs something to reclaim
         system.client.submit("test.sync", biz_id=9_000_000, delay=0.2, attribute={"die": 1})
     assert until(lambda: once.exists() and once.read_text().endswith("\n"), 20), system.logs()
@@ -110,7 +111,7 @@ def test_a_worker_that_dies_between_rows_and_index_repeats_nothing_that_is_done(
     with system.recorder.fault("kill", pids=[pid], note=name):
         system.wait(lambda: f'"pid": {pid}, "exit_code": -9' in daemon.log.read_text(), "it is seen", 10)
     line.prove(True, f"process {pid} was killed at {name}")
-    line.judge(system, within=5, at_most=200)
+    line.judge(system, within=5, at_most=200, write=10)
 
 
 def test_submits_while_redis_is_down_are_acknowledged_and_run_on_time_or_soon_after(

@@ -18,6 +18,7 @@ from sqlalchemy.engine import make_url
 from toc import NewTask, TimeoutCenter
 from toc.errors import DedupConflict, StoreUnavailable, SubmitUnknown
 from toc.local.servers import MariaDB, RedisServer
+from toc.store import submit as submit_module
 
 
 def through(proxy: Proxy, url: str) -> str:
@@ -32,6 +33,7 @@ def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
     mariadb: MariaDB,
     relay: Callable[..., Proxy],
     verdict: Verdict,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     line = verdict(2, "ambiguous COMMIT, double submit")
     proxy = relay(mariadb.port, seed=2)
@@ -47,6 +49,7 @@ def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
         proxy.eat(b";COMMIT", count=2, quiet=0.02)
         client.submit_many(tasks(500, ahead=(2.0, 3.0), first=1000))
         # Nobody can tell: the server is gone after it has committed. The same submit again finds the row.
+        monkeypatch.setattr(submit_module, "SETTLE_SECONDS", 1.0)  # how long it tries to find out
         proxy.eat(b"INSERT INTO", refuse=True, quiet=0.02)
         due = datetime.now(UTC) + timedelta(hours=1)
         with pytest.raises(SubmitUnknown) as caught:

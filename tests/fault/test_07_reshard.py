@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
+import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.servers import Reshard, errors_told
@@ -21,6 +22,7 @@ def hash_slots(system: System) -> list[int]:
     return sorted({system.center.queues.keys(slot).hash_slot for slot in slots})
 
 
+@pytest.mark.slow
 def test_moving_slots_of_the_cluster_under_load_loses_and_doubles_nothing(
     build: Build, launch: Callable[..., RedisCluster], verdict: Verdict
 ) -> None:
@@ -29,8 +31,8 @@ def test_moving_slots_of_the_cluster_under_load_loses_and_doubles_nothing(
     system = build(cluster.url, topic_prepare_timeout=5)
     reshard = Reshard(cluster)
     dice = random.Random(7)
-    system.client.submit_many(tasks(1500, ahead=(1.0, 5.0), fail=0.1))
     system.start()
+    system.client.submit_many(tasks(1500, ahead=(0.5, 3.0), fail=0.1))
     wanted = dice.sample(hash_slots(system), 12)
     with Load(system.client, rate=100, ahead=(0.1, 2.0)) as load, system.recorder.fault("move"):
         for number in wanted:

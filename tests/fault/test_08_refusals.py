@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
-from fault.kit.servers import errors_told, info, pause_replication, promote
+from fault.kit.servers import errors_told, fill, info, pause_replication, promote
 
 from toc.local.process import until
 from toc.local.servers import RedisServer
@@ -69,3 +70,30 @@ def test_every_passing_refusal_of_redis_is_outlived(
     assert load.slowest < 2
     assert daemon.process.poll() is None
     line.judge(system, within=8)
+
+
+@pytest.mark.slow
+def test_a_redis_whose_disk_is_full_is_outlived_as_one_that_is_away(
+    build: Build, small_disk: Callable[[int], Path], verdict: Verdict
+) -> None:
+    line = verdict(8, "Redis's disk is full")
+    disk = small_disk(16)
+    with RedisServer(disk / "redis") as redis:
+        system = build(redis.url)
+        daemon = system.start()
+        system.client.submit_many(tasks(1000, ahead=(0.5, 8.0), fail=0.1))
+        with Load(system.client, rate=100, ahead=(0.1, 2.0)) as load:
+            system.wait(lambda: len(load.job_ids) > 50, "the load runs", 10)
+            with system.recorder.fault("redis_down"):
+                ballast = fill(disk)
+                system.wait(lambda: "(MISCONF)" in daemon.log.read_text(), "the workers meet it", 20)
+                count = len(load.job_ids)
+                system.wait(lambda: len(load.job_ids) > count + 200, "submits go on", 20)
+                ballast.unlink()
+            count = len(load.job_ids)
+            system.wait(lambda: len(load.job_ids) > count + 100, "and on", 15)
+        told = errors_told([redis])
+        line.prove(told["MISCONF"] > 10, f"answered {told['MISCONF']} MISCONF")
+        assert not load.errors
+        line.judge(system, within=8)
+        system.stop()

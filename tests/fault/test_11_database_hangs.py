@@ -24,6 +24,7 @@ def resumed(mariadb: MariaDB) -> Iterator[MariaDB]:
         mariadb.resume()
 
 
+@pytest.mark.slow
 def test_a_database_that_hangs_fails_calls_fast_and_all_goes_on_when_it_answers(
     build: Build, clean_redis: RedisServer, resumed: MariaDB, verdict: Verdict
 ) -> None:

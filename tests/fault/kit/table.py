@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.checker import Verdict
 from harness.final import read_final
@@ -21,7 +21,25 @@ from toc.local.process import until
 
 ROOT = Path(__file__).parents[3]
 LINES = ROOT / ".faults" / "lines.jsonl"
-PAGE = ROOT / ".faults" / "table.md"
+SOAKS = ROOT / ".faults" / "soaks.jsonl"
+"""One line for each run of ``make chaos``."""
+PAGE = ROOT / "docs" / "reliability.md"
+
+FAULTS = 28
+"""How many the catalogue has."""
+
+_SOAK_HEADS = (
+    "seed",
+    "length",
+    "faults",
+    "tasks",
+    "lost",
+    "early",
+    "after cancel",
+    "duplicates",
+    "settled",
+    "verdict",
+)
 
 PROPERTY = "fault"
 """Under this name the report of a test carries its lines, as dicts."""
@@ -193,19 +211,87 @@ def prepared(system: System) -> int:
 
 
 def write(lines: Iterable[Line]) -> None:
-    """Keep the lines for other programs, and as a page."""
-    ordered = sorted(lines, key=lambda line: (line.fault, line.name, line.variant))
+    """Keep the lines. They replace those of the same names from earlier runs, which else stay."""
+    kept = {_order(line): line for line in [*read(), *lines]}
     LINES.parent.mkdir(exist_ok=True)
-    LINES.write_text("".join(json.dumps(asdict(line)) + "\n" for line in ordered))
-    rows = [_HEADS, ["---"] * len(_HEADS), *(line.cells() for line in ordered)]
-    PAGE.write_text(
-        "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
-    )
+    LINES.write_text("".join(json.dumps(asdict(kept[key])) + "\n" for key in sorted(kept)))
+
+
+def read() -> list[Line]:
+    """The lines that were kept, in order."""
+    return [Line(**json.loads(line)) for line in LINES.read_text().splitlines()] if LINES.exists() else []
+
+
+def _order(line: Line) -> tuple[int, str, str]:
+    return line.fault, line.name, line.variant
+
+
+def publish() -> None:
+    """Put what was kept, of faults and of soaks, into the page, each between its two marks."""
+    lines = read()
+    text = _replaced(PAGE.read_text(), "faults", [_HEADS, *(line.cells() for line in lines)])
+    if SOAKS.exists():
+        soaks = [json.loads(line) for line in SOAKS.read_text().splitlines()]
+        text = _replaced(text, "soaks", [_SOAK_HEADS, *map(_soak_cells, soaks), _soak_sum(soaks)])
+    PAGE.write_text(text)
+    rows = {line.fault for line in lines}
+    print(f"{PAGE.relative_to(ROOT)}: {len(lines)} lines")
+    print("no line for:", ", ".join(str(n) for n in range(1, FAULTS + 1) if n not in rows) or "none")
+    print("not held:", ", ".join(line.name for line in lines if line.verdict != "held") or "none")
+
+
+def _replaced(text: str, name: str, rows: Sequence[Sequence[str]]) -> str:
+    before, begin, rest = text.partition(f"<!-- {name}: written by `make faults-page` -->\n")
+    _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+    assert begin, f"no mark of {name} in {PAGE}"
+    assert end, f"no mark of the end of {name} in {PAGE}"
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return f"{before}{begin}{''.join(map(_markdown, lines))}{end}{after}"
+
+
+def _markdown(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _soak_cells(soak: Mapping[str, Any]) -> list[str]:
+    doubles = ", ".join(f"{count} by {kind}" for kind, count in sorted(soak["duplicates"].items()))
+    count = sum(soak["duplicates"].values()) + soak["unexplained"]
+    return [
+        str(soak["seed"]),
+        f"{soak['seconds'] / 60:g} min",
+        str(soak["faults"]),
+        f"{soak['tasks']:,}",
+        *(str(soak[name]) for name in ("lost", "early", "after_cancel")),
+        f"{count}: {doubles}" if doubles else str(count),
+        f"{soak['settled']} s",
+        "clean" if soak["clean"] else "broken",
+    ]
+
+
+def _soak_sum(soaks: Sequence[Mapping[str, Any]]) -> list[str]:
+    sums = {
+        name: sum(soak[name] for soak in soaks)
+        for name in ("seconds", "faults", "tasks", "lost", "early", "after_cancel")
+    }
+    doubles = sum(sum(soak["duplicates"].values()) + soak["unexplained"] for soak in soaks)
+    return [
+        "all",
+        f"{sums.pop('seconds') / 60:g} min",
+        *(f"{count:,}" for count in sums.values()),
+        f"{doubles:,}",
+        f"{max(soak['settled'] for soak in soaks)} s",
+        "clean" if all(soak["clean"] for soak in soaks) else "broken",
+    ]
 
 
 def show(lines: Iterable[Line], console: Console) -> None:
     """Print the table."""
     table = Table(*_HEADS, title="Faults", title_justify="left")
-    for line in sorted(lines, key=lambda line: (line.fault, line.name, line.variant)):
+    for line in sorted(lines, key=_order):
         table.add_row(*line.cells(), style=None if line.verdict == "held" else "red")
     console.print(table)
+
+
+if __name__ == "__main__":
+    publish()

@@ -1,0 +1,235 @@
+"""Random faults over a whole cluster under load, and the checker's verdict as the last line.
+
+    make chaos SEED=7 MINUTES=5
+
+Three hosts with two worker processes each, a Redis Cluster of three masters, MariaDB and ZooKeeper; proxies
+before each Redis, between each host and MariaDB, and between the application and MariaDB. The application
+submits, cancels and reschedules all the while. The seed decides which faults happen and when. With TASKS so
+many tasks are submitted besides, in batches and evenly over the run.
+
+What happened is kept (its directory is printed) when the verdict is not clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType
+
+from fault.kit.schedule import Step, schedule
+from fault.kit.stage import End, Stage
+from fault.kit.table import left, overdue, prepared
+from fault.kit.traffic import Traffic
+from harness.checker import Verdict
+from harness.final import read_final
+from harness.system import System
+
+from toc import TaskStatus
+from toc.local.process import until
+from toc.log import configure
+
+SETTLED = 30.0
+"""Seconds in which everything due is handled once the faults before it have ended."""
+EXPECTED = {"StoreUnavailable", "SubmitUnknown", "PartialSubmit", "NotInFuture"}
+"""What the SDK may raise while MySQL is out of reach; the last if our own thread was held up."""
+
+
+def soak(seed: int, seconds: float, *, rate: float, tasks: int, directory: Path, record: Path | None) -> bool:
+    """One run; prints what happens and at last the verdict. Returns whether it is clean."""
+    steps = schedule(seed, seconds)
+    print(f"seed {seed}, {seconds:.0f} s: {len(steps)} faults; this seed repeats them", flush=True)
+    with ExitStack() as stack:
+        stage = Stage(directory, stack, seed)
+        traffic = Traffic(stage.system, seed, rate=rate, tasks=tasks, seconds=seconds)
+        try:
+            _play(stage, steps, time.monotonic(), seconds)
+            traffic.stop(patience=seconds / 2)
+        finally:
+            traffic.stop()
+        settled = _settle(stage)
+        verdict = stage.system.verdict(settle=SETTLED, write=10.0, hold=10.0)
+        defects = [*settled, *_defects(stage, traffic, tasks)]
+        notes = _noticed(stage.system)
+    print("what the daemons logged:", ", ".join(f"{name} {n}" for name, n in notes.most_common()))
+    print("what the application met:", dict(traffic.errors) or "no error")
+    print(verdict)
+    for defect in defects:
+        print("DEFECT", defect)
+    clean = verdict.clean and not defects
+    if record is not None:
+        _keep(record, seed, seconds, len(steps) - stage.missed, verdict, clean)
+    print(_last_line(seed, seconds, len(steps) - stage.missed, verdict, len(defects)), flush=True)
+    return clean
+
+
+def _last_line(seed: int, seconds: float, faults: int, verdict: Verdict, defects: int) -> str:
+    breaches = verdict.breaches
+    doubles = ", ".join(f"{count} by {kind}" for kind, count in sorted(verdict.duplicates.items()))
+    others = defects + sum(count for name, count in breaches.items() if name not in "LECD")
+    return (
+        f"{'CLEAN' if verdict.clean and not defects else 'BROKEN'}: seed {seed}, {seconds:.0f} s, "
+        f"{faults} faults, {verdict.counts['acknowledged']:,} tasks acknowledged: {breaches['L']} lost, "
+        f"{breaches['E']} early, {breaches['C']} run after a cancel, {breaches['D']} duplicates without a "
+        f"cause, {sum(verdict.duplicates.values())} that were in flight ({doubles or 'none'}), "
+        f"{others} other findings, settled within {verdict.settled_s:.1f} s"
+    )
+
+
+def _play(stage: Stage, steps: list[Step], began: float, seconds: float) -> None:
+    """All of it in this thread: a server dies with the thread that has started it."""
+    waiting = list(steps)
+    open_: list[tuple[float, Step, End]] = []
+    try:
+        while waiting or open_ or time.monotonic() < began + seconds:
+            now = time.monotonic() - began
+            while waiting and waiting[0].at <= now:
+                step = waiting.pop(0)
+                end = stage.do(step)
+                if end is None:
+                    stage.missed += 1
+                    print(f"{step}  (nothing there)", flush=True)
+                else:
+                    print(step, flush=True)
+                    open_.append((step.at + step.lasts, step, end))
+            for over in [over for over in open_ if over[0] <= now]:
+                open_.remove(over)
+                over[2]()
+            stage.supervise()
+            time.sleep(0.03)
+    finally:
+        for _, _, end in open_:
+            end()
+
+
+def _settle(stage: Stage) -> list[str]:
+    """Wait until everything that is due has ended and the index is right; returns what did not come true."""
+    system = stage.system
+
+    def calmly(condition: Callable[[], bool]) -> Callable[[], bool]:
+        def look() -> bool:
+            stage.supervise()
+            time.sleep(0.2)
+            try:
+                return condition()
+            except Exception:  # a connection that a fault broke, found out now; if it goes on, we give up
+                return False
+
+        return look
+
+    def dead_listed() -> bool:
+        final = read_final(system.center)
+        dead = {row.job_id for row in final.rows if row.status == TaskStatus.DEAD}
+        return all(any(place.queue == "dead" for place in final.index.get(job_id, ())) for job_id in dead)
+
+    wanted = {
+        "every task has ended": (lambda: not overdue(system, 60.0), 240.0),
+        "nothing is left prepared": (lambda: not prepared(system), 60.0),
+        "dead tasks stand in their queues": (dead_listed, 90.0),
+        "workers without a daemon have left": (lambda: not any(map(_is_ours, stage.orphans)), 60.0),
+    }
+    missing = [what for what, (condition, wait) in wanted.items() if not until(calmly(condition), wait)]
+    return [f"not in time: {what}: {left(system)}" for what in missing]
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process runs that could be the worker that had this id."""
+    with suppress(OSError):
+        return b"toc" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _defects(stage: Stage, traffic: Traffic, tasks: int) -> list[str]:
+    found = [surprise for host in stage.hosts.values() for surprise in host.surprises]
+    found += [f"the SDK raised {name}: {traffic.said[name]}" for name in traffic.errors.keys() - EXPECTED]
+    if traffic.acknowledged < tasks:
+        found.append(f"only {traffic.acknowledged:,} tasks of the batches were acknowledged")
+    for log in stage.system.directory.glob("host-*.log"):
+        said = [line for line in log.read_text().splitlines() if '"thread_died"' in line]
+        found += [f"{log.stem}: {line[:1500]}" for line in said]
+    return found
+
+
+def _noticed(system: System) -> Counter[str]:
+    """How often each warning was logged: the proof that the faults bit."""
+    count: Counter[str] = Counter()
+    for log in system.directory.glob("host-*.log"):
+        for line in log.read_text().splitlines():
+            with suppress(ValueError):
+                said = json.loads(line)
+                if said.get("level") in ("warning", "error", "critical"):
+                    count[said["event"]] += 1
+    return count
+
+
+def _keep(record: Path, seed: int, seconds: float, faults: int, verdict: Verdict, clean: bool) -> None:
+    """A line for the page of all runs."""
+    record.parent.mkdir(exist_ok=True)
+    line = {
+        "seed": seed,
+        "seconds": round(seconds),
+        "faults": faults,
+        "tasks": verdict.counts["acknowledged"],
+        "lost": verdict.breaches["L"],
+        "early": verdict.breaches["E"],
+        "after_cancel": verdict.breaches["C"],
+        "unexplained": verdict.breaches["D"],
+        "duplicates": dict(verdict.duplicates),
+        "dead": verdict.counts["dead"],
+        "settled": round(verdict.settled_s, 1),
+        "clean": clean,
+    }
+    with record.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit("interrupted")
+
+
+def main() -> int:
+    """The command; 1 when the verdict is not clean."""
+    parser = argparse.ArgumentParser(prog="make chaos", description="Random faults over a local cluster.")
+    parser.add_argument("--seed", type=int, help="decides which faults happen when; default: any")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--rate", type=float, default=150.0, help="tasks a second, one by one")
+    parser.add_argument("--tasks", type=int, default=0, help="so many besides, in batches")
+    parser.add_argument("--record", type=Path, help="file to which a line with the numbers is added")
+    parser.add_argument("--plan", action="store_true", help="only print the schedule of faults")
+    given = parser.parse_args()
+    seed = secrets.randbelow(100_000) if given.seed is None else given.seed
+    if given.plan:
+        print(*schedule(seed, given.minutes * 60), sep="\n")
+        return 0
+    signal.signal(signal.SIGTERM, _interrupted)
+    configure("error")  # what the SDK warns of here is what the faults are for
+    directory = Path(tempfile.mkdtemp(prefix="toc-chaos-"))
+    clean = False
+    try:
+        clean = soak(
+            seed,
+            given.minutes * 60,
+            rate=given.rate,
+            tasks=given.tasks,
+            directory=directory,
+            record=given.record,
+        )
+    finally:
+        if clean:
+            shutil.rmtree(directory)
+        else:
+            print(f"what happened is in {directory}", file=sys.stderr)
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""When which fault happens: a random schedule that its seed alone decides."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+HOSTS = ("host-1", "host-2", "host-3")
+NODES = ("redis-1", "redis-2", "redis-3")
+QUIET_BEFORE = 5.0
+"""Seconds of load before the first fault."""
+QUIET_AFTER = 5.0
+"""Seconds of load after the last one has ended."""
+
+
+class Kind(NamedTuple):
+    """What may happen to one of ``targets``, and how many seconds it lasts: from, to."""
+
+    targets: tuple[str, ...]
+    shortest: float
+    longest: float
+
+
+KINDS = {
+    "kill worker": Kind(HOSTS, 0, 0),
+    "pause worker": Kind(HOSTS, 1, 12),
+    "kill host": Kind(HOSTS, 0.5, 8),
+    "pause host": Kind(HOSTS, 1, 12),
+    "kill daemon": Kind(HOSTS, 0, 0),
+    "restart host": Kind(HOSTS, 0, 0),
+    "cut host from MySQL": Kind(HOSTS, 1, 10),
+    "kill Redis": Kind(NODES, 0.2, 6),
+    "wipe Redis": Kind(NODES, 0.2, 4),
+    "pause Redis": Kind(NODES, 0.5, 8),
+    "cut Redis": Kind(NODES, 0.5, 6),
+    "eat replies of Redis": Kind(NODES, 2, 8),
+    "kill MySQL": Kind(("mysql",), 0.2, 4),
+    "pause MySQL": Kind(("mysql",), 1, 8),
+    "read-only MySQL": Kind(("mysql",), 1, 6),
+    "eat commits": Kind(("application",), 2, 6),
+    "kill ZooKeeper": Kind(("zookeeper",), 1, 15),
+    "pause ZooKeeper": Kind(("zookeeper",), 1, 15),
+}
+
+
+class Step(NamedTuple):
+    """One fault: it begins ``at`` so many seconds after the load and ends ``lasts`` seconds later."""
+
+    at: float
+    lasts: float
+    kind: str
+    target: str
+    choice: int
+    """Which of the target's processes, modulo how many there are."""
+
+    def __str__(self) -> str:
+        lasts = f"for {self.lasts:.1f} s" if self.lasts else ""
+        return f"{self.at:7.1f} s  {self.kind:<20} {self.target:<11} {lasts}".rstrip()
+
+
+def schedule(seed: int, seconds: float) -> list[Step]:
+    """The faults of a run of that many seconds, in their order.
+
+    Every kind comes once before any comes again. Of each part of the system only one thing is broken at a
+    time; any number of parts may be at once. A quarter follows the one before within half a second.
+    """
+    dice = random.Random(seed)
+    busy: dict[str, float] = {}
+    deck: list[str] = []
+    steps: list[Step] = []
+    at = QUIET_BEFORE
+    while at < seconds - QUIET_AFTER:
+        if not deck:
+            deck = dice.sample(sorted(KINDS), len(KINDS))
+        free = {
+            kind: [target for target in KINDS[kind].targets if busy.get(target, 0.0) <= at] for kind in deck
+        }
+        kind = next((kind for kind in reversed(deck) if free[kind]), None)
+        if kind is not None:
+            deck.remove(kind)
+            lasts = dice.uniform(KINDS[kind].shortest, KINDS[kind].longest)
+            lasts = round(min(lasts, seconds - QUIET_AFTER - at), 1)
+            target = dice.choice(free[kind])
+            steps.append(Step(round(at, 1), lasts, kind, target, dice.randrange(100)))
+            busy[target] = at + lasts + 1.5  # its processes come up again
+        at += dice.uniform(0.0, 0.5) if dice.random() < 0.25 else dice.uniform(2.0, 8.0)
+    return steps
