@@ -49,6 +49,7 @@ _REDIS_HINT = (
     "redis+sentinel://h1:p1,h2:p2/service"
 )
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
+_ADDRESS = re.compile(r"(?:[^\s:/@\[\]]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _ZOOKEEPER = re.compile(r"(?:[^\s/@]+@)?[^\s,/@?]+(?:,[^\s,/@?]+)*(?:/[^\s,?]+)?(?:\?\S+)?")
 _ZOOKEEPER_HINT = "[user:password@]host:port,host:port[/chroot][?tls=true&ca=...]"
 
@@ -113,6 +114,11 @@ class Settings(BaseSettings):
     """How much of the slots this host takes, relative to the others."""
     host: str = Field(default_factory=socket.gethostname, min_length=1, max_length=255, description="a name")
     """The name by which operators know this host."""
+
+    metrics_address: str | None = Field(
+        None, description="HOST:PORT, such as 127.0.0.1:9480, or :9480 for all"
+    )
+    """Where a daemon answers /metrics, /livez and /readyz over HTTP. Unset: nowhere."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "pretty", "json"] = "auto"
@@ -182,6 +188,15 @@ class Settings(BaseSettings):
         if hosts is not None and ("://" in hosts or not _ZOOKEEPER.fullmatch(hosts)):
             raise ValueError(f"expected {_ZOOKEEPER_HINT}")
         return hosts
+
+    @field_validator("metrics_address")
+    @classmethod
+    def _check_address(cls, address: str | None) -> str | None:
+        if address is not None:
+            match = _ADDRESS.fullmatch(address)
+            if match is None or int(match[1]) > 65_535:
+                raise ValueError("expected HOST:PORT, such as 127.0.0.1:9480, or :9480 for every address")
+        return address
 
     @field_validator("databases", "tables")
     @classmethod

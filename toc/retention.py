@@ -19,6 +19,7 @@ from toc.catalog import TopicCatalog
 from toc.clock import Clock
 from toc.errors import StoreUnavailable
 from toc.log import get_logger
+from toc.metrics import PURGED
 from toc.store.ended import FINAL, Place
 from toc.store.store import Store
 
@@ -150,6 +151,8 @@ class Retention:
         names = {topic.biz_type: topic.name for topic in self._catalog.known().values()}
         counted = Counter(names.get(biz_type, "?") for biz_type in biz_types)
         self.counts += counted
+        for topic, count in counted.items():
+            PURGED.of(topic).add(count)
         self._untold += counted
 
     def _tell(self, now: float) -> None:

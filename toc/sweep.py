@@ -20,6 +20,7 @@ from toc.clock import Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.log import get_logger
+from toc.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.store.scan import DueRow, Position
@@ -51,7 +52,7 @@ class SweepCounts(NamedTuple):
 
 
 class Sweep:
-    """From rows to entries. Thread-safe. ``counts`` is for metrics: rows, added, dead_added, no_topic."""
+    """From rows to entries. Thread-safe. ``counts``: rows, added, dead_added, no_topic."""
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self.scans = store.scans
@@ -87,6 +88,8 @@ class Sweep:
         added, failed = self._settle(entries, self._queues.add(entries))
         self.counts["rows"] += count
         self.counts["added"] += added
+        SWEEP_ROWS.of().add(count)
+        SWEEP_ADDED.of("store").add(added)
         if added:
             log.debug("sweep_indexed", entries=added)  # what was finished meanwhile counts too
         return SweepCounts(count, added, len(failed)), failed
@@ -103,6 +106,8 @@ class Sweep:
                 entries.setdefault(slot, []).append((row.job_id, row.next_time))
         added, failed = self._settle(entries, self._queues.restore_dead(entries))
         self.counts["dead_added"] += added
+        SWEEP_ROWS.of().add(count)
+        SWEEP_ADDED.of("dead").add(added)
         return SweepCounts(count, added, len(failed)), failed
 
     def _settle(
@@ -141,6 +146,7 @@ class Sweep:
         if topic is not None:
             return topic
         self.counts["no_topic"] += 1
+        ROWS_WITHOUT_TOPIC.of().add()
         now = self.clock.monotonic()
         if now - self._no_topic.get(row.biz_type, float("-inf")) < COMPLAIN_SECONDS:
             return None

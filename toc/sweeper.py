@@ -25,6 +25,7 @@ from toc.clock import Clock
 from toc.errors import StoreUnavailable
 from toc.failpoint import failpoint
 from toc.log import get_logger
+from toc.metrics import INDEX_REBUILDS, SWEEP_FAILURES
 from toc.store.scan import Position
 from toc.sweep import COMPLAIN_SECONDS, LEAST_PAGE, NEAR_MS, ROWS_PER_STEP, Crawl, Sweep
 from toc.task import TaskStatus
@@ -249,6 +250,7 @@ class Sweeper:
         return max(0.0, due - self._clock.monotonic())
 
     def _failed(self, now: float, exc: StoreUnavailable) -> float:
+        SWEEP_FAILURES.of().add()
         if self._failing_since is None:
             self._failing_since = now
             self._complained = float("-inf")
@@ -340,6 +342,7 @@ class Sweeper:
                 self._rush_at = began + RETRY_SECONDS  # a node is out of reach: all of it once more
             else:
                 self._rushed = rush.began
+                INDEX_REBUILDS.of().add()
                 seconds = round(self._clock.monotonic() - rush.began, 1)
                 log.info("index_refilled", rows=rush.rows, entries=rush.added, seconds=seconds)
 

@@ -11,9 +11,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "toc"
 
-VOCABULARY = {"task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint", "finding"}
+VOCABULARY = {
+    "task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint", "finding", "metrics",
+}  # fmt: skip
 OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
-PLAIN = {"catalog", "handler"}  # built on the vocabulary alone
+PLAIN = {"catalog", "handler", "exposition"}  # built on the vocabulary alone
 PASSES = {"sweep", "retention", "narrow"}
 SDK = {*OUTSIDE, *PLAIN, "sweep", "sweeper"}
 
@@ -26,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": SDK,
     "admin": SDK | {"client"},
     "bulk": SDK | {"client", "admin"},
+    "top": SDK | {"client"},
     "worker": OUTSIDE | PLAIN,
 }
 TOP = {"__init__", "cli", "demo", "gateway"}
@@ -37,6 +40,7 @@ DRIVERS = {
     "alembic": "store",
     "redis": "queue",
     "kazoo": "coordination",
+    "prometheus_client": "exposition",
 }
 
 

@@ -18,7 +18,7 @@ from toc.topic import Slot
 LUA = sorted((Path(queues.__file__).parent / "lua").glob("*.lua"))
 ADDING = {"add", "restore_dead", "reschedule"}
 """What may add to the index: it must fail when memory is full."""
-LOOKING = {"peek", "expired", "held"}
+LOOKING = {"peek", "depth", "expired", "held"}
 
 
 @dataclass
@@ -125,6 +125,7 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
     "expired": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30)]),
     "held": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30, (1, 2))]),
     "peek": lambda q: q.peek([SLOT]),
+    "depth": lambda q: q.depths([SLOT]),
     "claim": lambda q: q.claim([SLOT], "worker"),
     "unclaim": lambda q: q.unclaim({SLOT: [1, 2]}),
 }

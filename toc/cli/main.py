@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from toc.cli import config, db, dead, dev, doctor, index, task, topic, worker
+from toc.cli import config, db, dead, dev, doctor, index, task, top, topic, worker
 from toc.cli.output import say
 from toc.errors import TocError
 
@@ -36,6 +36,7 @@ app.command(rich_help_panel=_TASKS)(task.reschedule)
 app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
 app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
 app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
+app.command(rich_help_panel=_OPERATE)(top.top)
 for command in (
     worker.slots,
     worker.workers,

@@ -54,6 +54,9 @@ class Coordinator(Protocol):
     def dead_workers(self) -> frozenset[str]:
         """Workers whose process is known to have ended, for ten minutes after that."""
 
+    def connected(self) -> bool:
+        """Whether claims can be granted now. Without that what is held stays."""
+
     def wait(self, timeout: float) -> None:
         """Sleep until something may have changed, at most ``timeout`` seconds, then ``step``."""
 

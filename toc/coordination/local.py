@@ -103,6 +103,10 @@ class LocalCoordinator:
         self._dead = {worker_id: died for worker_id, died in self._dead.items() if died >= oldest}
         return frozenset(self._dead)
 
+    def connected(self) -> bool:
+        """See Coordinator."""
+        return True
+
     def wait(self, timeout: float) -> None:
         """See Coordinator."""
         self._wake.wait(timeout)

@@ -181,6 +181,10 @@ class ZooKeeperCoordinator:
         """See Coordinator."""
         return self._dead
 
+    def connected(self) -> bool:
+        """See Coordinator."""
+        return self._current()
+
     def wait(self, timeout: float) -> None:
         """See Coordinator."""
         due = timeout if self._next_step is None else min(timeout, self._next_step)

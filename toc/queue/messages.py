@@ -63,6 +63,17 @@ class Peek(NamedTuple):
     redis_now_ms: int
 
 
+class Depth(NamedTuple):
+    """How much stands in a slot: ``due`` of the ``store`` entries are due. The rest is as in ``Peek``."""
+
+    next_due: float | None
+    store: int
+    due: int
+    prepared: int
+    dead: int
+    redis_now_ms: int
+
+
 class Claim(NamedTuple):
     """The ``number`` (0..4095) under which the worker takes entries, and who holds which ``others``."""
 

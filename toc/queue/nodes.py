@@ -152,6 +152,22 @@ class Node:
         self._rests_until = now + min(_REST_S + 4 * (now - began), _MAX_REST_S) * random.uniform(0.75, 1.0)  # noqa: S311 - spreads load, guards nothing
         return IndexUnavailable(self._failure)
 
+    def clock(self) -> float:
+        """Its clock minus this machine's, in seconds, as well as one round trip can tell.
+
+        Raises IndexUnavailable.
+        """
+        wire = self.take()
+        before = time.time()
+        try:
+            seconds, microseconds = wire.ask("TIME")
+        except (RedisError, OSError) as exc:
+            wire.close()
+            raise IndexUnavailable(f"Redis at {self.address} did not answer ({type(exc).__name__})") from exc
+        after = time.time()
+        self.give(wire)
+        return int(seconds) + int(microseconds) / 1e6 - (before + after) / 2
+
     def give(self, wire: Wire) -> None:
         """Take back a connection whose replies have all been read."""
         self._idle.append(wire)

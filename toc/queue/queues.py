@@ -25,12 +25,14 @@ from typing import Any, TypeVar
 
 from toc.errors import IndexUnavailable
 from toc.log import get_logger
+from toc.metrics import ORPHANS
 from toc.queue.calls import MAX_IDS, Call, Calls, Script
 from toc.queue.keys import SlotKeys, check_namespace
 from toc.queue.members import first_due, shown, sort_out
 from toc.queue.messages import (
     CancelReply,
     Claim,
+    Depth,
     ExpiredRequest,
     Generation,
     Peek,
@@ -56,6 +58,7 @@ _REDRIVE = Script("redrive")
 _EXPIRED = Script("expired")
 _HELD = Script("held")
 _PEEK = Script("peek")
+_DEPTH = Script("depth")
 _CLAIM = Script("claim")
 _UNCLAIM = Script("unclaim")
 _REACH = Script("reach")
@@ -284,6 +287,27 @@ class Queues:
             calls[slot] = _PEEK.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead))
         return self._one_each(calls, _peek)
 
+    def depths(self, slots: Iterable[Slot]) -> dict[Slot, Depth | IndexUnavailable]:
+        """The same, and how much of it is due: for measuring, a little dearer."""
+        calls = {}
+        for slot in slots:
+            keys = self.keys(slot)
+            calls[slot] = _DEPTH.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead))
+        return self._one_each(calls, _depth)
+
+    def clocks(self) -> dict[str, float | IndexUnavailable]:
+        """Each server, by its address, with its clock minus this machine's in seconds, or why it is unknown.
+
+        Raises IndexUnavailable when nobody tells which servers there are.
+        """
+        clocks: dict[str, float | IndexUnavailable] = {}
+        for node in self.nodes.masters():
+            try:
+                clocks[str(node.address)] = node.clock()
+            except IndexUnavailable as exc:
+                clocks[str(node.address)] = exc
+        return clocks
+
     def dead(self, slot: Slot, limit: int) -> list[tuple[int, int]]:
         """(job_id, millisecond of death) from the DeadQueue, last death first. Raises IndexUnavailable."""
         keys = self.keys(slot)
@@ -368,6 +392,7 @@ class Queues:
             return
         for slot, removed in self._remove(met, queue).items():
             if not isinstance(removed, IndexUnavailable) and removed:
+                ORPHANS.of(slot.topic).add(removed)
                 log.error("orphan_dropped", slot=str(slot), members=removed, member=shown(met[slot][0]))
 
     def _remove(
@@ -421,6 +446,11 @@ def _flags(parts: list[list[int]]) -> list[bool]:
 def _peek(reply: list[Any]) -> Peek:
     first, store, prepared, dead, now_ms = reply
     return Peek(first_due(first), store, prepared, dead, now_ms)
+
+
+def _depth(reply: list[Any]) -> Depth:
+    first, *counts = reply
+    return Depth(first_due(first), *counts)
 
 
 def _claim(reply: list[Any]) -> Claim | IndexUnavailable:

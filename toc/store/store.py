@@ -87,6 +87,17 @@ class Store:
             for server in self._shards.servers
         ]
 
+    def reach(self) -> dict[str, StoreUnavailable | None]:
+        """Each server, by its name, with why it does not answer, or None. One after the other."""
+        found: dict[str, StoreUnavailable | None] = {}
+        for server in self._shards.servers:
+            try:
+                server.run([Statement("SELECT 1")])
+                found[server.name] = None
+            except StoreUnavailable as exc:
+                found[server.name] = exc
+        return found
+
     # --- inserting -----------------------------------------------------------------------------------------
 
     def insert(self, row: TaskRow) -> int:

@@ -18,7 +18,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from toc.catalog import REFRESH_SECONDS, TopicCatalog
@@ -31,11 +32,14 @@ from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.errors import TocError, UnfitServer
 from toc.finding import Level
 from toc.log import get_logger
+from toc.metrics import WORKER_EXITS
 from toc.queue.preflight import check
+from toc.queue.queues import Queues
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
 from toc.worker.link import Link, pack, unpack
 from toc.worker.loop import Loop
+from toc.worker.monitor import LOOK_TIMEOUT_SECONDS, Monitor, State
 from toc.worker.process import EXIT_RECYCLE
 
 log = get_logger(__name__)
@@ -66,6 +70,10 @@ class Child:
         self.beat = self.born
         self.member = False
         """Whether it is part of the membership."""
+        self.heard = False
+        """Whether it has ever said anything: until then it starts, however long that takes."""
+        self.stuck: list[str] = []
+        """Its internal loops that hang."""
         self.leaving = False
         self.held: set[Slot] = set()
         """Told to take."""
@@ -85,8 +93,13 @@ class Daemon:
         threads: int,
         catalog: TopicCatalog,
         topics: frozenset[str],
+        monitor: Monitor,
     ) -> None:
         self._app = app
+        self._monitor = monitor
+        self._told_at = float("-inf")
+        self._missing: set[Slot] = set()
+        """Slots and tables that our workers should have and have not yet."""
         self._settings = settings
         self._processes = processes
         self._threads = threads
@@ -132,11 +145,13 @@ class Daemon:
         self._coordinator.start()
         self._coordinator.set_topics(self._amounts())
         self._catalog_loop.start()
+        self._monitor.start()
         log.info("daemon_started", host=self._settings.host, processes=self._processes, pid=os.getpid())
         try:
             while not (self._stop_at is not None and not self._children):
                 self._start_missing()
                 self._reconcile()
+                self._tell()
                 self._wait()
                 self._look_after()
         finally:
@@ -145,6 +160,7 @@ class Daemon:
                 child.process.wait()
             self._catalog_loop.stop(1.0)
             self._coordinator.stop()
+            self._monitor.stop()
             signal.set_wakeup_fd(-1)
         log.info("daemon_stopped", exit_code=self._exit_code)
         return self._exit_code
@@ -197,8 +213,11 @@ class Daemon:
 
     def _hear(self, child: Child, message: Mapping[str, Any]) -> None:
         child.beat = time.monotonic()
+        child.heard = True
         kind = message["kind"]
-        if kind == "ready":
+        if kind == "beat":
+            child.stuck = message["stuck"]
+        elif kind == "ready":
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "dropped":
             self._changed = True
@@ -234,6 +253,39 @@ class Daemon:
             self._changed = True
             self._coordinator.leave(child.worker_id, known_dead=known_dead)
 
+    # --- what others may know
+
+    def _tell(self) -> None:
+        """Tell the monitor how it stands, once a second or so."""
+        now = time.monotonic()
+        if now - self._told_at < TICK_SECONDS / 2:
+            return
+        self._told_at = now
+        children = list(self._children.values())
+        held = {slot for child in children for slot in child.held - child.dropping}
+        moving = {slot for child in children for slot in child.dropping} | self._missing
+        silent = {
+            child.worker_id: child.beat
+            for child in children
+            if child.heard and now - child.beat > SILENT_SECONDS
+        }
+        tables = sum(slot.topic == TABLES for slot in held)
+        self._monitor.tell(
+            State(
+                now,
+                self._processes,
+                workers=Counter(_doing(child, silent) for child in children),
+                silent=silent,
+                stuck={child.worker_id: child.stuck for child in children if child.stuck},
+                owned=frozenset(slot for slot in held if slot.topic != TABLES),
+                moving=frozenset(slot for slot in moving if slot.topic != TABLES),
+                tables=tables,
+                missing=len(self._missing),
+                zookeeper=self._coordinator.connected() if self._settings.zookeeper else None,
+                stopping=self._stop_at is not None,
+            )
+        )
+
     # --- processes
 
     def _start_missing(self) -> None:
@@ -252,10 +304,14 @@ class Daemon:
         command += ["--threads", str(self._threads), "--link", str(theirs.fileno())]
         with theirs:
             try:
-                process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-                )
+                with self._monitor.board(worker_id) as board:
+                    process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                        [*command, "--board", str(board)],
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[theirs.fileno(), board],
+                    )
             except OSError as exc:  # no memory, no more processes: those that run go on
+                self._monitor.ended(worker_id)
                 ours.close()
                 log.warning("worker_not_started", error=str(exc))
                 self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
@@ -269,6 +325,7 @@ class Daemon:
         """A worker process has ended: nothing of its runs any more, and everybody may know."""
         code = child.process.wait()
         del self._children[child.worker_id]
+        self._monitor.ended(child.worker_id)
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         if not child.link.closed:
@@ -278,6 +335,7 @@ class Daemon:
         if not orderly:
             child.member = True  # also if it was silent or leaving: its death is news all the same
         self._take_out(child, known_dead=not orderly)
+        WORKER_EXITS.of("died" if not orderly else "recycled" if code == EXIT_RECYCLE else "left").add()
         if orderly:
             log.info("worker_left", worker=child.worker_id, pid=child.process.pid)
         else:
@@ -337,6 +395,7 @@ class Daemon:
             for child in self._children.values():
                 child.link.send("dead", workers=sorted(dead))
         desired, claimed = self._coordinator.desired(), self._coordinator.claimed()
+        self._missing = set()
         for child in self._children.values():
             if child.leaving:
                 continue
@@ -358,17 +417,40 @@ class Daemon:
                     child.held |= granted
                     child.link.send("dead", workers=sorted(dead))
                     child.link.send("take", slots=pack(granted))
+                self._missing |= missing - granted
                 self._incomplete |= len(granted) < len(missing)
+
+
+def _doing(child: Child, silent: Collection[str]) -> str:
+    """What a worker process is doing, in a word of the metric toc_workers."""
+    if not child.heard:
+        return "starting"
+    if child.worker_id in silent:
+        return "silent"
+    return "leaving" if child.leaving else "ready"
 
 
 def run(app: str, settings: Settings, *, processes: int, threads: int) -> int:
     """Run the daemon for ``app`` until it is told to stop; returns the exit code.
 
-    Raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, or Unavailable, before anything is started.
+    Raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or ConfigError for an address at
+    which it cannot listen, before anything is started.
     """
     center = load_app(app)
     try:
         _check_servers(center)
+        monitor = Monitor(
+            settings.metrics_address,
+            # of its own, so that a server that hangs is soon found out
+            queues=Queues(
+                settings.need_redis_url(),
+                namespace=settings.namespace,
+                connect_timeout=LOOK_TIMEOUT_SECONDS,
+                read_timeout=LOOK_TIMEOUT_SECONDS,
+            ),
+            store=center.store,
+            catalog=center.catalog,
+        )
         daemon = Daemon(
             app,
             settings,
@@ -376,6 +458,7 @@ def run(app: str, settings: Settings, *, processes: int, threads: int) -> int:
             threads=threads,
             catalog=center.catalog,
             topics=frozenset(center.handlers),
+            monitor=monitor,
         )
         return daemon.run()
     finally:

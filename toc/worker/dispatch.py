@@ -201,6 +201,11 @@ class Dispatcher:
         if coroutines and self._loop is not None:
             self._loop.call_soon_threadsafe(self._start_async, coroutines)
 
+    def load(self) -> dict[str, tuple[int, int]]:
+        """Of each topic, how many handlers run (a batch is one) and how many entries wait for one."""
+        load = {topic: (line.running, len(line.waiting)) for topic, line in self._lines.items()}
+        return load | {topic: (line.calls, len(line.waiting)) for topic, line in self._async.items()}
+
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back what waits and has not started: of these slots, or all."""
         taken: list[Entry] = []

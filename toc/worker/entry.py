@@ -16,11 +16,12 @@ class Entry:
     """One PrepareQueue entry in this worker's hands, from prepare until it left the PrepareQueue.
 
     ``fence`` is what its PrepareQueue score must still carry for this worker to move it. ``kept`` is the
-    monotonic time of the last keep-alive, ``started`` that of the handler's start (0: not yet), ``taken``
-    Redis's time of the prepare in milliseconds.
+    monotonic time of the last keep-alive, ``started`` that of the handler's start (0: not yet), ``ended``
+    that of its end (not before it), ``taken`` Redis's time of the prepare in milliseconds.
     """
 
     __slots__ = (
+        "ended",
         "fence",
         "handler",
         "job_id",
@@ -34,6 +35,7 @@ class Entry:
         "topic",
     )
 
+    ended: float
     row: TryRow
     """Set by the row check, before anybody else sees the entry."""
 

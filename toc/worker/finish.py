@@ -16,6 +16,7 @@ from toc.clock import Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.log import get_logger
+from toc.metrics import LATENESS, RUNTIME, TRIES, Step
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.store.batch import Failure, Finish, Guard
@@ -36,6 +37,9 @@ a flush cost several times what their rows cost, and nobody waits for a finish."
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
 MAX_ERROR_CHARS = 1000
+
+
+_OUTCOMES = {Finish.DONE: "processed", Finish.ALREADY: "duplicate"}
 
 
 class ProcessEnded(Dead):
@@ -90,13 +94,17 @@ class Finisher:
         self._clock = clock
         self._ended: deque[tuple[Entry, BaseException | None]] = deque()
         self._moves: deque[Moves] = deque()
-        self.counts: Counter[str] = Counter()
+        self._outcomes: Counter[tuple[str, str]] = Counter()
+        """(topic, outcome) -> tries of the present flush."""
+        self._finish_step = Step("finish")
+        self._commit_step = Step("commit")
         self.busy = False
         self._flushed_at = 0.0
         self.loop = Loop("finish", self.run_once)
 
     def ended(self, entry: Entry, error: BaseException | None) -> None:
         """A try ended: None for success, else what the handler raised. Called by who settled the entry."""
+        entry.ended = self._clock.monotonic()
         self._ended.append((entry, error))
         self.loop.wake()
 
@@ -174,23 +182,45 @@ class Finisher:
     def _write(self, batch: list[tuple[Entry, BaseException | None]], moves: Moves) -> None:
         done = [entry for entry, error in batch if error is None]
         failed = [(entry, error) for entry, error in batch if error is not None]
+        measured = self._measured(entry for entry, _ in batch)
+        self._outcomes.clear()
+        began = self._clock.monotonic()
         if done:
             self._write_successes(done, moves)
         if failed:
             self._write_failures(failed, moves)
+        # Only now: if the rows cannot be written, all of it is written, and counted, again.
+        self._finish_step.took(self._clock.monotonic() - began, len(batch))
+        for topic, (late, ran) in measured.items():
+            LATENESS.of(topic).observe(late)
+            RUNTIME.of(topic).observe(ran)
+        for labels, count in self._outcomes.items():
+            TRIES.of(*labels).add(count)
+
+    def _measured(self, entries: Iterable[Entry]) -> dict[str, tuple[list[float], list[float]]]:
+        """By topic: how late tries started and how long they ran, in seconds. Before rows are read anew."""
+        by_topic: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if entry.started:  # not if a suspect's last run ended unseen
+                by_topic.setdefault(entry.topic.name, []).append(entry)
+        wall = self._clock.time() - self._clock.monotonic()
+        return {
+            topic: (
+                [entry.started + wall - entry.row.next_time / 1000 for entry in some],
+                [entry.ended - entry.started for entry in some],
+            )
+            for topic, some in by_topic.items()
+        }
 
     def _write_successes(self, done: list[Entry], moves: Moves) -> None:
         cases = self._store.finish([(entry.job_id, entry.row.version) for entry in done])
         reread: list[Entry] = []
         for entry in done:
             case = cases[entry.job_id]
-            if case is Finish.DONE:
-                self.counts["processed"] += 1
-                moves.commit.append(entry)
-            elif case in (Finish.RESCHEDULED, Finish.DEAD):
+            self._outcomes[entry.topic.name, _OUTCOMES.get(case, "overtaken")] += 1
+            if case in (Finish.RESCHEDULED, Finish.DEAD):
                 reread.append(entry)
             else:
-                self.counts[f"finish_{case.value}"] += 1
                 moves.commit.append(entry)
         self._by_row(reread, moves)
 
@@ -222,13 +252,14 @@ class Finisher:
         lost: list[Entry] = []
         for entry, _ in failed:
             if guards[entry.job_id] is Guard.LOST:
+                self._outcomes[entry.topic.name, "overtaken"] += 1
                 lost.append(entry)
             elif entry.job_id in deaths:
-                self.counts["dead"] += 1
+                self._outcomes[entry.topic.name, "dead"] += 1
                 log.warning("task_dead", job_id=entry.job_id, topic=entry.topic.name)
                 moves.bury.append(entry)
             else:
-                self.counts["failed"] += 1
+                self._outcomes[entry.topic.name, "failed"] += 1
                 failure = retries[entry.job_id]
                 left = entry.topic.remaining(failure.new_attempts)
                 moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
@@ -251,10 +282,15 @@ class Finisher:
 
     def _move(self, moves: Moves) -> Moves:
         """Apply the transitions under their fences; returns those whose node did not answer."""
+        count = len(moves.commit) + len(moves.rollback) + len(moves.bury)
+        if not count:
+            return moves
+        began = self._clock.monotonic()
         try:
             return self._send(moves.departing(self._inflight))
         finally:
             self._inflight.arrived()
+            self._commit_step.took(self._clock.monotonic() - began, count)
 
     def _send(self, moves: Moves) -> Moves:
         now = self._clock.now_ms()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from toc.clock import Clock
 from toc.errors import IndexUnavailable
 from toc.log import get_logger
+from toc.metrics import FENCES_LOST
 from toc.queue.queues import Queues
 from toc.topic import Slot
 from toc.worker.dispatch import Dispatcher
@@ -76,6 +77,7 @@ class Keeper:
                 elif self._inflight.get(entry.job_id) is entry:
                     # Timed out by somebody, or the index lost it. A success still counts; a failure will not.
                     entry.lost = True
+                    FENCES_LOST.of(entry.topic.name).add()
                     log.warning("fence_lost", job_id=entry.job_id, slot=str(slot))
         if failures:
             log.warning("not_kept_alive", slots=len(failures), error=str(failures[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from toc.log import get_logger
@@ -23,7 +24,9 @@ class Loop:
     """
 
     def __init__(self, name: str, run_once: Callable[[], float]) -> None:
+        self.name = name
         self._run_once = run_once
+        self._turn_at = 0.0
         self._signal = threading.Event()
         self._stopped = threading.Event()
         self._thread = watched_thread(name, self._run)
@@ -45,15 +48,23 @@ class Loop:
             self._thread.join(timeout)
 
     def pause(self, seconds: float) -> None:
-        """Sleep inside ``run_once``; only ``stop`` cuts it short."""
+        """Sleep inside ``run_once``; only ``stop`` cuts it short. A sign of life: its turn begins anew."""
         if seconds > 0:
             self._stopped.wait(seconds)
+            self._turn_at = time.monotonic()
+
+    def busy_seconds(self, now: float) -> float:
+        """How long the present turn has lasted at ``now`` (monotonic); 0 while it sleeps."""
+        began = self._turn_at
+        return max(now - began, 0.0) if began else 0.0
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             # Cleared before the work: a wake during it makes the next wait return at once.
             self._signal.clear()
+            self._turn_at = time.monotonic()
             seconds = self._run_once()
+            self._turn_at = 0.0
             if seconds > 0 and not self._stopped.is_set():
                 self._signal.wait(seconds)
 

@@ -18,6 +18,7 @@ from toc.errors import IndexUnavailable, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.handler import Handler
 from toc.log import get_logger
+from toc.metrics import ORPHANS, STALE, Step
 from toc.queue.calls import ReplyLost
 from toc.queue.messages import ExpiredRequest, Prepared, PrepareRequest
 from toc.queue.queues import Queues
@@ -99,6 +100,8 @@ class Poller:
         self._resume = ResumeRate(clock)
         self._taking = True
         self._between = threading.Lock()
+        self._prepare_step = Step("prepare")
+        self._read_step = Step("read")
         self.loop = Loop("poll", self.run_once)
 
     # --- told by other threads
@@ -259,6 +262,7 @@ class Poller:
         """Prepare, check, dispatch; returns how many entries were taken."""
         before = self._clock.monotonic()
         results = self._queues.prepare([request for _, request in requests])
+        prepared = self._clock.monotonic() - before
         taken: list[Entry] = []
         failures: list[IndexUnavailable] = []
         now = self._clock.now_ms()
@@ -281,6 +285,7 @@ class Poller:
         if taken:
             failpoint("poll.taken")
             self._check(taken)
+        self._prepare_step.took(prepared, len(taken))  # after what is due has been handed over
         return len(taken)
 
     def _plan(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
@@ -313,7 +318,9 @@ class Poller:
 
     def _check(self, entries: list[Entry]) -> None:
         """The row check: what the row says goes, whatever the index said."""
+        began = self._clock.monotonic()
         rows = self._read([entry.job_id for entry in entries])
+        read = self._clock.monotonic() - began
         if rows is None:
             self._finisher.give_back_unread(entries)
             return
@@ -326,12 +333,12 @@ class Poller:
             row = rows.get(entry.job_id)
             if row is None:
                 log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
-                self._finisher.counts["orphans"] += 1
+                ORPHANS.of(entry.topic.name).add()
                 refused.append((entry, None))
                 continue
             entry.row = row
             if row.status != TaskStatus.PENDING:
-                self._finisher.counts["stale_dropped"] += 1
+                STALE.of(entry.topic.name).add()
                 refused.append((entry, row))
             elif row.next_time <= now:
                 ready.append(entry)
@@ -350,6 +357,7 @@ class Poller:
             self._finisher.settle_by_row(refused)
         if ready:
             self._start(ready)
+        self._read_step.took(read, len(entries))
 
     def _read(self, job_ids: list[int]) -> dict[int, TryRow] | None:
         """The rows, waiting for MySQL if need be; None when the worker stops meanwhile.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import mmap
 import os
 import selectors
 import signal
@@ -25,6 +26,7 @@ from toc.client import TimeoutCenter
 from toc.coordination.assignment import TABLES
 from toc.errors import TocError
 from toc.log import configure, get_logger
+from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, Board, write_to
 from toc.narrow import Narrowing
 from toc.queue.queues import Queues
 from toc.retention import Retention
@@ -60,6 +62,8 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 """How often threads may take turns: Python's default of 5 ms is more than a task may be late."""
 PROBE_TIMEOUT_SECONDS = 0.5
 """How long a Redis node may take to say that it is there."""
+STUCK_SECONDS = 120.0
+"""A turn of an internal loop that lasts longer hangs: servers that hang are given up long before."""
 EXIT_RECYCLE = 75
 
 
@@ -172,6 +176,8 @@ class Worker:
             self.watch.loop,
             Loop("catalog", self._refresh_catalog),
         ]
+        # A task may run alone for as long as max_runtime says; the catalog and retention hold nothing up.
+        self._watched = [loop for loop in self._loops if loop is not self.quarantine.loop]
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
         """Slots being handed over, with the time until which running handlers are waited for."""
         self._lingering: list[OwnedSlot] = []
@@ -244,7 +250,7 @@ class Worker:
             now = self._clock.monotonic()
             if now - beat_at >= BEAT_SECONDS:
                 beat_at = now
-                self._link.send("beat", held=len(self.inflight), counts=dict(self.finisher.counts))
+                self._link.send("beat", stuck=self._measure())
             self._claim(now)
             self._hand_over(now)
             sent = self._link.flush()
@@ -264,6 +270,18 @@ class Worker:
                 self._stopping = True
             if self._signals > 1:
                 self._forced = True
+
+    def _measure(self) -> list[str]:
+        """Write down how it stands; returns the names of loops that hang."""
+        for topic, (running, waiting) in self.dispatcher.load().items():
+            HANDLERS.of(topic).set(running)
+            WAITING.of(topic).set(waiting)
+        UNWRITTEN.of().set(self.finisher.backlog)
+        now = self._clock.monotonic()
+        busy = {loop.name: loop.busy_seconds(now) for loop in self._watched}
+        for name, seconds in busy.items():
+            LOOP_BUSY.of(name).set(seconds)
+        return [name for name, seconds in busy.items() if seconds > STUCK_SECONDS]
 
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
@@ -392,7 +410,10 @@ def main() -> None:
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--link", type=int, required=True)
+    parser.add_argument("--board", type=int, required=True)
     arguments = parser.parse_args()
+    write_to(Board(mmap.mmap(arguments.board, BOARD_BYTES)))
+    os.close(arguments.board)  # the mapping stays
     link = Link(socket.socket(fileno=arguments.link))
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:

@@ -37,6 +37,7 @@ from typing import Any
 from toc.clock import Clock
 from toc.errors import StoreUnavailable
 from toc.log import get_logger
+from toc.metrics import QUARANTINED
 from toc.store.batch import Failure, Guard
 from toc.store.store import Store
 from toc.task import Dead, Retry, TryRow
@@ -265,7 +266,7 @@ class Quarantine:
             self._too_early([entry])  # the last look at the clock: never early
         elif self._count(entry, now):
             log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=row.crashes)
-            self._finisher.counts["quarantined"] += 1
+            QUARANTINED.of(entry.topic.name).add()
             self._judge(entry, row, child)
 
     def _judge(self, entry: Entry, before: TryRow, child: Child) -> None:

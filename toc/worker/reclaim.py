@@ -14,6 +14,7 @@ from toc.clock import Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.log import get_logger
+from toc.metrics import RECLAIMED, TRIES
 from toc.queue.messages import ExpiredRequest
 from toc.queue.queues import Queues
 from toc.queue.scores import split, store_score
@@ -160,6 +161,7 @@ class Reclaimer:
                     target = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
                     backs.setdefault(slot, []).append((job_id, score, target))
                 elif guards[job_id] is Guard.APPLIED:
+                    TRIES.of(topic.name, "crashed").add()
                     crash = crashes[job_id]
                     left = topic.remaining(crash.new_attempts)
                     target = store_score(crash.next_time, left, crash.new_attempts)
@@ -172,6 +174,8 @@ class Reclaimer:
             self._queues.rollback(backs)
         if buries:
             self._queues.bury(buries)
+        for slot, pairs in found.items():
+            RECLAIMED.of(slot.topic).add(len(pairs))
         log.warning("reclaimed", slots=len(found), tasks=sum(len(pairs) for pairs in found.values()))
 
 

@@ -23,6 +23,7 @@ from toc.catalog import TopicCatalog
 from toc.clock import Clock
 from toc.errors import IndexUnavailable
 from toc.log import get_logger
+from toc.metrics import INDEX_LOSSES
 from toc.queue.messages import Generation
 from toc.queue.queues import Queues
 from toc.topic import Slot
@@ -133,6 +134,7 @@ class IndexWatch:
         if loss:
             lost = [slot for slot, (_, since) in self._missing.items() if since == now]
             if known:
+                INDEX_LOSSES.of().add()
                 log.warning("index_lost_data", slots=len(lost), slot=str(lost[0]))
             else:  # a new topic, or a loss that nobody saw
                 log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))

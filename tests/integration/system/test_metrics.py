@@ -1,0 +1,222 @@
+"""What a daemon shows over HTTP, on real servers: the counts are those of what ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from harness.system import DaemonProcess, System
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from toc.local.servers import RedisServer
+from toc.metrics import METRICS
+
+ADDRESS = {"TOC_METRICS_ADDRESS": "127.0.0.1:0"}
+Numbers = dict[tuple[str, ...], float]
+
+
+def address(daemon: DaemonProcess) -> str:
+    served = re.findall(r"^.*metrics_served.*$", daemon.log.read_text(), re.MULTILINE)
+    return str(json.loads(served[-1])["address"])
+
+
+def ask(daemon: DaemonProcess, path: str, accept: str = "") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{address(daemon)}{path}", headers={"Accept": accept})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+
+
+def scrape(daemon: DaemonProcess) -> Numbers:
+    """Every sample, by its name and label values, without buckets."""
+    status, text = ask(daemon, "/metrics", "application/openmetrics-text; version=1.0.0")
+    assert status == 200
+    return {
+        (sample.name, *(sample.labels[label] for label in METRICS[family.name].labels)): sample.value
+        for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if family.name in METRICS and not sample.name.endswith("_bucket")
+    }
+
+
+def total(numbers: Numbers, *key: str) -> float:
+    """The sum of the samples whose names and labels begin so."""
+    return sum(value for found, value in numbers.items() if found[: len(key)] == key)
+
+
+def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(cluster: System) -> None:
+    cluster.create_topics(retries=3, backoff_base=0.05, backoff_cap=0.1)
+    daemon = cluster.start(processes=2, env=ADDRESS)
+    center = cluster.center
+    for number in range(60):
+        center.submit("test.sync", biz_id=number, delay=0.2)
+        center.submit("test.async", biz_id=number, delay=0.2)
+    for number in range(5):
+        center.submit("test.sync", biz_id=number, delay=0.2, attribute={"fail": 1})
+        center.submit("test.doomed", biz_id=number, delay=0.2)
+    center.submit("test.batch", biz_id=1, delay=0.2)
+    ran = {
+        ("toc_tries_total", "test.sync", "processed"): 65,
+        ("toc_tries_total", "test.sync", "failed"): 5,
+        ("toc_tries_total", "test.async", "processed"): 60,
+        ("toc_tries_total", "test.batch", "processed"): 1,
+        ("toc_tries_total", "test.doomed", "failed"): 10,
+        ("toc_tries_total", "test.doomed", "dead"): 5,
+        ("toc_lateness_seconds_count", "test.sync"): 70,
+        ("toc_handler_duration_seconds_count", "test.doomed"): 15,
+    }
+
+    def counted() -> Numbers:
+        numbers = scrape(daemon)
+        return {key: numbers.get(key, 0) for key in ran}
+
+    cluster.wait(lambda: counted() == ran, f"{ran} is counted", 20)
+    assert sum(event.event == "start" for event in cluster.history()) == 70 + 60 + 1 + 15
+    numbers = scrape(daemon)
+    for step in ("prepare", "read", "finish", "commit"):
+        assert numbers["toc_step_tasks_sum", step] >= 146, step
+        assert numbers["toc_step_duration_seconds_sum", step] > 0
+    assert numbers["toc_lateness_seconds_sum", "test.sync"] / 70 < 5
+
+    # What the killed had counted stays, and nothing of it is left behind but that.
+    killed = daemon.workers()
+    before = total(numbers, "toc_step_tasks_count", "prepare")
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    cluster.wait(lambda: scrape(daemon).get(("toc_worker_exits_total", "died")) == 2, "both are gone", 10)
+    cluster.wait(lambda: ask(daemon, "/readyz")[0] == 200, "others have taken over", 15)
+    assert counted() == ran
+    assert total(scrape(daemon), "toc_step_tasks_count", "prepare") >= before
+    maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
+    assert maps.count("memfd:toc-metrics") == len(daemon.workers()) == 2
+    job_id = center.submit("test.sync", biz_id=1, delay=0.1, attribute={"die": 1})
+    ran["toc_tries_total", "test.sync", "processed"] += 1
+    ran["toc_tries_total", "test.sync", "crashed"] = 1
+    ran["toc_lateness_seconds_count", "test.sync"] += 1  # that of the try whose end was seen
+    cluster.wait(lambda: counted() == ran, f"{ran} is counted", 15)
+    assert len(cluster.starts(job_id)) == 2
+
+    def servers() -> Numbers:
+        return {key: value for key, value in scrape(daemon).items() if key[0].endswith("_up")}
+
+    assert sorted(servers().values()) == [1, 1, 1, 1, 1], "three Redis nodes, a database, ZooKeeper"
+    cluster.wait(lambda: scrape(daemon).get(("toc_dead_tasks", "test.doomed")) == 5, "the dead are seen", 10)
+    numbers = scrape(daemon)
+    assert numbers["toc_slots", "test.sync", "owned"] == 8
+    assert numbers["toc_swept_tables",] == 64
+    assert all(abs(value) < 0.5 for key, value in numbers.items() if key[0] == "toc_clock_difference_seconds")
+
+
+def test_tasks_that_wait_are_seen_where_they_wait(system: System) -> None:
+    system.create_topics(concurrency=1)
+    daemon = system.start(processes=1, env=ADDRESS)
+    for number in range(60):
+        system.center.submit("test.sync", biz_id=number, delay=0.5, attribute={"sleep": 1})
+    system.center.submit("test.sync", biz_id=1, delay=3600)
+
+    def seen() -> bool:
+        numbers = scrape(daemon)
+        values = [
+            numbers.get((name, "test.sync"), 0)
+            for name in ("toc_scheduled_tasks", "toc_due_tasks", "toc_prepared_tasks", "toc_overdue_seconds")
+        ]
+        scheduled, due, prepared, overdue = values
+        return (
+            scheduled == due + 1
+            and due > 10
+            and prepared > 1
+            and overdue > 0
+            and numbers["toc_running_handlers", "test.sync"] == 1
+            and numbers["toc_waiting_tasks", "test.sync"] > 1
+        )
+
+    system.wait(seen, "tasks that are due wait for their turn", 10)
+    daemon.kill()
+
+
+def toc_top(system: System, *options: str) -> str:
+    command = [sys.executable, "-m", "toc", "top", "--interval", "1", *options]
+    done = subprocess.run(
+        command, env={**system.env, "COLUMNS": "200"}, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_top_shows_rates_and_queues_and_who_owns_what(cluster: System) -> None:
+    cluster.create_topics(concurrency=1)
+    daemon = cluster.start(processes=2, env=ADDRESS)
+    center = cluster.center
+    center.store.topics.alter("test.batch", paused=True)
+    for number in range(80):  # two processes run one at a time: enough for ten seconds
+        center.submit("test.sync", biz_id=number, delay=0.1, attribute={"sleep": 0.25})
+    center.submit("test.async", biz_id=1, delay=3600)
+    cluster.wait(lambda: len(cluster.history()) > 4, "the first run", 10)
+    seen = json.loads(toc_top(cluster, "--json", "--daemon", address(daemon), "--daemon", "127.0.0.1:1"))
+    topics = {topic["topic"]: topic for topic in seen["topics"]}
+    busy = topics["test.sync"]
+    assert busy["ended_per_second"] > 0
+    assert busy["due"] + busy["prepared"] > 2
+    assert busy["lateness_p99"] >= busy["lateness_p50"] > 0
+    assert 0.2 <= busy["handler_p99"] <= 5
+    assert busy["running"] >= 1
+    assert topics["test.async"]["scheduled"] == 1
+    assert topics["test.async"]["due"] == 0
+    assert topics["test.batch"]["paused"]
+    assert seen["daemons"] == 1
+    assert [line for line in seen["trouble"] if line.startswith("127.0.0.1:1: no answer")]
+    assert [worker["host"] for worker in seen["workers"]] == ["host-a"] * 2
+    owned = sum(worker["owned"] for worker in seen["workers"])
+    assert owned == 4 * 8 + 64, "every slot, and every table"
+    table = toc_top(cluster, "--once")
+    assert "test.sync" in table
+    assert "no rates and no lateness" in table
+    daemon.kill()
+
+
+def test_probes_tell_what_is_wrong(system: System, clean_redis: RedisServer) -> None:
+    system.create_topics()
+    daemon = system.start(processes=1, env=ADDRESS)
+    system.wait(lambda: ask(daemon, "/readyz") == (200, "ok\n"), "it is ready", 10)
+    assert ask(daemon, "/livez") == (200, "ok\n")
+    assert ask(daemon, "/")[0] == 404
+    clean_redis.kill()
+    try:
+        system.wait(lambda: ask(daemon, "/readyz")[0] == 503, "Redis is missed", 10)
+        assert "cannot be reached" in ask(daemon, "/readyz")[1]
+        assert scrape(daemon)["toc_redis_up", f"127.0.0.1:{clean_redis.port}"] == 0
+        assert ask(daemon, "/livez") == (200, "ok\n"), "no restart brings Redis back"
+    finally:
+        clean_redis.start()
+    system.wait(lambda: ask(daemon, "/readyz")[0] == 200, "it is ready again", 10)
+    job_id = system.center.submit("test.sync", biz_id=1, delay=0.1, attribute={"sleep": 4})
+    system.wait(lambda: bool(system.starts(job_id)), "it runs", 5)
+    daemon.terminate()
+    system.wait(lambda: "it is stopping" in ask(daemon, "/readyz")[1], "it says that it stops", 3)
+    assert ask(daemon, "/livez")[0] == 200
+    assert daemon.process.wait(10) == 0
+
+
+def test_a_daemon_that_cannot_listen_says_so_and_does_not_start(system: System) -> None:
+    system.create_topics()
+    first = system.start(processes=1, env=ADDRESS)
+    second = DaemonProcess(
+        system.directory,
+        "host-b",
+        {**system.env, "TOC_METRICS_ADDRESS": address(first)},
+        app="harness.app:center",
+        processes=1,
+        threads=1,
+    )
+    assert second.process.wait(10) == 2
+    assert "Address already in use" in second.log.read_text()

@@ -1,0 +1,198 @@
+"""Numbers in shared memory, added up over processes, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from toc import metrics
+from toc.exposition import decode, encode, quantile
+from toc.metrics import BOARD_BYTES, METRICS, Board, Kind, Values, add_up
+from toc.worker.monitor import STILL_SECONDS, State, faults, wants
+
+ROOT = Path(__file__).parents[2]
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.fixture
+def boards() -> Iterator[tuple[Board, Board]]:
+    """The same memory as its writer and its reader have it."""
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, BOARD_BYTES)
+    yield Board(mmap.mmap(descriptor, BOARD_BYTES)), Board(mmap.mmap(descriptor, BOARD_BYTES))
+    os.close(descriptor)
+
+
+def lateness(board: Board, topic: str) -> metrics.Distribution:
+    metric = METRICS["toc_lateness_seconds"]
+    return metrics.Distribution(metric, board.place((metric.name, topic), metric.cells))
+
+
+def tries(board: Board, topic: str, outcome: str) -> metrics.Count:
+    metric = METRICS["toc_tries"]
+    return metrics.Count(metric, board.place((metric.name, topic, outcome), metric.cells))
+
+
+def test_what_one_process_writes_another_reads_at_once(boards: tuple[Board, Board]) -> None:
+    ours, theirs = boards
+    assert theirs.read() == {}
+    first = tries(ours, "order.close", "processed")
+    first.add(3)
+    assert theirs.read() == {("toc_tries", "order.close", "processed"): [3]}
+    late = lateness(ours, "bestellung-ä.ü")
+    late.observe([0.0004, 0.001, 0.0011, 7200])
+    first.add()
+    found = theirs.read()
+    assert found["toc_tries", "order.close", "processed"] == [4]
+    cells = list(found["toc_lateness_seconds", "bestellung-ä.ü"])
+    assert cells[:2] == [2, 1]  # a bound belongs to its bucket
+    assert cells[-2:] == [1, pytest.approx(7200.0025)]
+    assert sum(cells[:-1]) == 4
+
+
+def test_a_sum_never_shrinks_when_two_clocks_disagree(boards: tuple[Board, Board]) -> None:
+    late = lateness(boards[0], "t")
+    late.observe([-0.002])
+    late.observe_one(-0.003)
+    (cells,) = boards[1].read().values()
+    assert cells[0] == 2
+    assert cells[-1] == 0
+
+
+def test_threads_that_count_the_same_lose_nothing(boards: tuple[Board, Board]) -> None:
+    count = tries(boards[0], "t", "processed")
+
+    def add() -> None:
+        for _ in range(5000):
+            count.add()
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert boards[1].read() == {("toc_tries", "t", "processed"): [20_000]}
+
+
+def test_a_board_that_is_full_takes_no_more_and_stays_readable() -> None:
+    small = bytearray(128)
+    ours, theirs = Board(small), Board(small)
+    tries(ours, "t", "processed").add(2)
+    with pytest.raises(MemoryError):
+        lateness(ours, "t")
+    tries(ours, "t", "failed").add(1)
+    assert [list(cells) for cells in theirs.read().values()] == [[2], [1]]
+
+
+def test_processes_are_added_up_and_the_gauges_of_those_that_ended_are_not() -> None:
+    one: Values = {("toc_tries", "t", "failed"): [2.0], ("toc_running_handlers", "t"): [5.0]}
+    one["toc_loop_busy_seconds", "poll"] = [3.0]
+    two: Values = {("toc_tries", "t", "failed"): [1.0], ("toc_running_handlers", "t"): [4.0]}
+    two["toc_loop_busy_seconds", "poll"] = [1.0]
+    total: Values = {}
+    add_up(total, one)
+    add_up(total, two)
+    assert total["toc_tries", "t", "failed"] == [3]
+    assert total["toc_running_handlers", "t"] == [9]
+    assert total["toc_loop_busy_seconds", "poll"] == [3]
+    assert one["toc_tries", "t", "failed"] == [2], "what is added up is left as it was"
+    ended: Values = {}
+    add_up(ended, one, ended=True)
+    assert ended == {("toc_tries", "t", "failed"): [2]}
+
+
+def test_what_a_later_version_counts_is_left_out() -> None:
+    total: Values = {}
+    add_up(total, {("toc_tries", "t"): [1.0], ("toc_tries", "t", "x"): [1.0, 2.0], ("toc_new",): [1.0]})
+    assert total == {}
+
+
+def some_values() -> Values:
+    values: Values = {}
+    for number, metric in enumerate(METRICS.values(), start=1):
+        for label in ("a", 'b"\\\n{ü}'):
+            labels = [label, *metric.labels[1:]][: len(metric.labels)]
+            values[metric.name, *labels] = [float(number + cell) for cell in range(metric.cells)]
+    return values
+
+
+def test_every_metric_is_valid_openmetrics() -> None:
+    body, content_type = encode(some_values(), OPENMETRICS)
+    assert content_type.startswith("application/openmetrics-text")
+    families = {family.name: family for family in text_string_to_metric_families(body.decode())}  # type: ignore[no-untyped-call]
+    for metric in METRICS.values():
+        family = families[metric.name]
+        kind = "gauge" if metric.kind is Kind.HIGHEST else metric.kind
+        assert (family.type, family.documentation) == (kind, metric.help)
+        assert family.unit == ("seconds" if metric.name.endswith("_seconds") else "")
+        counts = [sample.value for sample in family.samples if sample.name.endswith("_count")]
+        if metric.kind is Kind.HISTOGRAM:
+            number = list(METRICS).index(metric.name) + 1
+            assert counts[0] == sum(number + cell for cell in range(metric.cells - 1))
+    assert families["process_cpu_seconds"].samples[0].value > 0
+
+
+def test_what_is_shown_can_be_read_back() -> None:
+    body, _ = encode(some_values(), "")
+    assert decode(body.decode()) == some_values()
+
+
+def test_quantiles_are_those_of_prometheus() -> None:
+    buckets = (1.0, 2.0, 4.0)
+    assert quantile(buckets, [0, 0, 0, 0, 0.0], 0.5) is None
+    assert quantile(buckets, [10, 0, 0, 0, 1.0], 0.5) == 0.5
+    assert quantile(buckets, [5, 0, 5, 0, 1.0], 0.75) == 3.0
+    assert quantile(buckets, [0, 0, 0, 3, 1.0], 0.99) == 4.0  # nothing is known beyond the last bound
+
+
+def test_names_say_the_unit_and_the_reference_names_them_all() -> None:
+    section = (ROOT / "docs/reference.md").read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
+    documented = {}
+    for name, kind, labels in re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", section, re.MULTILINE):
+        documented[name] = (kind, tuple(re.findall(r"`(\w+)`", labels)))
+    assert documented == {
+        f"{metric.name}_total" if metric.kind is Kind.COUNTER else metric.name: (
+            "gauge" if metric.kind is Kind.HIGHEST else str(metric.kind),
+            metric.labels,
+        )
+        for metric in METRICS.values()
+    }
+    for metric in METRICS.values():
+        assert re.fullmatch(r"toc(_[a-z]+)+", metric.name)
+        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
+        assert "_ms" not in metric.name
+
+
+WHOLE = State(1000.0, 2, workers={"ready": 2}, zookeeper=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (WHOLE, []),
+        (State(1000.0, 1, workers={"starting": 1}), ["0 of 1 worker processes are ready"]),
+        (State(1000.0, 1, workers={"ready": 1}, missing=3), ["3 slots or tables are yet to be claimed"]),
+        (State(1000.0, 1, workers={"ready": 1}, zookeeper=False), ["ZooKeeper is out of reach"]),
+        (State(1000.0, 1, workers={"ready": 1}, stopping=True), ["it is stopping"]),
+    ],
+)
+def test_a_daemon_is_ready_when_all_its_workers_have_all_their_slots(
+    state: State, expected: list[str]
+) -> None:
+    assert wants(state) == expected
+    assert faults(state, state.at + 1) == []
+
+
+def test_a_daemon_lives_while_its_thread_and_its_workers_and_their_loops_go_on() -> None:
+    later = WHOLE.at + STILL_SECONDS + 1
+    assert faults(WHOLE, later) == ["the daemon has stood still for 31 s"]
+    silent = State(later, 2, silent={"a": WHOLE.at, "b": later - 15})
+    assert faults(silent, later) == ["worker a has said nothing for 31 s"]
+    assert faults(State(later, 2, stuck={"a": ["poll", "finish"]}), later) == ["worker a: poll, finish hangs"]
