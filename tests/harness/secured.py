@@ -1,4 +1,4 @@
-"""Servers that a system reaches as it should in production: over TLS, with the accounts of deploy/ and no other rights.
+"""Servers that a system reaches as it should in production: over TLS, with the accounts of deploy/ alone.
 
 With ``TOC_TEST_SECURED=1`` the servers that tests share are such ones, so that a whole suite runs under them:
 ``url`` is then what toc is given; what a test itself does to a server goes by an administrator's account.

@@ -1,7 +1,7 @@
 """docs/operations.md, "Backup and restore": its commands as they are written, on servers of their own.
 
-A server is lost after its backup. With its binary log nothing is lost and nothing runs twice; without it the tasks
-run again that ended after the backup, and no others.
+A server is lost after its backup. With its binary log nothing is lost and nothing runs twice; without it
+those tasks run again that ended after the backup, and no others.
 """
 
 from __future__ import annotations
