@@ -117,4 +117,3 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         yield lambda megabytes: stack.enter_context(
             servers.small_disk(tmp_path / f"disk-{megabytes}", megabytes)
         )
-
