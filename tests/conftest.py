@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import pymysql
 import pytest
+from harness import secured
 from rich.console import Console
 from sqlalchemy.engine import make_url
 
@@ -44,7 +45,7 @@ def server_directory() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def redis_server(server_directory: Path) -> Iterator[RedisServer]:
     """The shared Redis. Take ``clean_redis`` to find it empty."""
-    yield from _shared(RedisServer(server_directory / "redis"), "REDIS")
+    yield from _shared(secured.redis_server(server_directory / "redis"), "REDIS")
 
 
 @pytest.fixture(scope="session")
@@ -59,19 +60,19 @@ def valkey_server(server_directory: Path) -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def redis_cluster(server_directory: Path) -> Iterator[RedisCluster]:
     """The shared Redis Cluster of three masters. Take ``clean_cluster`` to find it empty."""
-    yield from _shared(RedisCluster(server_directory / "cluster"))
+    yield from _shared(secured.redis_cluster(server_directory / "cluster"))
 
 
 @pytest.fixture(scope="session")
 def mariadb(server_directory: Path) -> Iterator[MariaDB]:
     """The shared MariaDB. Use databases under ``database_prefix`` only."""
-    yield from _shared(MariaDB(server_directory / "mariadb"), "MYSQL")
+    yield from _shared(secured.mariadb(server_directory / "mariadb"), "MYSQL")
 
 
 @pytest.fixture(scope="session")
 def zookeeper(server_directory: Path) -> Iterator[ZooKeeper]:
     """The shared ZooKeeper. Take ``zookeeper_root`` for a place of one's own."""
-    yield from _shared(ZooKeeper(server_directory / "zookeeper"), "ZOOKEEPER")
+    yield from _shared(secured.zookeeper(server_directory / "zookeeper"), "ZOOKEEPER")
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def _empty(server: RedisServer) -> None:
 
 
 def _drop(server: MariaDB, prefix: str) -> None:
-    url = make_url(server.url)
+    url = make_url(secured.root_url(server))
     connection = pymysql.connect(
         host=url.host, port=cast(int, url.port), user=url.username, password=cast(str, url.password)
     )

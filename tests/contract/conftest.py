@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from contract.system import Contract
+from harness import secured
 
-from toc.local.servers import MariaDB, RedisServer
+from toc.local.servers import MariaDB
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def contract(
     module_database_prefix: str,
 ) -> Iterator[Contract]:
     """One system for the tests of a module, on a Redis of its own, without a worker."""
-    with RedisServer(server_directory / f"contract-{secrets.token_hex(3)}") as own:
+    with secured.redis_server(server_directory / f"contract-{secrets.token_hex(3)}") as own:
         one = Contract(tmp_path_factory.mktemp("contract"), own, mariadb, module_database_prefix)
         try:
             one.create_topics()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import pymysql
 import pymysql.cursors
 import redis
+from harness.secured import admin_url, migrating, root_url
 from sqlalchemy.engine import make_url
 
 from toc import Settings, TimeoutCenter
@@ -60,8 +61,8 @@ class Contract:
             **more,
         }
         self.daemons: list[subprocess.Popen[bytes]] = []
-        self.redis: redis.Redis = redis.Redis.from_url(redis_server.url, decode_responses=True)
-        self.mysql_url = mariadb.url
+        self.redis: redis.Redis = redis.Redis.from_url(admin_url(redis_server), decode_responses=True)
+        self.mysql_url = root_url(mariadb)
         self.mysql = self.connect()
         self.settings = Settings(
             database_urls=[mariadb.url],
@@ -71,7 +72,8 @@ class Contract:
             redis_url=redis_server.url,
             namespace=self.namespace,
         )
-        assert self.toc("db", "upgrade").returncode == 0
+        upgraded = self.toc("db", "upgrade", env={"TOC_DATABASE_URLS": migrating(mariadb.url)})
+        assert upgraded.returncode == 0, upgraded.stderr
         self.center = TimeoutCenter(self.settings)
 
     def connect(self) -> pymysql.Connection[pymysql.cursors.DictCursor]:

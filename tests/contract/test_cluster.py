@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 from contract.system import Contract
+from harness import secured
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
 
 from toc import NewTask
@@ -27,11 +28,11 @@ def cluster(
     tmp_path: Path, mariadb: MariaDB, database_prefix: str, zookeeper: ZooKeeper, zookeeper_root: str
 ) -> Iterator[tuple[Contract, KazooClient]]:
     """A system under ZooKeeper, and a client that looks at its znodes."""
-    with RedisServer(tmp_path / "redis") as own:
+    with secured.redis_server(tmp_path / "redis") as own:
         one = Contract(
             tmp_path, own, mariadb, database_prefix, TOC_ZOOKEEPER=zookeeper.url, TOC_CLUSTER=zookeeper_root
         )
-        client = KazooClient(zookeeper.url)
+        client = KazooClient(f"127.0.0.1:{zookeeper.port}", auth_data=secured.zookeeper_login(zookeeper))
         client.start(10)
         try:
             one.create_topics()

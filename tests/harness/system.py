@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.checker import Limits, Verdict, check
 from harness.final import read_final
 from harness.history import Client, Event, History, events
+from harness.secured import migrating
 from toc import Settings, TimeoutCenter, Topic
 from toc.store.migrate import Migrator
 
@@ -81,7 +82,7 @@ class System:
             "PYTHONPATH": str(Path(__file__).parent.parent),
         }
         Migrator(
-            self.settings.database_urls,
+            list(map(migrating, self.settings.database_urls)),
             databases=self.settings.databases,
             tables=self.settings.tables,
             prefix=self.settings.database_prefix,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
-import ipaddress
 import os
 import signal
 from collections.abc import Iterator
@@ -20,45 +18,32 @@ import pymysql
 import pytest
 import redis
 from conftest import Launch
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
+from harness.secured import (
+    CANARY,
+    DEPLOY,
+    PASSWORDS,
+    SecuredMariaDB,
+    SecuredRedis,
+    SecuredZooKeeper,
+    acl_lines,
+    grants,
+    login,
+)
 from harness.system import System
 from sqlalchemy.engine import make_url
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, admin
-from toc.errors import StoreUnavailable
-from toc.local.process import free_port, until
+from toc.coordination.operator import Operator
+from toc.errors import CoordinationUnavailable, StoreUnavailable
+from toc.local.process import until
 from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 from toc.queue.messages import PrepareRequest
 from toc.queue.queues import Queues
 from toc.store.migrate import Migrator
 from toc.topic import Slot
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-CANARY = "c@nary:/?#%&"
-"""Part of every password: what must not be in any log, and what a URL must encode."""
-PASSWORDS = {name: f"{CANARY}{name}" for name in ("toc", "toc_migrate", "admin", "replica")}
-
 EXPECTED = {("toc", "config|get"), ("toc", "client|setinfo")}
 """Refused, and no harm: are there snapshots (the answer could hold passwords too); the driver's name."""
-
-
-def acl_lines(text: str | None = None) -> list[str]:
-    """redis-acl.conf with the hashes of PASSWORDS."""
-    lines = []
-    for line in (text or (DEPLOY / "redis-acl.conf").read_text()).splitlines():
-        if line and not line.startswith("#"):
-            for name, password in PASSWORDS.items():
-                digest = hashlib.sha256(password.encode()).hexdigest()
-                line = line.replace(f"#{name.upper()}_SHA256", f"#{digest}")
-            lines.append(line)
-    return lines
-
-
-def login(name: str) -> str:
-    return f"{name}:{quote(PASSWORDS[name], safe='')}"
 
 
 @contextlib.contextmanager
@@ -102,12 +87,10 @@ def guarded_cluster(launch: Launch) -> RedisCluster:
 @pytest.fixture
 def accounts(mariadb: MariaDB) -> Iterator[None]:
     """The accounts of mysql-grants.sql, with its grants; its pattern covers the databases of tests."""
-    lines = (DEPLOY / "mysql-grants.sql").read_text().splitlines()
-    script = "\n".join(line for line in lines if not line.startswith("--"))
     with mysql_client(make_url(mariadb.url)) as cursor:
         for name in ("toc", "toc_migrate"):
             cursor.execute(f"CREATE USER '{name}'@'%%' IDENTIFIED BY %s", (PASSWORDS[name],))
-        for statement in filter(str.strip, script.split(";")):
+        for statement in grants():
             cursor.execute(statement)
         yield
         for name in ("toc", "toc_migrate"):
@@ -328,58 +311,17 @@ def test_each_mysql_account_has_its_own_rights_and_no_others(
     migration.downgrade("base")
 
 
-class SecureZooKeeper(ZooKeeper):
-    """It takes clients over TLS as well."""
-
-    def __init__(self, directory: Path, *, secure_port: int, pem: Path, ca: Path, **options: Any) -> None:
-        super().__init__(directory, **options)
-        self._lines = [
-            f"secureClientPort={secure_port}",
-            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
-            "ssl.keyStore.type=PEM",
-            f"ssl.keyStore.location={pem}",
-            "ssl.trustStore.type=PEM",
-            f"ssl.trustStore.location={ca}",
-            "ssl.clientAuth=none",
-        ]
-
-    def _prepare(self) -> list[str | Path]:
-        java, *rest, conf = super()._prepare()
-        with Path(conf).open("a") as file:
-            file.write("\n".join(self._lines) + "\n")
-        path = rest.index("-cp") + 1
-        # what Netty needs and the manifest of Debian's package leaves out
-        rest[path] = ":".join([str(rest[path]), *map(str, Path("/usr/share/java").glob("netty-*.jar"))])
-        return [java, *rest, conf]
-
-
 def test_the_whole_path_works_over_tls(launch: Launch, tmp_path: Path) -> None:
-    ca, certificate, key = _certificates(tmp_path)
-    pem = tmp_path / "zookeeper.pem"
-    pem.write_text(key.read_text() + certificate.read_text())
-    secure = free_port()
-    tls = [
-        f"tls-port {secure}",
-        f"tls-cert-file {certificate}",
-        f"tls-key-file {key}",
-        f"tls-ca-cert-file {ca}",
-    ]
-    server = launch(RedisServer, config=[*tls, "port 0", "tls-auth-clients no", *acl_lines()])
-    assert server.running()
-    mysql = launch(MariaDB, config=[f"ssl_cert={certificate}", f"ssl_key={key}", f"ssl_ca={ca}"])
-    zookeeper_port = free_port()
-    launch(SecureZooKeeper, secure_port=zookeeper_port, pem=pem, ca=ca)
-    with mysql_client(make_url(mysql.url)) as cursor:
-        cursor.execute("CREATE USER 'toc'@'%%' IDENTIFIED BY %s REQUIRE SSL", (PASSWORDS["toc"],))
-        cursor.execute(r"GRANT ALL ON `toc\_%`.* TO 'toc'@'%'")
-    url = f"{mysql_url(mysql, 'toc')}?ssl_ca={ca}"
+    index = launch(SecuredRedis)
+    mysql = launch(SecuredMariaDB)
+    keeper = launch(SecuredZooKeeper)
     system = System(
         tmp_path,
-        database_urls=[url],
+        database_urls=[mysql.url],
         databases=2,
         tables=8,
-        redis_url=f"rediss://{login('toc')}@127.0.0.1:{secure}?ssl_ca_certs={ca}",
-        zookeeper=f"127.0.0.1:{zookeeper_port}?tls=true&ca={ca}",
+        redis_url=index.url,
+        zookeeper=keeper.url,
     )
     try:
         system.create_topics(slots=2)
@@ -391,35 +333,9 @@ def test_the_whole_path_works_over_tls(launch: Launch, tmp_path: Path) -> None:
     unprotected = Settings(database_urls=[f"{mysql_url(mysql, 'toc')}?ssl_disabled=true"])
     with TimeoutCenter(unprotected) as center, pytest.raises(StoreUnavailable):
         center.store.topics.list()
-
-
-def _certificates(directory: Path) -> tuple[Path, Path, Path]:
-    """A CA, and the certificate and key of a server at 127.0.0.1 that it vouches for."""
-    now = datetime.datetime.now(datetime.UTC)
-    keys = [rsa.generate_private_key(65537, 2048) for _ in range(2)]
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("CA", "server")]
-    paths = []
-    for number, (name, key) in enumerate(zip(names, keys, strict=True)):
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(names[0])
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=number == 0, path_length=None), critical=True)
-        )
-        if number:
-            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        paths.append(directory / f"{name.rfc4514_string()[3:]}.pem")
-        certificate = builder.sign(keys[0], hashes.SHA256())
-        paths[-1].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    secret = directory / "key.pem"
-    secret.write_bytes(
-        keys[1].private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    return paths[0], paths[1], secret
+    stranger = keeper.url.rpartition("@")[2]
+    with (
+        Operator(stranger, cluster="default", connect_timeout=5) as visit,
+        pytest.raises(CoordinationUnavailable, match="NoAuth"),
+    ):
+        visit.drain("host-a", by="stranger")

@@ -6,8 +6,10 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from toc import Settings
 from toc.coordination.session import Address
@@ -20,6 +22,7 @@ from toc.worker.daemon import KILL_AFTER_SECONDS
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = (DEPLOY / "compose.yaml").read_text()
+COMPOSED: dict[str, Any] = yaml.safe_load(COMPOSE)
 UNIT = (DEPLOY / "systemd" / "toc-worker.service").read_text()
 LEAVING_SECONDS = 10
 """What the daemon may need to leave ZooKeeper and its servers when its workers are gone."""
@@ -135,6 +138,39 @@ def test_what_compose_mounts_is_there_and_its_scripts_can_be_read() -> None:
         assert not path.stat().st_mode & 0o111, name
         if path.suffix == ".sh":
             subprocess.run(["/bin/sh", "-n", path], check=True)
+
+
+def test_compose_has_an_ensemble_whose_members_know_each_other() -> None:
+    services = COMPOSED["services"]
+    names = [name for name in services if name.startswith("zookeeper-")]
+    assert len(names) == 3
+    for number, name in enumerate(names, start=1):
+        environment = services[name]["environment"]
+        assert environment["ZOO_MY_ID"] == number
+        assert [part.partition(":")[0] for part in environment["ZOO_SERVERS"].split()] == [
+            f"server.{other}={peer}" for other, peer in enumerate(names, start=1)
+        ]
+        assert services["worker-1"]["depends_on"][name] == {"condition": "service_healthy"}
+    place = services["worker-1"]["environment"]["TOC_ZOOKEEPER"].replace("${TOC_ZOOKEEPER_PASSWORD:?}", "x")
+    address = Address.parse(place)
+    assert address.hosts == ",".join(f"{name}:2181" for name in names)
+    assert address.credential == "toc:x"
+
+
+def test_the_variables_of_compose_are_settings() -> None:
+    for name, service in COMPOSED["services"].items():
+        given = {key for key in service.get("environment", {}) if key.startswith("TOC_")}
+        assert given <= {f"TOC_{field.upper()}" for field in Settings.model_fields}, name
+    secrets = {one for service in COMPOSED["services"].values() for one in service.get("secrets", [])}
+    assert secrets == set(COMPOSED["secrets"])
+    sources = {
+        one["source"] for service in COMPOSED["services"].values() for one in service.get("configs", [])
+    }
+    assert sources == set(COMPOSED["configs"])
+
+
+def test_compose_publishes_nothing() -> None:
+    assert not any("ports" in service for service in COMPOSED["services"].values())
 
 
 def test_the_redis_of_compose_evicts_nothing_and_keeps_a_log() -> None:

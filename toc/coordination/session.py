@@ -248,7 +248,10 @@ class Session:
 
     def _outcome(self, result: Any) -> Any:
         try:
-            return result.get(timeout=self._session_timeout)
+            answer = result.get(timeout=self._session_timeout)
+            for part in answer if isinstance(answer, list) else []:  # of a transaction: it is never raised
+                if isinstance(part, kazoo_errors.KazooException) and not isinstance(part, _EXPECTED):
+                    raise part
         except _EXPECTED as exc:
             return exc
         except KazooTimeoutError as exc:
@@ -259,6 +262,7 @@ class Session:
             raise CoordinationUnavailable(
                 f"ZooKeeper at {self.address.hosts} refused or broke off: {type(exc).__name__}"
             ) from exc
+        return answer
 
     def _make_client(self) -> KazooClient:
         address = self.address

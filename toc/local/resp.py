@@ -26,10 +26,14 @@ def call(address: str | tuple[str, int], *words: str | int, password: str | None
         connection.connect(address)
         with connection.makefile("rwb") as stream:
             if password is not None:
-                _send(stream, "AUTH", password)
-                _receive(stream)
-            _send(stream, *words)
-            return _receive(stream)
+                ask(stream, "AUTH", password)
+            return ask(stream, *words)
+
+
+def ask(stream: BufferedRWPair, *words: str | int) -> Reply:
+    """Send one command over a connection and return the reply. Raises Refused, OSError."""
+    _send(stream, *words)
+    return _receive(stream)
 
 
 def _send(stream: BufferedRWPair, *words: str | int) -> None:

@@ -1,0 +1,144 @@
+"""docs/operations.md, "Backup and restore": its commands as they are written, on servers of their own.
+
+A server is lost after its backup. With its binary log nothing is lost and nothing runs twice; without it
+those tasks run again that ended after the backup, and no others.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pymysql
+import pytest
+from conftest import Launch
+from harness.system import System
+from sqlalchemy.engine import make_url
+
+from toc import NewTask, TaskStatus
+from toc.local.servers import MariaDB, RedisServer
+from toc.store.schema import task_table_name
+
+OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
+STEPS = {
+    name: textwrap.dedent(text)
+    for name, text in re.findall(
+        r"^ *<!-- a test runs this: ([\w ]+) -->\n *```sh\n(.*?)^ *```$",
+        OPERATIONS.read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+}
+TABLES = 8
+SOON = 40
+LATER = 20
+"""How many tasks end between backup and loss, and how many are submitted then."""
+
+
+def run(step: str, place: Path, *, env: dict[str, str] | None = None) -> str:
+    """A step of the page, in a directory that stands for /etc/toc as well."""
+    command = f"set -euo pipefail\n{step.replace('/etc/toc/', f'{place}/')}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=place, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def options(place: Path, name: str, server: MariaDB) -> None:
+    url = make_url(server.url)
+    lines = [
+        "[client]",
+        f"host={url.host}",
+        f"port={url.port}",
+        f"user={url.username}",
+        f"password={url.password}",
+    ]
+    (place / name).write_text("\n".join(lines) + "\n")
+
+
+def rows(server: MariaDB) -> dict[str, list[tuple[object, ...]]]:
+    """All that the task tables and the topic table hold."""
+    url = make_url(server.url)
+    names = [f"toc_{number % 2}.{task_table_name(number)}" for number in range(TABLES)]
+    connection = pymysql.connect(
+        host="127.0.0.1", port=server.port, user=str(url.username), password=str(url.password)
+    )
+    with connection, connection.cursor() as cursor:
+        found = {}
+        for name in [*names, "toc_0.timeout_topic", "toc_0.alembic_version", "toc_1.alembic_version"]:
+            cursor.execute(f"SELECT * FROM {name} ORDER BY 1")
+            found[name] = list(cursor.fetchall())
+        return found
+
+
+def system_on(directory: Path, server: MariaDB, index: RedisServer) -> System:
+    directory.mkdir(exist_ok=True)
+    return System(directory, database_urls=[server.url], databases=2, tables=TABLES, redis_url=index.url)
+
+
+def due_in(biz_id: int, seconds: float) -> NewTask:
+    return NewTask("test.sync", biz_id, seconds)
+
+
+def ended(system: System, job_ids: list[int]) -> bool:
+    return all(row.status != TaskStatus.PENDING for row in system.center.store.read(job_ids).values())
+
+
+@pytest.mark.timeout(120)
+def test_a_lost_database_server_comes_back_as_the_page_says(launch: Launch, tmp_path: Path) -> None:
+    lost = launch(MariaDB, config=["log-bin=binlog", "server-id=1"])
+    index = launch(RedisServer)
+    options(tmp_path, "backup.cnf", lost)
+    before = system_on(tmp_path / "before", lost, index)
+    try:
+        before.create_topics(slots=4)
+        worker = before.start(processes=1)
+        first = before.center.submit_many([due_in(n, 0.1) for n in range(10)])
+        far = before.center.submit_many([due_in(n, 3600) for n in range(10)])
+        before.wait(lambda: ended(before, first), "the first have ended", 10)
+        soon = before.center.submit_many([due_in(n, 2.5) for n in range(SOON)])
+        run(STEPS["back up"], tmp_path)
+        assert not any(event.job_id in soon for event in before.history()), "the backup came too late"
+        later = before.center.submit_many([due_in(n, 0.1) for n in range(LATER)])
+        before.wait(lambda: ended(before, [*soon, *later]), "what is due later has ended", 15)
+        worker.terminate()
+        assert worker.process.wait(20) == 0
+        truth = rows(lost)
+    finally:
+        before.stop()
+    lost.kill()
+
+    whole = launch(MariaDB)
+    options(tmp_path, "admin.cnf", whole)
+    run(STEPS["restore"], tmp_path)
+    where, replay = STEPS["replay"].rstrip("\n").split("\n", 1)
+    found = re.search(r"MASTER_LOG_FILE='(binlog\.\d+)', MASTER_LOG_POS=(\d+)", run(where, tmp_path))
+    assert found
+    kept = [path for path in sorted((lost.directory / "data").glob("binlog.[0-9]*")) if path.name >= found[1]]
+    replay = replay.replace("POSITION", found[2]).replace(
+        "binlog.FIRST binlog.NEXT", " ".join(map(str, kept))
+    )
+    assert rows(whole) != truth
+    run(replay, tmp_path)
+    assert rows(whole) == truth
+
+    partial = launch(MariaDB)
+    options(tmp_path, "admin.cnf", partial)
+    run(STEPS["restore"], tmp_path)
+    index.call("FLUSHALL")
+    after = system_on(tmp_path / "after", partial, index)
+    try:
+        programs = f"{Path(sys.executable).parent}:{after.env['PATH']}"
+        run(STEPS["fill"], tmp_path, env=after.env | {"PATH": programs})
+        after.start(processes=1)
+        after.wait(lambda: ended(after, soon), "what the backup had as pending has ended", 15)
+        again = {event.job_id for event in after.history() if event.event == "start"}
+        assert again == set(soon)
+        assert all(after.center.get(job_id) is None for job_id in later)
+        assert {row.status for row in after.center.store.read(far).values()} == {TaskStatus.PENDING}
+        assert len(after.center.store.read(far)) == len(far)
+    finally:
+        after.stop()
