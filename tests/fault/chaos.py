@@ -40,8 +40,6 @@ from toc.log import configure
 
 SETTLED = 30.0
 """Seconds in which everything due is handled once the faults before it have ended."""
-EXPECTED = {"StoreUnavailable", "SubmitUnknown", "PartialSubmit", "NotInFuture"}
-"""What the SDK may raise while MySQL is out of reach; the last if our own thread was held up."""
 
 
 def soak(seed: int, seconds: float, *, rate: float, tasks: int, directory: Path, record: Path | None) -> bool:
@@ -150,7 +148,7 @@ def _is_ours(pid: int) -> bool:
 
 def _defects(stage: Stage, traffic: Traffic, tasks: int) -> list[str]:
     found = [surprise for host in stage.hosts.values() for surprise in host.surprises]
-    found += [f"the SDK raised {name}: {traffic.said[name]}" for name in traffic.errors.keys() - EXPECTED]
+    found += traffic.defects[:20]
     if traffic.acknowledged < tasks:
         found.append(f"only {traffic.acknowledged:,} tasks of the batches were acknowledged")
     for log in stage.system.directory.glob("host-*.log"):
