@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos faults faults-long faults-page help setup run test test-fast check cluster cluster-stop servers clean
+.PHONY: bench bench-guard chaos faults faults-long faults-page help model setup run test test-fast check cluster cluster-stop servers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,8 @@ faults-page: $(STAMP) ## put the table of the last faults and soaks into docs/re
 MINUTES ?= 5
 chaos: $(STAMP) servers ## random faults over a local cluster: SEED=7 MINUTES=5 TASKS=100000
 	PYTHONPATH=tests $(BIN)/python -m fault.chaos --record .faults/soaks.jsonl --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TASKS),--tasks $(TASKS)) $(ARGS)
+model: $(STAMP) servers ## every search of the model of the protocol; the quick ones are part of `make test`
+	$(BIN)/pytest tests/model -m "not chaos" $(ARGS)
 
 test-fast: $(STAMP) ## the unit tests
 	$(BIN)/pytest tests/unit

@@ -184,7 +184,7 @@ class TimeoutCenter:
         if connection is not None:
             return self.store.insert_with(connection, row)
         _ = self.queues  # a wrong TOC_REDIS_URL is told before anything is written
-        job_id = self.store.insert(row)
+        job_id = self.store.insert(row)  # [rule: row-first]
         self._index_stored([row], [job_id])
         return job_id
 
@@ -215,7 +215,7 @@ class TimeoutCenter:
         Row first, then the index. When a PrepareQueue entry stands once the task was due, or the
         index cannot be asked and the due time is near, a try may have started.
         """
-        changed, row = self.store.cancel(_checked(job_id))
+        changed, row = self.store.cancel(_checked(job_id))  # [rule: row-first]
         failpoint("cancel.row-written")
         if row is None:
             return CancelOutcome.UNKNOWN

@@ -104,7 +104,7 @@ class Sweep:
             if topic is not None:
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, row.next_time))
-        added, failed = self._settle(entries, self._queues.restore_dead(entries))
+        added, failed = self._settle(entries, self._queues.restore_dead(entries))  # [rule: dead-restored]
         self.counts["dead_added"] += added
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("dead").add(added)

@@ -146,6 +146,48 @@ def test_nothing_moves_when_nothing_has_changed(data: st.DataObject) -> None:
     assert assign(members, topics, previous=first, pins=pins, drained_hosts=drained) == first
 
 
+@given(st.data())
+def test_no_two_members_differ_by_more_than_one_slot_per_weight(data: st.DataObject) -> None:
+    topics = data.draw(topic_tables)
+    members = [Member(m.worker_id, m.host, m.weight) for m in data.draw(member_lists())]
+    load = loads(assign(members, topics, previous=data.draw(histories(topics))))
+    for one in members:
+        for other in members:
+            apart = load[one.worker_id] / one.weight - load[other.worker_id] / other.weight
+            assert apart <= 1.000001 / min(one.weight, other.weight)
+
+
+@given(st.integers(1, 40), st.data())
+def test_of_one_topic_not_one_slot_moves_more_than_balance_and_drains_ask_for(
+    slots: int, data: st.DataObject
+) -> None:
+    members = data.draw(member_lists(alike=True, min_size=1))
+    drained = data.draw(st.sets(st.sampled_from(HOSTS), max_size=2))
+    previous = data.draw(histories({"t": slots}))
+    able = [member.worker_id for member in members if member.host not in drained]
+    owners = assign(members, {"t": slots}, previous=previous, drained_hosts=drained)
+    before = [*previous.get("t", []), *[None] * slots][:slots]
+    kept = sum(old is not None and old == new for old, new in zip(before, owners["t"], strict=True))
+    had = sorted((before.count(worker_id) for worker_id in able), reverse=True)
+    share, more = divmod(slots, len(able)) if able else (0, 0)
+    assert kept == sum(min(count, share + (rank < more)) for rank, count in enumerate(had))
+
+
+@given(st.integers(1, 60), st.data())
+def test_of_one_topic_nothing_moves_between_members_that_stay_whatever_their_weights(
+    slots: int, data: st.DataObject
+) -> None:
+    members = [Member(m.worker_id, m.host, m.weight) for m in data.draw(member_lists(min_size=1))]
+    there = data.draw(st.sets(st.sampled_from(members), min_size=1))
+    before = assign(there, {"t": slots})
+    if data.draw(st.booleans()):  # some go, or some come: not both at once
+        before, there = assign(members, {"t": slots}), set(members)
+        members = [member for member in members if data.draw(st.booleans())]
+    after = assign(members, {"t": slots}, previous=before)
+    stay = {member.worker_id for member in there} & {member.worker_id for member in members}
+    assert not [(old, new) for old, new in moves(before, after) if old in stay and new in stay]
+
+
 @given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 4))
 def test_who_joins_takes_a_fair_share_and_nothing_else_moves(slots: int, there: int, joining: int) -> None:
     members = [Member(f"w{number:02}", "h") for number in range(there + joining)]

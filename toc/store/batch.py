@@ -144,7 +144,7 @@ class Batches:
                 Statement(
                     f"UPDATE {self._shards.names[table]} SET status={PROCESSED},next_time={ended},"
                     f"gmt_modified={ended} WHERE job_id IN ({sql.numbers(part)}) "
-                    f"AND status={PENDING} AND version={version:d}"
+                    f"AND status={PENDING} AND version={version:d}"  # [rule: success-fence]
                 )
                 for (table, version), part in groups.items()
             ],
@@ -202,6 +202,7 @@ class Batches:
                     Statement(
                         f"UPDATE {self._shards.names[table]} SET {changes(server, item)}"
                         f"{'' if item.error is None else ',last_error=%s'} "
+                        # [rule: failure-fence]
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
                         f"AND attempts={item.attempts:d} AND crashes={item.crashes:d}",
                         () if item.error is None else (_error_text(item.error),),
@@ -232,7 +233,7 @@ class Batches:
             for table, part in ids.items():
                 name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
                 statements.append(
-                    Statement(
+                    Statement(  # [rule: new-version]
                         f"UPDATE {name} SET status={PENDING},version=version+1,attempts=0,crashes=0,"
                         f"next_time={now},gmt_modified={stamp} WHERE {where} AND status={DEAD}"
                     )

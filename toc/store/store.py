@@ -173,7 +173,7 @@ class Store:
             row = self.get(job_id)
             if row is None or row.status != PENDING:
                 return False, row
-            update = Statement(
+            update = Statement(  # [rule: new-version]
                 f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},next_time={due},"
                 f"gmt_modified={server.instant(now)} WHERE job_id={job_id:d} AND status={PENDING} "
                 f"AND version={row.version:d} AND attempts={row.attempts:d} AND crashes={row.crashes:d}"

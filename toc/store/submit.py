@@ -238,7 +238,7 @@ class Submitter:
             other = by_key.get(_key(row)) if row.dedup_key is not None else None
             if other is not None:
                 done[index] = _same_task(row, other)
-            elif sent and row.job_id in by_id and _equal(row, by_id[row.job_id]):
+            elif sent and row.job_id in by_id and _equal(row, by_id[row.job_id]):  # [rule: resend]
                 done[index] = row.job_id
             elif row.job_id in taken:
                 remaining[index] = self._renamed(row)

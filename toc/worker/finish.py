@@ -72,6 +72,7 @@ class Moves:
 
     def by_row(self, entry: Entry, row: TryRow | None) -> None:
         """Decide by the row alone, as the row check does."""
+        # [rule: row-decides]
         if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
             self.commit.append(entry)
         elif row.status == TaskStatus.DEAD:
@@ -160,7 +161,7 @@ class Finisher:
             moves = Moves()
             if batch:
                 try:
-                    self._write(batch, moves)
+                    self._write(batch, moves)  # and only then the moves that follow  [rule: row-first]
                     failpoint("finish.rows-written")
                 except StoreUnavailable as exc:
                     # Guards make writing all of it again safe; the entries stay held and are kept alive.
@@ -248,7 +249,7 @@ class Finisher:
             (deaths if dead else retries)[entry.job_id] = failure
         guards = self._store.fail(list(retries.values())) if retries else {}
         if deaths:
-            guards |= self._store.die(list(deaths.values()))
+            guards |= self._store.die(list(deaths.values()))  # [rule: dead-first]
         lost: list[Entry] = []
         for entry, _ in failed:
             if guards[entry.job_id] is Guard.LOST:
@@ -272,9 +273,8 @@ class Finisher:
         rows = self._store.read_tries([entry.job_id for entry in entries])
         cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
         if cancelled:
-            self._store.mark_tried(
-                cancelled
-            )  # before the entry goes: a cancel that is under way looks for it
+            # Before the entry goes: a cancel that is under way looks for it.  [rule: mark-tried]
+            self._store.mark_tried(cancelled)
         for entry in entries:
             moves.by_row(entry, rows.get(entry.job_id))
 

@@ -340,7 +340,7 @@ class Poller:
             if row.status != TaskStatus.PENDING:
                 STALE.of(entry.topic.name).add()
                 refused.append((entry, row))
-            elif row.next_time <= now:
+            elif row.next_time <= now:  # [rule: row-check]
                 ready.append(entry)
             elif row.next_time - now <= MAX_CLOCK_SKEW_MS:
                 soon.append(entry)
@@ -420,7 +420,7 @@ class Poller:
             if not mine:
                 continue
             kept = self._clock.monotonic()
-            standing = self._queues.extend({slot: mine})[slot]
+            standing = self._queues.extend({slot: mine})[slot]  # [rule: adopted-alive]
             if isinstance(standing, IndexUnavailable):
                 heapq.heappush(self._reconcile, (now + RETRY_MS, slot))
                 continue

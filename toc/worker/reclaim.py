@@ -131,18 +131,19 @@ class Reclaimer:
         crashes: dict[int, Failure] = {}
         for slot, pairs in found.items():
             topic = topics[slot.topic]
+            dead = _numbers_of(self._book.dead, self._book.owned[slot]) if slot in self._book.owned else []
             for job_id, score in pairs:
                 row = rows.get(job_id)
                 if row is not None and row.status == TaskStatus.PENDING:
-                    failure = crash_of(row, topic, split(score)[1], now, self._max_crashes)
+                    _, remaining, claim = split(score)
+                    failure = crash_of(row, topic, remaining, now, self._max_crashes, dead=claim in dead)
                     if failure is not None:
                         crashes[job_id] = failure
         guards = self._store.fail(list(crashes.values())) if crashes else {}
         cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
         if cancelled:
-            self._store.mark_tried(
-                cancelled
-            )  # before the entry goes: a cancel that is under way looks for it
+            # Before the entry goes: a cancel that is under way looks for it.  [rule: mark-tried]
+            self._store.mark_tried(cancelled)
         failpoint("reclaim.rows-written")
         commits: dict[Slot, list[tuple[int, float]]] = {}
         backs: dict[Slot, list[tuple[int, float, float]]] = {}
@@ -153,6 +154,7 @@ class Reclaimer:
                 row = rows.get(job_id)
                 # The whole score as its fence: it stands while nobody has kept the entry alive since it was
                 # listed. A worker that has woken up meanwhile goes on, with its failure fenced off.
+                # [rule: whole-score]
                 if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
                     commits.setdefault(slot, []).append((job_id, score))
                 elif row.status == TaskStatus.DEAD:
@@ -179,19 +181,24 @@ class Reclaimer:
         log.warning("reclaimed", slots=len(found), tasks=sum(len(pairs) for pairs in found.values()))
 
 
-def crash_of(row: TryRow, topic: Topic, remaining: int, now: int, max_crashes: int) -> Failure | None:
-    """How the row changes because its try ended with its worker; None when it waits for a later time anyway.
+def crash_of(
+    row: TryRow, topic: Topic, remaining: int, now: int, max_crashes: int, *, dead: bool
+) -> Failure | None:
+    """How the row changes because its try ended with its worker; None when it stays as it is.
 
-    Counts a crash, always: whoever ran it may still be running, and its late failure must find another row.
-    Charges a try unless that was done before (by the row, more tries are used up than by the entry), but
-    never the last one: no task dies of a crash of its worker. From ``max_crashes`` on it runs in quarantine,
+    Charges a try, but never the last one: no task dies of a crash of its worker. Where the row was written
+    before (more tries are used up than by the entry), a try is not charged again; but unless its worker is
+    known to be dead, the crash is counted all the same: the entry may carry stale tries, whoever ran it may
+    be running on, and its late failure must find another row. From ``max_crashes`` on it runs in quarantine,
     which counts its runs itself when they begin; what only waited there is not counted.
     """
-    if row.next_time > now or row.crashes >= max_crashes:
+    written = row.attempts > topic.retries - remaining
+    if row.next_time > now or row.crashes >= max_crashes or (written and dead):  # [rule: crash-counted]
         return None
     attempts, error = row.attempts, None
-    if attempts <= topic.retries - remaining:
-        attempts = max(attempts, min(attempts + 1, topic.retries - 1))  # retries may have been lowered
+    if not written:
+        # max, as retries may have been lowered  [rule: never-the-last]
+        attempts = max(attempts, min(attempts + 1, topic.retries - 1))
         error = CRASHED
     return Failure(
         row.job_id,
@@ -206,4 +213,4 @@ def crash_of(row: TryRow, topic: Topic, remaining: int, now: int, max_crashes: i
 
 
 def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:
-    return [number for number, worker in owned.others.items() if worker in dead]
+    return [number for number, worker in owned.others.items() if worker in dead]  # [rule: known-death]

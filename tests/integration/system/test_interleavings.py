@@ -55,8 +55,9 @@ class Hands:
         self._worker = worker = Worker(self._center, name, self._link, app="unused:center", threads=1)
         self.inflight, self.finisher, self.poller = worker.inflight, worker.finisher, worker.poller
         self.dispatcher, self.keeper, self.reclaimer = worker.dispatcher, worker.keeper, worker.reclaimer
-        worker.book.want([SLOT])
-        worker.book.claim_missing()
+        self.book = worker.book
+        self.book.want([SLOT])
+        self.book.claim_missing()
         self.runs: list[Task] = []
         self.fails = False
         self._go_on = threading.Event()
@@ -231,6 +232,31 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
     sleeper.end()
     sleeper.finish()
     assert row_of(system, job_id).status == TaskStatus.PROCESSED
+
+
+def test_of_two_owners_the_slower_one_does_not_charge_the_next_try_for_the_crash_of_this_one(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, slow = hands
+    job_id = submit_due(system)
+    quick.take()
+    quick.forget()
+    quick.sleep()
+    read = slow.store.read_tries
+
+    def reclaimed_meanwhile(job_ids: Any) -> Any:
+        quick.reclaim()
+        quick.take()
+        return read(job_ids)
+
+    slow.book.dead = frozenset({"a:1"})  # the process that has just let go is known to be dead
+    monkeypatch.setattr(slow.store, "read_tries", reclaimed_meanwhile)
+    slow.reclaim()
+    assert (row_of(system, job_id).attempts, row_of(system, job_id).crashes) == (1, 1)
+    quick.start_and_wait()
+    quick.end(fails=True)
+    quick.finish()
+    assert (row_of(system, job_id).attempts, row_of(system, job_id).crashes) == (2, 0)
 
 
 def test_a_move_that_is_under_way_does_not_take_away_the_same_id_taken_anew(

@@ -29,7 +29,7 @@ local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
 local standing = redis.call('ZMSCORE', KEYS[1], unpack(ids))
 local added = {}
 for n = 1, #ids do
-  if not prepared[n] then
+  if not prepared[n] then -- [rule: prepared-stays]
     local score = ARGV[2 * n + 1]
     added[#added + 1] = standing[n] and kept(standing[n], score) or score
     added[#added + 1] = ids[n]
@@ -39,7 +39,7 @@ if #added == 0 then
   return 0
 end
 local before = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-local changed = redis.call('ZADD', KEYS[1], 'LT', 'CH', unpack(added))
+local changed = redis.call('ZADD', KEYS[1], 'LT', 'CH', unpack(added)) -- [rule: never-later]
 local first = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2])
 if not before or first < tonumber(before) then
   redis.pcall('PUBLISH', ARGV[1], string.format('%.17g', first))

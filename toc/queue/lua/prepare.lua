@@ -29,7 +29,7 @@ if #due > 0 then
   local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
   local moved = {}
   for n = 1, #ids do
-    if not prepared[n] then
+    if not prepared[n] then -- [rule: prepared-stays]
       local score = tonumber(due[2 * n])
       local remaining = math.floor((score - math.floor(score)) * 32 + 0.5)
       if remaining == 0 or remaining ~= remaining then -- the second: the score is -inf

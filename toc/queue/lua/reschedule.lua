@@ -14,7 +14,7 @@ local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local stood = redis.call('ZSCORE', KEYS[1], ARGV[2])
 local prepared = redis.call('ZSCORE', KEYS[2], ARGV[2])
-if not prepared then
+if not prepared then -- [rule: prepared-stays]
   local before = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
   redis.call('ZADD', KEYS[1], ARGV[3], ARGV[2])
   local first = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2])

@@ -18,7 +18,7 @@ end
 local prepared = redis.call('ZMSCORE', KEYS[3], unpack(ids))
 local added, removed = {}, {}
 for n = 1, #ids do
-  if not prepared[n] then
+  if not prepared[n] then -- [rule: prepared-stays]
     added[#added + 1] = ARGV[2 * n]
     added[#added + 1] = ids[n]
     removed[#removed + 1] = ids[n]

@@ -31,7 +31,7 @@ for n = 1, #ids do
 end
 if #removed > 0 then
   local before = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-  redis.call('ZADD', KEYS[1], 'LT', unpack(added))
+  redis.call('ZADD', KEYS[1], 'LT', unpack(added)) -- [rule: never-later]
   redis.call('ZREM', KEYS[2], unpack(removed))
   local first = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2])
   if not before or first < tonumber(before) then
