@@ -61,7 +61,7 @@ def test_each_alert_is_tried() -> None:
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
-    places = set()
+    places: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
