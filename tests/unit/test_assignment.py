@@ -273,6 +273,6 @@ def test_ten_daemons_of_four_processes_and_ten_thousand_slots_take_less_than_two
     members = [Member(f"d{daemon}-{process}", f"h{daemon}") for daemon in range(10) for process in range(4)]
     owners = assign(members[4:], table)
     for step in (members, members[:36], [*members[:20], *members[24:]]):
-        began = time.perf_counter()
+        began = time.process_time()
         owners = assign(step, table, previous=owners)
-        assert time.perf_counter() - began < 2
+        assert time.process_time() - began < 2
