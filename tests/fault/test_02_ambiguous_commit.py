@@ -27,7 +27,6 @@ def through(proxy: Proxy, url: str) -> str:
     return changed.render_as_string(hide_password=False)
 
 
-@pytest.mark.slow  # red about every other run: a row whose due time is 1 to 3 ms before the acknowledged one
 def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
     build: Build,
     clean_redis: RedisServer,

@@ -36,13 +36,15 @@ class Story:
         self._lines.append({"e": event, **fields, "wall": instant, "mono": instant, "pid": pid})
         return self
 
-    def submit(self, job: int = 1, answer: str = "ok", due: float = 0.0) -> Self:
+    def submit(
+        self, job: int = 1, answer: str = "ok", due: float = 0.0, at: float = -9, took: float = 0.1
+    ) -> Self:
         self._number += 1
         due_ms = (DUE + int(due * S)) // 1_000_000
-        self.line("invoke", -9, 100, call=self._number, op="submit", biz=[job], due=[due_ms])
+        self.line("invoke", at, 100, call=self._number, op="submit", biz=[job], due=[due_ms])
         if answer:
             jobs = {"jobs": [job]} if answer == "ok" else {}
-            self.line(answer, -8.9, 100, call=self._number, **jobs)
+            self.line(answer, at + took, 100, call=self._number, **jobs)
         return self
 
     def call(self, op: str, at: float, outcome: str = "", job: int = 1, due: float = 0.0) -> Self:
@@ -147,6 +149,20 @@ def test_lost_a_task_that_nobody_cancelled(story: Story) -> None:
 def test_lost_a_deadline_that_was_acknowledged(story: Story) -> None:
     story.submit().call("reschedule", -5, "rescheduled", due=2).run(0.1, 0.2).row()
     assert "L" in broken(story.verdict())
+
+
+def test_of_submits_of_one_dedup_key_at_once_any_may_be_the_one_that_is_stored(story: Story) -> None:
+    story.submit(due=0.003).submit(at=-8.95, took=0.5)  # answered later, stored first
+    assert story.run(0.001, 0.1).row().verdict().clean
+
+
+def test_lost_the_deadline_that_was_stored_to_that_of_a_later_submit_with_its_dedup_key(story: Story) -> None:
+    assert broken(story.submit(due=0.003).submit(at=-8.85).run(0.1, 0.2).row().verdict()) == "L"
+
+
+def test_early_for_the_submit_that_was_stored_of_two_with_one_dedup_key(story: Story) -> None:
+    story.submit().submit(due=0.003, at=-8.95, took=0.5)
+    assert broken(story.run(0.001, 0.1).row(due=0.003).verdict()) == "E"
 
 
 def test_lost_what_ended_and_changed_afterwards(story: Story) -> None:
