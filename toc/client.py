@@ -27,6 +27,7 @@ from toc.errors import (
     NaiveDatetime,
     NotInFuture,
     StoreUnavailable,
+    shown,
 )
 from toc.failpoint import failpoint
 from toc.handler import Handler
@@ -422,7 +423,7 @@ def _refuse(delay: object) -> int:
 
 def _checked(job_id: int) -> int:
     if not valid_job_id(job_id):
-        raise InvalidInput(f"{job_id!r} is not a job_id; submit returned one as an int")
+        raise InvalidInput(f"{shown(job_id)} is not a job_id; submit returned one as an int")
     return job_id
 
 

@@ -7,6 +7,17 @@ never passed on where they could hold a password.
 
 from __future__ import annotations
 
+SHOWN_CHARS = 100
+
+
+def shown(value: object) -> str:
+    """A value for a message: as Python writes it, cut short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of thousands of digits, say
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
 
 class TocError(Exception):
     """Base of all errors below. ``exit_code`` is what the command line ends with."""

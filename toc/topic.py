@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import NamedTuple
 
-from toc.errors import InvalidTopic
+from toc.errors import InvalidTopic, shown
 from toc.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -94,7 +94,7 @@ class Topic:
         for name in ("backoff_base", "backoff_cap"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not isfinite(value) or not 0 <= value <= 86_400:
-                raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {value!r}")
+                raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {shown(value)}")
 
     def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
         """The slot of a task with this slot_crc, under the slot_amount its row is stamped with."""
@@ -128,7 +128,7 @@ def check_topic_name(name: object) -> str:
     """Return ``name`` if it is a legal topic name. Raises InvalidTopic."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidTopic(
-            f"{name!r} is not a topic name: letters, digits, '.', '_' and '-', at most 128, "
+            f"{shown(name)} is not a topic name: letters, digits, '.', '_' and '-', at most 128, "
             f"beginning with a letter or digit"
         )
     return name
@@ -136,4 +136,4 @@ def check_topic_name(name: object) -> str:
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidTopic(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+        raise InvalidTopic(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")

@@ -180,6 +180,8 @@ class _Past:
         self.faults: list[_Fault] = []
         self.deaths: list[tuple[int, int]] = []
         """When handlers killed their own process, and which."""
+        self.starts_of: Counter[int] = Counter()
+        """By pid."""
         self._open: dict[tuple[int, int], dict[str, Any]] = {}
         faults: dict[tuple[int, int], dict[str, Any]] = {}
         ends: dict[tuple[int, int], dict[str, Any]] = {}
@@ -221,6 +223,7 @@ class _Past:
     def _start(self, line: dict[str, Any]) -> None:
         job = self._job(line["job"])
         job.biz = line["biz"]
+        self.starts_of[line["pid"]] += 1
         job.runs.append(_Run(line["mono"], line["wall"], line["pid"], line["try"], line["v"]))
 
     def _end(self, line: dict[str, Any]) -> None:
@@ -244,7 +247,8 @@ class _Past:
         outcome = answer.get("outcome", "?") if how == "ok" else "?"
         call = _Call(op, invoke["mono"], answer["mono"], answer["wall"], outcome, invoke.get("due", 0))
         # What a redrive that was answered did not change it did not touch.
-        for job_id in answer.get("jobs", invoke.get("jobs")) or [invoke["job"]]:
+        jobs = [invoke["job"]] if "job" in invoke else invoke["jobs"]
+        for job_id in answer.get("jobs", jobs):
             job = self._job(job_id)
             job.calls = [*(job.calls or ()), call]
 
@@ -502,7 +506,8 @@ class _Check:
                 if both:
                     return fault.kind
         for death, pid in self.past.deaths:  # a handler has killed the process that ran its neighbours
-            if pid == before.pid and before.mono <= death <= run.mono and death <= ended:
+            # Its threads may have begun more between its last word and its end.
+            if pid == before.pid and death <= run.mono and death <= ended:
                 return "die"
         return None
 
@@ -597,7 +602,12 @@ class _Check:
             if run.attempt >= topic.retries and (run.outcome == "raise" or _overran(run, row, topic)):
                 return True
         limit = self.limits.crash_limit
-        return limit is not None and sum(run.outcome == "die" for run in runs) > limit
+        if limit is None or not runs or runs[-1].outcome != "die":
+            return False
+        # It killed a process that ran nothing else, after so many others in which it may have been held.
+        alone = self.past.starts_of[runs[-1].pid] == 1
+        held = sum(death < runs[-1].mono for death, _ in self.past.deaths)
+        return alone and held >= limit
 
     # --- the index -----------------------------------------------------------------------------------------
 

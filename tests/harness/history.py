@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter
+from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter, bulk
 from toc.clock import to_ms
 from toc.errors import InvalidInput, PartialSubmit, StoreUnavailable, SubmitUnknown
 from toc.queue.scores import store_score
@@ -304,6 +304,17 @@ class Client:
             score = store_score(row.next_time, topic.retries, 0)
             center.queues.redrive({topic.slot(row.slot_crc, row.slot_amount): [(row.job_id, score)]})
         return [row.job_id for row in rows]
+
+    def purge_dead(self, job_ids: Sequence[int]) -> None:
+        """Remove dead tasks for good, as an operator does."""
+        call = self._invoke("purge", jobs=list(job_ids))
+        try:
+            for _ in bulk.purge_dead(self.center, job_ids):
+                pass
+        except BaseException as exc:
+            self._end("unknown", call, error=exc)
+            raise
+        self._end("ok", call)
 
     def _invoke(self, op: str, **fields: object) -> int:
         call = self.history.number()

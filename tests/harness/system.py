@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from harness.checker import Limits, Verdict, check
@@ -139,6 +139,15 @@ class System:
     def starts(self, job_id: int) -> list[Event]:
         """The starts of one task's handler."""
         return [event for event in self.history() if event.job_id == job_id and event.event == "start"]
+
+    def late(self, job_ids: Collection[int]) -> list[float]:
+        """By how many milliseconds each of these started after it was due, sorted; of those that have run."""
+        first: dict[int, int] = {}
+        for event in self.history():
+            if event.event == "start":
+                first.setdefault(event.job_id, event.at)
+        rows = self.center.store.read(job_ids)
+        return sorted(first[job_id] / 1e6 - rows[job_id].action_time for job_id in job_ids if job_id in first)
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
         """Wait until the condition holds; fails with the daemons' logs when it does not."""

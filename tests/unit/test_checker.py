@@ -391,6 +391,9 @@ def test_a_task_that_killed_its_process_again_and_again_may_die_of_it_where_that
         story.run(number + 0.1, number + 0.2, "die", attempt=min(number + 1, 3), pid=number + 1)
     assert broken(story.verdict()) == "R"
     assert story.verdict(crash_limit=3).clean
+    assert broken(story.verdict(crash_limit=4)) == "R", "too soon"
+    story.submit(2).run(3.05, 3.06, pid=4, job=2).row(job=2, ended=3.07)
+    assert broken(story.verdict(crash_limit=3)) == "R", "not alone: it may have been the other"
 
 
 def test_more_tries_than_the_topic_has(story: Story) -> None:

@@ -58,6 +58,7 @@ class Load:
         attribute: Mapping[str, Any] | None = None,
         seed: int = 0,
         first: int = 1_000_000,
+        topics: Sequence[str] = TOPICS,
     ) -> None:
         self.job_ids: list[int] = []
         self.errors: Counter[str] = Counter()
@@ -71,6 +72,7 @@ class Load:
         self._cancel = cancel
         self._fail = fail
         self._attribute = dict(attribute or {})
+        self._topics = topics
         self._dice = random.Random(seed)
         self._first = first
         self._over = threading.Event()
@@ -97,7 +99,7 @@ class Load:
         began = time.monotonic()
         job_id = self._call(
             self._client.submit,
-            TOPICS[biz_id % len(TOPICS)],
+            self._topics[biz_id % len(self._topics)],
             biz_id=biz_id,
             delay=self._dice.uniform(*self._ahead),
             attribute={**self._attribute, **({"fail": 1} if self._dice.random() < self._fail else {})},

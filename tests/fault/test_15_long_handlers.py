@@ -1,0 +1,47 @@
+"""Fault 15: handlers that never end."""
+
+from __future__ import annotations
+
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load
+from harness.system import System
+
+from toc import TaskStatus
+from toc.local.servers import RedisServer
+
+PREPARE_TIMEOUT = 3
+
+
+def test_a_handler_that_never_ends_is_a_failed_try_and_its_process_is_recycled(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(15, "handler past prepare_timeout", "never ends: max_runtime")
+    system = build(
+        clean_redis.url, topic_prepare_timeout=PREPARE_TIMEOUT, topic_max_runtime=2, topic_retries=2
+    )
+    daemon = system.start(processes=2)
+    before = set(daemon.workers())
+    submit = system.client.submit
+    endless = [
+        submit(topic, biz_id=n, delay=0.3, attribute={"sleep": 3600})
+        for n, topic in enumerate(("test.sync", "test.async"))
+    ]
+    neighbours = [submit("test.async", biz_id=n, delay=0.3, attribute={"sleep": 1}) for n in range(2, 22)]
+    with Load(system.client, rate=30):
+        system.wait(lambda: not pending(system, [*endless, *neighbours]), "all have ended", 25)
+    stuck = daemon.log.read_text().count("handler_stuck")
+    replaced = before - set(daemon.workers())
+    line.prove(
+        stuck and replaced, f"{stuck} stuck threads logged, {len(replaced)} of 2 processes were replaced"
+    )
+    rows = system.center.store.read([*endless, *neighbours])
+    assert all(rows[job_id].status == TaskStatus.DEAD for job_id in endless)
+    assert all("max_runtime" in (rows[job_id].last_error or "") for job_id in endless[:1])
+    assert all((rows[job_id].attempts, rows[job_id].crashes) == (0, 0) for job_id in neighbours)
+    line.judge(system, within=5)
+
+
+def pending(system: System, job_ids: list[int]) -> list[int]:
+    """Those that have not ended."""
+    rows = system.center.store.read(job_ids)
+    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
