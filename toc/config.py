@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     """The name by which operators know this host."""
 
     metrics_address: str | None = Field(
-        None, description="HOST:PORT, such as 127.0.0.1:9480, or :9480 for all"
+        None, description="HOST:PORT, such as 127.0.0.1:9464, or :9464 for all"
     )
     """Where a daemon answers /metrics, /livez and /readyz over HTTP. Unset: nowhere."""
 
@@ -195,7 +195,7 @@ class Settings(BaseSettings):
         if address is not None:
             match = _ADDRESS.fullmatch(address)
             if match is None or int(match[1]) > 65_535:
-                raise ValueError("expected HOST:PORT, such as 127.0.0.1:9480, or :9480 for every address")
+                raise ValueError("expected HOST:PORT, such as 127.0.0.1:9464, or :9464 for every address")
         return address
 
     @field_validator("databases", "tables")

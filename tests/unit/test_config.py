@@ -109,7 +109,7 @@ def test_a_file_that_is_named_but_missing_is_refused(monkeypatch: pytest.MonkeyP
         ({"databases": 3, "tables": 8}, "TOC_DATABASES=3: expected a power of two"),
         ({"tables": 2048}, "TOC_TABLES=2048"),
         ({"tables": 0}, "TOC_TABLES=0"),
-        ({"metrics_address": "9480"}, "TOC_METRICS_ADDRESS=9480: expected HOST:PORT"),
+        ({"metrics_address": "9464"}, "TOC_METRICS_ADDRESS=9464: expected HOST:PORT"),
         ({"metrics_address": "h:70000"}, "TOC_METRICS_ADDRESS=h:70000: expected HOST:PORT"),
         ({"tables": "4.5"}, "TOC_TABLES=4.5"),
         ({"databases": 8, "tables": 4}, "TOC_DATABASES=8 is more than TOC_TABLES=4"),

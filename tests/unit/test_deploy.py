@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -169,8 +171,70 @@ def test_the_variables_of_compose_are_settings() -> None:
     assert sources == set(COMPOSED["configs"])
 
 
-def test_compose_publishes_nothing() -> None:
-    assert not any("ports" in service for service in COMPOSED["services"].values())
+def test_compose_publishes_what_one_looks_at_and_to_this_machine_alone() -> None:
+    published = {name: one["ports"] for name, one in COMPOSED["services"].items() if "ports" in one}
+    assert sorted(published) == ["grafana", "prometheus"]
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+
+
+def test_a_service_of_compose_says_only_what_services_can_say() -> None:
+    names = """build cap_drop command configs depends_on environment healthcheck hostname image init networks
+        ports profiles read_only restart secrets security_opt stop_grace_period tmpfs volumes"""
+    known = set(names.split())
+    for name, service in COMPOSED["services"].items():
+        assert set(service) <= known, name
+        assert set(service.get("depends_on", ())) <= set(COMPOSED["services"]), name
+        volumes = {volume.partition(":")[0] for volume in service.get("volumes", ())}
+        assert volumes <= set(COMPOSED["volumes"]), name
+
+
+def test_the_images_of_compose_have_a_version_and_no_registry() -> None:
+    images = {one["image"] for one in COMPOSED["services"].values()} - {"toc", "${TOC_IMAGE:-toc}"}
+    for image in images:
+        assert re.fullmatch(r"\$\{\w+_IMAGE:-[a-z]+(/[a-z]+)?:v?\d+(\.\d+)+\}", image), image
+
+
+def test_prometheus_asks_every_worker_of_compose_under_the_name_that_the_alerts_expect() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert set(re.findall(r'job="(\w+)"', (DEPLOY / "prometheus/alerts.yml").read_text())) == {
+        job["job_name"]
+    }
+    services = COMPOSED["services"]
+    workers = {name: one for name, one in services.items() if one.get("command", [""])[0] == "worker"}
+    (asked,) = job["static_configs"]
+    assert sorted(asked["targets"]) == sorted(
+        f"{name}{one['environment']['TOC_METRICS_ADDRESS']}" for name, one in workers.items()
+    )
+    for name, one in workers.items():
+        assert one["hostname"] == name  # as `toc top` asks for it
+        assert f"{one['environment']['TOC_METRICS_ADDRESS']}/readyz" in one["healthcheck"]["test"][-1]
+    placed = {one["source"]: Path(one["target"]) for one in services["prometheus"]["configs"]}
+    assert f"--config.file={placed['prometheus']}" in services["prometheus"]["command"]
+    assert [placed["prometheus"].parent / name for name in config["rule_files"]] == [placed["alerts"]]
+
+
+def test_grafana_has_the_dashboard_and_where_it_reads() -> None:
+    services = COMPOSED["services"]
+    placed = {one["source"]: Path(one["target"]) for one in services["grafana"]["configs"]}
+    home = Path("/etc/grafana/provisioning")
+    assert placed["grafana-datasource"].parent == home / "datasources"
+    assert placed["grafana-dashboards"].parent == home / "dashboards"
+    (provider,) = yaml.safe_load((DEPLOY / "grafana/dashboards.yml").read_text())["providers"]
+    assert placed["grafana-toc"].parent == Path(provider["options"]["path"])
+    assert services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == str(
+        placed["grafana-toc"]
+    )
+    (source,) = yaml.safe_load((DEPLOY / "grafana/datasource.yml").read_text())["datasources"]
+    address = urlsplit(source["url"])
+    assert address.hostname in services
+    assert services[address.hostname]["ports"] == [f"127.0.0.1:{address.port}:{address.port}"]
+    # The dashboard takes the one that is the default.
+    dashboard = json.loads((DEPLOY / "grafana/toc.json").read_text())
+    assert source["isDefault"]
+    assert [one["query"] for one in dashboard["templating"]["list"] if one["type"] == "datasource"] == [
+        source["type"]
+    ]
 
 
 def test_the_redis_of_compose_evicts_nothing_and_keeps_a_log() -> None:

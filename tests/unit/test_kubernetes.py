@@ -13,6 +13,7 @@ import yaml
 from toc import Settings
 from toc.cli.main import app
 from toc.worker.daemon import KILL_AFTER_SECONDS
+from toc.worker.monitor import STILL_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -97,6 +98,49 @@ def test_a_pod_has_the_time_that_its_daemon_takes_to_stop() -> None:
     deadline = Settings.model_fields["shutdown_deadline"].default
     grace = PODS["StatefulSet"]["spec"]["terminationGracePeriodSeconds"]
     assert grace == deadline + KILL_AFTER_SECONDS + LEAVING_SECONDS
+
+
+PROBES = {
+    name: container(WORKERS["spec"]["template"])[f"{name}Probe"]
+    for name in ("startup", "liveness", "readiness")
+}
+
+
+def test_the_probes_ask_the_port_at_which_the_daemon_answers() -> None:
+    (port,) = container(PODS["StatefulSet"])["ports"]
+    assert variables(PODS["StatefulSet"])["TOC_METRICS_ADDRESS"] == f":{port['containerPort']}"
+    assert {probe["httpGet"]["port"] for probe in PROBES.values()} == {port["name"]}
+    (of_service,) = OBJECTS["Service"]["spec"]["ports"]
+    assert (of_service["port"], of_service["targetPort"]) == (port["containerPort"], port["name"])
+    assert OBJECTS["Service"]["spec"][
+        "publishNotReadyAddresses"
+    ]  # else `toc top` finds no daemon that lacks something
+
+
+def test_only_readiness_asks_for_servers_and_nobody_is_restarted_in_a_hurry() -> None:
+    paths = {name: probe["httpGet"]["path"] for name, probe in PROBES.items()}
+    assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
+    for probe in PROBES.values():
+        assert probe["timeoutSeconds"] > 1  # Kubernetes's own default is too short for a machine that is busy
+    # What /livez complains of has hung for so long already; look for as long again whether it goes on.
+    liveness = PROBES["liveness"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= STILL_SECONDS
+    # Long enough for every server to time out, and for an application that is slow to import.
+    assert PROBES["startup"]["periodSeconds"] * PROBES["startup"]["failureThreshold"] >= 120
+
+
+def test_prometheus_finds_the_workers_and_not_the_job() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus/kubernetes.yml").read_text())
+    (job,) = config["scrape_configs"]
+    (discovery,) = job["kubernetes_sd_configs"]
+    (selector,) = discovery["selectors"]
+    wanted = dict(part.split("=") for part in selector["label"].split(","))
+    assert wanted.items() <= PODS["StatefulSet"]["metadata"]["labels"].items()
+    assert not wanted.items() <= PODS["Job"]["metadata"]["labels"].items()
+    names = [
+        rule for rule in job["relabel_configs"] if rule["source_labels"][0].endswith("container_port_name")
+    ]
+    assert [rule["regex"] for rule in names] == [container(PODS["StatefulSet"])["ports"][0]["name"]]
 
 
 def test_service_and_disruption_budget_mean_the_workers_and_not_the_job() -> None:
