@@ -396,7 +396,7 @@ end:
        fi;
        drop_store() }
 
-     /* poll: adopt what stands under its claim and is not held, kept alive first. [rule: adopted-alive] */
+     /* poll: adopt what stands under its claim and is not held, if it can be kept alive. [rule: adopted-alive] */
   :: d_step { stage == IDLE && redis_up && prepare.there && prepare.claim == claim[w] && !MOVING ->
        prepare.listed = 0; hold() }
 

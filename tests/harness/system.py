@@ -123,7 +123,7 @@ class System:
                 daemon.log.read_text().count("worker_ready") >= processes or daemon.process.poll() is not None
             ),
             f"{host} is ready",
-            15,
+            30,
         )
         assert daemon.process.poll() is None, daemon.log.read_text()
         return daemon

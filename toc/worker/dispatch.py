@@ -25,7 +25,7 @@ from toc.task import Task
 from toc.topic import Slot
 from toc.worker.entry import Entry, Inflight
 from toc.worker.finish import Finisher
-from toc.worker.loop import watched_thread
+from toc.worker.loop import end_process, watched_thread
 
 log = get_logger(__name__)
 
@@ -168,7 +168,7 @@ class Dispatcher:
             self._ready.notify_all()
         if self._loop is not None:
             for topic in self._async:
-                self._loop.call_soon_threadsafe(self._start_waiting, topic)
+                self._loop.call_soon_threadsafe(self._on_loop, self._start_waiting, topic)
         self._tell_room()
 
     def _concurrency(self, topic: str) -> int:
@@ -199,7 +199,7 @@ class Dispatcher:
             if waiting:
                 self._ready.notify(min(waiting, self._thread_count))
         if coroutines and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._start_async, coroutines)
+            self._loop.call_soon_threadsafe(self._on_loop, self._start_async, coroutines)
 
     def load(self) -> dict[str, tuple[int, int]]:
         """Of each topic, how many handlers run (a batch is one) and how many entries wait for one."""
@@ -317,6 +317,13 @@ class Dispatcher:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
+    def _on_loop(self, do: Callable[[Any], None], about: Any) -> None:
+        """Runs on the event loop, which would log an error of ours and go on without the tasks concerned."""
+        try:
+            do(about)
+        except BaseException as exc:
+            end_process("async-handlers", exc)
+
     def _start_async(self, entries: list[Entry]) -> None:
         """Runs on the event loop."""
         with self._ready:
@@ -355,15 +362,18 @@ class Dispatcher:
                 errors = per_task(await handler.call([_task(entry) for entry in batch]), batch)
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
-        for entry in batch:
-            self._tasks.pop(entry.job_id, None)
-            self._report(entry, errors.get(entry.job_id))
-        line.calls -= 1
-        took = self._clock.monotonic() - batch[0].started
-        line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
-        self._async_done(line, len(batch))
-        if line.waiting:
-            self._start_waiting(batch[0].topic.name)
+        try:
+            for entry in batch:
+                self._tasks.pop(entry.job_id, None)
+                self._report(entry, errors.get(entry.job_id))
+            line.calls -= 1
+            took = self._clock.monotonic() - batch[0].started
+            line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
+            self._async_done(line, len(batch))
+            if line.waiting:
+                self._start_waiting(batch[0].topic.name)
+        except BaseException as exc:
+            end_process("async-handlers", exc)  # see _on_loop
 
     def _async_done(self, line: _AsyncLine, count: int) -> None:
         with self._ready:
@@ -374,7 +384,7 @@ class Dispatcher:
     def cancel_async(self, entry: Entry) -> None:
         """Cancel the coroutine that runs this entry; its batch fails with it."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cancel_on_loop, entry.job_id)
+            self._loop.call_soon_threadsafe(self._on_loop, self._cancel_on_loop, entry.job_id)
 
     def _cancel_on_loop(self, job_id: int) -> None:
         task = self._tasks.get(job_id)

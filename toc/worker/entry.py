@@ -123,6 +123,13 @@ class Inflight:
             entry.started = now
             return True
 
+    def drop(self, entries: Iterable[Entry]) -> None:
+        """Hold these no longer: they have not started, and stand in the PrepareQueue no more."""
+        with self._lock:
+            for entry in entries:
+                if self._entries.get(entry.job_id) is entry:
+                    del self._entries[entry.job_id]
+
     def depart(self, entries: Iterable[Entry]) -> list[Entry]:
         """Let entries go whose move begins; returns them without those whose id was taken anew.
 

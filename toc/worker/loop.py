@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from toc.log import get_logger
 
@@ -69,14 +70,19 @@ class Loop:
                 self._signal.wait(seconds)
 
 
+def end_process(thread: str, error: BaseException) -> NoReturn:
+    """Say which thread met an error that it cannot go on after, and end the process."""
+    log.critical("thread_died", thread=thread, exc_info=error)
+    os._exit(EXIT_THREAD_DIED)
+
+
 def watched_thread(name: str, target: Callable[[], None]) -> threading.Thread:
     """A daemon thread that ends the whole process, with a message, when ``target`` raises."""
 
     def run() -> None:
         try:
             target()
-        except BaseException:
-            log.critical("thread_died", thread=name, exc_info=True)
-            os._exit(EXIT_THREAD_DIED)
+        except BaseException as exc:
+            end_process(name, exc)
 
     return threading.Thread(target=run, name=f"toc-{name}", daemon=True)

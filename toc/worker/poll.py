@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 
 from toc.catalog import TopicCatalog
 from toc.clock import MAX_CLOCK_SKEW_MS, Clock
@@ -89,7 +90,9 @@ class Poller:
         self._early: list[Entry] = []
         """Entries that this machine's clock does not call due yet, on their way to the heap."""
         self._waiting: list[tuple[int, int, Entry]] = []
-        """Heap of entries that Redis's clock calls due and this machine's does not yet."""
+        """Heap of entries that Redis's clock calls due and this machine's does not yet. Numbered: an id may wait
+        twice, and entries have no order."""
+        self._numbers = count()
         self._due: list[tuple[int, Slot]] = []
         """Heap of (due, slot); stale pairs are skipped when they surface."""
         self._no_room: dict[Slot, int] = {}
@@ -168,7 +171,7 @@ class Poller:
             news, self._news = self._news, {}
             early, self._early = self._early, []
             for entry in early:
-                heapq.heappush(self._waiting, (entry.row.next_time, entry.job_id, entry))
+                heapq.heappush(self._waiting, (entry.row.next_time, next(self._numbers), entry))
         owned = self._book.owned
         if None in news:
             for member in owned.values():
@@ -417,15 +420,18 @@ class Poller:
                 heapq.heappush(self._reconcile, (now + RETRY_MS, slot))
                 continue
             mine = [(job_id, _fence(score)) for job_id, score in result if self._inflight.get(job_id) is None]
-            if not mine:
-                continue
             kept = self._clock.monotonic()
-            standing = self._queues.extend({slot: mine})[slot]  # [rule: adopted-alive]
+            # Held before it is seen to stand, not after it: a move that was under way may end in between.
+            held = self._hold(owned[slot], mine, now, kept)
+            if not held:
+                continue
+            asked = [(entry.job_id, entry.fence) for entry in held]
+            standing = self._queues.extend({slot: asked})[slot]  # [rule: adopted-alive]
             if isinstance(standing, IndexUnavailable):
                 heapq.heappush(self._reconcile, (now + RETRY_MS, slot))
-                continue
-            ours = [pair for pair, stands in zip(mine, standing, strict=True) if stands]
-            found += self._hold(owned[slot], ours, now, kept)
+                standing = [False] * len(held)
+            self._inflight.drop(entry for entry, stands in zip(held, standing, strict=True) if not stands)
+            found += [entry for entry, stands in zip(held, standing, strict=True) if stands]
         if found:
             log.info("entries_adopted", tasks=len(found))
             self._check(found)

@@ -39,7 +39,7 @@ from toc.worker.entry import Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.keepalive import Keeper
 from toc.worker.link import Link, pack, unpack
-from toc.worker.loop import Loop, watched_thread
+from toc.worker.loop import Loop, end_process, watched_thread
 from toc.worker.poll import Poller
 from toc.worker.quarantine import Quarantine
 from toc.worker.reclaim import Reclaimer
@@ -429,7 +429,10 @@ def main() -> None:
     # or more at a time, most of all in an application that imports much.
     gc.collect()
     gc.freeze()
-    code = worker.run()
+    try:
+        code = worker.run()
+    except BaseException as exc:
+        end_process("main", exc)  # Python would wait for threads of the application, ours would go on
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

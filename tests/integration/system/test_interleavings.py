@@ -1,4 +1,4 @@
-"""Orders of events that the model in model/ found to be wrong once, step by step on real servers.
+"""Orders of events that were wrong once, step by step on real servers. The model in model/ found most of it.
 
 The loops of two workers are run by hand here, in the order that each trace wants.
 """
@@ -287,6 +287,61 @@ def test_a_move_that_is_under_way_does_not_take_away_the_same_id_taken_anew(
     other.take()
     sleeper.take()
     assert (other.inflight.get(job_id) is None) != (sleeper.inflight.get(job_id) is None)
+
+
+def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, other = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    worker.end(fails=True)
+    rollback, extend = worker.queues.rollback, worker.queues.extend
+    moved: list[Any] = []
+
+    def looks_for_it_meanwhile(entries: Any) -> Any:
+        def moved_meanwhile(asked: Any) -> Any:
+            standing = extend(asked)
+            moved.append(rollback(entries))
+            worker.inflight.arrived()
+            return standing
+
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.queues, "extend", moved_meanwhile)
+            worker.poller.look_for([SLOT])
+            worker.poller.run_once()
+        return moved[0] if moved else rollback(entries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.queues, "rollback", looks_for_it_meanwhile)
+        worker.finish()
+    other.take()
+    assert other.inflight.get(job_id) is not None, "it was rolled back, and is due"
+    assert worker.inflight.get(job_id) is None
+
+
+def test_an_id_that_waits_for_the_clock_twice_runs_once(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system)
+    due = row_of(system, job_id).action_time
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.clock, "now_ms", lambda: due - 50)
+        for _ in range(2):
+            worker.take()
+            entry = worker.inflight.get(job_id)
+            assert entry is not None
+            worker.poller.run_once()
+            worker.queues.rollback({SLOT: [(job_id, entry.fence, float(due))]})  # by whoever took it for lost
+        worker.take()
+    worker.poller.run_once()
+    worker.start_and_wait()
+    worker.end()
+    worker.finish()
+    assert len(worker.runs) == 1
+    assert row_of(system, job_id).status == TaskStatus.PROCESSED
 
 
 def test_an_entry_that_is_taken_again_before_it_has_started_is_checked_again(

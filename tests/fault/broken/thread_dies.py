@@ -1,0 +1,104 @@
+"""In each process an error is raised inside another of its threads, until all of them have had theirs.
+
+Not a wrong build: any thread may meet an error that nobody has thought of. TOC_TEST_DEATHS is a directory in
+which a process makes the file named after its victim; ``none-left`` says that there is nobody left to die.
+With TOC_TEST_DAEMON_DIES it is the daemon, and that thread of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.app import center
+
+from toc.worker.entry import Inflight
+from toc.worker.finish import Finisher
+from toc.worker.loop import Loop
+
+__all__ = ["center"]
+
+LOOP_STEPS = ("a start on the event loop", "a report on the event loop")
+"""asyncio takes an error of a callback for its own affair: these must end the process all the same."""
+
+
+class Unthought(Exception):
+    """What nobody has thought of."""
+
+
+_loops: list[Loop] = []
+_victim = ""
+
+
+def _noted(start: Callable[[Loop], None]) -> Callable[[Loop], None]:
+    def noted(loop: Loop) -> None:
+        _loops.append(loop)
+        start(loop)
+
+    return noted
+
+
+def _mortal(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def mortal(*args: Any, **more: Any) -> Any:
+        if _victim == step and threading.current_thread().name == "toc-async-handlers":
+            raise Unthought(step)
+        return method(*args, **more)
+
+    return mortal
+
+
+def _threads() -> dict[str, int]:
+    """The threads that are toc's own, one of each kind, with their idents; not those of pools, whose callers
+    get the error."""
+    main = threading.main_thread()
+    return {"main": main.ident or 0} | {
+        re.sub(r"handler-\d+", "handler", thread.name.removeprefix("toc-")): thread.ident or 0
+        for thread in threading.enumerate()
+        if thread.daemon and thread.name.startswith("toc-")
+    }
+
+
+def _choose() -> str:
+    if in_daemon:
+        return in_daemon
+    for name in (*sorted(_threads()), *LOOP_STEPS):
+        try:
+            (Path(os.environ["TOC_TEST_DEATHS"]) / name).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return name
+    (Path(os.environ["TOC_TEST_DEATHS"]) / "none-left").touch()
+    return ""
+
+
+def _murder(first: str) -> None:
+    global _victim
+    while first not in _threads():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    _victim = _choose()
+    while _victim:  # a thread may be inside of a handler, whose errors are no news
+        if _victim not in LOOP_STEPS:
+            ident = ctypes.c_ulong(_threads()[_victim])
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Unthought))
+            for loop in _loops:
+                loop.wake()  # it is raised when the thread goes on
+        time.sleep(0.2)
+
+
+if "TOC_TEST_DEATHS" in os.environ:  # else a test imports it
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    in_worker = main is not None and main.name == "toc.worker.process"
+    in_daemon = os.environ.get("TOC_TEST_DAEMON_DIES", "")
+    if in_worker != bool(in_daemon):
+        Loop.start = _noted(Loop.start)  # type: ignore[assignment, method-assign]
+        Inflight.start = _mortal(LOOP_STEPS[0], Inflight.start)  # type: ignore[method-assign]
+        Finisher.ended = _mortal(LOOP_STEPS[1], Finisher.ended)  # type: ignore[method-assign]
+        threading.Thread(target=_murder, args=["wake" if in_worker else "catalog"], daemon=True).start()

@@ -1,0 +1,99 @@
+"""Fault 25: a background thread dies: its process says so and ends, another takes its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load
+from harness.system import DaemonProcess
+
+from toc.local.process import until
+from toc.local.servers import RedisServer
+from toc.worker.loop import EXIT_THREAD_DIED
+
+APP = "fault.broken.thread_dies:center"
+KNOWN = {
+    *("main", "poll", "handler", "async-handlers", "finish", "keepalive", "quarantine", "reclaim", "watch"),
+    *("sweep-0", "retention", "narrow", "wake", "catalog"),
+}
+"""Threads that a worker process has."""
+
+
+@pytest.mark.parametrize(
+    ("processes", "spared"),
+    [(2, KNOWN), pytest.param(5, set(), marks=pytest.mark.slow)],
+    ids=["event loop", "all"],
+)
+def test_a_process_whose_background_thread_dies_says_so_and_is_replaced(
+    build: Build,
+    clean_redis: RedisServer,
+    tmp_path: Path,
+    verdict: Verdict,
+    processes: int,
+    spared: set[str],
+) -> None:
+    line = verdict(
+        25, "a background thread dies", "steps on the event loop" if spared else "each of a worker process"
+    )
+    deaths = tmp_path / "deaths"
+    deaths.mkdir()
+    for name in spared:
+        (deaths / name).touch()
+    system = build(clean_redis.url)
+    faults = [system.recorder.fault("kill", note="a thread dies") for _ in range(len(KNOWN - spared) + 2)]
+    daemon = system.start(processes=processes, env={"TOC_TEST_DEATHS": str(deaths)}, app=APP)
+    with Load(system.client, rate=50):
+        system.wait((deaths / "none-left").exists, "all have had their turn", 120)
+        victims = {path.name for path in deaths.iterdir()} - {"none-left"} - spared
+        system.wait(lambda: len(_told(daemon, "worker_died")) >= len(victims), "all have died", 30)
+        died = _told(daemon, "worker_died")
+        for fault, event in zip(faults, died, strict=True):
+            fault.end(pids=[event["pid"]])
+        system.wait(lambda: len(daemon.workers()) == processes, "all have been replaced", 60)
+    named = {re.sub(r"handler-\d+", "handler", event["thread"]) for event in _told(daemon, "thread_died")}
+    codes = [event["exit_code"] for event in died]
+    steps = {name for name in victims if name.endswith("on the event loop")}
+    assert len(steps) == 2
+    assert victims - steps == KNOWN - spared
+    line.prove(
+        named == victims - steps | {"async-handlers"} and codes == [EXIT_THREAD_DIED] * len(victims),
+        f"an error raised in {len(victims - steps)} threads and in {len(steps)} steps of the event loop: "
+        f"each named in the log, exit code {EXIT_THREAD_DIED}",
+    )
+    line.judge(system, within=15, at_most=200)
+
+
+@pytest.mark.parametrize("victim", ["catalog", "main"])
+def test_a_daemon_whose_background_thread_dies_ends(
+    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, victim: str
+) -> None:
+    line = verdict(25, "a background thread dies", f"of the daemon: {victim}")
+    system = build(clean_redis.url)
+    env = {"TOC_TEST_DEATHS": str(tmp_path), "TOC_TEST_DAEMON_DIES": victim}
+    with suppress(AssertionError):  # it may have ended before its process is ready
+        system.start(processes=1, env=env, app=APP)
+    (daemon,) = system.daemons
+    try:
+        assert until(lambda: daemon.process.poll() is not None, 15)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(daemon.process.pid, signal.SIGKILL)  # its processes would work on for a while
+    code = daemon.process.returncode
+    if victim == "main":
+        said, right = "Unthought" in daemon.log.read_text(), code > 0
+    else:
+        said, right = _told(daemon, "thread_died")[0]["thread"] == victim, code == EXIT_THREAD_DIED
+    line.prove(said and right, f"exit code {code}, said in the log")
+
+
+def _told(daemon: DaemonProcess, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
