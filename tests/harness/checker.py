@@ -148,8 +148,8 @@ class _Job:
         self.acked_at = 0
         self.due: int | None = None
         self.rivals: list[int] | None = None
-        """Due times of submits that were answered with this job_id and began before ``acked_at``: of submits of
-        one dedup_key at once the first that is answered need not be the one that was stored."""
+        """Due times of submits that were answered with this job_id and began before ``acked_at``: of submits
+        of one dedup_key at once the first that is answered need not be the one that was stored."""
         self.biz: int | str = -1
         self.runs: list[_Run] = []
         self.calls: list[_Call] | None = None

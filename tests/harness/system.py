@@ -28,6 +28,7 @@ class DaemonProcess:
     ) -> None:
         self.host = host
         self.log = directory / f"{host}.log"
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0  # a host may be started again
         command = [sys.executable, "-m", "toc", "worker", "--app", app]
         command += ["--processes", str(processes), "--threads", str(threads)]
         with self.log.open("ab") as log:
@@ -39,6 +40,12 @@ class DaemonProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+    def told(self) -> str:
+        """What this start of the daemon has logged."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode()
 
     def workers(self) -> list[int]:
         """The pids of its worker processes that live."""
@@ -119,11 +126,9 @@ class System:
         )
         self.daemons.append(daemon)
         self.wait(
-            lambda: (
-                daemon.log.read_text().count("worker_ready") >= processes or daemon.process.poll() is not None
-            ),
+            lambda: daemon.told().count("worker_ready") >= processes or daemon.process.poll() is not None,
             f"{host} is ready",
-            30,
+            60,
         )
         assert daemon.process.poll() is None, daemon.log.read_text()
         return daemon

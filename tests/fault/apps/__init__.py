@@ -1,0 +1,1 @@
+"""Applications of hosts that are not like the others."""

@@ -1,0 +1,121 @@
+"""Fault 18: a burst, a hot biz_id and a slow topic at once; other topics stay on time, memory bounded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load
+from fault.kit.table import count_pending
+from harness.system import DaemonProcess, System
+
+from toc import NewTask
+from toc.clock import to_ms
+from toc.local.servers import RedisServer
+from toc.queue.messages import Peek
+from toc.topic import Slot, Topic
+from toc.worker.dispatch import MAX_WAITING
+from toc.worker.poll import MAX_UNWRITTEN, ROUND_LIMIT
+
+MEGABYTE = 1 << 20
+PROCESSES = 2
+SLOTS = 16
+BOUND = PROCESSES * (2 * MAX_WAITING + ROUND_LIMIT + MAX_UNWRITTEN)
+"""What may be taken of a topic at most: what waits for threads, what is done and not written yet, and what
+that may still grow by when no more is taken."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("count", "slow", "seconds"), [(6_000, 90, 5), pytest.param(100_000, 300, 30, marks=pytest.mark.slow)]
+)
+def test_a_burst_of_one_topic_leaves_the_others_on_time_and_memory_bounded(
+    build: Build, clean_redis: RedisServer, verdict: Verdict, count: int, slow: int, seconds: float
+) -> None:
+    line = verdict(18, "burst, hot biz_id, slow topic", f"{count:,} due in one second")
+    system = build(clean_redis.url, slots=SLOTS)
+    system.center.store.topics.create(Topic("test.other", 9, SLOTS))
+    daemon = system.start(processes=PROCESSES, app="fault.apps.more:center")
+    client = system.client
+    due = datetime.now(UTC) + timedelta(seconds=seconds)
+    for first in range(0, count, 10_000):
+        client.submit_many(
+            [
+                NewTask("test.batch", biz_id(n), action_time=due + timedelta(milliseconds=n % 1000))
+                for n in range(first, min(first + 10_000, count))
+            ]
+        )
+    client.submit_many(
+        [NewTask("test.sync", n, action_time=due, attribute={"sleep": 0.2}) for n in range(slow)]
+    )
+    spare = (due - datetime.now(UTC)).total_seconds()
+    line.prove(spare > 0, f"all of them stored {spare:.0f} s ahead")
+    with Watch(system, daemon) as watch:
+        time.sleep(max(0.0, (due - datetime.now(UTC)).total_seconds() - 1.5))
+        watch.mark()
+        others = ("test.async", "test.other")
+        with Load(client, rate=40, ahead=(0.5, 1.0), cancel=0, fail=0, topics=others) as trickle:
+            while count_pending(system, to_ms(due) + 1000):  # not the history: reading it takes time
+                time.sleep(0.5)
+            ended = to_ms(datetime.now(UTC))
+        judged = line.judge(system, within=120)
+    rows = system.center.store.read(trickle.job_ids)
+    late = system.late([i for i in trickle.job_ids if to_ms(due) <= rows[i].action_time < ended])
+    p50, p99 = late[len(late) // 2], late[int(len(late) * 0.99)]
+    line.prove(
+        judged.counts["processed"] >= count + slow and watch.prepared and len(late) >= 20,
+        f"{count:,} done, {count // 20:,} of them of one biz_id, at most {watch.prepared:,} taken at once; "
+        f"{len(late)} of two other topics meanwhile: p50 {p50:.0f} ms, p99 {p99:.0f} ms late; memory "
+        f"+{watch.growth // MEGABYTE} MB a process at most",
+    )
+    assert watch.prepared <= BOUND
+    assert watch.growth < 60 * MEGABYTE
+    assert p99 < 1500, "other topics waited for the burst"
+
+
+def biz_id(number: int) -> int:
+    """Every twentieth task is of one biz_id: all of these share a slot and a table."""
+    return 7 if number % 20 == 0 else number
+
+
+class Watch:
+    """What the processes of a daemon occupy, and how much of the burst they have taken, at most."""
+
+    def __init__(self, system: System, daemon: DaemonProcess) -> None:
+        self._queues = system.center.queues
+        self._slots = [Slot("test.batch", number) for number in range(SLOTS)]
+        self._pids = [daemon.process.pid, *daemon.workers()]
+        self._base: dict[int, int] = {}
+        self.growth = 0
+        """Bytes that a process grew by after ``mark``."""
+        self.prepared = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch")
+
+    def mark(self) -> None:
+        self._base = {pid: resident(pid) for pid in self._pids}
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.1):
+            for pid, base in self._base.items():
+                self.growth = max(self.growth, resident(pid) - base)
+            peeks = self._queues.peek(self._slots).values()
+            taken = sum(peek.prepared for peek in peeks if isinstance(peek, Peek))
+            self.prepared = max(self.prepared, taken)
+
+
+def resident(pid: int) -> int:
+    """The memory that a process occupies, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
