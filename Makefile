@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos faults faults-long faults-page help model setup run test test-fast check cluster cluster-stop servers clean
+.PHONY: bench bench-guard chaos faults faults-long faults-page help model setup run test test-fast check cluster cluster-stop servers sizing clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench: $(STAMP) ## measure toc beside its peers; ARGS="toc BullMQ --repeat 3"
 
 bench-guard: $(STAMP) servers ## toc's cost as a multiple of a bare Redis loop
 	$(BIN)/python -m benchmarks.guard
+
+sizing: $(STAMP) servers ## what a cluster takes of memory, disk and connections
+	$(BIN)/python -m benchmarks.sizing
 
 clean: ## remove what was built; leaves .toc, which holds data
 	rm -rf $(VENV) .bench dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
