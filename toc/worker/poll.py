@@ -90,8 +90,8 @@ class Poller:
         self._early: list[Entry] = []
         """Entries that this machine's clock does not call due yet, on their way to the heap."""
         self._waiting: list[tuple[int, int, Entry]] = []
-        """Heap of entries that Redis's clock calls due and this machine's does not yet. Numbered: an id may wait
-        twice, and entries have no order."""
+        """Heap of entries that Redis's clock calls due and this machine's does not yet. Numbered: an id may
+        wait twice, and entries have no order."""
         self._numbers = count()
         self._due: list[tuple[int, Slot]] = []
         """Heap of (due, slot); stale pairs are skipped when they surface."""
