@@ -440,6 +440,9 @@ def test_a_dead_task_is_shown_with_what_its_row_knows(toc: Toc, center: TimeoutC
     assert shown["ended"] == from_ms(row.next_time).isoformat(timespec="milliseconds")
     assert shown["next_time"] is None
     assert (shown["status"], shown["topic"]) == ("dead", topic)
+    [failed] = shown["history"]
+    assert (failed["attempt"], failed["error"], failed["at"]) == (16, "no luck", shown["ended"])
+    assert toc.json("get", job_id)["history"] == [failed]
 
 
 def test_a_redrive_keeps_to_its_rate(toc: Toc, center: TimeoutCenter, topic: str) -> None:

@@ -16,6 +16,7 @@ from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.errors import CoordinationUnavailable, InvalidInput
 from toc.local.process import free_port
 from toc.local.servers import ZooKeeper
+from toc.log import configure
 from toc.topic import Slot
 
 TOPICS = {"order.close": 8, "order.remind": 4}
@@ -283,6 +284,7 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.NOTSET)
+    configure("debug")  # a command that another test ran may have made it quieter
     cluster = Cluster(f"toc:canary@{zookeeper.url}/{zookeeper_root}", "c")
     try:
         cluster.start("h1")
