@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos faults faults-long faults-page help model setup run test test-fast check cluster cluster-stop servers sizing clean
+.PHONY: bench bench-guard chaos faults faults-long faults-page help model runbook setup run test test-fast check cluster cluster-stop servers sizing clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ faults: $(STAMP) servers ## every fault that toc must survive, and the table of 
 
 faults-long: $(STAMP) servers ## the fault tests that take several minutes each
 	$(BIN)/pytest tests/fault -m chaos $(ARGS)
+
+runbook: $(STAMP) servers ## the recipes of docs/operations.md as they are written, under load, timed
+	$(BIN)/pytest tests/fault/test_runbook.py -m slow -s $(ARGS)
 
 faults-page: $(STAMP) ## put the table of the last faults and soaks into docs/reliability.md
 	PYTHONPATH=tests $(BIN)/python -m fault.kit.table

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -26,6 +27,7 @@ from toc.errors import (
     InvalidInput,
     NaiveDatetime,
     NotInFuture,
+    PartialSubmit,
     StoreUnavailable,
     shown,
 )
@@ -47,6 +49,7 @@ from toc.task import (
     encode_attribute,
 )
 from toc.topic import Slot, Topic, TopicType, check_topic_name
+from toc.tracing import Tracing
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -74,6 +77,7 @@ class TimeoutCenter:
         self.handlers: dict[str, Handler] = {}
         self._job_ids = JobIds(self.clock)
         self._max_delay_ms = int(self.settings.max_delay * 1000)
+        self.tracing = Tracing.of(self.settings.traces)
         self._store: Store | None = None
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
@@ -182,12 +186,9 @@ class TimeoutCenter:
         """
         task = NewTask(topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis)
         row = self._row(task)
-        if connection is not None:
-            return self.store.insert_with(connection, row)
-        _ = self.queues  # a wrong TOC_REDIS_URL is told before anything is written
-        job_id = self.store.insert(row)  # [rule: row-first]
-        self._index_stored([row], [job_id])
-        return job_id
+        if self.tracing is None:
+            return self._submit(row, connection)
+        return self._traced(self.tracing, [row], lambda: [self._submit(row, connection)])[0]
 
     def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
         """Store many tasks, one round trip per server, and return their job_ids in the order given.
@@ -198,7 +199,9 @@ class TimeoutCenter:
         rows = [self._row(task) for task in tasks]
         _check_same_dedup(rows)
         _ = self.queues  # as in submit
-        return self.store.insert_many(rows, self._index_stored)
+        if self.tracing is None:
+            return self.store.insert_many(rows, self._index_stored)
+        return self._traced(self.tracing, rows, lambda: self.store.insert_many(rows, self._index_stored))
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks stored through ``connection=`` into the index now, after the commit.
@@ -290,6 +293,37 @@ class TimeoutCenter:
 
     # --- inside
 
+    def _submit(self, row: TaskRow, connection: Connection | None) -> int:
+        if connection is not None:
+            return self.store.insert_with(connection, row)
+        _ = self.queues  # a wrong TOC_REDIS_URL is told before anything is written
+        job_id = self.store.insert(row)  # [rule: row-first]
+        self._index_stored([row], [job_id])
+        return job_id
+
+    def _traced(self, tracing: Tracing, rows: Sequence[TaskRow], store: Callable[[], list[int]]) -> list[int]:
+        """Store rows, and write a span of each that is traced."""
+        topics = [self._topic_name(row) for row in rows]
+        began = time.time_ns()
+        stored: Sequence[int | None] = [None] * len(rows)
+        error: Exception | None = None
+        try:
+            job_ids = stored = store()
+        except Exception as exc:
+            error = exc
+            if isinstance(exc, PartialSubmit):
+                stored = exc.job_ids
+            raise
+        finally:
+            tracing.submitted(
+                began,
+                [
+                    (row.job_id, topic, error) if job_id is None else (job_id, topic, None)
+                    for row, topic, job_id in zip(rows, topics, stored, strict=True)
+                ],
+            )
+        return job_ids
+
     def _row(self, task: NewTask) -> TaskRow:
         if not isinstance(task, NewTask):
             raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
@@ -355,8 +389,11 @@ class TimeoutCenter:
         return due
 
     def _task(self, row: TaskRow) -> Task:
+        return row.to_task(self._topic_name(row))
+
+    def _topic_name(self, row: TaskRow) -> str:
         topic = self.catalog.of_type(row.biz_type)
-        return row.to_task(topic.name if topic else f"biz_type-{row.biz_type}")
+        return topic.name if topic else f"biz_type-{row.biz_type}"
 
     def _index_stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
         failpoint("submit.row-stored")

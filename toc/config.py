@@ -120,9 +120,14 @@ class Settings(BaseSettings):
     )
     """Where a daemon answers /metrics, /livez and /readyz over HTTP. Unset: nowhere."""
 
+    traces: float = Field(0.0, ge=0, le=1, description="a share of all tasks, 0 to 1")
+    """How many of the tasks OpenTelemetry traces, from submit to their last try. 0: none, at no cost."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "pretty", "json"] = "auto"
     """``auto`` is pretty on a terminal and JSON lines otherwise."""
+    log_topics: Annotated[list[str], NoDecode] = Field([], description="topics, separated by commas")
+    """Log nothing that is about other topics alone. Unset: all."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -221,6 +226,23 @@ class Settings(BaseSettings):
             except InvalidTopic:
                 raise ValueError("expected letters, digits, '.', '_' and '-', at most 128") from None
         return name
+
+    @field_validator("log_topics", mode="before")
+    @classmethod
+    def _split_topics(cls, value: Any) -> Any:
+        return (
+            [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        )
+
+    @field_validator("log_topics")
+    @classmethod
+    def _check_topics(cls, topics: list[str]) -> list[str]:
+        for topic in topics:
+            try:
+                check_topic_name(topic)
+            except InvalidTopic:
+                raise ValueError(f"{topic!r} is not a topic's name") from None
+        return topics
 
     @field_validator("log_level", "log_format", mode="before")
     @classmethod

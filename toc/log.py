@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Collection
 from typing import cast
 
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 # The password of each URL in a text: what stands between "//user:" and the last "@" before a blank or the
 # next URL. Greedy, so that an unescaped "@" or "/" in a password does not show its tail.
@@ -27,15 +28,20 @@ def redact(text: str) -> str:
     return _IN_QUERY.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
 
 
-def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 - the name of the setting
+def configure(
+    level: str = "info",
+    format: str = "auto",  # noqa: A002 - the name of the setting
+    topics: Collection[str] = (),
+) -> None:
     """Set up structlog for this process.
 
     ``level`` is debug, info, warning or error. ``format`` is ``pretty``, ``json`` (one object per line), or
-    ``auto``: pretty if stderr is a terminal.
+    ``auto``: pretty if stderr is a terminal. With ``topics``, what is about other topics alone is left out.
     """
     pretty = format == "pretty" or (format == "auto" and sys.stderr.isatty())
     structlog.configure(
         processors=[
+            *([only_topics(topics)] if topics else []),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -51,6 +57,20 @@ def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+def only_topics(topics: Collection[str]) -> Processor:
+    """The structlog processor that drops what is about another topic, by ``topic`` or its one ``slot``."""
+
+    def keep(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        topic = event.get("topic")
+        if topic is None and "slots" not in event and "slot" in event:
+            topic = str(event["slot"]).rpartition("_")[0]
+        if topic is not None and topic not in topics:
+            raise structlog.DropEvent
+        return event
+
+    return keep
 
 
 def redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

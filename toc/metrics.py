@@ -367,6 +367,11 @@ SLOTS = _gauge(
 )
 TABLES = _gauge("toc_swept_tables", "Task tables that this daemon's workers sweep.")
 WORKERS = _gauge("toc_workers", "Worker processes of this daemon.", "state")
+DRAINED = _gauge(
+    "toc_drained",
+    "1 while an operator wants no slots on the daemon's host; absent without ZooKeeper.",
+    kind=Kind.HIGHEST,
+)
 WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
 
 # --- how it stands with the servers, looked at by the daemon each few seconds, for its own slots

@@ -149,6 +149,10 @@ def test_topics_are_altered_paused_and_resumed(toc: Toc, topic: str) -> None:
     assert toc.json("topic", "alter", topic, "--slots", 8, "--retries", 2)["slot_amount"] == 8
     assert toc.json("topic", "show", topic)["retries"] == 2
     toc.ok("topic", "pause", topic)
+    [line] = [line for line in toc.err.splitlines() if "topic_changed" in line]
+    said = json.loads(line)
+    assert said["by"].count("@") == 1
+    assert (said["topic"], said["changes"]) == (topic, "paused=True")
     assert toc.json("topic", "show", topic)["paused"] is True
     assert toc.json("topic", "resume", topic)["paused"] is False
 
@@ -207,7 +211,9 @@ def test_a_task_is_submitted_found_rescheduled_and_cancelled(toc: Toc, topic: st
     assert toc.json("get", job_id)["due_in_seconds"] > 7000
     assert toc.json("reschedule", job_id, "--delay", "1h")["outcome"] == "rescheduled"
     assert toc.json("cancel", job_id) == {"job_id": job_id, "outcome": "cancelled"}
-    assert toc.json("get", job_id)["status"] == "cancelled"
+    task = toc.json("get", job_id)
+    assert (task["status"], task["next_time"], task["attempts"]) == ("cancelled", None, 0)
+    assert task["created"] < task["ended"]
     assert toc.json("reschedule", job_id, "--delay", "1h", code=1)["outcome"] == "too_late"
 
 
@@ -434,6 +440,9 @@ def test_a_dead_task_is_shown_with_what_its_row_knows(toc: Toc, center: TimeoutC
     assert shown["ended"] == from_ms(row.next_time).isoformat(timespec="milliseconds")
     assert shown["next_time"] is None
     assert (shown["status"], shown["topic"]) == ("dead", topic)
+    [failed] = shown["history"]
+    assert (failed["attempt"], failed["error"], failed["at"]) == (16, "no luck", shown["ended"])
+    assert toc.json("get", job_id)["history"] == [failed]
 
 
 def test_a_redrive_keeps_to_its_rate(toc: Toc, center: TimeoutCenter, topic: str) -> None:

@@ -170,7 +170,7 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
         name: re.sub(r"(int)\(\d+\)", r"\1", columns[name]) for name in expected
     }  # MariaDB shows widths
     assert widthless == expected
-    assert set(columns) == {*TaskRow._fields, "lease_owner", "lease_until"}
+    assert set(columns) == {*TaskRow._fields, "lease_owner", "lease_until", "history"}
 
 
 def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target) -> None:

@@ -166,6 +166,13 @@ def test_exit_codes_of_errors_are_in_the_table_of_exit_codes() -> None:
     assert documented == codes | {0, 130}
 
 
+def test_every_recipe_of_the_runbook_has_its_time() -> None:
+    runbook = OPERATIONS.split("\n## Runbook\n")[1].split("\n## ")[0]
+    recipes = re.findall(r"^### (.+)$", runbook, re.MULTILINE)
+    assert len(recipes) > 10
+    assert [row[0].split("]")[0][1:] for row in rows(OPERATIONS, "Runbook")] == recipes
+
+
 def test_every_log_event_is_documented_with_its_level() -> None:
     documented = {(code(row[0]), row[1]) for row in rows(OPERATIONS, "Log events")}
     logged = {

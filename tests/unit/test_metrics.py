@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from toc import metrics
 from toc.exposition import decode, encode, quantile
 from toc.metrics import BOARD_BYTES, METRICS, Board, Kind, Values, add_up
-from toc.worker.monitor import STILL_SECONDS, State, faults, wants
+from toc.topic import Slot
+from toc.worker.monitor import STILL_SECONDS, State, faults, notes, wants
 
 ROOT = Path(__file__).parents[2]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -188,6 +190,15 @@ def test_a_daemon_is_ready_when_all_its_workers_have_all_their_slots(
 ) -> None:
     assert wants(state) == expected
     assert faults(state, state.at + 1) == []
+
+
+def test_a_drained_daemon_is_ready_and_says_what_it_still_has() -> None:
+    assert notes(WHOLE) == []
+    drained = replace(WHOLE, drained=True)
+    assert wants(drained) == []
+    assert notes(drained) == ["drained: it has nothing, and gets none until `toc undrain`"]
+    [line] = notes(replace(drained, owned=frozenset({Slot("t", 1)}), tables=2))
+    assert line.startswith("drained: 3 slots or tables are still to be handed over")
 
 
 def test_a_daemon_lives_while_its_thread_and_its_workers_and_their_loops_go_on() -> None:

@@ -21,7 +21,7 @@ from toc.cli.bulk import (
     confirm,
     selected,
 )
-from toc.cli.output import row_record, say, show, show_one
+from toc.cli.output import history_record, row_record, say, show, show_one
 from toc.cli.values import Biz, JobId, Json, Text, opened
 from toc.errors import InvalidInput
 from toc.task import TaskStatus
@@ -74,13 +74,14 @@ def list_dead(
 
 @app.command("show")
 def show_dead(job_id: JobId, as_json: Json = False) -> None:
-    """Show everything that is kept about a task, with its last error."""
+    """Show everything that is kept about a task, with what each failed try raised."""
     from toc import admin
 
     with opened() as center:
         row = admin.get_row(center.store, job_id)
         names = {each.biz_type: each.name for each in center.store.topics.list()}
-    show_one(row_record(row, names.get(row.biz_type, "?")), as_json=as_json)
+        past = history_record(center.store.history(job_id))
+    show_one(row_record(row, names.get(row.biz_type, "?")) | {"history": past}, as_json=as_json)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from toc.task import TaskStatus
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from toc.store.history import FailedTry
     from toc.task import Task, TaskRow
     from toc.topic import Topic
 
@@ -72,7 +73,9 @@ def show_one(record: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max(len(key) for key in record)
     for key, value in record.items():
-        print(f"{key.replace('_', ' '):<{width}}  {_cell(value)}")
+        lines = [_cell(each) for each in value] if isinstance(value, list) else [_cell(value)]
+        for number, line in enumerate(lines or ["-"]):
+            print(f"{'' if number else key.replace('_', ' '):<{width}}  {line}")
 
 
 def _cell(value: Any) -> str:
@@ -133,6 +136,11 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
         "created": instant(row.gmt_create),
         "modified": instant(row.gmt_modified),
     }
+
+
+def history_record(tries: Sequence[FailedTry]) -> list[Any]:
+    """Failed tries for display."""
+    return [{**failed._asdict(), "at": instant(failed.at)} for failed in tries]
 
 
 def topic_record(topic: Topic) -> dict[str, Any]:

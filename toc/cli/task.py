@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toc.cli.bulk import Account, DryRun, Rate, Yes, check_rate, confirm, selected
-from toc.cli.output import print_json, say, show, show_one, task_record
+from toc.cli.output import history_record, print_json, row_record, say, show, show_one, task_record
 from toc.cli.values import Biz, JobId, Json, Text, attribute, biz_id, duration, instant, opened
 from toc.errors import InvalidInput, NaiveDatetime, NotInFuture
 from toc.task import TaskStatus
+from toc.tracing import is_traced, trace_id
 
 if TYPE_CHECKING:
     from toc.client import TimeoutCenter
@@ -73,7 +74,17 @@ def get(job_id: JobId, as_json: Json = False) -> None:
         row = admin.get_row(center.store, job_id)
         topic = center.catalog.of_type(row.biz_type)
         record = task_record(row.to_task("?" if topic is None else topic.name))
-    show_one(record | {"crashes": row.crashes, "last_error": row.last_error}, as_json=as_json)
+        past = history_record(center.store.history(job_id))
+        share = center.settings.traces
+    whole = row_record(row, record["topic"])
+    record |= {
+        name: whole[name]
+        for name in ("attempts", "crashes", "last_error", "next_time", "ended", "created", "modified")
+    }
+    record["history"] = past
+    if is_traced(job_id, share):
+        record["trace_id"] = trace_id(job_id)
+    show_one(record, as_json=as_json)
 
 
 def find(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from toc.cli.output import print_json, say, show, show_one, topic_record
-from toc.cli.values import Json, duration, opened, whole_seconds
+from toc.cli.values import Json, duration, opened, who, whole_seconds
+from toc.log import get_logger
 from toc.topic import Backoff, Topic, TopicType
 
 app = typer.Typer(no_args_is_help=True, help="Create topics and change their policies.")
@@ -104,8 +106,10 @@ def create(
         retention,
         concurrency,
     )
-    with opened() as center:
+    log = get_logger(__name__)
+    with opened(account=True) as center:
         topic = admin.create_topic(center.store, name, biz_type=biz_type, slot_amount=slots, **policies)
+        log.info("topic_created", by=who(), topic=name, biz_type=biz_type)
     show_one(topic_record(topic), as_json=as_json)
 
 
@@ -175,8 +179,9 @@ def alter(
     )
     if slots is not None:
         changes["slot_amount"] = slots
-    with opened() as center:
+    with opened(account=True) as center:
         topic = admin.alter_topic(center.store, name, changes)
+        _log_change(topic, changes)
     if slots is not None and topic.former_slots:
         say(
             f"new tasks go to {topic.slot_amount} slots; {topic.former_slots} are consumed until no task is "
@@ -190,8 +195,9 @@ def pause(name: Name, as_json: Json = False) -> None:
     """Stop running tasks of a topic. They are still accepted and kept; what runs is finished."""
     from toc import admin
 
-    with opened() as center:
+    with opened(account=True) as center:
         topic = admin.alter_topic(center.store, name, {"paused": True})
+        _log_change(topic, {"paused": True})
     _tell(topic, "paused", as_json)
 
 
@@ -213,9 +219,17 @@ def resume(
     """
     from toc import admin
 
-    with opened() as center:
+    with opened(account=True) as center:
         topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())
+        _log_change(topic, {"paused": False, "resume_rate": rate})
     _tell(topic, "running" if rate is None else f"running; what waited starts at {rate} a second", as_json)
+
+
+def _log_change(topic: Topic, changes: Mapping[str, Any]) -> None:
+    """The line that says who changed what."""
+    chosen = ", ".join(f"{name}={value}" for name, value in changes.items() if value is not None)
+    log = get_logger(__name__)
+    log.info("topic_changed", by=who(), topic=topic.name, changes=chosen)
 
 
 def _tell(topic: Topic, state: str, as_json: bool) -> None:

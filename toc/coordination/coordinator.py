@@ -57,6 +57,9 @@ class Coordinator(Protocol):
     def connected(self) -> bool:
         """Whether claims can be granted now. Without that what is held stays."""
 
+    def drained(self) -> bool:
+        """Whether an operator wants no slots on this daemon's host, as far as is known."""
+
     def wait(self, timeout: float) -> None:
         """Sleep until something may have changed, at most ``timeout`` seconds, then ``step``."""
 

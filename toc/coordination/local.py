@@ -107,6 +107,10 @@ class LocalCoordinator:
         """See Coordinator."""
         return True
 
+    def drained(self) -> bool:
+        """See Coordinator. Nobody can ask for it here."""
+        return False
+
     def wait(self, timeout: float) -> None:
         """See Coordinator."""
         self._wake.wait(timeout)

@@ -90,6 +90,7 @@ class ZooKeeperCoordinator:
         self._session_id = 0  # the session that our nodes are in; 0: none yet
         self._assignment: dict[str, Assigned] = {}
         self._dead: frozenset[str] = frozenset()
+        self._drained = False
         self._members: dict[str, Member] = {}
         self._ours: set[str] = set()  # every worker that ever joined here
         self._claims: dict[Slot, str] = {}
@@ -184,6 +185,10 @@ class ZooKeeperCoordinator:
     def connected(self) -> bool:
         """See Coordinator."""
         return self._current()
+
+    def drained(self) -> bool:
+        """See Coordinator."""
+        return self._drained
 
     def wait(self, timeout: float) -> None:
         """See Coordinator."""
@@ -368,6 +373,9 @@ class ZooKeeperCoordinator:
             self._dead = frozenset(
                 self._session.children(self._paths.directory("dead"), self._watches["dead"])
             )
+        if "drain" in dirty:
+            hosts = self._session.children(self._paths.directory("drain"), self._watches["drain"])
+            self._drained = self._host in hosts
         if dirty.intersection(INPUTS):
             self._leader.inputs_changed()
 

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from toc.store import rows as sql
-from toc.store.schema import MAX_ERROR_CHARS
+from toc.store.history import FailedTry, line
+from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import Result, Server, Statement
 from toc.store.shards import Shards
 from toc.task import TaskRow, TaskStatus, TryRow
@@ -176,6 +177,7 @@ class Batches:
             lambda server, item: (
                 f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
+                f"{_noted(server, item, now)}"
             ),
         )
 
@@ -187,6 +189,7 @@ class Batches:
             lambda server, item: (
                 f"status={DEAD},attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(now)},gmt_modified={server.instant(now)}"
+                f"{_noted(server, item, now)}"
             ),
         )
 
@@ -286,6 +289,14 @@ def _above(biz_type: int, slot_amount: int) -> str:
 
 def _those(cases: Mapping[int, Finish], case: Finish) -> list[int]:
     return [job_id for job_id, other in cases.items() if other is case]
+
+
+def _noted(server: Server, item: Failure, now: int) -> str:
+    """What adds a failed try to the row's history."""
+    if item.error is None:
+        return ""
+    failed = FailedTry(item.new_attempts, item.new_crashes, item.version, now, item.error)
+    return f",history={server.appended('history', line(failed), MAX_HISTORY_CHARS)}"
 
 
 def _error_text(error: str) -> str:

@@ -223,6 +223,11 @@ class MySqlServer(Server):
         """VARBINARY read as utf8mb4."""
         return f"CONVERT({column} USING utf8mb4)"
 
+    def appended(self, column: str, text: str, most: int) -> str:
+        """With a literal that needs no escaping."""
+        added = f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)"
+        return f"RIGHT(CONCAT(COALESCE({column},''),{added}),{most:d})"
+
     def joined(self, parts: Sequence[str]) -> str:
         """CONCAT_WS."""
         return f"CONCAT_WS(',',{','.join(parts)})"

@@ -35,7 +35,10 @@ from toc.task import MAX_ATTRIBUTE_CHARS
 MAX_ERROR_CHARS = 1024
 """How much of a task's last error is kept."""
 
-REVISION = "0004"
+MAX_HISTORY_CHARS = 4000
+"""How much of the failed tries of a task is kept: the last fifteen or more."""
+
+REVISION = "0005"
 """The revision in ``migrations/`` that this code needs at least; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
@@ -112,6 +115,7 @@ def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
         Column("last_error", String(MAX_ERROR_CHARS)),
         Column("lease_owner", _U64),
         Column("lease_until", Millis),
+        Column("history", String(MAX_HISTORY_CHARS)),
         # also answers "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # the sweep: what is pending and due; what is dead, newest first

@@ -165,6 +165,11 @@ class Server(ABC):
         """An expression that reads a binary column as text."""
 
     @abstractmethod
+    def appended(self, column: str, text: str, most: int) -> str:
+        """An expression for the column's text, none if it is NULL, with ``text`` after it: its last ``most``
+        characters."""
+
+    @abstractmethod
     def joined(self, parts: Sequence[str]) -> str:
         """An expression that joins numbers and texts, none of them NULL, with commas."""
 

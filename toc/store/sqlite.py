@@ -158,6 +158,10 @@ class SqliteServer(Server):
         """BLOB read as UTF-8."""
         return f"CAST({column} AS TEXT)"
 
+    def appended(self, column: str, text: str, most: int) -> str:
+        """With a literal that needs no escaping."""
+        return f"SUBSTR(COALESCE({column},'')||CAST(X'{text.encode().hex()}' AS TEXT),{-most:d})"
+
     def joined(self, parts: Sequence[str]) -> str:
         """The operator; CONCAT_WS is too new."""
         return "||','||".join(parts)

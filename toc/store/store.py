@@ -17,6 +17,7 @@ from toc.store import rows as sql
 from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard
 from toc.store.check import require
 from toc.store.ended import FINAL, Ended, EndedRow, Place
+from toc.store.history import FailedTry, parse
 from toc.store.scan import Scans
 from toc.store.select import Selection, Selections
 from toc.store.server import TRIES, Statement
@@ -206,6 +207,13 @@ class Store:
     def die(self, items: Sequence[Failure]) -> dict[int, Guard]:
         """Mark such rows as dead. Their next_time becomes the instant of death."""
         return self._batches.die(items)
+
+    def history(self, job_id: int) -> list[FailedTry]:
+        """What is kept of a task's failed tries, the oldest first; [] if there is no such task."""
+        table = self._shards.table_of(job_id)
+        server, name = self._shards.server_of[table], self._shards.names[table]
+        rows = server.run([Statement(f"SELECT history FROM {name} WHERE job_id={job_id:d}")])[0].rows
+        return parse(rows[0][0]) if rows else []
 
     def mark_tried(self, job_ids: Iterable[int]) -> None:
         """Note on cancelled rows that a try may have started (attempts >= 1)."""

@@ -25,6 +25,7 @@ from toc.worker.app import load_app
 from toc.worker.dispatch import check_done, per_task
 from toc.worker.finish import error_text
 from toc.worker.link import Link
+from toc.worker.traced import traced
 
 PR_SET_PDEATHSIG = 1
 
@@ -92,8 +93,11 @@ def main() -> None:
     except TocError as exc:
         print(f"error: {exc}", file=sys.stderr)
         sys.exit(exc.exit_code)
-    configure(center.settings.log_level, center.settings.log_format)
-    serve(Link(sock), center.handlers)
+    configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
+    handlers = center.handlers
+    if center.tracing is not None:
+        handlers = {topic: traced(handler, center.tracing) for topic, handler in handlers.items()}
+    serve(Link(sock), handlers)
 
 
 if __name__ == "__main__":

@@ -282,6 +282,7 @@ class Daemon:
                 tables=tables,
                 missing=len(self._missing),
                 zookeeper=self._coordinator.connected() if self._settings.zookeeper else None,
+                drained=self._coordinator.drained(),
                 stopping=self._stop_at is not None,
             )
         )

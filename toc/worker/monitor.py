@@ -33,6 +33,7 @@ from toc.metrics import (
     CLOCK_DIFFERENCE,
     DATABASE_UP,
     DEAD,
+    DRAINED,
     DUE,
     OVERDUE,
     PAUSED,
@@ -92,6 +93,8 @@ class State:
     """How many slots and tables they should have and have not yet."""
     zookeeper: bool | None = None
     """Whether there is a session; None without ZooKeeper."""
+    drained: bool = False
+    """Whether an operator wants no slots on this host."""
     stopping: bool = False
 
 
@@ -231,6 +234,10 @@ class Monitor:
         """Why this daemon is to be restarted; empty while it lives."""
         return faults(self._state, time.monotonic())
 
+    def remarks(self) -> list[str]:
+        """What one who looks should know though nothing is wrong."""
+        return notes(self._state)
+
     def ready(self) -> list[str]:
         """What this daemon lacks to do all its work; empty when it is ready."""
         lacking = faults(self._state, time.monotonic()) + wants(self._state)
@@ -264,6 +271,19 @@ def wants(state: State) -> list[str]:
     return found
 
 
+def notes(state: State) -> list[str]:
+    """What is as somebody wants it, and not as usual.
+
+    A drained host is ready: it has all that it should have, and a rolling update that waited for it to become
+    ready would never end.
+    """
+    if not state.drained:
+        return []
+    left = len(state.owned) + state.tables
+    still = f"{left} slots or tables are still to be handed over" if left else "it has nothing"
+    return [f"drained: {still}, and gets none until `toc undrain`"]
+
+
 def _put(values: Values, family: Family[Level], value: float, *labels: str) -> None:
     add_up(values, {(family.metric.name, *labels): [value]})
 
@@ -290,6 +310,7 @@ def _state_values(state: State) -> Values:
         _put(values, WORKERS, state.workers.get(what, 0), what)
     if state.zookeeper is not None:
         _put(values, ZOOKEEPER_UP, float(state.zookeeper))
+        _put(values, DRAINED, float(state.drained))
     return values
 
 
@@ -325,7 +346,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in ("/livez", "/readyz"):
             trouble = monitor.live() if path == "/livez" else monitor.ready()
             status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
-            self._answer(status, "".join(f"{line}\n" for line in trouble or ["ok"]).encode())
+            lines = (trouble or ["ok"]) + (monitor.remarks() if path == "/readyz" else [])
+            self._answer(status, "".join(f"{line}\n" for line in lines).encode())
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"there are /metrics, /livez and /readyz\n")
 

@@ -44,6 +44,7 @@ from toc.worker.poll import Poller
 from toc.worker.quarantine import Quarantine
 from toc.worker.reclaim import Reclaimer
 from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.traced import traced
 from toc.worker.watch import IndexWatch
 
 log = get_logger(__name__)
@@ -418,8 +419,12 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         center = load_app(arguments.app)
-        configure(center.settings.log_level, center.settings.log_format)
+        configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
         check_topics(center)
+        if center.tracing is not None:
+            center.handlers = {
+                topic: traced(handler, center.tracing) for topic, handler in center.handlers.items()
+            }
         worker = Worker(center, arguments.worker_id, link, app=arguments.app, threads=arguments.threads)
     except TocError as exc:
         print(f"error: {exc}", file=sys.stderr)
@@ -433,6 +438,8 @@ def main() -> None:
         code = worker.run()
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads of the application, ours would go on
+    if center.tracing is not None:
+        center.tracing.flush()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -16,6 +16,7 @@ from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.errors import CoordinationUnavailable, InvalidInput
 from toc.local.process import free_port
 from toc.local.servers import ZooKeeper
+from toc.log import configure
 from toc.topic import Slot
 
 TOPICS = {"order.close": 8, "order.remind": 4}
@@ -121,9 +122,10 @@ def test_a_drained_host_gives_all_its_slots_away_and_gets_them_back_when_undrain
         assert (drain.host, drain.by) == ("h1", "ann")
         assert before <= drain.at <= time.time() * 1000
         assert [row.drained for row in visit.workers()] == [True, False]
+        pair.until(lambda: drained(pair) == {"h1"})
         assert visit.undrain("h1")
         assert not visit.undrain("h1")
-    pair.until(lambda: pair.load("h1") == pair.load("h2") == 6)
+    pair.until(lambda: pair.load("h1") == pair.load("h2") == 6 and not drained(pair))
 
 
 def test_a_host_that_is_drained_before_it_starts_gets_nothing(cluster: Cluster) -> None:
@@ -132,6 +134,12 @@ def test_a_host_that_is_drained_before_it_starts_gets_nothing(cluster: Cluster) 
     cluster.start("h1")
     cluster.start("h2")
     cluster.until(lambda: cluster.load("h1") == 12 and cluster.load("h2") == 0)
+    cluster.until(lambda: drained(cluster) == {"h2"})  # its daemon knows it, though it does not lead
+
+
+def drained(cluster: Cluster) -> set[str]:
+    """The hosts whose daemons know that they are drained."""
+    return {host for host, coordinator in cluster.running.items() if coordinator.drained()}
 
 
 @pytest.mark.parametrize("target", ["h2", "h2-0"])
@@ -276,6 +284,7 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.NOTSET)
+    configure("debug")  # a command that another test ran may have made it quieter
     cluster = Cluster(f"toc:canary@{zookeeper.url}/{zookeeper_root}", "c")
     try:
         cluster.start("h1")

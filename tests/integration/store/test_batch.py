@@ -40,6 +40,32 @@ def test_read_returns_what_there_is_and_leaves_out_the_rest(store: Store, new_ro
     assert store.read([]) == {}
 
 
+def test_what_each_failed_try_raised_is_kept_and_the_oldest_give_way(store: Store, new_row: NewRow) -> None:
+    row = new_row()
+    store.insert(row)
+    assert store.history(row.job_id) == []
+    errors = ["boom", "é' %s \x00 \u2028 \n", *(f"{n} {'ü' * 1000}" for n in range(40))]
+    for number, error in enumerate(errors, start=1):
+        assert store.fail([failure(row, new_attempts=number, error=error)]) == {row.job_id: Guard.APPLIED}
+        row = row._replace(attempts=number)
+        if number == 2:
+            first, second = store.history(row.job_id)
+            assert (first.attempt, first.crashes, first.version, first.error) == (1, 0, 0, "boom")
+            assert (second.attempt, second.error) == (2, errors[1])
+            now = store.get(row.job_id)
+            assert now is not None
+            assert first.at < second.at == now.gmt_modified
+    assert store.fail([failure(row, error=None)]) == {row.job_id: Guard.APPLIED}
+    row = row._replace(attempts=row.attempts + 1)
+    assert store.die([failure(row, error="the end")]) == {row.job_id: Guard.APPLIED}
+    kept = store.history(row.job_id)
+    assert [each.attempt for each in kept] == [*range(44 - len(kept), 43), 44]
+    assert len(kept) >= 12
+    assert kept[-1].error == "the end"
+    assert kept[-2].error == f"39 {'ü' * 197}"
+    assert store.history(new_row().job_id) == []
+
+
 def test_ids_that_are_not_numbers_never_get_into_sql(store: Store) -> None:
     with pytest.raises((TypeError, ValueError)):
         store.read(["1) OR (1=1"])  # type: ignore[list-item]

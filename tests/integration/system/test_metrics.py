@@ -15,6 +15,7 @@ from pathlib import Path
 from harness.system import DaemonProcess, System
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from toc.coordination.operator import Operator
 from toc.local.servers import RedisServer
 from toc.metrics import METRICS
 
@@ -120,6 +121,15 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     assert numbers["toc_slots", "test.sync", "owned"] == 8
     assert numbers["toc_swept_tables",] == 64
     assert all(abs(value) < 0.5 for key, value in numbers.items() if key[0] == "toc_clock_difference_seconds")
+
+    # A drained host says so, and is ready all the same.
+    assert numbers["toc_drained",] == 0
+    settings = cluster.settings
+    with Operator(settings.zookeeper or "", cluster=settings.cluster) as visit:
+        visit.drain(daemon.host, by="ann")
+    said = "ok\ndrained: it has nothing, and gets none until `toc undrain`\n"
+    cluster.wait(lambda: ask(daemon, "/readyz") == (200, said), "it says so", 30)
+    assert scrape(daemon)["toc_drained",] == 1
 
 
 def test_tasks_that_wait_are_seen_where_they_wait(system: System) -> None:

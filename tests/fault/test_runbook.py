@@ -1,0 +1,217 @@
+"""The runbook of docs/operations.md: each recipe with its commands as they are written, under load.
+
+The page says what to run and when to go on; the test runs it and waits for that. ``ssh`` and ``systemctl``
+are the test's to play: its hosts are daemons of this machine. In the end the checker judges every task.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from fault.kit.load import Load
+from fault.kit.operated import OperatedCluster
+from fault.kit.table import left, overdue
+
+from toc.local.servers import MariaDB, RedisCluster, ZooKeeperEnsemble
+
+ROOT = Path(__file__).parents[2]
+RUNBOOK = (ROOT / "docs/operations.md").read_text().split("\n## Runbook\n")[1].split("\n## ")[0]
+RECIPES = {
+    title: [
+        line
+        for block in re.findall(r"^ *```sh\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+        for line in textwrap.dedent(block).splitlines()
+    ]
+    for title, text in re.findall(r"^### (.+?)\n(.*?)(?=^### |\Z)", RUNBOOK, re.MULTILINE | re.DOTALL)
+}
+TIMES = ROOT / ".faults" / "runbook.json"
+TOPIC = "test.sync"
+HERE = MappingProxyType({"order.close --biz-type 1001": f"{TOPIC} --biz-type 1", "order.close": TOPIC})
+"""What this reader of the page puts in for its topic."""
+
+
+class Cluster(OperatedCluster):
+    """With the recipes that nobody has tried yet, and what the others took."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.recipes = dict(RECIPES)
+        self.seconds: dict[str, float] = {}
+
+    def run(self, line: str, words: Mapping[str, str] = HERE, *, codes: tuple[int, ...] = (0,)) -> str:
+        """A line of the page."""
+        return super().run(line, words, codes=codes)
+
+    @contextmanager
+    def timed(self, title: str) -> Iterator[list[str]]:
+        """The recipe's lines; how long the block takes is noted."""
+        began = time.monotonic()
+        yield self.recipes.pop(title)
+        self.seconds[title] = round(time.monotonic() - began, 1)
+        print(f"{title}: {self.seconds[title]} s", flush=True)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    one = Cluster(tmp_path)
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
+    run = cluster.run
+    with cluster.timed("Bring up a cluster") as (config, schema, topic, first, second, workers, doctor):
+        for line in (config, schema, topic, first, second):
+            run(line)
+        cluster.wait(cluster.even, "both hosts have their slots")
+        assert "host1" in run(workers)
+        run(doctor, codes=(0, 1))
+    system = cluster.system
+    doomed = [system.client.submit("test.doomed", biz_id=n, delay=0.1) for n in range(4)]
+    with Load(system.client, rate=40, ahead=(0.2, 2.0)) as load:
+        with cluster.timed("Add a host") as (check, start, workers):
+            run(check)
+            run(start)
+            cluster.wait(cluster.even, "the new host has its share")
+            assert "host3" in run(workers)
+
+        with cluster.timed("Drain a host") as (drain, workers, stop, start, undrain):
+            run(drain)
+            cluster.wait(lambda: cluster.owned("host2") == 0, "the host is drained")
+            run(workers)
+            run(stop)
+            run(start)
+            assert cluster.owned("host2") == 0
+            run(undrain)
+            cluster.wait(lambda: cluster.even() and cluster.owned("host2") > 0, "it has slots again")
+
+        with cluster.timed("Double the slots of a topic") as (show, alter, slots):
+            assert "8" in run(show)
+            run(alter)
+            named = slots.replace("order.close", TOPIC)
+            cluster.wait(
+                lambda: sum(row["owner"] is not None for row in cluster.json(named)) == 16,
+                "each new slot has an owner",
+            )
+
+        with cluster.timed("Find out why tasks are late") as (slots, show, resume, workers, intents, *rest):
+            undrain, doctor = rest
+            with system.recorder.fault("other", note="paused"):
+                run(f"toc topic pause {TOPIC}")
+                cluster.wait(lambda: cluster.most_overdue() > 1000, "it is seen that tasks are late")
+                run(slots)
+                assert re.search(r"^paused +yes$", run(show), re.MULTILINE)
+                run(resume)
+            cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
+            with system.recorder.fault("other", note="all drained"):
+                for host in cluster.hosts:
+                    run(f"toc drain {host}")
+                cluster.wait(lambda: cluster.most_overdue() > 1000, "it is seen that tasks are late")
+                assert "no worker that is not drained" in run(slots)
+                run(workers)
+                assert "host1" in run(intents)
+                run(undrain)
+                cluster.wait(lambda: cluster.owned("host1") > 0, "there are owners again")
+            cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
+            run(doctor, codes=(0, 1))
+        for host in ("host2", "host3"):
+            run(f"toc undrain {host}")
+        cluster.wait(cluster.even, "all hosts have slots again")
+
+        with cluster.timed("When a host is lost") as lines:
+            lost = cluster.hosts.pop("host3")
+            with system.recorder.fault("kill", pids=lost.workers()):
+                lost.kill()
+            cluster.wait(cluster.even, "the others have its slots")
+            for line in lines:
+                run(line)
+            cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
+
+        with cluster.timed("When Redis is lost") as (rebuild,):
+            with system.recorder.fault("redis_loss"):
+                cluster.local.kill("redis1")
+                node = RedisCluster(cluster.local.directory / "redis").nodes[0]
+                shutil.rmtree(node.directory / "appendonlydir")
+                cluster.bring_back(node)
+                cluster.wait(lambda: _succeeds(cluster, rebuild), "all is indexed again")
+            cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
+
+        with cluster.timed("When MySQL is lost") as lines:
+            with system.recorder.fault("store_down"):
+                cluster.local.kill("mariadb")
+                cluster.bring_back(MariaDB(cluster.local.directory / "mariadb"))
+            for line in lines:
+                run(line)
+            cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
+
+        members = ZooKeeperEnsemble(cluster.local.directory / "zookeeper-of-3").nodes
+        with cluster.timed("When a ZooKeeper is lost") as (doctor,):
+            with system.recorder.fault("zk_down"):
+                cluster.local.kill("zookeeper1")
+                [said] = [line for line in run(doctor, codes=(1,)).splitlines() if "does not answer" in line]
+                assert cluster.settings["zookeeper"].split(",")[0] in said
+                assert cluster.even()
+                cluster.bring_back(members[0])
+            cluster.wait(lambda: "does not answer" not in run(doctor, codes=(0, 1)), "it is back")
+
+        with cluster.timed("When all ZooKeepers are lost") as (workers,):
+            with system.recorder.fault("zk_down"):
+                members[0].kill()
+                for name in ("zookeeper2", "zookeeper3"):
+                    cluster.local.kill(name)
+                seen = len(system.history())
+                cluster.wait(lambda: len(system.history()) > seen + 200, "tasks run on")
+                cluster.bring_back(*members)
+            cluster.wait(lambda: _succeeds(cluster, workers) and cluster.even(), "the hosts are back")
+            run(workers)
+
+        with cluster.timed("Roll out a new version") as (schema, check, *steps):
+            run(schema)
+            run(check)
+            for line in steps:
+                run(line)
+                cluster.wait(cluster.even, "every host has its slots")
+
+    assert set(load.errors) <= {"StoreUnavailable", "SubmitUnknown"}, load.said
+    cluster.wait(lambda: not overdue(system, 10), f"all has ended: {left(system)}")
+    verdict = system.verdict(settle=15)
+    print(verdict)
+    assert verdict.clean, f"{verdict}\n{system.logs()}"
+
+    # after the verdict: the checker does not see what the command line does to dead tasks
+    with cluster.timed("Redrive dead tasks") as (listing, show, one, get, dry, rest_of_them):
+        mine = {
+            "order.close": "test.doomed",
+            "connection refused": "fails as always",
+            "JOB_ID": str(doomed[0]),
+        }
+        assert str(doomed[0]) in run(listing, mine)
+        assert "fails as always" in run(show, mine)
+        run(one, mine)
+        assert str(doomed[0]) in run(get, mine)
+        assert int(run(dry, mine).split()[-1]) >= len(doomed) - 1
+        run(rest_of_them, mine)
+    assert not cluster.recipes, f"recipes that nobody has tried: {sorted(cluster.recipes)}"
+    TIMES.parent.mkdir(exist_ok=True)
+    TIMES.write_text(json.dumps(cluster.seconds, indent=2))
+
+
+def _succeeds(cluster: Cluster, line: str) -> bool:
+    try:
+        cluster.run(line)
+    except AssertionError:  # it ends with 4 while a server is out of reach
+        return False
+    return True
