@@ -37,7 +37,8 @@ def test_what_a_killed_process_ran_runs_again_within_a_second_while_its_daemon_l
     again: list[float] = []
     with Load(system.client, rate=60, ahead=(0.2, 1.0), attribute={"sleep": 0.01}):
         for number in range(kills):
-            system.wait(lambda: len(daemon.workers()) == 2, "both processes live", 20)
+            # Else nobody would be left to take it over.
+            system.wait(lambda: daemon.told().count("worker_ready") == number + 2, "two are ready", 30)  # noqa: B023
             long_ones = set(system.client.submit_many(_long(20, number)))
             system.wait(lambda: len(system.late(long_ones)) == 20, "the long ones run", 20)  # noqa: B023
             victim = max(daemon.workers(), key=lambda pid: len(_held(system, pid, long_ones)))

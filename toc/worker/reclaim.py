@@ -30,6 +30,7 @@ from toc.worker.slots import OwnedSlot, SlotBook, instant_of
 log = get_logger(__name__)
 
 TICK_SECONDS = 1.0
+TURNED_SECONDS = 0.03
 PEEK_SECONDS = 5.0
 RECLAIM_LIMIT = 200
 MAX_CRASHES = 60_000
@@ -80,7 +81,8 @@ class Reclaimer:
                 self._reclaim()
             except StoreUnavailable as exc:
                 log.warning("not_reclaimed", error=str(exc))
-        return TICK_SECONDS
+        # Entries time out as Redis's clock turns to another second: look just after that.
+        return TICK_SECONDS - self._clock.now_ms() % 1000 / 1000 + TURNED_SECONDS
 
     def _peek(self) -> None:
         owned = self._book.owned
@@ -93,7 +95,9 @@ class Reclaimer:
                 self._poller.look_at(slot, instant_of(peek.next_due))
             if peek.prepared > held[slot]:
                 self._suspects.add(slot)
-            elif not peek.prepared and owned[slot].others:
+                continue
+            self._suspects.discard(slot)
+            if not peek.prepared and owned[slot].others:
                 idle[slot] = list(owned[slot].others)
                 owned[slot].others = {}
         if idle:
@@ -119,8 +123,6 @@ class Reclaimer:
             left = [pair for pair in result if self._inflight.get(pair[0]) is None]
             if left:
                 found[slot] = left
-            elif not result:
-                self._suspects.discard(slot)  # until the next peek finds prepared entries that are not ours
         if found:
             self._roll_back(found, topics)
 

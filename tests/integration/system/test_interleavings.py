@@ -414,3 +414,19 @@ def out_of_reach(server: RedisServer) -> Iterator[None]:
         yield
     finally:
         server.resume()
+
+
+def test_what_fell_silent_is_looked_for_each_second_until_it_times_out(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    """Not at every peek alone, which would cost up to five seconds more."""
+    silent, other = hands
+    job_id = submit_due(system)
+    silent.take()
+    other.reclaim()
+    assert silent.inflight.get(job_id), "it was not timed out yet"
+    silent.sleep()
+    other.reclaimer.run_once()
+    row = system.center.store.get(job_id)
+    assert row is not None
+    assert row.crashes == 1
