@@ -16,7 +16,7 @@ its own tables; from others what is due comes back in time, the rest with their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from toc.catalog import TopicCatalog
@@ -33,6 +33,10 @@ from toc.worker.slots import SlotBook
 log = get_logger(__name__)
 
 PROBE_SECONDS = 0.5
+PROBE_AGAIN_SECONDS = 0.25
+"""The same while a node does not answer."""
+OUT_SECONDS = 1.0
+"""How long a node has not answered when its slots begin to be served without it."""
 LOOK_SECONDS = 5.0
 """How often every slot that is owned is looked at."""
 HOLD_SECONDS = 3.0
@@ -70,6 +74,14 @@ class IndexWatch:
         self._by_node: list[list[Slot]] = []
         """The slots to ask for, by node."""
         self._turn = 0
+        self._answered: dict[object, float] = {}
+        """When each node answered last."""
+        self._silent = False
+        """Whether some node did not answer when it was asked last."""
+        self._out: frozenset[object] = frozenset()
+        """Nodes that are out of reach."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a node is out of reach, or back. Set by who composes the worker."""
         self.loop = Loop("watch", self.run_once)
 
     def look_now(self) -> None:
@@ -77,28 +89,58 @@ class IndexWatch:
         self._looked_at = float("-inf")
         self.loop.wake()
 
+    def out_of_reach(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Those of the slots whose node has not answered for ``OUT_SECONDS``. Any thread may ask."""
+        out = self._out
+        return [slot for slot in slots if self._queues.node_of(slot) in out] if out else []
+
     def run_once(self) -> float:
         """One look; returns the seconds until the next."""
         now = self._clock.monotonic()
         owned = self._book.owned
-        if now - self._looked_at >= LOOK_SECONDS or any(
-            slot not in self._good and slot not in self._missing for slot in owned
-        ):
+        whole = now - self._looked_at >= LOOK_SECONDS or (
+            not self._silent and any(slot not in self._good and slot not in self._missing for slot in owned)
+        )
+        if whole:
             self._looked_at = now
             every = set(chain.from_iterable(topic.slots() for topic in self._catalog.known().values()))
-            every.update(owned)
+            every.update(self._book.wanted)
             self._good = {slot: run_id for slot, run_id in self._good.items() if slot in every}
             self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
-            loss = self._judge(self._queues.generations(owned), now)
             self._by_node = self._spread(every)
-        elif loss := self._judge(self._queues.generations(self._samples()), now):
-            # One node has lost something: which of our slots?
-            self._judge(self._queues.generations(owned), now)
+        loss = self._judge(self._ask(self._samples()), now)
+        if loss or (whole and not self._silent):
+            # If one node has lost something: which of our slots?
+            loss |= self._judge(self._queues.generations(owned), now)
         if loss:
             # Claims may be lost with the rest.
             self._book.renew([slot for slot in owned if slot in self._missing])
         self._record(now)
-        return PROBE_SECONDS
+        return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
+
+    def _ask(self, samples: Sequence[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
+        """The generations of one slot per node; takes note of the nodes that do not answer."""
+        found = self._queues.generations(samples)
+        now = self._clock.monotonic()
+        self._silent = False
+        out: dict[object, IndexUnavailable] = {}
+        for slot, answer in found.items():
+            node = self._queues.node_of(slot)
+            if not isinstance(answer, IndexUnavailable):
+                self._answered[node] = now
+                continue
+            self._silent = True
+            if now - self._answered.setdefault(node, now) >= OUT_SECONDS:
+                out[node] = answer
+        before, self._out = self._out, frozenset(out)
+        for node in self._out - before:
+            log.warning("index_unreachable", error=str(out[node]))
+        if before - self._out:
+            log.info("index_reachable", nodes=len(before - self._out))
+            self._looked_at = float("-inf")
+        if before != self._out:
+            self.on_change()
+        return found
 
     def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
         """The slots of each node; of those that were in order alone, where there are such."""

@@ -11,7 +11,9 @@ from toc.queue import queues
 
 __all__ = ["center"]
 
-_FENCE = re.compile(r" and tonumber\(scores\[n\]\) % 1000 == [^\n]+ then")
+_FENCE = re.compile(
+    r" and (tonumber\(scores\[n\]\) % 1000 == fence|\(score % 1000 == fence or score == fence\)) then"
+)
 
 for script in (queues._EXTEND, queues._COMMIT, queues._ROLLBACK, queues._BURY):
     script.source, found = _FENCE.subn(" then", script.source)
