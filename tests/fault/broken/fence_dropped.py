@@ -1,4 +1,7 @@
-"""Scripts that move an entry of the PrepareQueue whoever has it by now."""
+"""Scripts that move an entry of the PrepareQueue whoever has it by now, and a row check that sees no lease.
+
+Either alone keeps a task that runs from being run again by who finds its entry.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import re
 from harness.app import center
 
 from toc.queue import queues
+from toc.store.leases import Leases
+from toc.store.server import Server
+from toc.task import TryRow
 
 __all__ = ["center"]
 
@@ -19,3 +25,10 @@ for script in (queues._EXTEND, queues._COMMIT, queues._ROLLBACK, queues._BURY):
     script.source, found = _FENCE.subn(" then", script.source)
     assert found == 1, script.name
     script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
+
+
+def _judged(self: Leases, server: Server, rows: list[TryRow]) -> list[TryRow]:  # noqa: ARG001
+    return [row._replace(lease=0) for row in rows]
+
+
+Leases.judged = _judged  # type: ignore[method-assign]
