@@ -1,6 +1,7 @@
-"""Scripts that move an entry of the PrepareQueue whoever has it by now, and a row check that sees no lease.
+"""Scripts that move an entry of the PrepareQueue whoever has it by now.
 
-Either alone keeps a task that runs from being run again by who finds its entry.
+What the fence keeps from being run again is kept from it by two other things as well, which this build lacks
+too: the lease on the row, and that a worker does not start what it is running.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from toc.queue import queues
 from toc.store.leases import Leases
 from toc.store.server import Server
 from toc.task import TryRow
+from toc.worker.entry import Entry, Held, Inflight
 
 __all__ = ["center"]
 
@@ -32,3 +34,14 @@ def _judged(self: Leases, server: Server, rows: list[TryRow]) -> list[TryRow]:  
 
 
 Leases.judged = _judged  # type: ignore[method-assign]
+
+
+_right = Inflight.hold
+
+
+def _hold(self: Inflight, entry: Entry) -> Held:
+    self._entries.pop(entry.job_id, None)
+    return _right(self, entry)
+
+
+Inflight.hold = _hold  # type: ignore[method-assign]
