@@ -69,6 +69,7 @@ def examine(center: TimeoutCenter) -> list[Line]:
     slots = [slot for topic in topics for slot in topic.slots()]
     peeks = center.queues.peek(slots)
     lines += _index_rights(center, peeks, lines)
+    lines += _without_index(peeks)
     if settings.zookeeper:
         lines += _cluster(center, settings.zookeeper, topics)
     else:
@@ -118,6 +119,17 @@ def _index_rights(
     if slots and not texts:
         found.append(Line(Level.OK, "redis", "-", f"{len(peeks)} slots can be read and changed", ""))
     return found
+
+
+def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
+    away = sum(isinstance(peek, IndexUnavailable) for peek in peeks.values())
+    if away:
+        what = (
+            f"{away} of {len(peeks)} slots are out of reach from here: "
+            "workers that miss them too run what is due there from the task table"
+        )
+        do = "bring Redis back; toc_slots_without_redis in the metrics of each daemon tells of its workers"
+        yield Line(Level.WARN, "slots", "-", what, do)
 
 
 # --- who works --------------------------------------------------------------------------------------------

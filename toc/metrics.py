@@ -317,6 +317,16 @@ RECLAIMED = _counter(
 FENCES_LOST = _counter(
     "toc_fences_lost", "Tries whose entry went to others, or was lost, while they were held.", "topic"
 )
+WITHOUT_INDEX = _counter(
+    "toc_tasks_without_redis",
+    "Tasks taken from the task table because their Redis node was out of reach.",
+    "topic",
+)
+LEASED = _counter(
+    "toc_leased_entries",
+    "Entries that waited because another worker, which lives, had a lease on the row.",
+    "topic",
+)
 QUARANTINED = _counter("toc_quarantined_tasks", "Tasks that were run alone.", "topic")
 
 # --- the steps of the path; each batch is one

@@ -167,7 +167,8 @@ class TaskRow(NamedTuple):
 class TryRow(NamedTuple):
     """As much of a row as a try needs: the row check, the handler's Task, and how the try ends.
 
-    Fields as in TaskRow.
+    Fields as in TaskRow. ``lease``: 0 if no other worker has a lease on the row; the milliseconds that it
+    lasts yet if a living one has; -1 if its owner died or fell silent.
     """
 
     job_id: int
@@ -179,6 +180,7 @@ class TryRow(NamedTuple):
     version: int
     attempts: int
     crashes: int
+    lease: int
     biz_key: str | None
     attribute: str
 

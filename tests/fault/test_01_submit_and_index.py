@@ -135,20 +135,22 @@ def test_submits_while_redis_is_down_are_acknowledged_and_run_on_time_or_soon_af
     line.judge(system, within=4)
 
 
-LATE_WITHOUT_REDIS_MS = 70_000.0
+LATE_WITHOUT_REDIS_MS = 2_000.0
 """What a task may be late while Redis is away, 99 of 100 of them."""
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("rate", [300, 1000])
 def test_a_minute_without_redis_under_load_loses_no_submit(
-    build: Build, launch: Callable[..., RedisServer], verdict: Verdict
+    build: Build, launch: Callable[..., RedisServer], verdict: Verdict, rate: int
 ) -> None:
-    line = verdict(1, "a minute without Redis under load")
+    line = verdict(1, "a minute without Redis under load", f"{rate} tasks/s")
     redis = launch(RedisServer)
-    system = build(redis.url)
+    system = build(redis.url, databases=2, tables=16)
     system.start("host-a")
-    system.client.submit_many(tasks(5000, ahead=(1.0, 90.0), fail=0.05))
+    for first in range(0, (rate - 100) * 100, 5000):
+        system.client.submit_many(tasks(5000, ahead=(1.0, 101.0), fail=0.05, first=first))
     with Load(system.client, rate=100, ahead=(0.5, 5.0)) as load:
         system.wait(lambda: len(load.job_ids) > 500, "the load runs", 20)
         with system.recorder.fault("redis_down"):
@@ -165,7 +167,8 @@ def test_a_minute_without_redis_under_load_loses_no_submit(
     late = lateness(system, began, ended)
     line.prove(
         acknowledged > 4500 and late.p99 <= LATE_WITHOUT_REDIS_MS,
-        f"{acknowledged} submits acknowledged without Redis; p99 lateness meanwhile {late.p99:.0f} ms",
+        f"{acknowledged} submits acknowledged without Redis; {late.tasks:,} tasks ran meanwhile, lateness "
+        f"p50 {late.p50:.0f} ms, p99 {late.p99:.0f} ms, most {late.most:.0f} ms",
     )
     assert not load.errors
     assert judged.duplicates.total() <= 20

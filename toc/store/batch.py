@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from toc.store import rows as sql
 from toc.store.history import FailedTry, line
+from toc.store.leases import Leases
 from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import Result, Server, Statement
 from toc.store.shards import Shards
@@ -74,8 +75,9 @@ _ENDED = {
 class Batches:
     """The batch operations. ``stamp`` gives the instant of a change, a new one at each call. Thread-safe."""
 
-    def __init__(self, shards: Shards, stamp: Callable[[], int]) -> None:
+    def __init__(self, shards: Shards, leases: Leases, stamp: Callable[[], int]) -> None:
         self._shards = shards
+        self._leases = leases
         self._stamp = stamp
 
     # --- reading -------------------------------------------------------------------------------------------
@@ -89,8 +91,8 @@ class Batches:
         """As much of the rows as a try needs, by job_id."""
 
         def read(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TryRow]:
-            what = sql.try_columns(server)
-            return sql.try_rows(server.run(sql.select_by_id(server, what, self._shards.names, ids)))
+            select = sql.select_by_id(server, sql.try_columns(server), self._shards.names, ids)
+            return self._leases.judged(server, sql.try_rows(server.run(select)))
 
         parts = self._shards.each(self._shards.group(job_ids), read)
         return {row.job_id: row for part in parts for row in part}
@@ -170,7 +172,7 @@ class Batches:
         return cases
 
     def fail(self, items: Sequence[Failure]) -> dict[int, Guard]:
-        """Write failed tries on rows that are still as they were read."""
+        """Write failed tries on rows that are still as they were read, and that nobody else has leased."""
         now = self._stamp()
         return self._guarded(
             items,
@@ -200,14 +202,16 @@ class Batches:
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
             order = [(table, by_id[job_id]) for table, part in ids.items() for job_id in part]
+            free = self._leases.free(server)
             results = server.run(
                 [
                     Statement(
-                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)}"
+                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},"
+                        f"lease_owner=NULL,lease_until=NULL"
                         f"{'' if item.error is None else ',last_error=%s'} "
                         # [rule: failure-fence]
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
-                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d}",
+                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {free}",
                         () if item.error is None else (_error_text(item.error),),
                     )
                     for table, item in order
@@ -238,7 +242,8 @@ class Batches:
                 statements.append(
                     Statement(  # [rule: new-version]
                         f"UPDATE {name} SET status={PENDING},version=version+1,attempts=0,crashes=0,"
-                        f"next_time={now},gmt_modified={stamp} WHERE {where} AND status={DEAD}"
+                        f"next_time={now},gmt_modified={stamp},lease_owner=NULL,lease_until=NULL "
+                        f"WHERE {where} AND status={DEAD}"
                     )
                 )
                 # by its stamp, so that sending all of it again after a lost answer still finds the rows

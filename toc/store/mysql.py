@@ -215,6 +215,10 @@ class MySqlServer(Server):
         second, millisecond = divmod(milliseconds, 1000)
         return f"'{_second(second)}.{millisecond:03d}'"
 
+    def from_now(self, milliseconds: int) -> str:
+        """NOW(3): sessions run in UTC."""
+        return f"NOW(3)+INTERVAL {milliseconds * 1000:d} MICROSECOND" if milliseconds else "NOW(3)"
+
     def milliseconds(self, column: str) -> str:
         """Done by the server, so that no datetime is parsed per row."""
         return f"TIMESTAMPDIFF(MICROSECOND,'1970-01-01',{column}) DIV 1000"

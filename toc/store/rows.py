@@ -19,34 +19,38 @@ KEYS = 200
 """Dedup keys looked up by one SELECT; SQLite's expressions may be 1,000 deep."""
 
 
-def columns(server: Server) -> str:
-    """What to SELECT for TaskRow, in its order and with its types."""
-    return ",".join(
-        server.milliseconds(name) if name in _INSTANTS else server.text(name) if name in _BINARY else name
-        for name in TaskRow._fields
-    )
+def columns(server: Server, **instead: str) -> str:
+    """What to SELECT for TaskRow, in its order and with its types; expressions ``instead`` of columns."""
+    return ",".join(instead.get(name) or _read(server, name) for name in TaskRow._fields)
+
+
+def _read(server: Server, name: str) -> str:
+    if name in _INSTANTS:
+        return server.milliseconds(name)
+    return server.text(name) if name in _BINARY else name
 
 
 def try_columns(server: Server) -> str:
     """What to SELECT for ``try_rows``: all of it as one text, numbers first, the attribute last.
 
     The driver, written in Python, takes 5 microseconds for each column of a result and half of one for each
-    value in it; eleven columns would cost more than everything else that is done for a task.
+    value in it; a dozen columns would cost more than everything else that is done for a task.
     """
     parts = [server.milliseconds(name) if name in _INSTANTS else name for name in TryRow._fields]
+    parts[-3] = "COALESCE(lease_owner,0)"
     parts[-2] = "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END"
     return server.joined(parts)
 
 
 def try_rows(results: Iterable[Result]) -> list[TryRow]:
-    """The rows of all results of ``try_columns``."""
+    """The rows of all results of ``try_columns``; as ``lease`` the number of who has one, 0 for nobody."""
     rows = []
     for result in results:
         for (text,) in result.rows:
-            parts = text.split(",", 10)
-            key = parts[9]
+            parts = text.split(",", 11)
+            key = parts[10]
             biz_key = None if key == "-" else bytes.fromhex(key).decode()
-            rows.append(TryRow._make((*map(int, parts[:9]), biz_key, parts[10])))
+            rows.append(TryRow._make((*map(int, parts[:10]), biz_key, parts[11])))
     return rows
 
 

@@ -157,6 +157,10 @@ class Server(ABC):
         """An instant as a literal."""
 
     @abstractmethod
+    def from_now(self, milliseconds: int) -> str:
+        """An expression for the instant so many milliseconds after now, by the clock of this server."""
+
+    @abstractmethod
     def milliseconds(self, column: str) -> str:
         """An expression that reads an instant as integer milliseconds."""
 

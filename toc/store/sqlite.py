@@ -150,6 +150,10 @@ class SqliteServer(Server):
         """Instants are stored as milliseconds."""
         return f"{milliseconds:d}"
 
+    def from_now(self, milliseconds: int) -> str:
+        """All who use the file share this machine's clock."""
+        return f"{time.time_ns() // 1_000_000 + milliseconds:d}"
+
     def milliseconds(self, column: str) -> str:
         """The column as it is."""
         return column

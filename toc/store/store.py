@@ -18,6 +18,7 @@ from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard
 from toc.store.check import require
 from toc.store.ended import FINAL, Ended, EndedRow, Place
 from toc.store.history import FailedTry, parse
+from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.scan import Scans
 from toc.store.select import Selection, Selections
 from toc.store.server import TRIES, Statement
@@ -61,7 +62,8 @@ class Store:
         )
         self._clock = clock
         self._last_stamp = 0
-        self._batches = Batches(self._shards, self._stamp)
+        self.leases = Leases(self._shards)
+        self._batches = Batches(self._shards, self.leases, self._stamp)
         self._ended = Ended(self._shards)
         self._selections = Selections(self._shards)
         self._submitter = Submitter(self._shards, JobIds(clock))
@@ -143,16 +145,21 @@ class Store:
         return sorted(rows, key=lambda row: (row.action_time, row.job_id))
 
     def cancel(self, job_id: int) -> tuple[bool, TaskRow | None]:
-        """Cancel a pending task. Returns whether this call did it, and the row as it was before."""
+        """Cancel a pending task. Returns whether this call did it, and the row as it was before.
+
+        A row that is leased counts as tried: a lease is committed before a handler starts without the index.
+        """
         table = self._shards.table_of(job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
         now = self._stamp()
         ended, where = server.instant(now), f"job_id={job_id:d}"
+        tried = LEASED_IS_TRIED.format(greatest=server.greatest)
+        what = sql.columns(server, attempts=tried)
         statements = [
-            Statement(f"SELECT {sql.columns(server)} FROM {name} WHERE {where}{server.for_update}"),
+            Statement(f"SELECT {what} FROM {name} WHERE {where}{server.for_update}"),
             Statement(
-                f"UPDATE {name} SET status={CANCELLED},next_time={ended},gmt_modified={ended} "
-                f"WHERE {where} AND status={PENDING}"
+                f"UPDATE {name} SET status={CANCELLED},attempts={tried},next_time={ended},"
+                f"gmt_modified={ended} WHERE {where} AND status={PENDING}"
             ),
         ]
         read, update = server.run(statements, transaction=True)
@@ -165,25 +172,33 @@ class Store:
     def reschedule(self, job_id: int, action_time: int) -> tuple[bool, TaskRow | None]:
         """Give a pending task a new deadline (milliseconds), all its tries, and version + 1.
 
-        Returns whether this call did it, and the row as it was before.
+        Returns whether this call did it, and the row as it was before; one that is leased counts as tried.
+        The lease stays: the try for the old deadline may be running.
         """
         table = self._shards.table_of(job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
         due, now = server.instant(action_time), self._stamp()
+        select = Statement(
+            f"SELECT lease_owner IS NOT NULL,{sql.columns(server)} FROM {name} WHERE job_id={job_id:d}"
+        )
         for _ in range(TRIES):
-            row = self.get(job_id)
+            found = server.run([select])[0].rows
+            row = TaskRow._make(found[0][1:]) if found else None
             if row is None or row.status != PENDING:
                 return False, row
+            leased = bool(found[0][0])
+            before = row._replace(attempts=max(row.attempts, 1)) if leased else row
             update = Statement(  # [rule: new-version]
                 f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},next_time={due},"
                 f"gmt_modified={server.instant(now)} WHERE job_id={job_id:d} AND status={PENDING} "
                 f"AND version={row.version:d} AND attempts={row.attempts:d} AND crashes={row.crashes:d}"
+                f"{'' if leased else ' AND lease_owner IS NULL'}"
             )
             if server.run([update])[0].matched == 1:
-                return True, row
+                return True, before
             after = self.get(job_id)
             if after is not None and (after.version, after.gmt_modified) == (row.version + 1, now):
-                return True, row  # by this very call, whose first answer was lost
+                return True, before  # by this very call, whose first answer was lost
         raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; try again")
 
     # --- many tasks ----------------------------------------------------------------------------------------

@@ -11,21 +11,31 @@ from toc.queue.scores import store_score
 from toc.task import TryRow
 from toc.topic import Slot, Topic
 
+NO_FENCE = -1.0
+"""The fence of an entry that was taken without Redis: nothing stands in a PrepareQueue for it."""
+CHECK_LASTS_SECONDS = 1.0
+"""How long a row check holds for an entry that has no lease: who takes tasks without Redis waits longer."""
+
 
 class Entry:
-    """One PrepareQueue entry in this worker's hands, from prepare until it left the PrepareQueue.
+    """A task in this worker's hands, from prepare until its entry left the PrepareQueue.
 
     ``fence`` is what its PrepareQueue score must still carry for this worker to move it. ``kept`` is the
     monotonic time of the last keep-alive, ``started`` that of the handler's start (0: not yet), ``ended``
-    that of its end (not before it), ``taken`` Redis's time of the prepare in milliseconds.
+    that of its end (not before it), ``taken`` Redis's time of the prepare in milliseconds. ``checked`` is the
+    monotonic time of the last row check (0: none yet), ``leased`` that until which this worker surely has a
+    lease on the row, ``lease_at`` that from which it should ask for a longer one (0: it has not asked yet).
     """
 
     __slots__ = (
+        "checked",
         "ended",
         "fence",
         "handler",
         "job_id",
         "kept",
+        "lease_at",
+        "leased",
         "lost",
         "row",
         "settled",
@@ -52,6 +62,9 @@ class Entry:
         self.started = 0.0
         self.settled = False
         self.lost = False
+        self.checked = 0.0
+        self.leased = 0.0
+        self.lease_at = 0.0
 
     def row_score(self, at: int | None = None) -> float:
         """The StoreQueue score that the row asks for: its next time (or ``at``), its tries left."""
@@ -62,7 +75,7 @@ class Entry:
 
     def unread_score(self) -> float:
         """The same when the row could not be read: due at once, with the tries left of the fence."""
-        remaining = int(self.fence)
+        remaining = max(int(self.fence), 1)
         return store_score(self.taken, remaining, self.topic.retries - remaining)
 
 
@@ -106,18 +119,32 @@ class Inflight:
             if older is not None and older.started:
                 older.fence, older.kept, older.lost = entry.fence, entry.kept, False
                 return Held.RUNNING  # [rule: held-once]
+            if older is not None:
+                entry.leased, entry.lease_at = older.leased, older.lease_at
             self._entries[entry.job_id] = entry
             return Held.NEW
+
+    def hold_if_free(self, entry: Entry) -> bool:
+        """Hold an entry that is about to be taken without Redis, unless its id is held or on the move."""
+        with self._lock:
+            if entry.job_id in self._entries or entry.job_id in self._moving:
+                return False
+            self._entries[entry.job_id] = entry
+            return True
 
     def start(self, entry: Entry, now: float) -> bool:
         """Note that the try starts; False, and it is let go, when others may have the entry by now.
 
         That is so when nobody here has kept it alive in time: this process was paused, or Redis out of reach.
+        And when its row was checked too long ago, unless it has a lease: who has lost Redis may have it.
         """
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
                 return False
-            if entry.lost or now - entry.kept > entry.topic.prepare_timeout:  # [rule: last-look]
+            indexed = entry.fence != NO_FENCE
+            timed_out = indexed and now - entry.kept > entry.topic.prepare_timeout
+            checked = indexed and now - entry.checked <= CHECK_LASTS_SECONDS
+            if entry.lost or timed_out or not (checked or now < entry.leased):  # [rule: last-look]
                 del self._entries[entry.job_id]
                 return False
             entry.started = now
@@ -131,16 +158,21 @@ class Inflight:
                     del self._entries[entry.job_id]
 
     def depart(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Let entries go whose move begins; returns them without those whose id was taken anew.
+        """Let entries go whose move begins; returns those that have something to move.
 
-        Before the move, because a rolled back entry may be taken again before its call returns; and until
-        ``arrived`` the same id is not held under the same fence.
+        Not those whose id was taken anew, nor those that were taken without Redis. They go before the move,
+        because a rolled back entry may be taken again before its call returns; and until ``arrived`` the same
+        id is not held under the same fence.
         """
+        going: list[Entry] = []
         with self._lock:
-            going = [entry for entry in entries if self._entries.get(entry.job_id) in (None, entry)]
-            for entry in going:
+            for entry in entries:
+                if self._entries.get(entry.job_id) not in (None, entry):
+                    continue
                 self._entries.pop(entry.job_id, None)
-                self._moving[entry.job_id] = entry.fence
+                if entry.fence != NO_FENCE:
+                    self._moving[entry.job_id] = entry.fence
+                    going.append(entry)
         return going
 
     def arrived(self) -> None:

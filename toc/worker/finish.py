@@ -123,6 +123,10 @@ class Finisher:
             [(entry, entry.row_score(entry.taken + entry.row.next_time - now)) for entry in entries]
         )
 
+    def give_back_until(self, times: Iterable[tuple[Entry, int]]) -> None:
+        """Return entries until these instants, at which somebody else's lease on their rows ends."""
+        self._roll_back([(entry, entry.row_score(at)) for entry, at in times])
+
     def _roll_back(self, pairs: list[tuple[Entry, float]]) -> None:
         if pairs:
             self._moves.append(Moves(rollback=pairs))
@@ -261,6 +265,7 @@ class Finisher:
                 moves.bury.append(entry)
             else:
                 self._outcomes[entry.topic.name, "failed"] += 1
+                entry.leased = 0.0  # the row has no lease any more
                 failure = retries[entry.job_id]
                 left = entry.topic.remaining(failure.new_attempts)
                 moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
@@ -286,6 +291,8 @@ class Finisher:
         if not count:
             return moves
         began = self._clock.monotonic()
+        # While they are held here: a lease that is given up must not be one that was taken anew.
+        self._release([e for e, _ in moves.rollback if e.leased and self._inflight.get(e.job_id) is e])
         try:
             return self._send(moves.departing(self._inflight))
         finally:
@@ -324,6 +331,17 @@ class Finisher:
                 if isinstance(buried[slot], IndexUnavailable):
                     failed.bury += entries
         return failed
+
+    def _release(self, entries: list[Entry]) -> None:
+        """Give up the leases of what goes back."""
+        if not entries:
+            return
+        try:
+            self._store.leases.release([entry.job_id for entry in entries])
+        except StoreUnavailable as exc:
+            log.warning("rows_not_written", tries=len(entries), error=str(exc))  # they will run out
+        for entry in entries:
+            entry.leased = 0.0
 
 
 def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:

@@ -11,7 +11,7 @@ from toc.metrics import FENCES_LOST
 from toc.queue.queues import Queues
 from toc.topic import Slot
 from toc.worker.dispatch import Dispatcher
-from toc.worker.entry import Entry, Inflight
+from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
 
@@ -52,7 +52,8 @@ class Keeper:
         now = self._clock.monotonic()
         aging: dict[Slot, list[Entry]] = {}
         for entry in self._inflight.snapshot():
-            if now - entry.kept > entry.topic.prepare_timeout / 3 and not entry.lost:
+            fenced = entry.fence != NO_FENCE and not entry.lost
+            if fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
                 aging.setdefault(entry.slot, []).append(entry)
             if entry.started and not entry.settled and now - entry.started > entry.topic.max_runtime:
                 self._end(entry, now)

@@ -30,6 +30,7 @@ from toc.topic import Slot
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Entry, Held, Inflight
 from toc.worker.finish import Finisher
+from toc.worker.leases import LeaseKeeper
 from toc.worker.loop import Loop
 from toc.worker.quarantine import Quarantine
 from toc.worker.resume import ResumeRate
@@ -83,6 +84,7 @@ class Poller:
         self._finisher = finisher
         self.dispatcher: Dispatcher
         self.quarantine: Quarantine
+        self.leases: LeaseKeeper
         """Set by whoever composes the worker: they need each other."""
         self._lock = threading.Lock()
         self._news: dict[Slot | None, int] = {}
@@ -287,7 +289,7 @@ class Poller:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         if taken:
             failpoint("poll.taken")
-            self._check(taken)
+            self.check(taken)
         self._prepare_step.took(prepared, len(taken))  # after what is due has been handed over
         return len(taken)
 
@@ -319,15 +321,17 @@ class Poller:
             # its late failure will find another (attempts, crashes) on the row.
         return held
 
-    def _check(self, entries: list[Entry]) -> None:
-        """The row check: what the row says goes, whatever the index said."""
+    def check(self, entries: list[Entry]) -> None:
+        """The row check: what the row says goes, whatever the index said. Any thread may ask for it."""
         began = self._clock.monotonic()
-        rows = self._read([entry.job_id for entry in entries])
+        found = self._read([entry.job_id for entry in entries])
         read = self._clock.monotonic() - began
-        if rows is None:
+        if found is None:
             self._finisher.give_back_unread(entries)
             return
+        rows, asked = found
         now = self._clock.now_ms()
+        leased: list[Entry] = []
         ready: list[Entry] = []
         soon: list[Entry] = []
         behind: list[Entry] = []
@@ -340,9 +344,12 @@ class Poller:
                 refused.append((entry, None))
                 continue
             entry.row = row
+            entry.checked = asked
             if row.status != TaskStatus.PENDING:
                 STALE.of(entry.topic.name).add()
                 refused.append((entry, row))
+            elif row.lease and row.next_time - now <= MAX_CLOCK_SKEW_MS:
+                leased.append(entry)
             elif row.next_time <= now:  # [rule: row-check]
                 ready.append(entry)
             elif row.next_time - now <= MAX_CLOCK_SKEW_MS:
@@ -351,6 +358,8 @@ class Poller:
                 behind.append(entry)
             else:
                 refused.append((entry, row))
+        if leased:
+            ready += self.leases.judge(leased)
         if soon:
             self.too_early(soon)
         if behind:
@@ -362,14 +371,15 @@ class Poller:
             self._start(ready)
         self._read_step.took(read, len(entries))
 
-    def _read(self, job_ids: list[int]) -> dict[int, TryRow] | None:
-        """The rows, waiting for MySQL if need be; None when the worker stops meanwhile.
+    def _read(self, job_ids: list[int]) -> tuple[dict[int, TryRow], float] | None:
+        """The rows and when they were asked for, waiting for MySQL if need be; None when the worker stops.
 
         Nothing more is taken while it waits, so what is held stays bounded; it is kept alive meanwhile.
         """
         while True:
+            asked = self._clock.monotonic()
             try:
-                return self._store.read_tries(job_ids)
+                return self._store.read_tries(job_ids), asked
             except StoreUnavailable as exc:
                 log.warning("rows_not_read", tasks=len(job_ids), error=str(exc))
                 if not self._taking:
@@ -434,7 +444,7 @@ class Poller:
             found += [entry for entry, stands in zip(held, standing, strict=True) if stands]
         if found:
             log.info("entries_adopted", tasks=len(found))
-            self._check(found)
+            self.check(found)
 
 
 def _share(members: list[OwnedSlot], room: int) -> tuple[list[OwnedSlot], int]:

@@ -26,7 +26,7 @@ from toc.client import TimeoutCenter
 from toc.coordination.assignment import TABLES
 from toc.errors import TocError
 from toc.log import configure, get_logger
-from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, Board, write_to
+from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, WITHOUT_REDIS, Board, write_to
 from toc.narrow import Narrowing
 from toc.queue.queues import Queues
 from toc.retention import Retention
@@ -36,8 +36,10 @@ from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Entry, Inflight
+from toc.worker.fallback import Fallback
 from toc.worker.finish import Finisher
 from toc.worker.keepalive import Keeper
+from toc.worker.leases import LeaseKeeper
 from toc.worker.link import Link, pack, unpack
 from toc.worker.loop import Loop, end_process, watched_thread
 from toc.worker.poll import Poller
@@ -108,7 +110,7 @@ class Worker:
             async_limit=settings.async_limit,
             too_early=self.poller.too_early,
             let_go=self.poller.look_for,
-            has_room=self.poller.has_room,
+            has_room=self._has_room,
         )
         self.quarantine = self.poller.quarantine = Quarantine(
             app=app,
@@ -118,6 +120,15 @@ class Worker:
             inflight=self.inflight,
             clock=clock,
             too_early=self.poller.too_early,
+        )
+        center.store.leases.identify(worker_id)
+        self._leases = center.store.leases
+        self.lease_keeper = self.poller.leases = LeaseKeeper(
+            store=center.store,
+            clock=clock,
+            inflight=self.inflight,
+            finisher=self.finisher,
+            max_crashes=settings.max_crashes,
         )
         self.keeper = Keeper(
             queues=center.queues,
@@ -163,6 +174,20 @@ class Worker:
         self._purging = Loop("retention", self.retention.run_once)
         self.narrowing = Narrowing(center.store, center.queues, self._catalog, clock)
         self._narrowing = Loop("narrow", self.narrowing.run_once)
+        self.fallback = Fallback(
+            store=center.store,
+            catalog=self._catalog,
+            clock=clock,
+            handlers=center.handlers,
+            book=self.book,
+            inflight=self.inflight,
+            finisher=self.finisher,
+            dispatcher=self.dispatcher,
+            leases=self.lease_keeper,
+            watch=self.watch,
+            check=self.poller.check,
+        )
+        self.watch.on_change = self._index_changed
         self._listener = center.queues.listener()
         self._listening = watched_thread("wake", lambda: self._listener.run(self._woken))
         self._loops = [
@@ -175,6 +200,8 @@ class Worker:
             self._purging,
             self._narrowing,
             self.watch.loop,
+            self.lease_keeper.loop,
+            self.fallback.loop,
             Loop("catalog", self._refresh_catalog),
         ]
         # A task may run alone for as long as max_runtime says; the catalog and retention hold nothing up.
@@ -204,7 +231,18 @@ class Worker:
         if not self._recycling:
             self._recycling = True
             self.poller.pause_taking()
+            self.fallback.pause_taking()
             self._wake_sender.send(b"\0")
+
+    def _has_room(self) -> None:
+        self.poller.has_room()
+        if self.fallback.slots:
+            self.fallback.loop.wake()
+
+    def _index_changed(self) -> None:
+        """A node is out of reach, or back."""
+        self.fallback.loop.wake()
+        self.reclaimer.look_now()
 
     def _woken(self, slot: Slot | None, due_ms: int | None) -> None:
         if slot is None or due_ms is None:
@@ -278,6 +316,7 @@ class Worker:
             HANDLERS.of(topic).set(running)
             WAITING.of(topic).set(waiting)
         UNWRITTEN.of().set(self.finisher.backlog)
+        WITHOUT_REDIS.of().set(self.fallback.slots)
         now = self._clock.monotonic()
         busy = {loop.name: loop.busy_seconds(now) for loop in self._watched}
         for name, seconds in busy.items():
@@ -287,6 +326,7 @@ class Worker:
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "dead":
+            self._leases.set_dead(message["workers"])
             self.book.dead = frozenset(message["workers"])
             self.reclaimer.look_now()
         elif kind == "take":
@@ -295,7 +335,8 @@ class Worker:
             self.sweepers.add(tables)
             self.retention.add(tables)
             self.narrowing.add(tables)
-            self.book.want(slot for slot in slots if slot.topic != TABLES)
+            wanted = [slot for slot in slots if slot.topic != TABLES]
+            self.book.want(wanted, self._clock.monotonic())
             self._claimed_at = float("-inf")
         elif kind == "drop":
             self._drop(unpack(message["slots"]))
@@ -363,8 +404,9 @@ class Worker:
         hears ``leaving``, while our last handlers still run under our claims.
         """
         self.poller.pause_taking()
+        self.fallback.pause_taking()
         self.quarantine.leave()
-        owned = self.book.give_up(list(self.book.owned))
+        owned = self.book.give_up(list(self.book.wanted))
         self._listener.set_slots(())
         for sweeping in self._sweeping:
             sweeping.stop(0)

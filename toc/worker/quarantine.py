@@ -353,6 +353,7 @@ class Quarantine:
                 (guard,) = self._store.fail([_change(row, counted, ALONE)]).values()
                 if guard is Guard.APPLIED:
                     entry.row = counted
+                    entry.lease_at = 0.0  # the row has no lease any more
                     return True
         except StoreUnavailable as exc:
             log.warning("rows_not_written", tries=1, error=str(exc))

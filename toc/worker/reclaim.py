@@ -20,9 +20,10 @@ from toc.queue.queues import Queues
 from toc.queue.scores import split, store_score
 from toc.store.batch import Failure, Guard
 from toc.store.store import Store
-from toc.task import TaskStatus, TryRow
+from toc.task import TaskStatus
 from toc.topic import Slot, Topic
-from toc.worker.entry import Inflight
+from toc.worker.crash import crash_of
+from toc.worker.entry import NO_FENCE, Inflight
 from toc.worker.loop import Loop
 from toc.worker.poll import Poller
 from toc.worker.slots import OwnedSlot, SlotBook, instant_of
@@ -33,9 +34,6 @@ TICK_SECONDS = 1.0
 TURNED_SECONDS = 0.03
 PEEK_SECONDS = 5.0
 RECLAIM_LIMIT = 200
-MAX_CRASHES = 60_000
-"""What the column holds; a task that has killed its worker so often is not counted further."""
-CRASHED = "the worker that ran it died or fell silent"
 
 
 class Reclaimer:
@@ -86,7 +84,7 @@ class Reclaimer:
 
     def _peek(self) -> None:
         owned = self._book.owned
-        held = Counter(entry.slot for entry in self._inflight.snapshot())
+        held = Counter(entry.slot for entry in self._inflight.snapshot() if entry.fence != NO_FENCE)
         idle: dict[Slot, list[int]] = {}
         for slot, peek in self._queues.peek(list(owned)).items():
             if isinstance(peek, IndexUnavailable):
@@ -136,7 +134,8 @@ class Reclaimer:
             dead = _numbers_of(self._book.dead, self._book.owned[slot]) if slot in self._book.owned else []
             for job_id, score in pairs:
                 row = rows.get(job_id)
-                if row is not None and row.status == TaskStatus.PENDING:
+                # Not what a living worker has leased: it has lost Redis, and the task still runs there.
+                if row is not None and row.status == TaskStatus.PENDING and row.lease <= 0:
                     _, remaining, claim = split(score)
                     failure = crash_of(row, topic, remaining, now, self._max_crashes, dead=claim in dead)
                     if failure is not None:
@@ -162,7 +161,8 @@ class Reclaimer:
                 elif row.status == TaskStatus.DEAD:
                     buries.setdefault(slot, []).append((job_id, score, now))
                 elif job_id not in crashes:
-                    target = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
+                    due = max(row.next_time, now + row.lease if row.lease > 0 else 0)
+                    target = store_score(due, topic.remaining(row.attempts), row.attempts)
                     backs.setdefault(slot, []).append((job_id, score, target))
                 elif guards[job_id] is Guard.APPLIED:
                     TRIES.of(topic.name, "crashed").add()
@@ -181,37 +181,6 @@ class Reclaimer:
         for slot, pairs in found.items():
             RECLAIMED.of(slot.topic).add(len(pairs))
         log.warning("reclaimed", slots=len(found), tasks=sum(len(pairs) for pairs in found.values()))
-
-
-def crash_of(
-    row: TryRow, topic: Topic, remaining: int, now: int, max_crashes: int, *, dead: bool
-) -> Failure | None:
-    """How the row changes because its try ended with its worker; None when it stays as it is.
-
-    Charges a try, but never the last one: no task dies of a crash of its worker. Where the row was written
-    before (more tries are used up than by the entry), a try is not charged again; but unless its worker is
-    known to be dead, the crash is counted all the same: the entry may carry stale tries, whoever ran it may
-    be running on, and its late failure must find another row. From ``max_crashes`` on it runs in quarantine,
-    which counts its runs itself when they begin; what only waited there is not counted.
-    """
-    written = row.attempts > topic.retries - remaining
-    if row.next_time > now or row.crashes >= max_crashes or (written and dead):  # [rule: crash-counted]
-        return None
-    attempts, error = row.attempts, None
-    if not written:
-        # max, as retries may have been lowered  [rule: never-the-last]
-        attempts = max(attempts, min(attempts + 1, topic.retries - 1))
-        error = CRASHED
-    return Failure(
-        row.job_id,
-        row.version,
-        row.attempts,
-        row.crashes,
-        attempts,
-        min(row.crashes + 1, MAX_CRASHES),
-        max(now, row.action_time),  # not before it, even if the clock was set back
-        error,
-    )
 
 
 def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:

@@ -46,22 +46,23 @@ class SlotBook:
         self._queues = queues
         self._worker_id = worker_id
         self._lock = threading.Lock()
-        self._wanted: set[Slot] = set()
+        self.wanted: dict[Slot, float] = {}
+        """What we were told to consume, since which monotonic time. Replaced, never changed in place."""
         self.owned: dict[Slot, OwnedSlot] = {}
         """Replaced, never changed in place: readers may iterate over it."""
         self.dead: frozenset[str] = frozenset()
         """Workers that are known to be dead: what carries their numbers is not running."""
 
-    def want(self, slots: Iterable[Slot]) -> None:
-        """Slots to claim from now on."""
+    def want(self, slots: Iterable[Slot], now: float = 0.0) -> None:
+        """Slots to claim from now on; ``now`` is the monotonic time."""
         with self._lock:
-            self._wanted.update(slots)
+            self.wanted = dict.fromkeys(slots, now) | self.wanted
 
     def give_up(self, slots: Iterable[Slot]) -> list[OwnedSlot]:
         """Forget slots; returns those that were claimed, so that their numbers can be handed back later."""
         gone = set(slots)
         with self._lock:
-            self._wanted -= gone
+            self.wanted = {slot: since for slot, since in self.wanted.items() if slot not in gone}
             dropped = [owned for slot, owned in self.owned.items() if slot in gone]
             self.owned = {slot: owned for slot, owned in self.owned.items() if slot not in gone}
         return dropped
@@ -69,11 +70,11 @@ class SlotBook:
     @property
     def incomplete(self) -> bool:
         """Whether some wanted slot has no claim yet."""
-        return len(self._wanted) > len(self.owned)
+        return len(self.wanted) > len(self.owned)
 
     def claim_missing(self) -> list[OwnedSlot]:
         """Draw claim numbers for wanted slots that have none; returns the slots that are now owned."""
-        missing = [slot for slot in self._wanted if slot not in self.owned]
+        missing = [slot for slot in self.wanted if slot not in self.owned]
         if not missing:
             return []
         results = self._queues.claim(missing, self._worker_id)
@@ -87,7 +88,7 @@ class SlotBook:
         if failures:
             log.warning("slots_not_claimed", slots=len(failures), error=str(failures[0]))
         with self._lock:
-            fresh = [owned for owned in fresh if owned.slot in self._wanted]
+            fresh = [owned for owned in fresh if owned.slot in self.wanted]
             self.owned = self.owned | {owned.slot: owned for owned in fresh}
         return fresh
 

@@ -6,8 +6,12 @@ FLUSHALL. Then everything is put back from the rows at once, what is due soonest
 
     every worker    asks one slot per node twice a second, so it sees the loss while the key is missing, and
                     refills the index from the tables that it sweeps
-    the owner       of a slot draws its claim number anew, since that is lost too, and records the new
-                    generation once its own tables are through, but not before the others must have seen it
+    the owner       of a slot draws its claim number anew, since that is lost too, and marks the slot as being
+                    filled; it records the new generation once its own tables are through, but not before
+                    the others must have seen the loss
+
+The mark (``filling``, the run_id, the claim number) is to others what a missing key is: not whole. But when
+it vanishes or becomes another, data was lost once more, and all begins anew.
 
 Who takes over tables goes through them anyway, so it does no harm when a worker ends half-way. The keys of
 single slots that vanished (nobody else looks at them) are noticed by their owner within 5 s, who refills from
@@ -16,7 +20,7 @@ its own tables; from others what is due comes back in time, the rest with their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from toc.catalog import TopicCatalog
@@ -33,10 +37,18 @@ from toc.worker.slots import SlotBook
 log = get_logger(__name__)
 
 PROBE_SECONDS = 0.5
+PROBE_AGAIN_SECONDS = 0.25
+"""The same while a node does not answer."""
+OUT_SECONDS = 1.0
+"""How long a node has not answered when its slots begin to be served without it."""
 LOOK_SECONDS = 5.0
 """How often every slot that is owned is looked at."""
 HOLD_SECONDS = 3.0
 """How long after a loss was seen no new generation is recorded: every worker has looked by then."""
+
+
+FILLING = "filling"
+"""With what the generation of a slot begins that is being filled."""
 
 
 class IndexWatch:
@@ -62,14 +74,24 @@ class IndexWatch:
         self._book = book
         self._on_loss = on_loss
         self._refilled = refilled
-        self._good: dict[Slot, str] = {}
-        """Slots whose generation was as it should be, with the run_id."""
+        self._seen: dict[Slot, str] = {}
+        """What was recorded for slots when they were looked at last: that they are whole, or being filled."""
         self._missing: dict[Slot, tuple[str, float]] = {}
         """Slots whose generation is not: the run_id that answered, and since when that is known."""
         self._looked_at = float("-inf")
         self._by_node: list[list[Slot]] = []
         """The slots to ask for, by node."""
         self._turn = 0
+        self._sampled: list[Slot] = []
+        """The slots that were asked for last, by node."""
+        self._answered: dict[object, float] = {}
+        """When each node answered last."""
+        self._silent = False
+        """Whether some node did not answer when it was asked last."""
+        self._out: frozenset[object] = frozenset()
+        """Nodes that are out of reach."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a node is out of reach, or back. Set by who composes the worker."""
         self.loop = Loop("watch", self.run_once)
 
     def look_now(self) -> None:
@@ -77,69 +99,127 @@ class IndexWatch:
         self._looked_at = float("-inf")
         self.loop.wake()
 
+    def out_of_reach(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Those of the slots whose node has not answered for ``OUT_SECONDS``. Any thread may ask."""
+        out = self._out
+        return [slot for slot in slots if self._queues.node_of(slot) in out] if out else []
+
     def run_once(self) -> float:
         """One look; returns the seconds until the next."""
         now = self._clock.monotonic()
         owned = self._book.owned
-        if now - self._looked_at >= LOOK_SECONDS or any(
-            slot not in self._good and slot not in self._missing for slot in owned
-        ):
+        whole = now - self._looked_at >= LOOK_SECONDS or (
+            not self._silent and any(slot not in self._seen and slot not in self._missing for slot in owned)
+        )
+        if whole:
             self._looked_at = now
             every = set(chain.from_iterable(topic.slots() for topic in self._catalog.known().values()))
-            every.update(owned)
-            self._good = {slot: run_id for slot, run_id in self._good.items() if slot in every}
+            every.update(self._book.wanted)
+            self._seen = {slot: recorded for slot, recorded in self._seen.items() if slot in every}
             self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
-            loss = self._judge(self._queues.generations(owned), now)
-            self._by_node = self._spread(every)
-        elif loss := self._judge(self._queues.generations(self._samples()), now):
-            # One node has lost something: which of our slots?
-            self._judge(self._queues.generations(owned), now)
+            self._by_node, self._sampled = self._spread(every), []
+        loss = self._judge(self._ask(self._samples()), now)
+        if loss or (whole and not self._silent):
+            # If one node has lost something: which of our slots?
+            loss |= self._judge(self._queues.generations(owned), now)
         if loss:
             # Claims may be lost with the rest.
             self._book.renew([slot for slot in owned if slot in self._missing])
+        self._mark()
         self._record(now)
-        return PROBE_SECONDS
+        return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
+
+    def _ask(self, samples: Sequence[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
+        """The generations of one slot per node; takes note of the nodes that do not answer."""
+        found = self._queues.generations(samples)
+        now = self._clock.monotonic()
+        self._silent = False
+        out: dict[object, IndexUnavailable] = {}
+        for slot, answer in found.items():
+            node = self._queues.node_of(slot)
+            if not isinstance(answer, IndexUnavailable):
+                self._answered[node] = now
+                continue
+            self._silent = True
+            if now - self._answered.setdefault(node, now) >= OUT_SECONDS:
+                out[node] = answer
+        before, self._out = self._out, frozenset(out)
+        for node in self._out - before:
+            log.warning("index_unreachable", error=str(out[node]))
+        if before - self._out:
+            log.info("index_reachable", nodes=len(before - self._out))
+            self._looked_at = float("-inf")
+        if before != self._out:
+            self.on_change()
+        return found
 
     def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
-        """The slots of each node; of those that were in order alone, where there are such."""
+        """The slots of each node; those alone for which something was recorded, where there are such."""
         by_node: dict[object, list[Slot]] = {}
         for slot in slots:
             by_node.setdefault(self._queues.node_of(slot), []).append(slot)
-        return [[slot for slot in some if slot in self._good] or some for some in by_node.values()]
+        return [[slot for slot in some if slot in self._seen] or some for some in by_node.values()]
 
     def _samples(self) -> list[Slot]:
-        """One slot of each node, another one each time."""
+        """One slot of each node, another one each time; but one that is being filled until it is whole."""
         self._turn += 1
-        return [slots[self._turn % len(slots)] for slots in self._by_node]
+        before = self._sampled or [slots[0] for slots in self._by_node]
+        self._sampled = [
+            slot if _is_mark(self._seen.get(slot)) else slots[self._turn % len(slots)]
+            for slot, slots in zip(before, self._by_node, strict=True)
+        ]
+        return self._sampled
 
     def _judge(self, found: Mapping[Slot, Generation | IndexUnavailable], now: float) -> bool:
         """Take note of what was found; whether data was lost that was not known to be lost."""
         owned = self._book.owned
-        loss = known = False
+        lost: list[Slot] = []
+        known = False
         for slot, generation in found.items():
             if isinstance(generation, IndexUnavailable):
                 continue
             recorded, serving = generation
-            before = self._good.get(slot)
-            if recorded == serving and before in (None, serving):
-                self._good[slot] = serving
+            before = self._seen.get(slot)
+            if recorded is not None and (recorded == serving or _fills(recorded, serving)):
+                self._seen[slot] = recorded
+            else:
+                self._seen.pop(slot, None)
+            if recorded == serving and (before in (None, serving) or _fills(before, serving)):
                 self._missing.pop(slot, None)
                 continue
-            self._good.pop(slot, None)
-            seen = self._missing.get(slot)
-            if (seen is None or seen[0] != serving) and (before is not None or slot in owned):
-                self._missing[slot] = (serving, now)
-                loss = True
+            unknown = slot in owned and self._missing.get(slot, ("",))[0] != serving
+            if unknown or (before is not None and self._seen.get(slot) != before):
+                if slot in owned:
+                    self._missing[slot] = (serving, now)
+                lost.append(slot)
                 known = known or before is not None
-        if loss:
-            lost = [slot for slot, (_, since) in self._missing.items() if since == now]
+        if lost:
+            # Others on these nodes are not what was seen of them either: they are no news.
+            nodes = {self._queues.node_of(slot) for slot in lost}
+            self._seen = {
+                slot: recorded
+                for slot, recorded in self._seen.items()
+                if slot in owned or slot in found or self._queues.node_of(slot) not in nodes
+            }
             if known:
                 INDEX_LOSSES.of().add()
                 log.warning("index_lost_data", slots=len(lost), slot=str(lost[0]))
             else:  # a new topic, or a loss that nobody saw
                 log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))
             self._on_loss()
-        return loss
+        return bool(lost)
+
+    def _mark(self) -> None:
+        """Mark slots that are being filled, unless their former owner has."""
+        owned = self._book.owned
+        marks = {
+            slot: f"{FILLING} {serving} {owned[slot].claim}"
+            for slot, (serving, _) in self._missing.items()
+            if slot in owned and not _fills(self._seen.get(slot), serving)
+        }
+        for slot, result in (self._queues.set_generations(marks) if marks else {}).items():
+            if not isinstance(result, IndexUnavailable):
+                self._seen[slot] = marks[slot]
 
     def _record(self, now: float) -> None:
         """Record the generation of slots that are whole again."""
@@ -156,10 +236,20 @@ class IndexWatch:
         again = self._book.renew(whole)
         for slot in again:
             self._missing[slot] = (self._missing[slot][0], now)
+            self._seen.pop(slot, None)
         if again:
             self._on_loss()
         done = {slot: run_id for slot, run_id in whole.items() if slot not in again}
         for slot, result in self._queues.set_generations(done).items():
             if not isinstance(result, IndexUnavailable):
                 del self._missing[slot]
-                self._good[slot] = done[slot]
+                self._seen[slot] = done[slot]
+
+
+def _is_mark(recorded: str | None) -> bool:
+    return recorded is not None and recorded.startswith(f"{FILLING} ")
+
+
+def _fills(recorded: str | None, serving: str) -> bool:
+    """Whether this says that the slot is being filled on the server that serves it."""
+    return recorded is not None and recorded.startswith(f"{FILLING} {serving} ")

@@ -14,7 +14,7 @@ from toc.store.server import Result, Statement
 __all__ = ["center"]
 
 _GUARD = re.compile(
-    r"(last_error=%s WHERE job_id=\d+ AND status=0) AND version=\d+ AND attempts=\d+ AND crashes=\d+$"
+    r"(last_error=%s WHERE job_id=\d+ AND status=0) AND version=\d+ AND attempts=\d+ AND crashes=\d+ AND .*$"
 )
 _right = MySqlServer.run
 

@@ -1,4 +1,8 @@
-"""Scripts that move an entry of the PrepareQueue whoever has it by now."""
+"""Scripts that move an entry of the PrepareQueue whoever has it by now.
+
+What the fence keeps from being run again is kept from it by two other things as well, which this build lacks
+too: the lease on the row, and that a worker does not start what it is running.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,36 @@ import re
 from harness.app import center
 
 from toc.queue import queues
+from toc.store.leases import Leases
+from toc.store.server import Server
+from toc.task import TryRow
+from toc.worker.entry import Entry, Held, Inflight
 
 __all__ = ["center"]
 
-_FENCE = re.compile(r" and tonumber\(scores\[n\]\) % 1000 == [^\n]+ then")
+_FENCE = re.compile(
+    r" and (tonumber\(scores\[n\]\) % 1000 == fence|\(score % 1000 == fence or score == fence\)) then"
+)
 
 for script in (queues._EXTEND, queues._COMMIT, queues._ROLLBACK, queues._BURY):
     script.source, found = _FENCE.subn(" then", script.source)
     assert found == 1, script.name
     script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
+
+
+def _judged(self: Leases, server: Server, rows: list[TryRow]) -> list[TryRow]:  # noqa: ARG001
+    return [row._replace(lease=0) for row in rows]
+
+
+Leases.judged = _judged  # type: ignore[method-assign]
+
+
+_right = Inflight.hold
+
+
+def _hold(self: Inflight, entry: Entry) -> Held:
+    self._entries.pop(entry.job_id, None)
+    return _right(self, entry)
+
+
+Inflight.hold = _hold  # type: ignore[method-assign]

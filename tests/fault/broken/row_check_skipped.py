@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from harness.app import center
 
 from toc.task import TaskStatus
@@ -11,13 +13,14 @@ from toc.worker.poll import Poller
 __all__ = ["center"]
 
 
-def _check(self: Poller, entries: list[Entry]) -> None:
-    rows = self._read([entry.job_id for entry in entries]) or {}
+def check(self: Poller, entries: list[Entry]) -> None:
+    rows = self._store.read_tries([entry.job_id for entry in entries])
     for entry in entries:
         row = rows.get(entry.job_id)
         if row is not None:
             entry.row = row._replace(status=TaskStatus.PENDING, next_time=0)
+            entry.checked = time.monotonic()
     self.dispatcher.put([entry for entry in entries if entry.job_id in rows])
 
 
-Poller._check = _check  # type: ignore[method-assign]
+Poller.check = check  # type: ignore[method-assign]

@@ -189,6 +189,8 @@ class Lateness(NamedTuple):
     p50: float
     p99: float
     most: float
+    tasks: int
+    """Of how many."""
 
 
 def lateness(system: System, since: float, before: float) -> Lateness:
@@ -201,7 +203,7 @@ def lateness(system: System, since: float, before: float) -> Lateness:
     wanted = {job_id: at for job_id, at in due.items() if since * 1000 <= at < before * 1000}
     late = sorted(started - wanted[job_id] for job_id, started in first.items() if job_id in wanted)
     assert late, "nothing was due then"
-    return Lateness(late[len(late) // 2], late[int(len(late) * 0.99)], late[-1])
+    return Lateness(late[len(late) // 2], late[int(len(late) * 0.99)], late[-1], len(late))
 
 
 def prepared(system: System) -> int:

@@ -14,6 +14,7 @@ from toc.clock import to_ms
 from toc.local.servers import RedisCluster, RedisServer
 from toc.queue.messages import Generation, Peek
 from toc.topic import Slot
+from toc.worker.watch import FILLING
 
 
 def slots(system: System) -> list[Slot]:
@@ -24,6 +25,14 @@ def whole(system: System) -> bool:
     """Whether every slot is recorded as built on the server that serves it."""
     found = system.center.queues.generations(slots(system)).values()
     return all(isinstance(one, Generation) and one.recorded == one.serving for one in found)
+
+
+def marked(system: System) -> int:
+    """How many slots are marked as being filled."""
+    found = system.center.queues.generations(slots(system)).values()
+    return sum(
+        isinstance(one, Generation) and (one.recorded or "").startswith(f"{FILLING} ") for one in found
+    )
 
 
 def waiting(system: System) -> int:
@@ -118,6 +127,28 @@ def test_data_that_is_lost_again_while_it_is_put_back_is_put_back_again(
     assert waiting(running) == len(job_ids)
 
 
+def test_a_loss_during_a_refill_is_seen_before_the_refill_ends(
+    running: System, clean_redis: RedisServer
+) -> None:
+    """Nobody waits for the end of the first refill to begin the second one."""
+    center = running.center
+    center.submit_many([NewTask("test.sync", n, 600 + n / 100) for n in range(30_000)])
+    center.submit_many([NewTask("test.async", n, 50 + n / 100) for n in range(500)])
+    clean_redis.call("FLUSHALL")
+    running.wait(lambda: waiting(running) >= 500, "what is due soon is back", 5)
+    running.wait(lambda: marked(running) == len(slots(running)), "every slot is marked", 5)
+    time.sleep(1.1)  # every worker has looked at one of them
+    assert waiting(running) < 30_500, "the refill still goes on"
+    losses = _logged(running, "index_lost_data")
+    clean_redis.call("FLUSHALL")
+    refilled = _logged(running, "index_refilled")
+    running.wait(lambda: waiting(running) >= 500, "what is due soon is back again", 3)
+    assert _logged(running, "index_refilled") == refilled, "the first refill has not come to its end"
+    assert _logged(running, "index_lost_data") > losses
+    running.wait(lambda: whole(running), "it is recorded", 40)
+    assert waiting(running) == 30_500
+
+
 def test_a_thousand_new_slots_are_recorded_without_a_storm(system: System) -> None:
     system.create_topics(slots=256)
     system.center.submit_many([NewTask("test.sync", n, 600) for n in range(5000)])
@@ -168,6 +199,10 @@ def _runs(system: System, job_ids: list[int]) -> list[list[Event]]:
         if event.event == "start" and event.job_id in starts:
             starts[event.job_id].append(event)
     return list(starts.values())
+
+
+def _logged(system: System, event: str) -> int:
+    return sum(daemon.log.read_text().count(f'"{event}"') for daemon in system.daemons)
 
 
 def _reachable(system: System) -> bool:

@@ -228,7 +228,10 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
     other.reclaim()
     other.take()
     assert other.inflight.get(job_id) is None
-    sleeper.start_and_wait()
+    sleeper.start()  # it has slept too long to trust what it had read of the row
+    assert until(lambda: sleeper.inflight.get(job_id) is None, 5)
+    sleeper.poller.run_once()
+    assert until(lambda: len(sleeper.runs) == 1, 5)
     sleeper.end()
     sleeper.finish()
     assert row_of(system, job_id).status == TaskStatus.PROCESSED

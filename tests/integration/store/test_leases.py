@@ -1,0 +1,170 @@
+"""Leases on rows: one owner at a time, judged by the server's clock, honoured by every other write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from toc.clock import Clock
+from toc.store import Failure, Finish, Guard, Store
+from toc.store.leases import RAN_OUT
+from toc.store.scan import Position
+from toc.task import TaskRow, TaskStatus
+
+NewRow = Callable[..., TaskRow]
+
+
+class WrongClock(Clock):
+    """A worker's clock that is an hour ahead."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 3_600_000
+
+
+@pytest.fixture
+def one(place: Any) -> Iterator[Store]:
+    store = place.open()
+    store.leases.identify("worker-one")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def two(place: Any) -> Iterator[Store]:
+    store = place.open(clock=WrongClock())
+    store.leases.identify("worker-two")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def row(one: Store, new_row: NewRow) -> TaskRow:
+    row = new_row()
+    one.insert(row)
+    return row
+
+
+def lease(store: Store, row: TaskRow) -> int:
+    return store.read_tries([row.job_id])[row.job_id].lease
+
+
+def due(store: Store, row: TaskRow) -> list[int]:
+    """The row's id, if a look for rows that may be taken finds it."""
+    tables = [table for tables in store.tables_of_server() for table in tables]
+    starts = dict.fromkeys(tables, Position(row.next_time))
+    pages = store.scans.page(starts, row.next_time + 1, 100, where=f" AND {store.leases.untaken()}")
+    return [found.job_id for page in pages.values() for found in page if found.job_id == row.job_id]
+
+
+def failure(row: TaskRow, **changes: Any) -> Failure:
+    return Failure(row.job_id, 0, row.attempts, row.crashes, 1, 0, row.next_time, "boom")._replace(**changes)
+
+
+def test_one_of_two_takes_a_row_and_may_take_it_again(one: Store, two: Store, row: TaskRow) -> None:
+    assert one.leases.take({row.job_id: 30}) == {row.job_id}
+    assert two.leases.take({row.job_id: 30}) == set()
+    assert one.leases.take({row.job_id: 30}) == {row.job_id}
+    assert lease(one, row) == 0
+    assert 29_000 < lease(two, row) <= 30_001
+    one.leases.release([row.job_id])
+    assert lease(two, row) == 0
+    assert two.leases.take({row.job_id: 30}) == {row.job_id}
+
+
+def test_each_row_is_taken_by_one_of_many(place: Any, one: Store, new_row: NewRow) -> None:
+    rows = [new_row() for _ in range(200)]
+    one.insert_many(rows)
+    stores = [place.open() for _ in range(4)]
+    for n, store in enumerate(stores):
+        store.leases.identify(f"worker-{n}")
+    with ThreadPoolExecutor(4) as pool:
+        wanted = {row.job_id: 30 for row in rows}
+        taken = list(pool.map(lambda store: store.leases.take(wanted), stores))
+    for store in stores:
+        store.close()
+    assert sorted(job_id for ids in taken for job_id in ids) == sorted(wanted)
+
+
+def test_a_lease_runs_out_by_the_clock_of_the_server(one: Store, two: Store, row: TaskRow) -> None:
+    """The other worker's clock, an hour ahead, has no say."""
+    one.leases.take({row.job_id: 1})
+    assert 0 < lease(two, row) <= 1001
+    assert due(two, row) == []
+    time.sleep(1.1)
+    assert lease(two, row) == RAN_OUT
+    assert due(two, row) == [row.job_id]
+    assert two.leases.take({row.job_id: 30}) == set(), "its crash is charged first"
+    assert two.fail([failure(row)]) == {row.job_id: Guard.APPLIED}
+    assert two.leases.take({row.job_id: 30}) == {row.job_id}
+    assert lease(one, row) > 29_000
+    assert one.leases.take({row.job_id: 30}) == set()
+
+
+def test_leases_of_workers_known_to_be_dead_are_free_at_once(one: Store, two: Store, row: TaskRow) -> None:
+    one.leases.take({row.job_id: 30})
+    two.leases.set_dead(["worker-one"])
+    assert lease(two, row) == RAN_OUT
+    assert due(two, row) == [row.job_id]
+    assert two.fail([failure(row, new_crashes=1)]) == {row.job_id: Guard.APPLIED}
+    assert lease(two, row) == 0
+    assert two.leases.take({row.job_id: 30}) == {row.job_id}
+
+
+def test_a_failure_touches_nothing_that_another_has_leased(one: Store, two: Store, row: TaskRow) -> None:
+    one.leases.take({row.job_id: 30})
+    assert two.fail([failure(row)]) == {row.job_id: Guard.LOST}
+    assert two.die([failure(row)]) == {row.job_id: Guard.LOST}
+    assert one.fail([failure(row)]) == {row.job_id: Guard.APPLIED}
+    again = two.read_tries([row.job_id])[row.job_id]
+    assert (again.attempts, again.lease) == (1, 0)
+
+
+def test_a_success_counts_whoever_has_the_lease(one: Store, two: Store, row: TaskRow) -> None:
+    one.leases.take({row.job_id: 30})
+    assert two.finish([(row.job_id, 0)]) == {row.job_id: Finish.DONE}
+    assert one.finish([(row.job_id, 0)]) == {row.job_id: Finish.ALREADY}
+
+
+def test_what_has_ended_is_not_leased(one: Store, row: TaskRow) -> None:
+    one.finish([(row.job_id, 0)])
+    assert one.leases.take({row.job_id: 30}) == set()
+
+
+def test_a_cancel_of_a_leased_row_says_that_it_was_tried(one: Store, two: Store, row: TaskRow) -> None:
+    one.leases.take({row.job_id: 30})
+    changed, before = two.cancel(row.job_id)
+    assert (changed, before and before.attempts) == (True, 1)
+    after = two.get(row.job_id)
+    assert after is not None
+    assert (after.status, after.attempts) == (TaskStatus.CANCELLED, 1)
+
+
+def test_a_reschedule_keeps_the_lease_and_says_that_it_was_tried(
+    one: Store, two: Store, row: TaskRow
+) -> None:
+    one.leases.take({row.job_id: 30})
+    changed, before = two.reschedule(row.job_id, row.action_time + 1000)
+    assert (changed, before and before.attempts) == (True, 1)
+    assert lease(two, row) > 0
+    after = two.get(row.job_id)
+    assert after is not None
+    assert (after.attempts, after.version) == (0, 1)
+
+
+def test_a_redrive_begins_without_a_lease(one: Store, two: Store, row: TaskRow) -> None:
+    one.leases.take({row.job_id: 30})
+    one.die([failure(row)])
+    assert len(two.redrive([row.job_id], row.action_time)) == 1
+    assert lease(two, row) == 0
+
+
+def test_without_a_name_a_lease_is_always_anothers(place: Any, one: Store, row: TaskRow) -> None:
+    one.leases.take({row.job_id: 30})
+    nobody = place.open()
+    assert lease(nobody, row) > 0
+    assert nobody.fail([failure(row)]) == {row.job_id: Guard.LOST}
+    nobody.close()

@@ -1,0 +1,172 @@
+"""One host is cut off from Redis while another one is not: leases on rows keep them apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault.kit.proxy import Proxy
+from harness.system import System
+
+from toc import NewTask, TaskStatus
+from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.queue.messages import Peek
+from toc.task import TaskRow
+
+
+class Split:
+    """Two hosts; ``host-a`` reaches Redis through a proxy that can be cut."""
+
+    def __init__(self, system: System, proxy: Proxy) -> None:
+        self.system = system
+        self.proxy = proxy
+        self.system.create_topics(prepare_timeout=3, backoff_base=0.1)
+        system.start("host-a", processes=1, env={"TOC_REDIS_URL": f"redis://127.0.0.1:{proxy.port}/0"})
+
+    def cut(self) -> None:
+        """Host-a loses Redis; returns when it knows."""
+        self.proxy.refuse()
+        self.proxy.cut()
+        self.system.wait(lambda: self.logged("index_unreachable"), "host-a knows", 10)
+
+    def join(self) -> None:
+        """Another host takes every slot, host-a is drained."""
+        from toc.coordination.operator import Operator
+
+        self.system.start("host-b", processes=1)
+        zookeeper = self.system.settings.zookeeper
+        assert zookeeper is not None
+        with Operator(zookeeper, cluster=self.system.settings.cluster) as operator:
+            operator.drain("host-a", by="test")
+
+    def logged(self, event: str) -> bool:
+        return f'"{event}"' in self.system.daemons[0].log.read_text()
+
+
+@pytest.fixture
+def split(
+    tmp_path: Path,
+    clean_redis: RedisServer,
+    mariadb: MariaDB,
+    database_prefix: str,
+    zookeeper: ZooKeeper,
+    zookeeper_root: str,
+) -> Iterator[Split]:
+    system = System(
+        tmp_path,
+        database_urls=[mariadb.url],
+        databases=2,
+        tables=8,
+        database_prefix=database_prefix,
+        redis_url=clean_redis.url,
+        zookeeper=zookeeper.url,
+        cluster=zookeeper_root,
+    )
+    with Proxy(clean_redis.port) as proxy:
+        yield Split(system, proxy)
+        proxy.accept()  # or its worker waits in vain to move what it has finished
+        system.stop()
+
+
+def test_a_try_whose_worker_lost_redis_is_not_run_again_by_the_next_owner(split: Split) -> None:
+    """Its PrepareQueue entry times out, since nobody keeps it alive; its lease does not."""
+    center = split.system.center
+    job_ids = center.submit_many([NewTask("test.sync", n, 0.5, attribute={"sleep": 12}) for n in range(3)])
+    split.system.wait(lambda: len(split.system.history()) == 3, "they run on host-a", 10)
+    split.cut()
+    split.join()
+    other = center.submit("test.sync", biz_id=50, delay=1)
+    split.system.wait(lambda: _status(split, other) == TaskStatus.PROCESSED, "host-b works", 15)
+    split.system.wait(
+        lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 20
+    )
+    _once_each(split, job_ids)
+    assert {_row(split, job_id).crashes for job_id in job_ids} == {0}
+
+
+@pytest.mark.slow
+def test_a_try_whose_entry_redis_lost_is_not_run_again_by_the_next_owner(
+    split: Split, clean_redis: RedisServer
+) -> None:
+    """The sweep puts it into the StoreQueue again, where host-b finds it while host-a still runs it."""
+    center, system = split.system.center, split.system
+    job_ids = center.submit_many([NewTask("test.sync", n, 0.5, attribute={"sleep": 12}) for n in range(3)])
+    system.wait(lambda: len(system.history()) == 3, "they run on host-a", 10)
+    split.join()
+    other = center.submit("test.sync", biz_id=50, delay=0.5)
+    system.wait(lambda: _status(split, other) == TaskStatus.PROCESSED, "host-b works", 15)
+    assert not any(_status(split, job_id) for job_id in job_ids), "host-a is still running them"
+    clean_redis.call("FLUSHALL")
+    found = {slot for topic in center.store.topics.list() for slot in topic.slots()}
+    system.wait(
+        lambda: any(isinstance(p, Peek) and p.store for p in center.queues.peek(found).values()), "swept", 10
+    )
+    system.wait(lambda: all(_status(split, job_id) for job_id in job_ids), "ended", 30)
+    _once_each(split, job_ids)
+
+
+@pytest.mark.slow
+def test_a_try_that_began_without_redis_is_not_run_again_by_who_has_it(split: Split) -> None:
+    center = split.system.center
+    job_ids = center.submit_many([NewTask("test.sync", n, 3, attribute={"sleep": 9}) for n in range(3)])
+    split.cut()
+    split.system.wait(lambda: len(split.system.history()) == 3, "they run on host-a", 15)
+    split.join()
+    split.system.wait(
+        lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 30
+    )
+    _once_each(split, job_ids)
+
+
+@pytest.mark.slow
+def test_the_tries_of_a_cut_off_host_that_dies_run_again_once(split: Split) -> None:
+    center = split.system.center
+    split.cut()
+    job_ids = center.submit_many([NewTask("test.sync", n, 0.5, attribute={"sleep": 14}) for n in range(3)])
+    split.system.wait(lambda: len(split.system.history()) == 3, "they run on host-a", 15)
+    split.join()
+    split.system.daemons[0].kill()
+    split.system.wait(
+        lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 60
+    )
+    assert set(_starts(split).values()) == {2}
+    assert {_row(split, job_id).crashes for job_id in job_ids} == {1}
+
+
+@pytest.mark.slow
+def test_both_hosts_work_while_one_has_no_redis(split: Split) -> None:
+    system, center = split.system, split.system.center
+    system.start("host-b", processes=1)
+    split.cut()
+    job_ids = center.submit_many([NewTask("test.sync", n, 2 + n / 100) for n in range(600)])
+    system.wait(
+        lambda: not [j for j, row in center.store.read(job_ids).items() if not row.status], "ended", 20
+    )
+    _once_each(split, job_ids)
+    assert len({event.pid for event in system.history()}) == 2
+    split.proxy.accept()
+    system.wait(lambda: split.logged("index_reachable"), "it is back", 15)
+    after = center.submit_many([NewTask("test.sync", n, 1) for n in range(100)])
+    system.wait(lambda: not [j for j, row in center.store.read(after).items() if not row.status], "ended", 20)
+    _once_each(split, job_ids + after)
+
+
+def _starts(split: Split) -> Counter[int]:
+    return Counter(event.job_id for event in split.system.history() if event.event == "start")
+
+
+def _once_each(split: Split, job_ids: list[int]) -> None:
+    counts = _starts(split)
+    assert {job_id: counts[job_id] for job_id in job_ids if counts[job_id] != 1} == {}
+
+
+def _row(split: Split, job_id: int) -> TaskRow:
+    row = split.system.center.store.get(job_id)
+    assert row is not None
+    return row
+
+
+def _status(split: Split, job_id: int) -> int:
+    return _row(split, job_id).status

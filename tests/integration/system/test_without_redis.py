@@ -1,0 +1,291 @@
+"""Life without Redis: due tasks go on, none runs twice, and the way back is found by itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+from harness.history import Event
+from harness.system import System
+
+from toc import CancelOutcome, NewTask, TaskStatus, TimeoutCenter, doctor
+from toc.local.servers import RedisServer
+from toc.queue.messages import Peek
+from toc.task import TaskRow
+
+
+@pytest.fixture
+def running(system: System) -> System:
+    system.create_topics(prepare_timeout=3, backoff_base=0.1)
+    system.start(env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
+    warm = system.center.submit("test.sync", biz_id=1, delay=0.1)
+    system.wait(lambda: _row(system, warm).status == TaskStatus.PROCESSED, "slots are taken", 10)
+    return system
+
+
+@contextmanager
+def outage(redis: RedisServer) -> Iterator[None]:
+    redis.kill()
+    try:
+        yield
+    finally:
+        redis.start()
+
+
+def test_ten_seconds_without_redis_under_load(running: System, clean_redis: RedisServer) -> None:
+    """Every submit succeeds; what is due runs once and soon; failures, deaths and cancels are as ever."""
+    center = running.center
+    odd: dict[str, int] = {}
+
+    def cut() -> None:
+        clean_redis.kill()
+        odd["fails"] = center.submit("test.sync", biz_id=1, delay=0.5, attribute={"fail": 2})
+        odd["doomed"] = center.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
+        odd["runs"] = center.submit("test.sync", biz_id=3, delay=0.5, attribute={"sleep": 6})
+        odd["far"] = center.submit("test.sync", biz_id=4, delay=6)
+        assert center.cancel(odd["far"]) is CancelOutcome.CANCELLED
+
+    def cancel() -> None:
+        running.wait(lambda: bool(running.starts(odd["runs"])), "it runs", 10)
+        assert center.cancel(odd["runs"]) is CancelOutcome.MAY_HAVE_STARTED
+        assert center.cancel(odd["runs"]) is CancelOutcome.MAY_HAVE_STARTED
+
+    def restore() -> None:
+        assert [start.attempt for start in running.starts(odd["fails"])] == [1, 2, 3]
+        assert _row(running, odd["doomed"]).status == TaskStatus.DEAD
+        clean_redis.start()
+
+    job_ids = _load(center, 120, {10: cut, 50: cancel, 110: restore})
+    assert _logged(running, "index_unreachable")
+    running.wait(lambda: _logged(running, "index_reachable"), "it is back", 10)
+    after = center.submit_many([NewTask("test.sync", n, 0.5) for n in range(50)])
+    running.wait(lambda: not _pending(running, job_ids + after), "all have run", 30)
+    _once_each(running, [*job_ids, *after, odd["doomed"], odd["runs"]])
+    late = _lateness(running, job_ids)
+    print(_figures(late))
+    assert late[0] >= 0
+    assert late[int(len(late) * 0.99)] < 4000, "within 2 s on a machine that has nothing else to do"
+    assert not running.starts(odd["far"])
+
+
+@pytest.mark.slow
+def test_what_ran_when_redis_vanished_is_written_and_not_run_again(
+    running: System, clean_redis: RedisServer
+) -> None:
+    center = running.center
+    job_ids = [center.submit("test.sync", biz_id=n, delay=0.05, attribute={"sleep": 4}) for n in range(4)]
+    running.wait(lambda: len(running.history()) >= 5, "they run", 5)
+    with outage(clean_redis):
+        running.wait(lambda: not _pending(running, job_ids), "they have ended", 15)
+    running.wait(lambda: _index_empty(running), "their entries are gone", 15)
+    _once_each(running, job_ids)
+
+
+@pytest.mark.slow
+def test_a_long_try_that_began_without_redis_goes_on_when_it_is_back(
+    running: System, clean_redis: RedisServer
+) -> None:
+    center = running.center
+    job_id = center.submit("test.sync", biz_id=1, delay=2, attribute={"sleep": 8})
+    with outage(clean_redis):
+        running.wait(lambda: bool(running.starts(job_id)), "it has begun", 10)
+    running.wait(lambda: _row(running, job_id).status == TaskStatus.PROCESSED, "it has ended", 20)
+    running.wait(lambda: _index_empty(running), "its entry is gone", 15)
+    assert len(running.starts(job_id)) == 1
+    assert _row(running, job_id).crashes == 0
+
+
+@pytest.mark.slow
+def test_an_empty_redis_after_the_outage_runs_nothing_twice(
+    running: System, clean_redis: RedisServer
+) -> None:
+    center = running.center
+    job_ids = center.submit_many(
+        [NewTask("test.sync", n, 1.5, attribute={"sleep": n % 4}) for n in range(24)]
+    )
+    later = center.submit("test.sync", biz_id=99, delay=9)
+    with outage(clean_redis):
+        running.wait(lambda: len(running.history()) > 20, "some run", 15)
+        for path in (clean_redis.directory / "appendonlydir").iterdir():
+            path.unlink()
+    running.wait(lambda: not _pending(running, [*job_ids, later]), "all have ended", 40)
+    _once_each(running, [*job_ids, later])
+
+
+@pytest.mark.slow
+def test_the_dead_of_an_outage_are_listed_after_it(running: System, clean_redis: RedisServer) -> None:
+    with outage(clean_redis):
+        doomed = running.center.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
+        running.wait(lambda: _row(running, doomed).status == TaskStatus.DEAD, "it is dead", 15)
+    running.wait(lambda: _dead(running) == 1, "the dead one is listed", 90)
+    assert len(running.starts(doomed)) == 1
+
+
+def test_a_worker_that_dies_without_redis_has_its_tries_run_again_at_once(
+    running: System, clean_redis: RedisServer
+) -> None:
+    center = running.center
+    with outage(clean_redis):
+        job_id = center.submit("test.sync", biz_id=1, delay=0.5, attribute={"die": 1})
+        running.wait(lambda: _row(running, job_id).status == TaskStatus.PROCESSED, "it ran again", 20)
+        first, second = running.starts(job_id)
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert _row(running, job_id).crashes == 1
+        assert [line for line in doctor.examine(center) if "slots are out of reach" in line.what]
+        running.wait(lambda: _sample(running, "toc_slots_without_redis") > 0, "the metrics tell", 5)
+        assert _sample(running, 'toc_tasks_without_redis_total{topic="test.sync"}') >= 2
+    running.wait(lambda: _sample(running, "toc_slots_without_redis") == 0, "it is over", 15)
+
+
+@pytest.mark.slow
+def test_a_redis_that_hangs_is_as_good_as_gone(running: System, clean_redis: RedisServer) -> None:
+    center = running.center
+    job_ids = center.submit_many([NewTask("test.sync", n, 1 + n / 25) for n in range(150)])
+    clean_redis.pause()
+    try:
+        running.wait(lambda: not _pending(running, job_ids), "all have run", 20)
+    finally:
+        clean_redis.resume()
+    late = _lateness(running, job_ids)
+    assert late[-1] < 4500
+    running.wait(lambda: _logged(running, "index_reachable"), "it is back", 10)
+    after = center.submit("test.sync", biz_id=1, delay=0.5)
+    running.wait(lambda: _row(running, after).status == TaskStatus.PROCESSED, "all goes on as ever", 10)
+    _once_each(running, [*job_ids, after])
+
+
+@pytest.mark.slow
+def test_a_daemon_stops_in_order_without_redis(running: System, clean_redis: RedisServer) -> None:
+    daemon = running.daemons[0]
+    with outage(clean_redis):
+        job_ids = [
+            running.center.submit("test.sync", biz_id=n, delay=0.5, attribute={"sleep": 1}) for n in range(40)
+        ]
+        running.wait(lambda: len(running.history()) > 6, "some run", 10)
+        daemon.terminate()
+        running.wait(lambda: daemon.process.poll() is not None, "it has stopped", 60)
+        rows = [_row(running, job_id) for job_id in job_ids]
+        assert {(row.attempts, row.crashes) for row in rows} == {(0, 0)}
+    running.start("host-b")
+    running.wait(lambda: not _pending(running, job_ids), "the others have run", 30)
+    _once_each(running, job_ids)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("killed", marks=pytest.mark.slow),
+        pytest.param("emptied", marks=pytest.mark.chaos),
+        pytest.param("hangs", marks=pytest.mark.chaos),
+    ],
+)
+def test_a_minute_without_redis_under_load(running: System, clean_redis: RedisServer, how: str) -> None:
+    def cut() -> None:
+        clean_redis.pause() if how == "hangs" else clean_redis.kill()
+
+    def restore() -> None:
+        if how == "emptied":
+            for path in (clean_redis.directory / "appendonlydir").iterdir():
+                path.unlink()
+        clean_redis.resume() if how == "hangs" else clean_redis.start()
+
+    job_ids = _load(running.center, 850, {100: cut, 700: restore})
+    running.wait(lambda: not _some_pending(running), "all have run", 60)
+    _once_each(running, job_ids)
+    late = _lateness(running, job_ids)
+    print(f"{how}: {_figures(late)}")
+    assert late[0] >= 0
+    assert late[int(len(late) * 0.99)] < 2000
+
+
+def _load(center: TimeoutCenter, ticks: int, at: Mapping[int, Callable[[], None]]) -> list[int]:
+    """300 tasks a second for so many tenths of a second, and what is to be done at some of them."""
+    job_ids: list[int] = []
+    began = time.monotonic()
+    for tick in range(ticks):
+        at.get(tick, lambda: None)()
+        job_ids += center.submit_many(
+            [
+                NewTask(
+                    ("test.sync", "test.async", "test.batch")[n % 3],
+                    tick * 30 + n,
+                    1 + n % 3,
+                    attribute={"sleep": 0.002 * (n % 5)},
+                )
+                for n in range(30)
+            ]
+        )
+        time.sleep(max(0.0, began + tick / 10 - time.monotonic()))
+    return job_ids
+
+
+def _figures(late: list[float]) -> str:
+    return (
+        f"late: p50 {late[len(late) // 2]:.0f}, p99 {late[int(len(late) * 0.99)]:.0f}, max {late[-1]:.0f} ms"
+    )
+
+
+def _some_pending(system: System) -> bool:
+    return bool(system.center.store.scans.look(range(system.settings.tables), {}, 0, 2**42, 1).stirring)
+
+
+def _once_each(system: System, job_ids: list[int]) -> None:
+    counts = Counter(event.job_id for event in system.history() if event.event == "start")
+    wanted = set(job_ids)
+    assert {job_id: count for job_id, count in counts.items() if job_id in wanted and count != 1} == {}
+    assert wanted <= counts.keys()
+
+
+def _lateness(system: System, job_ids: list[int]) -> list[float]:
+    """Milliseconds from action_time to the first start of each, the least first."""
+    first: dict[int, Event] = {}
+    for event in system.history():
+        if event.event == "start":
+            first.setdefault(event.job_id, event)
+    rows: dict[int, TaskRow] = {}
+    for start in range(0, len(job_ids), 2000):
+        rows |= system.center.store.read(job_ids[start : start + 2000])
+    return sorted(first[job_id].at / 1e6 - rows[job_id].action_time for job_id in job_ids)
+
+
+def _sample(system: System, name: str) -> float:
+    """What the first daemon shows of one series."""
+    served = re.findall(r"^.*metrics_served.*$", system.daemons[0].log.read_text(), re.MULTILINE)
+    with urllib.request.urlopen(f"http://{json.loads(served[-1])['address']}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+
+def _logged(system: System, event: str) -> bool:
+    return any(f'"{event}"' in daemon.log.read_text() for daemon in system.daemons)
+
+
+def _peeks(system: System) -> list[Peek]:
+    slots = [slot for topic in system.center.store.topics.list() for slot in topic.slots()]
+    return [peek for peek in system.center.queues.peek(slots).values() if isinstance(peek, Peek)]
+
+
+def _index_empty(system: System) -> bool:
+    peeks = _peeks(system)
+    return bool(peeks) and not any(peek.store + peek.prepared for peek in peeks)
+
+
+def _dead(system: System) -> int:
+    return sum(peek.dead for peek in _peeks(system))
+
+
+def _row(system: System, job_id: int) -> TaskRow:
+    row = system.center.store.get(job_id)
+    assert row is not None
+    return row
+
+
+def _pending(system: System, job_ids: list[int]) -> list[int]:
+    rows = system.center.store.read(job_ids)
+    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]

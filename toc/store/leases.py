@@ -1,0 +1,136 @@
+"""Leases on rows: who runs a task that the index cannot speak for.
+
+A worker that holds a task for longer than a moment writes so on its row, and so does one that takes it
+without Redis, before its handler starts. ``lease_owner`` is a number made from the worker_id; ``lease_until``
+is an instant of the *server's* clock, and only that clock is ever compared with it: a row lives on one
+server, so whatever the clocks of workers say, they agree about each lease.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from toc.store import rows as sql
+from toc.store.server import Server, Statement
+from toc.store.shards import Shards
+from toc.task import TaskStatus, TryRow
+
+PENDING = int(TaskStatus.PENDING)
+RAN_OUT = -1
+"""What ``TryRow.lease`` says of a lease whose owner died or fell silent: a try ended with it."""
+
+LEASED_IS_TRIED = "CASE WHEN lease_owner IS NULL THEN attempts ELSE {greatest}(attempts,1) END"
+"""The attempts of a row of which somebody may be running the first try."""
+
+
+def owner_number(worker_id: str) -> int:
+    """What stands for a worker in ``lease_owner``: 63 bits, not 0."""
+    return int.from_bytes(hashlib.sha256(worker_id.encode()).digest()[:8], "big") >> 1 | 1
+
+
+class Leases:
+    """Takes, renews and releases leases for one worker. Thread-safe. Raises StoreUnavailable."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._me = 0
+        self._dead: frozenset[int] = frozenset()
+
+    def identify(self, worker_id: str) -> None:
+        """Who takes leases here. Without it nobody does: a row with a lease is another's."""
+        self._me = owner_number(worker_id)
+
+    def set_dead(self, worker_ids: Iterable[str]) -> None:
+        """Workers known to be dead: their leases are free, and tell of a try that ended with them."""
+        self._dead = frozenset(map(owner_number, worker_ids))
+
+    # --- for the statements of others
+
+    def judged(self, server: Server, rows: list[TryRow]) -> list[TryRow]:
+        """Rows as ``try_rows`` gives them, with ``lease`` as TryRow explains it.
+
+        How long a lease of another lasts is asked for apart: rows with one are rare, and each expression more
+        in the row check costs a tenth of its time.
+        """
+        mine = {0: 0, self._me: 0}
+        foreign = [row.job_id for row in rows if row.lease not in mine]
+        if not foreign:
+            return [row._replace(lease=0) if row.lease else row for row in rows]
+        left = dict.fromkeys(foreign, 1)  # if it is gone by then, the row is another: look again in a moment
+        until, now = server.milliseconds("lease_until"), server.milliseconds(server.from_now(0))
+        ids = self._shards.group(foreign)[server]
+        select = sql.select_by_id(server, f"job_id,lease_owner,{until}-{now}", self._shards.names, ids)
+        for result in server.run(select):
+            for job_id, owner, milliseconds in result.rows:
+                if owner is not None:
+                    gone = milliseconds < 0 or owner in self._dead
+                    left[job_id] = RAN_OUT if gone else milliseconds + 1
+        return [row._replace(lease=left.get(row.job_id, 0)) if row.lease else row for row in rows]
+
+    def free(self, server: Server) -> str:
+        """The condition that no other worker, of those that may be living, has a lease on a row."""
+        return self._none_but(server, self._me)
+
+    def untaken(self) -> str:
+        """The same without those of this worker: for reading rows that can be taken."""
+        return self._none_but(self._shards.servers[0], 0)  # all servers are of one kind
+
+    def _none_but(self, server: Server, owner: int) -> str:
+        owners = sql.numbers((owner, *self._dead))
+        return f"(lease_owner IS NULL OR lease_until<{server.from_now(0)} OR lease_owner IN ({owners}))"
+
+    # --- statements of its own
+
+    def take(self, seconds: Mapping[int, int]) -> set[int]:
+        """Take or renew leases on pending rows on which no other has one, each for so many seconds from now.
+
+        One that ran out is not taken over: first the try that ended with it is charged (``Batches.fail``).
+        Returns the ids of the rows whose leases are ours now. May be repeated after a lost answer.
+        """
+
+        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> set[int]:
+            groups: dict[tuple[int, int], list[int]] = {}
+            for table, part in ids.items():
+                for job_id in part:
+                    groups.setdefault((table, seconds[job_id]), []).append(job_id)
+            updates = [
+                Statement(
+                    f"UPDATE {self._shards.names[table]} SET lease_owner={self._me:d},"
+                    f"lease_until={server.from_now(lasts * 1000)} "
+                    f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
+                    f"AND (lease_owner IS NULL OR lease_owner={self._me:d})"
+                )
+                for (table, lasts), part in groups.items()
+            ]
+            matched = sum(result.matched for result in server.run(updates, transaction=True))
+            asked = {job_id for part in ids.values() for job_id in part}
+            if matched == len(asked):
+                return asked
+            reads = [
+                f"SELECT job_id FROM {self._shards.names[table]} WHERE job_id IN ({sql.numbers(part)}) "
+                f"AND status={PENDING} AND lease_owner={self._me:d}"
+                for table, part in ids.items()
+            ]
+            return {row[0] for result in server.run(sql.unions(server, reads)) for row in result.rows}
+
+        return set().union(*self._shards.each(self._shards.group(seconds), send))
+
+    def release(self, job_ids: Iterable[int]) -> None:
+        """Give up leases: nothing of these runs here."""
+
+        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> None:
+            server.run(
+                [
+                    Statement(
+                        f"UPDATE {self._shards.names[table]} SET lease_owner=NULL,lease_until=NULL "
+                        f"WHERE job_id IN ({sql.numbers(part)}) AND lease_owner={self._me:d}"
+                    )
+                    for table, part in ids.items()
+                ],
+                transaction=True,
+            )
+
+        self._shards.each(self._shards.group(job_ids), send)

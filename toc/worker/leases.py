@@ -1,0 +1,120 @@
+"""Leases: what runs here for longer than a moment says so on its row, and what others say there goes.
+
+The index tells who has a task as long as everybody can ask it, and loses nothing. A worker that has lost its
+node takes tasks by leases on their rows (``toc.worker.fallback``); so that it does not take what another one
+is running, every try that is held for longer than a moment has a lease too. The loop here talks to the task
+table alone: it goes on when Redis hangs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from toc.clock import Clock
+from toc.errors import StoreUnavailable
+from toc.log import get_logger
+from toc.metrics import LEASED, TRIES
+from toc.store.batch import Failure, Guard
+from toc.store.leases import RAN_OUT
+from toc.store.store import Store
+from toc.worker.crash import crash_of
+from toc.worker.entry import Entry, Inflight
+from toc.worker.finish import Finisher
+from toc.worker.loop import Loop
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 0.25
+LEASE_AFTER_SECONDS = 0.75
+"""How long after its row check a try gets a lease. Most have ended by then and cost nothing."""
+COMPLAIN_SECONDS = 60.0
+
+
+class LeaseKeeper:
+    """The loop that takes leases for what is held, and renews them every third of prepare_timeout."""
+
+    def __init__(
+        self, *, store: Store, clock: Clock, inflight: Inflight, finisher: Finisher, max_crashes: int
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._inflight = inflight
+        self._finisher = finisher
+        self._max_crashes = max_crashes
+        self._complained = float("-inf")
+        self.loop = Loop("leases", self.run_once)
+
+    def run_once(self) -> float:
+        """Ask for the leases that are due; returns the seconds until the next look."""
+        now = self._clock.monotonic()
+        # What has ended and is not written yet counts too: nobody else may begin it meanwhile.
+        due = [
+            entry
+            for entry in self._inflight.snapshot()
+            if entry.checked and now >= (entry.lease_at or entry.checked + LEASE_AFTER_SECONDS)
+        ]
+        if due:
+            try:
+                self.take(due)
+            except StoreUnavailable as exc:
+                if now - self._complained > COMPLAIN_SECONDS:
+                    self._complained = now
+                    log.warning("leases_not_kept", tasks=len(due), error=str(exc))
+        return TICK_SECONDS
+
+    def take(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Take or renew leases on the rows of entries; returns those that have one now.
+
+        Raises StoreUnavailable.
+        """
+        asked = self._clock.monotonic()
+        ours = self._store.leases.take({entry.job_id: entry.topic.prepare_timeout for entry in entries})
+        for entry in entries:
+            timeout = entry.topic.prepare_timeout
+            entry.leased = asked + timeout if entry.job_id in ours else 0.0
+            entry.lease_at = asked + timeout / 3
+        return [entry for entry in entries if entry.leased]
+
+    def judge(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Decide about entries on whose rows others have or had a lease; returns those that may start.
+
+        While it lasts the entry waits, and nothing is charged: somebody who has lost Redis is running the
+        task. If its owner is gone, that was a try which ended with its worker.
+        """
+        now = self._clock.now_ms()
+        waiting = [(entry, now + entry.row.lease) for entry in entries if entry.row.lease > 0]
+        if waiting:
+            for topic, count in Counter(entry.topic.name for entry, _ in waiting).items():
+                LEASED.of(topic).add(count)
+            self._finisher.give_back_until(waiting)
+        crashed: list[tuple[Entry, Failure]] = []
+        start: list[Entry] = []
+        for entry in entries:
+            if entry.row.lease == RAN_OUT:
+                left = entry.topic.remaining(entry.row.attempts)
+                at = max(now, entry.row.next_time)  # it may be a moment from being due
+                crash = crash_of(entry.row, entry.topic, left, at, self._max_crashes, dead=False)
+                if crash is None:
+                    start.append(entry)  # to quarantine, which counts its runs itself
+                else:
+                    crashed.append((entry, crash))
+        if crashed:
+            self._charge(crashed)
+        return start
+
+    def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
+        """Write crashes on the rows, and give the entries back as the rows are then."""
+        try:
+            guards = self._store.fail([crash for _, crash in crashed])
+        except StoreUnavailable as exc:
+            log.warning("rows_not_written", tries=len(crashed), error=str(exc))
+            self._finisher.give_back(entry for entry, _ in crashed)
+            return
+        for entry, crash in crashed:
+            if guards[entry.job_id] is Guard.APPLIED:
+                TRIES.of(entry.topic.name, "crashed").add()
+                entry.row = entry.row._replace(
+                    attempts=crash.new_attempts, crashes=crash.new_crashes, next_time=crash.next_time, lease=0
+                )
+        self._finisher.give_back(entry for entry, _ in crashed)
