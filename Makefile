@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos faults faults-long faults-page help model runbook setup run test test-fast check cluster cluster-stop servers sizing clean
+.PHONY: bench bench-guard chaos faults faults-long faults-page help model runbook setup run test test-fast check cluster cluster-stop secured servers sizing clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ servers: ## as root on Debian: install the servers that tests need; else say whi
 
 test: $(STAMP) servers check ## everything: servers, check, all tests
 	$(BIN)/pytest -n 2 --dist loadfile  # most tests wait; each of the two has servers of its own
+
+SECURED := tests/integration/system tests/contract
+secured: $(STAMP) servers ## the system and contract tests over TLS, with the accounts of deploy/ and no other rights
+	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),$(SECURED))
 
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)

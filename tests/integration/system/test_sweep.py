@@ -130,24 +130,28 @@ def test_a_transaction_may_commit_seconds_after_the_time_of_its_row(bench: Bench
     assert bench.indexed([job_id]) == {job_id}
 
 
-def test_what_stands_in_the_index_is_asked_for_once_until_all_is_forgotten(bench: Bench) -> None:
+def test_what_stands_in_the_index_is_asked_for_once_until_all_is_forgotten(
+    bench: Bench, clean_redis: RedisServer
+) -> None:
     bench.settled()
     job_ids = bench.store(*(NewTask("test.sync", n, delay=1) for n in range(50)))
     bench.run(SOON_EVERY + 0.1)
     assert sum(bench.added) == 50
     bench.run(2 * SOON_EVERY)
     assert sum(bench.added) == 50
-    bench.ask("FLUSHALL")
+    clean_redis.call("FLUSHALL")
     bench.sweeper.forget()
     bench.run(SOON_EVERY + 0.1)
     assert bench.indexed(job_ids) == set(job_ids)
 
 
-def test_an_entry_that_vanished_unseen_comes_back_when_what_is_known_has_aged(bench: Bench) -> None:
+def test_an_entry_that_vanished_unseen_comes_back_when_what_is_known_has_aged(
+    bench: Bench, clean_redis: RedisServer
+) -> None:
     bench.settled()
     job_ids = bench.store(*(NewTask("test.sync", n, delay=0.2) for n in range(50)))
     bench.run(SOON_EVERY + 0.1)
-    bench.ask("FLUSHALL")
+    clean_redis.call("FLUSHALL")
     bench.run(2 * KNOWN_SECONDS + 4)
     assert bench.indexed(job_ids) == set(job_ids)
 

@@ -1,0 +1,98 @@
+"""A real Prometheus with the configuration of deploy/ collects from a daemon and evaluates every rule."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness.system import System
+
+from toc.local.process import free_port
+from toc.local.server import Server
+
+DEPLOY = Path(__file__).parents[3] / "deploy" / "prometheus"
+
+
+class Prometheus(Server):
+    """With the configuration of deploy/, other targets, and no patience."""
+
+    name = "prometheus"
+
+    def __init__(self, directory: Path, targets: list[str]) -> None:
+        super().__init__(directory)
+        self._targets = targets
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """What its API answers."""
+        query = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}", timeout=5
+        ) as answer:
+            return json.load(answer)["data"]
+
+    def values(self, query: str, label: str) -> dict[str, float]:
+        """What a query finds, by a label."""
+        found = self.ask("query", query=query)["result"]
+        return {one["metric"][label]: float(one["value"][1]) for one in found}
+
+    def _prepare(self) -> list[str | Path]:
+        config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["scrape_configs"][0]["static_configs"] = [{"targets": self._targets}]
+        (self.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+        for name in config["rule_files"]:
+            shutil.copy(DEPLOY / name, self.directory)
+        return [
+            shutil.which("prometheus") or "",
+            f"--config.file={self.directory}/prometheus.yml",
+            f"--storage.tsdb.path={self.directory}/data",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+        ]
+
+    def _ready(self, _log_start: int) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2):
+                return True
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+
+def test_prometheus_collects_from_the_daemons_and_no_rule_fails(system: System, tmp_path: Path) -> None:
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed")
+    system.create_topics()
+    daemon = system.start(processes=1, env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
+    (served,) = re.findall(r"^.*metrics_served.*$", daemon.log.read_text(), re.MULTILINE)
+    address, away = json.loads(served)["address"], f"127.0.0.1:{free_port()}"
+    with Prometheus(tmp_path / "prometheus", [address, away]) as prometheus:
+        system.wait(
+            lambda: prometheus.values('up{job="toc"}', "instance") == {address: 1.0, away: 0.0},
+            "it asks both, and one answers",
+            30,
+        )
+        system.wait(
+            lambda: prometheus.values("toc_workers == 1", "state") == {"ready": 1.0},
+            "it knows that a worker is ready",
+            30,
+        )
+
+        def rules() -> list[Any]:
+            return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+
+        system.wait(lambda: all(rule["health"] != "unknown" for rule in rules()), "each has been tried", 30)
+        assert rules()
+        assert {rule["health"] for rule in rules()} == {"ok"}, rules()
+
+        def down() -> set[str]:
+            alerts = [one["labels"] for one in prometheus.ask("alerts")["alerts"]]
+            return {one["instance"] for one in alerts if one["alertname"] == "TocDaemonDown"}
+
+        system.wait(lambda: down() == {away}, "it has noticed which one is away", 30)
