@@ -50,7 +50,7 @@ faults-long: $(STAMP) servers ## the fault tests that take several minutes each
 	$(BIN)/pytest tests/fault -m chaos $(ARGS)
 
 runbook: $(STAMP) servers ## the recipes of docs/operations.md as they are written, under load, timed
-	$(BIN)/pytest tests/fault/test_runbook.py -m slow -s $(ARGS)
+	$(BIN)/pytest tests/fault/test_runbook.py -m chaos -s $(ARGS)
 
 faults-page: $(STAMP) ## put the table of the last faults and soaks into docs/reliability.md
 	PYTHONPATH=tests $(BIN)/python -m fault.kit.table

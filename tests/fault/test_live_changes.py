@@ -31,7 +31,7 @@ def cluster(tmp_path: Path) -> Iterator[OperatedCluster]:
         one.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_all_that_can_be_changed_is_changed_under_load_and_nothing_is_lost_doubled_or_burned(
     cluster: OperatedCluster,

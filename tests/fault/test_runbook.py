@@ -69,7 +69,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         one.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
     run = cluster.run
