@@ -164,7 +164,7 @@ class Settings(BaseSettings):
     def _check_urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
             if not url.startswith(_DATABASE_SCHEMES):
-                raise ValueError(f"{_shown(url)!r} is not one of them; expected {_DATABASE_HINT}")
+                raise ValueError(f"{_shown_url(url)!r} is not one of them; expected {_DATABASE_HINT}")
         if len(set(urls)) != len(urls):
             raise ValueError("the same server is named twice; each takes its own block of databases")
         if len(urls) > 1 and any(url.startswith("sqlite") for url in urls):
@@ -177,7 +177,9 @@ class Settings(BaseSettings):
         for url in [value] if isinstance(value, str) else value or []:
             for port in _ports(url):
                 if not (port.isdecimal() and port.isascii() and 0 < int(port) < 65_536):
-                    raise ValueError(f"{port!r} is not a port; expected a number from 1 to 65535")
+                    # Without "@" it may be the password of a user whose host was forgotten.
+                    shown = repr(port) if "@" in url or port.isdecimal() else "what follows the host's colon"
+                    raise ValueError(f"{shown} is not a port; expected a number from 1 to 65535")
         return value
 
     @field_validator("redis_url")
@@ -360,7 +362,8 @@ def _explain(error: Any) -> str:
         return f"{name!r} is not a setting{_nearest(name, list(Settings.model_fields))}"
     variable = f"TOC_{name.upper()}"
     value = error["input"]
-    shown = ", ".join(_shown(str(part)) for part in value) if isinstance(value, list) else _shown(str(value))
+    show = _shown_url if name in ("database_urls", "redis_url", "zookeeper") else _shown
+    shown = ", ".join(show(str(part)) for part in value) if isinstance(value, list) else show(str(value))
     if error["type"] == "value_error":
         return f"{variable}={shown}: {reason}"
     hint = Settings.model_fields[name].description
@@ -372,3 +375,10 @@ def _shown(value: str) -> str:
     if "://" not in value and "@" in value:
         return f"***@{value.rpartition('@')[2]}"
     return redact(value)
+
+
+def _shown_url(value: str) -> str:
+    """The same of a URL. Without an "@", what is behind a colon may be a password: its host was forgotten."""
+    if "@" not in value:
+        value = re.sub(r"(^|//|,)([^\s:/,\[\]]*):(?!//)(?!\d+(?:[/?#,]|$))\S*", r"\1\2:***", value)
+    return _shown(value)

@@ -178,13 +178,13 @@ def test_everything_works_with_the_least_privileges_and_no_password_is_told(
 
 def test_with_wrong_passwords_every_error_is_named_and_tells_none(
     build: Build,
-    guarded_redis: RedisServer,
+    launch: Launch,
     mariadb: MariaDB,
     accounts: None,  # noqa: ARG001 - they are there
     verdict: Verdict,
 ) -> None:
     line = verdict(28, "least privilege", "wrong passwords")
-    index = f"redis://{login('toc')}@127.0.0.1:{guarded_redis.port}/0"
+    index = f"redis://{login('toc')}@127.0.0.1:{launch(RedisServer, config=acl_lines()).port}/0"
     table = mysql_url(mariadb, "toc")
     system = build(index, database_url=table)
     told = Told(system)

@@ -161,6 +161,11 @@ def test_every_wrong_value_is_named_at_once() -> None:
         {"redis_url": f"u:{CANARY}@h:1"},
         {"redis_url": f"http://h?password={CANARY}"},
         {"zookeeper": f"digest://u:{CANARY}@h"},
+        {"redis_url": f"redis://u:{CANARY}"},
+        {"redis_url": f"redis+cluster://h:1,u:{CANARY}/x"},
+        {"redis_url": f"u:{CANARY}"},
+        {"database_urls": f"u:{CANARY}"},
+        {"zookeeper": f"u:{CANARY}"},
     ],
 )
 def test_no_refusal_shows_a_password(values: dict[str, Any]) -> None:
