@@ -1,4 +1,4 @@
-"""Runs Spin over model/toc.pml and reads what it says.
+"""Runs Spin over model/*.pml and reads what it says.
 
 As a program it makes all searches and prints what each covers: the table in model/README.md.
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 MODEL = Path(__file__).parents[2] / "model"
-SOURCE = MODEL / "toc.pml"
 MEMORY_MB = 4000
 MAX_DEPTH = 1_000_000
 SECONDS = 1500
@@ -33,6 +32,7 @@ class Search:
     name: str
     flags: str
     finds: str = ""
+    model: str = "toc"
     slow: bool = False
 
 
@@ -73,7 +73,7 @@ def run(search: Search, directory: Path) -> Result:
     began = time.monotonic()
     liveness = search.kind == "liveness" or search.finds == "acceptance cycle"
     defines = [f"-D{flag}" for flag in search.flags.split()]
-    _call(["spin", "-a", *defines, str(SOURCE)], place)
+    _call(["spin", "-a", *defines, str(MODEL / f"{search.model}.pml")], place)
     options = ["-DNFAIR=3"] if liveness else ["-DSAFETY", "-DNOCLAIM"]
     quick = "-O0" if search.kind == "mutation" else "-O2"
     _call(["gcc", quick, "-w", *options, f"-DMEMLIM={MEMORY_MB}", "-o", "pan", "pan.c"], place)
@@ -112,8 +112,8 @@ def _main() -> None:
                 found = f"found: `{search.finds}`" if result.errors else f"{result.states:,}"
                 slow = " (slow)" if search.slow else ""
                 print(
-                    f"| {search.name} | {kind}{slow} | `{search.flags}` | {found} | {result.seconds:.1f} "
-                    f"| {result.megabytes:.0f} |",
+                    f"| {search.name} | {search.model}, {kind}{slow} | `{search.flags}` | {found} "
+                    f"| {result.seconds:.1f} | {result.megabytes:.0f} |",
                     flush=True,
                 )
 

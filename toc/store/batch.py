@@ -173,9 +173,20 @@ class Batches:
 
     def fail(self, items: Sequence[Failure]) -> dict[int, Guard]:
         """Write failed tries on rows that are still as they were read, and that nobody else has leased."""
+        return self._fail(items, self._leases.free)  # [rule: lease-fence]
+
+    def crash(self, items: Sequence[Failure]) -> dict[int, Guard]:
+        """Write tries that ended with their workers; not where a living worker has a lease by now.
+
+        Nor where this one has: its fallback may have taken the row since its reclaim has read it.
+        """
+        return self._fail(items, self._leases.unleased)  # [rule: crash-unleased]
+
+    def _fail(self, items: Sequence[Failure], free: Callable[[Server], str]) -> dict[int, Guard]:
         now = self._stamp()
         return self._guarded(
             items,
+            free,
             lambda server, item: (
                 f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
@@ -188,6 +199,7 @@ class Batches:
         now = self._stamp()
         return self._guarded(
             items,
+            self._leases.free,
             lambda server, item: (
                 f"status={DEAD},attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(now)},gmt_modified={server.instant(now)}"
@@ -196,13 +208,16 @@ class Batches:
         )
 
     def _guarded(
-        self, items: Iterable[Failure], changes: Callable[[Server, Failure], str]
+        self,
+        items: Iterable[Failure],
+        free: Callable[[Server], str],
+        changes: Callable[[Server, Failure], str],
     ) -> dict[int, Guard]:
         by_id = {item.job_id: item for item in items}
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
             order = [(table, by_id[job_id]) for table, part in ids.items() for job_id in part]
-            free = self._leases.free(server)
+            nobody = free(server)
             results = server.run(
                 [
                     Statement(
@@ -211,7 +226,7 @@ class Batches:
                         f"{'' if item.error is None else ',last_error=%s'} "
                         # [rule: failure-fence]
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
-                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {free}",
+                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}",
                         () if item.error is None else (_error_text(item.error),),
                     )
                     for table, item in order

@@ -23,7 +23,7 @@ RAN_OUT = -1
 """What ``TryRow.lease`` says of a lease whose owner died or fell silent: a try ended with it."""
 
 LEASED_IS_TRIED = "CASE WHEN lease_owner IS NULL THEN attempts ELSE {greatest}(attempts,1) END"
-"""The attempts of a row of which somebody may be running the first try."""
+"""The attempts of a row of which somebody may be running the first try."""  # [rule: lease-is-tried]
 
 
 def owner_number(worker_id: str) -> int:
@@ -74,9 +74,13 @@ class Leases:
         """The condition that no other worker, of those that may be living, has a lease on a row."""
         return self._none_but(server, self._me)
 
+    def unleased(self, server: Server) -> str:
+        """The condition that no worker that may be living has a lease on a row, this one included."""
+        return self._none_but(server, 0)
+
     def untaken(self) -> str:
-        """The same without those of this worker: for reading rows that can be taken."""
-        return self._none_but(self._shards.servers[0], 0)  # all servers are of one kind
+        """The same for reading rows that can be taken, on any server: they are of one kind."""
+        return self.unleased(self._shards.servers[0])
 
     def _none_but(self, server: Server, owner: int) -> str:
         owners = sql.numbers((owner, *self._dead))

@@ -219,6 +219,10 @@ class Store:
         """Write failed tries on pending rows whose version, attempts and crashes are still as given."""
         return self._batches.fail(items)
 
+    def crash(self, items: Sequence[Failure]) -> dict[int, Guard]:
+        """The same for tries that ended with their workers: not where any living worker has a lease."""
+        return self._batches.crash(items)
+
     def die(self, items: Sequence[Failure]) -> dict[int, Guard]:
         """Mark such rows as dead. Their next_time becomes the instant of death."""
         return self._batches.die(items)

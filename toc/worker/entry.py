@@ -13,18 +13,20 @@ from toc.topic import Slot, Topic
 
 NO_FENCE = -1.0
 """The fence of an entry that was taken without Redis: nothing stands in a PrepareQueue for it."""
-CHECK_LASTS_SECONDS = 1.0
-"""How long a row check holds for an entry that has no lease: who takes tasks without Redis waits longer."""
+UNLEASED_SECONDS = 1.0
+"""How long after it was taken an entry may start without a lease; who takes tasks without Redis waits
+longer than that."""
 
 
 class Entry:
     """A task in this worker's hands, from prepare until its entry left the PrepareQueue.
 
-    ``fence`` is what its PrepareQueue score must still carry for this worker to move it. ``kept`` is the
-    monotonic time of the last keep-alive, ``started`` that of the handler's start (0: not yet), ``ended``
-    that of its end (not before it), ``taken`` Redis's time of the prepare in milliseconds. ``checked`` is the
-    monotonic time of the last row check (0: none yet), ``leased`` that until which this worker surely has a
-    lease on the row, ``lease_at`` that from which it should ask for a longer one (0: it has not asked yet).
+    ``fence`` is what its PrepareQueue score must still carry for this worker to move it. ``held`` is the
+    monotonic time from before it was taken, ``kept`` that of the last keep-alive, ``started`` that of the
+    handler's start (0: not yet), ``ended`` that of its end (not before it), ``taken`` Redis's time of the
+    prepare in milliseconds. ``checked`` says that its row was read, ``leased`` is the monotonic time until
+    which this worker surely has a lease on it, ``lease_at`` that from which it should ask for a longer one
+    (0: it has not asked yet).
     """
 
     __slots__ = (
@@ -32,6 +34,7 @@ class Entry:
         "ended",
         "fence",
         "handler",
+        "held",
         "job_id",
         "kept",
         "lease_at",
@@ -58,11 +61,12 @@ class Entry:
         self.topic = topic
         self.handler = handler
         self.taken = taken
+        self.held = now
         self.kept = now
         self.started = 0.0
         self.settled = False
         self.lost = False
-        self.checked = 0.0
+        self.checked = False
         self.leased = 0.0
         self.lease_at = 0.0
 
@@ -136,15 +140,16 @@ class Inflight:
         """Note that the try starts; False, and it is let go, when others may have the entry by now.
 
         That is so when nobody here has kept it alive in time: this process was paused, or Redis out of reach.
-        And when its row was checked too long ago, unless it has a lease: who has lost Redis may have it.
+        And when it was taken too long ago, unless it has a lease: who has lost Redis may have it. (How long
+        ago its row was checked says nothing: the slot may have gone to another worker before.)
         """
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
                 return False
             indexed = entry.fence != NO_FENCE
             timed_out = indexed and now - entry.kept > entry.topic.prepare_timeout
-            checked = indexed and now - entry.checked <= CHECK_LASTS_SECONDS
-            if entry.lost or timed_out or not (checked or now < entry.leased):  # [rule: last-look]
+            fresh = indexed and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
+            if entry.lost or timed_out or not (fresh or now < entry.leased):  # [rule: last-look]
                 del self._entries[entry.job_id]
                 return False
             entry.started = now

@@ -143,7 +143,7 @@ class Fallback:
         """Our slots whose node is out of reach, or was until a moment ago."""
         wanted = self._book.wanted
         for slot in self._watch.out_of_reach(wanted):
-            if now - wanted[slot] >= OWNED_SECONDS:
+            if now - wanted[slot] >= OWNED_SECONDS:  # [rule: owned-long]
                 self._lost[slot] = now + LINGER_SECONDS
         self._lost = {slot: until for slot, until in self._lost.items() if until > now and slot in wanted}
         return set(self._lost)
@@ -193,7 +193,7 @@ class Fallback:
         if not entries:
             return 0
         try:
-            leased = self._leases.take(entries)
+            leased = self._leases.take(entries)  # [rule: taken-by-lease]
         except StoreUnavailable:
             self._unsure[server] = entries
             raise

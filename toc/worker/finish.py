@@ -341,7 +341,7 @@ class Finisher:
         except StoreUnavailable as exc:
             log.warning("rows_not_written", tries=len(entries), error=str(exc))  # they will run out
         for entry in entries:
-            entry.leased = 0.0
+            entry.leased = entry.lease_at = 0.0  # whoever takes the id anew asks anew  [rule: lease-released]
 
 
 def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:

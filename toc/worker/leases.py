@@ -19,7 +19,7 @@ from toc.store.batch import Failure, Guard
 from toc.store.leases import RAN_OUT
 from toc.store.store import Store
 from toc.worker.crash import crash_of
-from toc.worker.entry import Entry, Inflight
+from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
 
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 TICK_SECONDS = 0.25
 LEASE_AFTER_SECONDS = 0.75
-"""How long after its row check a try gets a lease. Most have ended by then and cost nothing."""
+"""How long after it was taken an entry gets a lease. Most tries have ended by then and cost nothing."""
 COMPLAIN_SECONDS = 60.0
 
 
@@ -52,7 +52,9 @@ class LeaseKeeper:
         due = [
             entry
             for entry in self._inflight.snapshot()
-            if entry.checked and now >= (entry.lease_at or entry.checked + LEASE_AFTER_SECONDS)
+            if entry.checked  # [rule: lease-of-held]
+            and now >= (entry.lease_at or entry.held + LEASE_AFTER_SECONDS)
+            and _may_ask(entry, now)
         ]
         if due:
             try:
@@ -76,6 +78,19 @@ class LeaseKeeper:
             entry.lease_at = asked + timeout / 3
         return [entry for entry in entries if entry.leased]
 
+    def cover(self, entries: Sequence[Entry]) -> None:
+        """Take leases for entries whose row check took so long that they may not start without one.
+
+        What gets none is let go when it is to start, and checked anew if it still stands.
+        """
+        long_ago = self._clock.monotonic() - LEASE_AFTER_SECONDS
+        late = [entry for entry in entries if entry.held < long_ago and not entry.leased]
+        if late:
+            try:
+                self.take(late)
+            except StoreUnavailable as exc:
+                log.warning("leases_not_kept", tasks=len(late), error=str(exc))
+
     def judge(self, entries: Sequence[Entry]) -> list[Entry]:
         """Decide about entries on whose rows others have or had a lease; returns those that may start.
 
@@ -83,6 +98,7 @@ class LeaseKeeper:
         task. If its owner is gone, that was a try which ended with its worker.
         """
         now = self._clock.now_ms()
+        # [rule: leased-elsewhere]
         waiting = [(entry, now + entry.row.lease) for entry in entries if entry.row.lease > 0]
         if waiting:
             for topic, count in Counter(entry.topic.name for entry, _ in waiting).items():
@@ -91,7 +107,7 @@ class LeaseKeeper:
         crashed: list[tuple[Entry, Failure]] = []
         start: list[Entry] = []
         for entry in entries:
-            if entry.row.lease == RAN_OUT:
+            if entry.row.lease == RAN_OUT:  # [rule: lease-ran-out]
                 left = entry.topic.remaining(entry.row.attempts)
                 at = max(now, entry.row.next_time)  # it may be a moment from being due
                 crash = crash_of(entry.row, entry.topic, left, at, self._max_crashes, dead=False)
@@ -106,7 +122,7 @@ class LeaseKeeper:
     def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
         """Write crashes on the rows, and give the entries back as the rows are then."""
         try:
-            guards = self._store.fail([crash for _, crash in crashed])
+            guards = self._store.crash([crash for _, crash in crashed])
         except StoreUnavailable as exc:
             log.warning("rows_not_written", tries=len(crashed), error=str(exc))
             self._finisher.give_back(entry for entry, _ in crashed)
@@ -118,3 +134,11 @@ class LeaseKeeper:
                     attempts=crash.new_attempts, crashes=crash.new_crashes, next_time=crash.next_time, lease=0
                 )
         self._finisher.give_back(entry for entry, _ in crashed)
+
+
+def _may_ask(entry: Entry, now: float) -> bool:
+    """Not for a lease of what was taken without Redis, has none and has not started.
+
+    It may stand in a slot that went to another worker. Only the fallback, which looks at that, may take it.
+    """
+    return entry.fence != NO_FENCE or entry.started > 0 or now < entry.leased  # [rule: first-lease]

@@ -324,12 +324,11 @@ class Poller:
     def check(self, entries: list[Entry]) -> None:
         """The row check: what the row says goes, whatever the index said. Any thread may ask for it."""
         began = self._clock.monotonic()
-        found = self._read([entry.job_id for entry in entries])
+        rows = self._read([entry.job_id for entry in entries])
         read = self._clock.monotonic() - began
-        if found is None:
+        if rows is None:
             self._finisher.give_back_unread(entries)
             return
-        rows, asked = found
         now = self._clock.now_ms()
         leased: list[Entry] = []
         ready: list[Entry] = []
@@ -344,7 +343,7 @@ class Poller:
                 refused.append((entry, None))
                 continue
             entry.row = row
-            entry.checked = asked
+            entry.checked = True
             if row.status != TaskStatus.PENDING:
                 STALE.of(entry.topic.name).add()
                 refused.append((entry, row))
@@ -368,18 +367,18 @@ class Poller:
         if refused:
             self._finisher.settle_by_row(refused)
         if ready:
+            self.leases.cover(ready)  # [rule: covered]
             self._start(ready)
         self._read_step.took(read, len(entries))
 
-    def _read(self, job_ids: list[int]) -> tuple[dict[int, TryRow], float] | None:
-        """The rows and when they were asked for, waiting for MySQL if need be; None when the worker stops.
+    def _read(self, job_ids: list[int]) -> dict[int, TryRow] | None:
+        """The rows, waiting for MySQL if need be; None when the worker stops meanwhile.
 
         Nothing more is taken while it waits, so what is held stays bounded; it is kept alive meanwhile.
         """
         while True:
-            asked = self._clock.monotonic()
             try:
-                return self._store.read_tries(job_ids), asked
+                return self._store.read_tries(job_ids)
             except StoreUnavailable as exc:
                 log.warning("rows_not_read", tasks=len(job_ids), error=str(exc))
                 if not self._taking:

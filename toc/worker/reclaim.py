@@ -135,12 +135,13 @@ class Reclaimer:
             for job_id, score in pairs:
                 row = rows.get(job_id)
                 # Not what a living worker has leased: it has lost Redis, and the task still runs there.
+                # [rule: reclaim-waits]
                 if row is not None and row.status == TaskStatus.PENDING and row.lease <= 0:
                     _, remaining, claim = split(score)
                     failure = crash_of(row, topic, remaining, now, self._max_crashes, dead=claim in dead)
                     if failure is not None:
                         crashes[job_id] = failure
-        guards = self._store.fail(list(crashes.values())) if crashes else {}
+        guards = self._store.crash(list(crashes.values())) if crashes else {}
         cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
         if cancelled:
             # Before the entry goes: a cancel that is under way looks for it.  [rule: mark-tried]

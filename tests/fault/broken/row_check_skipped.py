@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from harness.app import center
 
 from toc.task import TaskStatus
@@ -19,7 +17,7 @@ def check(self: Poller, entries: list[Entry]) -> None:
         row = rows.get(entry.job_id)
         if row is not None:
             entry.row = row._replace(status=TaskStatus.PENDING, next_time=0)
-            entry.checked = time.monotonic()
+            entry.checked = True
     self.dispatcher.put([entry for entry in entries if entry.job_id in rows])
 
 

@@ -168,3 +168,15 @@ def test_without_a_name_a_lease_is_always_anothers(place: Any, one: Store, row: 
     assert lease(nobody, row) > 0
     assert nobody.fail([failure(row)]) == {row.job_id: Guard.LOST}
     nobody.close()
+
+
+def test_a_crash_is_not_written_where_this_very_worker_has_a_lease(
+    one: Store, two: Store, row: TaskRow
+) -> None:
+    """Its fallback has taken the row since its reclaim has read it; the end of its own try is written."""
+    crash = Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 1, row.next_time, "crashed")
+    assert one.leases.take({row.job_id: 30}) == {row.job_id}
+    assert one.crash([crash]) == {row.job_id: Guard.LOST}
+    assert lease(two, row) > 0
+    assert one.fail([crash]) == {row.job_id: Guard.APPLIED}
+    assert one.crash([crash._replace(attempts=1, crashes=1)]) == {row.job_id: Guard.APPLIED}

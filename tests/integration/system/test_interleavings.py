@@ -17,12 +17,14 @@ from harness.system import System
 
 from toc import CancelOutcome, Task, TaskStatus, TimeoutCenter
 from toc.clock import Clock
+from toc.errors import StoreUnavailable
 from toc.local.process import until
 from toc.local.servers import RedisServer
 from toc.queue.messages import CancelReply
 from toc.queue.scores import store_score
-from toc.task import TaskRow
+from toc.task import TaskRow, TryRow
 from toc.topic import Backoff, Slot
+from toc.worker.entry import NO_FENCE, Entry, Held
 from toc.worker.link import Link
 from toc.worker.process import Worker
 
@@ -218,13 +220,13 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
     job_id = submit_due(system)
     sleeper.take()
     sleeper.sleep()
-    write = other.store.fail
+    write = other.store.crash
 
     def wakes_up(items: Any) -> Any:
         sleeper.keeper.run_once()
         return write(items)
 
-    monkeypatch.setattr(other.store, "fail", wakes_up)
+    monkeypatch.setattr(other.store, "crash", wakes_up)
     other.reclaim()
     other.take()
     assert other.inflight.get(job_id) is None
@@ -433,3 +435,81 @@ def test_what_fell_silent_is_looked_for_each_second_until_it_times_out(
     row = system.center.store.get(job_id)
     assert row is not None
     assert row.crashes == 1
+
+
+def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MySQL was away between prepare and row check; meanwhile the slot went to a worker that has no Redis."""
+    first, second = hands
+    job_id = submit_due(system)
+    read = first.store.read_tries
+    calls = iter(("away", "back"))
+
+    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
+        if next(calls) == "away":
+            first.clock.slept += 3
+            raise StoreUnavailable("away")
+        rows = read(job_ids)
+        assert second.store.leases.take({job_id: 30}) == {job_id}
+        return rows
+
+    monkeypatch.setattr(first.store, "read_tries", read_tries)
+    first.take()
+    first.start()
+    assert until(lambda: first.inflight.get(job_id) is None, 10), "it is let go"
+    assert not first.runs
+
+
+def test_what_waits_long_for_its_row_starts_all_the_same(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read takes longer than an entry may be old that starts without a lease."""
+    first, second = hands
+    job_id = submit_due(system)
+    read = first.store.read_tries
+
+    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
+        rows = read(job_ids)
+        first.clock.slept += 2
+        return rows
+
+    monkeypatch.setattr(first.store, "read_tries", read_tries)
+    first.take()
+    first.start_and_wait()
+    assert second.store.read_tries([job_id])[job_id].lease > 0
+    first.end()
+    first.finish()
+    assert row_of(system, job_id).status == TaskStatus.PROCESSED
+
+
+def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    """What it holds without lease and fence stands in a slot that may be another's by now."""
+    first, second = hands
+    job_id = submit_due(system)
+    topic = system.center.catalog.get(TOPIC)
+    handler = first._center.handlers[TOPIC]
+    entry = Entry(job_id, SLOT, NO_FENCE, topic, handler, 0, first.clock.monotonic() - 5)
+    entry.checked = True
+    assert first.inflight.hold_if_free(entry)
+    first._worker.lease_keeper.run_once()
+    assert second.store.read_tries([job_id])[job_id].lease == 0
+
+
+def test_a_lease_that_was_given_up_is_asked_for_anew(system: System, hands: tuple[Hands, Hands]) -> None:
+    """The id may be taken anew before its move begins; then it is asked for as for any other."""
+    first, second = hands
+    job_id = submit_due(system)
+    first.take()
+    entry = first.inflight.get(job_id)
+    assert entry is not None
+    assert first._worker.lease_keeper.take([entry]) == [entry]
+    first.finisher._release([entry])
+    assert second.store.read_tries([job_id])[job_id].lease == 0
+    again = Entry(job_id, SLOT, entry.fence, entry.topic, entry.handler, 0, first.clock.monotonic() - 5)
+    assert first.inflight.hold(again) is Held.NEW
+    again.checked = True
+    first._worker.lease_keeper.run_once()
+    assert second.store.read_tries([job_id])[job_id].lease > 0
