@@ -49,7 +49,7 @@ from toc.worker.loop import Loop
 
 log = get_logger(__name__)
 
-LINE = 20
+LINE = 100
 """Most entries that wait here for their run."""
 READY_SECONDS = 60.0
 """How long the child may take to load the app."""
@@ -65,6 +65,10 @@ ALONE = "it runs alone, since every worker that ran it died or fell silent"
 BROKEN_OFF = "its worker stopped while it ran alone"
 FIRST_GUESS_SECONDS = 0.1
 """How long a run is taken to last of which nothing is known. Who comes back too early is put off again."""
+LEAST_SECONDS = 0.01
+OUTLIER = 4
+"""A run counts as at most so many times as long as those before it. Few take long, most of all those of
+culprits, after which the app is loaded anew: if these set the pace, everybody else would wait for nothing."""
 SOONEST_MS = 500
 FARTHEST_MS = 300_000
 """How far away the turn of a task that finds the line full may be; beyond that order is given up."""
@@ -241,7 +245,7 @@ class Quarantine:
             self._run(entry, entry.row)
             self._running = None
             self._idle_since = self._clock.monotonic()
-            self._seconds += (self._idle_since - began - self._seconds) * 0.1
+            self._seconds = smoothed(self._seconds, self._idle_since - began)
             return 0.0
         if self._child is None:
             return IDLE_SECONDS
@@ -408,6 +412,11 @@ class Quarantine:
             return now + random.randint(FARTHEST_MS // 2, FARTHEST_MS)  # noqa: S311 - spreads, guards nothing
         self._turn = turn
         return turn
+
+
+def smoothed(average: float, seconds: float) -> float:
+    """The moving average of what runs take, after one that took so long."""
+    return average + (min(seconds, OUTLIER * max(average, LEAST_SECONDS)) - average) * 0.1
 
 
 def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:

@@ -87,7 +87,7 @@ def test_a_handler_that_runs_alone_may_raise_retry_and_dead(
 
 def test_suspects_that_are_innocent_run_well_one_after_the_other_in_few_processes(system: System) -> None:
     system.create_topics()
-    job_ids = [_suspect(system, "test.async", biz_id=n, sleep=0.01) for n in range(2 * LINE)]
+    job_ids = [_suspect(system, "test.async", biz_id=n, sleep=0.01) for n in range(LINE + 20)]
     daemon = system.start(processes=1)
     system.wait(
         lambda: all(_row(system, job_id).status == TaskStatus.PROCESSED for job_id in job_ids),
@@ -245,7 +245,7 @@ def test_a_flood_of_culprits_does_not_hold_up_others_nor_fill_memory(system: Sys
     assert dead
     assert {row.crashes for row in waiting} <= {3, 4}, "who waits is charged nothing"
     due_now = [row for row in waiting if row.next_time <= time.time() * 1000]
-    assert len(due_now) < 10 * LINE, "the others have a time of their own, to which the sweep keeps"
+    assert len(due_now) < LINE + 200, "the others have a time of their own, to which the sweep keeps"
 
 
 def _suspect(
