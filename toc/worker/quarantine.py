@@ -49,7 +49,7 @@ from toc.worker.loop import Loop
 
 log = get_logger(__name__)
 
-LINE = 100
+LINE = 50
 """Most entries that wait here for their run."""
 READY_SECONDS = 60.0
 """How long the child may take to load the app."""
