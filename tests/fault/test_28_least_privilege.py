@@ -176,6 +176,7 @@ def test_everything_works_with_the_least_privileges_and_no_password_is_told(
     line.prove(*told.nothing())
 
 
+@pytest.mark.slow
 def test_with_wrong_passwords_every_error_is_named_and_tells_none(
     build: Build,
     launch: Launch,
