@@ -258,10 +258,10 @@ def test_an_upgrade_that_was_killed_half_way_is_resumed(mariadb: MariaDB, databa
 
 
 def test_an_upgrade_of_sqlite_that_was_killed_half_way_is_resumed(tmp_path: Path) -> None:
-    target = Target(f"sqlite:///{tmp_path}/toc.db", 1, 1024, "toc_")
+    target = Target(f"sqlite:///{tmp_path}/toc.db", 1, 256, "toc_")
     program = target.start()
     assert program.stdout is not None
-    assert program.stdout.readline().split()[2:4] == ["32", "1024"]
+    assert program.stdout.readline().split()[2:4] == ["32", "256"]
     program.send_signal(signal.SIGKILL)
     program.communicate()
     assert target.migrator().check()[0].behind
