@@ -58,8 +58,8 @@ faults-page: $(STAMP) ## put the table of the last faults and soaks into docs/re
 MINUTES ?= 5
 chaos: $(STAMP) servers ## random faults over a local cluster: SEED=7 MINUTES=5 TASKS=100000
 	PYTHONPATH=tests $(BIN)/python -m fault.chaos --record .faults/soaks.jsonl --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TASKS),--tasks $(TASKS)) $(ARGS)
-model: $(STAMP) servers ## every search of the model of the protocol; the quick ones are part of `make test`
-	$(BIN)/pytest tests/model -m "not chaos" $(ARGS)
+model: $(STAMP) servers ## every search of the model of the protocol, and the long state machines; the quick ones are part of `make test`
+	$(BIN)/pytest tests/model tests/property -m "not chaos" $(ARGS)
 
 test-fast: $(STAMP) ## the unit tests
 	$(BIN)/pytest tests/unit

@@ -51,6 +51,11 @@
  */
 
 #define TRIES 2         /* --retries */
+#if PAUSES * RECLAIMERS > 3
+#define CRASH_BITS 3    /* of the counter on the row, which must not come round */
+#else
+#define CRASH_BITS 2
+#endif
 #define LAST 2          /* the clock stops here */
 
 /* Mutations: each drops one guard, and the search must find what goes wrong then. */
@@ -128,7 +133,7 @@ typedef Row {
   unsigned status : 2;
   unsigned version : 2;
   unsigned attempts : 2;
-  unsigned crashes : 2;
+  unsigned crashes : CRASH_BITS;
   unsigned action_time : 2;
   unsigned next_time : 2
 }
@@ -375,7 +380,7 @@ inline by_row() {               /* [rule: row-decides] */
 proctype Worker(bit w) {
   unsigned stage : 4;
   unsigned remaining : 2, mine : 3;                          /* the fence of what it holds */
-  unsigned version : 2, attempts : 2, crashes : 2, due : 2;  /* the row as the row check has read it */
+  unsigned version : 2, attempts : 2, crashes : CRASH_BITS, due : 2;  /* the row as the row check has read it */
   unsigned plan : 2, rest : 2;                               /* the move that is decided, with due */
   Move move;                                                 /* the move that is under way */
   unsigned lost_replies : 2 = LOST_REPLIES, ambiguous : 2 = AMBIGUOUS;
@@ -556,7 +561,7 @@ inline move_entry() {
 
 proctype Reclaim(byte me) {
   unsigned remaining : 2, whose : 3;                         /* the entry as listed */
-  unsigned status : 2, version : 2, attempts : 2, crashes : 2, next_time : 2;
+  unsigned status : 2, version : 2, attempts : 2, crashes : CRASH_BITS, next_time : 2;
   bit there, lost;
 
 end:
@@ -667,7 +672,7 @@ answered:
 
 proctype Reschedule() {
   unsigned calls : 2 = RESCHEDULES;
-  unsigned version : 2, attempts : 2, crashes : 2, before : 2, after : 2;
+  unsigned version : 2, attempts : 2, crashes : CRASH_BITS, before : 2, after : 2;
   bit started;
 
 end:
