@@ -21,6 +21,7 @@ from toc.store.server import Result, Statement
 from toc.store.sqlite import SqliteServer
 from toc.task import TryRow
 from toc.worker import poll, reclaim
+from toc.worker.crash import crash_of as crash_of_row
 from toc.worker.entry import Entry, Held, Inflight
 
 Patch = pytest.MonkeyPatch
@@ -108,10 +109,9 @@ def _whole_score(patch: Patch) -> None:
 
 
 def _never_the_last(patch: Patch) -> None:
-    right = reclaim.crash_of
 
     def crash_of(row: TryRow, *how: Any, **more: Any) -> Failure | None:
-        failure = right(row, *how, **more)
+        failure = crash_of_row(row, *how, **more)
         return None if failure is None else failure._replace(new_attempts=row.attempts + 1)
 
     patch.setattr(reclaim, "crash_of", crash_of)
@@ -151,6 +151,7 @@ WITHOUT: dict[str, Callable[[Patch], None]] = {
 }
 """By the rule (model/README.md) that is broken then.
 
-Not the fences of commit and bury: only what has ended is committed, and only what is dead buried; whoever else
-holds that has little to lose. Nor crash-counted: its case is too rare for so few examples, and the model's.
+Not the fences of commit and bury: only what has ended is committed, and only what is dead buried; whoever
+else holds that has little to lose. Nor crash-counted: its case is too rare for so few examples; the model
+has it.
 """
