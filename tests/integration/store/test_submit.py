@@ -247,10 +247,12 @@ def test_a_batch_that_cannot_be_settled_says_which_tasks_are_unknown(
 
     assert proxy.stats.eaten == 1
     stored = [job_id for job_id in caught.value.job_ids if job_id is not None]
-    assert len(stored) == 1000
-    assert len(caught.value.unknown) == 500
+    # The other chunk may still be under way when the server vanishes: then its outcome is unknown, too.
+    assert len(stored) in (0, 1000)
+    assert len(caught.value.unknown) == 1500 - len(stored)
+    assert last.job_id in caught.value.unknown
     assert set(stored) | set(caught.value.unknown) == {row.job_id for row in rows}
-    assert len(mysql_store.read(stored)) == 1000
+    assert len(mysql_store.read(stored)) == len(stored)
 
 
 def test_a_refused_connection_is_no_unknown_outcome(

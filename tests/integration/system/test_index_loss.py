@@ -144,7 +144,7 @@ def test_a_loss_during_a_refill_is_seen_before_the_refill_ends(
     refilled = _logged(running, "index_refilled")
     running.wait(lambda: waiting(running) >= 500, "what is due soon is back again", 3)
     assert _logged(running, "index_refilled") == refilled, "the first refill has not come to its end"
-    assert _logged(running, "index_lost_data") > losses
+    running.wait(lambda: _logged(running, "index_lost_data") > losses, "a worker has said so", 5)
     running.wait(lambda: whole(running), "it is recorded", 40)
     assert waiting(running) == 30_500
 

@@ -249,8 +249,11 @@ def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing
     assert bench.indexed(job_ids) == set(job_ids)
     bench.center.store.topics.create(Topic("late", 99, 8))
     bench.center.catalog.refresh()
-    bench.run(15)
-    assert len(bench.indexed([row.job_id for row in lost])) == 300
+    for _ in range(10):  # a pass rests in proportion to what a step took: on a busy machine it takes longer
+        bench.run(15)
+        if len(bench.indexed([row.job_id for row in lost])) == 300:
+            return
+    raise AssertionError("not all are indexed")
 
 
 def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
