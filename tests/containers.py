@@ -91,7 +91,7 @@ def available(image: str) -> bool:
     client = docker.from_env(version="1.41", timeout=5)  # with a version it does not connect yet
     try:
         client.images.get(image)
-    except DockerException:
+    except (DockerException, OSError):  # the latter where there is no engine at all
         return False
     finally:
         client.close()

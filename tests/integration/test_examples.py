@@ -22,6 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -345,6 +346,9 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
     patch = pytest.MonkeyPatch()
     patch.setenv("TOC_CONFIG", str(terminal.directory / ".toc/toc.toml"))
     patch.chdir(terminal.directory)
+    patch.setattr(
+        trace, "set_tracer_provider", lambda _: None
+    )  # others here set theirs
     *recipes, testing = _blocks("docs/howto.md", "python")
     engine = create_engine(Settings().database_urls[0])
     metadata = MetaData()
@@ -364,6 +368,8 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
         patch.delenv("TOC_CONFIG")
         names["test_an_unpaid_order_is_closed"]()
     finally:
+        if "provider" in names:
+            names["provider"].shutdown()  # its thread
         engine.dispose()
         patch.undo()
     assert set(names["center"].handlers) == {"order.close", "payment.check", "order.confirm", "member.remind"}
