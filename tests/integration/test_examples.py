@@ -346,9 +346,7 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
     patch = pytest.MonkeyPatch()
     patch.setenv("TOC_CONFIG", str(terminal.directory / ".toc/toc.toml"))
     patch.chdir(terminal.directory)
-    patch.setattr(
-        trace, "set_tracer_provider", lambda _: None
-    )  # others here set theirs
+    patch.setattr(trace, "set_tracer_provider", lambda _: None)  # others here set theirs
     *recipes, testing = _blocks("docs/howto.md", "python")
     engine = create_engine(Settings().database_urls[0])
     metadata = MetaData()
