@@ -10,6 +10,7 @@ from toc.demo.history import History
 from toc.demo.orders import (
     CLOSE,
     CONFIRM,
+    MIN_MARGIN,
     Deadline,
     Order,
     plan,
@@ -94,9 +95,9 @@ def test_deadlines_are_compressed_and_payments_keep_their_side_of_it(speed: floa
         for d in (closes[number] for number in range(len(paid)))
     ]
     assert offsets[0] == 0
-    assert offsets[1] == pytest.approx(min(length / 3, length - 0.1))
-    assert offsets[2:4] == [pytest.approx(length - 0.1)] * 2
-    assert offsets[4] == pytest.approx(length + 0.1)
+    assert offsets[1] == pytest.approx(min(length / 3, length - MIN_MARGIN))
+    assert offsets[2:4] == [pytest.approx(length - MIN_MARGIN)] * 2
+    assert offsets[4] == pytest.approx(length + MIN_MARGIN)
     assert offsets[5] == pytest.approx(length + 10.0)
     assert offsets[6] is None
     assert [closes[number].fires for number in range(len(paid))] == [False] * 4 + [True] * 3

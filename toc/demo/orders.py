@@ -23,7 +23,7 @@ PAY_WITHIN = 1800.0
 """Seconds after the purchase in which a payment keeps an order open."""
 COMPRESSED = 30.0
 """Seconds that 30 minutes and 7 days both become, at speed 1."""
-MIN_MARGIN = 0.1
+MIN_MARGIN = 0.25
 """A payment is at least this many seconds of the run before or after its deadline: real clocks race."""
 LATE_CAP = 10.0
 """A payment after the deadline, often days later, is tried at most this many seconds of the run after it."""
