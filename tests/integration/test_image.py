@@ -12,7 +12,6 @@ import secrets
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from harness.system import System
 
 from toc import TaskStatus, Topic
 from toc.local.process import free_port, until
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
 
 IMAGE = os.environ.get("TOC_TEST_IMAGE", "toc")
 RUN = ("run", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--init", "--network=host")
@@ -52,27 +50,9 @@ def image() -> None:
 
 
 @pytest.fixture
-def system(
-    tmp_path: Path,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    database_prefix: str,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
-) -> Iterator[System]:
-    one = System(
-        tmp_path,
-        database_urls=[mariadb.url],
-        databases=2,
-        tables=8,
-        database_prefix=database_prefix,
-        redis_url=clean_redis.url,
-        zookeeper=zookeeper.url,
-        cluster=zookeeper_root,
-    )
-    one.center.store.topics.create(Topic("test.sync", 1, 4))
-    yield one
-    one.stop()
+def system(hosts: System) -> System:
+    hosts.center.store.topics.create(Topic("test.sync", 1, 4))
+    return hosts
 
 
 def test_it_holds_toc_and_no_installer_and_nobody_may_write_there() -> None:

@@ -16,7 +16,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ from harness.secured import migrating
 from harness.system import DaemonProcess, System
 
 from toc import TaskStatus
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
 
 ROOT = Path(__file__).parents[3]
 HOSTS = ("host-a", "host-b", "host-c")
@@ -56,27 +54,9 @@ def add(table, inspector):
 
 
 @pytest.fixture
-def cluster(
-    tmp_path: Path,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    database_prefix: str,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
-) -> Iterator[System]:
-    """Several hosts, and few tables: each takes its time to change."""
-    one = System(
-        tmp_path,
-        database_urls=[mariadb.url],
-        databases=2,
-        tables=8,
-        database_prefix=database_prefix,
-        redis_url=clean_redis.url,
-        zookeeper=zookeeper.url,
-        cluster=zookeeper_root,
-    )
-    yield one
-    one.stop()
+def cluster(hosts: System) -> System:
+    """Few tables: each takes its time to change."""
+    return hosts
 
 
 def replace(path: Path, old: str, new: str) -> None:
