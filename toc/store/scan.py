@@ -84,7 +84,7 @@ class Scans:
                 for table, position in part.items()
                 if position is None
             ]
-            what = _columns(server) if whole else f"job_id,{server.milliseconds('next_time')}"
+            what = _columns(server, DueRow._fields if whole else ("job_id", "next_time"))
             pages = [
                 f"SELECT {what} FROM {names[table]} WHERE "
                 f"{_after(server, TaskStatus.PENDING, position)} AND next_time<{end} "
@@ -96,11 +96,11 @@ class Scans:
             results = server.run([*first, *sql.unions(server, pages)])
             stirring = [row[0] for result in results[: len(first)] for row in result.rows]
             found = [row for result in results[len(first) :] for row in result.rows]
-            rows = [DueRow._make(row) for row in found] if whole else []
-            pairs = [(row.job_id, row.next_time) for row in rows] if whole else found
+            numbers = [tuple(map(int, text.split(","))) for (text,) in found]
+            rows = list(map(DueRow._make, numbers)) if whole else []
             ids: dict[int, list[tuple[int, int]]] = {}
-            for pair in pairs:
-                ids.setdefault(table_of_job(pair[0], self._shards.tables), []).append(pair)
+            for job_id, due in ((row.job_id, row.next_time) for row in rows) if whole else numbers:
+                ids.setdefault(table_of_job(job_id, self._shards.tables), []).append((job_id, due))
             return Looked(stirring, ids, rows)
 
         parts = self._shards.each(self._shards.group_tables(asked), send)
@@ -114,7 +114,7 @@ class Scans:
         """Those of these tasks that are pending."""
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> list[DueRow]:
-            what = _columns(server)
+            what = _columns(server, DueRow._fields)
             selects = [
                 f"SELECT {what} FROM {self._shards.names[table]} "
                 f"WHERE job_id IN ({sql.numbers(part)}) AND status={TaskStatus.PENDING:d}"
@@ -139,7 +139,7 @@ class Scans:
         """
 
         def send(server: Server, part: Mapping[int, Position]) -> list[DueRow]:
-            what, end = _columns(server), server.instant(to_ms)
+            what, end = _columns(server, DueRow._fields), server.instant(to_ms)
             selects = [
                 f"SELECT {what} FROM {self._shards.names[table]} WHERE {_after(server, status, start)} "
                 f"AND next_time<{end}{where} ORDER BY next_time,job_id LIMIT {limit:d}"
@@ -169,13 +169,14 @@ def _after(server: Server, status: TaskStatus, start: Position) -> str:
     return f"status={status:d} AND (next_time>{instant} OR (next_time={instant} AND job_id>{start.job_id:d}))"
 
 
-def _columns(server: Server) -> str:
-    return ",".join(server.milliseconds(name) if name == "next_time" else name for name in DueRow._fields)
+def _columns(server: Server, names: Sequence[str]) -> str:
+    """What to SELECT: all of it as one text, for the reason given at ``rows.try_columns``."""
+    return server.joined([server.milliseconds(name) if name == "next_time" else name for name in names])
 
 
 def _due_rows(server: Server, selects: Sequence[str]) -> list[DueRow]:
     results = server.run(sql.unions(server, selects))
-    return [DueRow._make(row) for result in results for row in result.rows]
+    return [DueRow._make(map(int, text.split(","))) for result in results for (text,) in result.rows]
 
 
 def _by_time(pair: tuple[int, int]) -> tuple[int, int]:
