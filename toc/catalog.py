@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from toc.clock import Clock
@@ -22,23 +21,21 @@ class TopicCatalog:
     def __init__(self, read: Callable[[], list[Topic]], clock: Clock) -> None:
         self._read = read
         self._clock = clock
-        self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._by_name: dict[str, Topic] = {}
-        self._by_type: dict[int, Topic] = {}
+        self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
+        """By name and by biz_type: one value, put there at once, so that no lock is needed."""
 
     def refresh(self) -> dict[str, Topic]:
         """Read the topic table now. Raises StoreUnavailable; the old view stays then."""
         topics = self._read()
-        with self._lock:
-            self._by_name = {topic.name: topic for topic in topics}
-            self._by_type = {topic.biz_type: topic for topic in topics}
-            self._read_at = self._clock.monotonic()
-            return self._by_name
+        by_name = {topic.name: topic for topic in topics}
+        self._view = by_name, {topic.biz_type: topic for topic in topics}
+        self._read_at = self._clock.monotonic()
+        return by_name
 
     def get(self, name: str) -> Topic:
         """The topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
-        topic = self._by_name.get(name) if isinstance(name, str) else None
+        topic = self.known().get(name) if isinstance(name, str) else None
         if topic is None:
             check_topic_name(name)
         if topic is None or self._stale():
@@ -55,19 +52,19 @@ class TopicCatalog:
 
     def known_type(self, biz_type: int) -> Topic | None:
         """The topic of a biz_type as last read, or None. Asks nobody."""
-        return self._by_type.get(biz_type)
+        return self._view[1].get(biz_type)
 
     def of_type(self, biz_type: int) -> Topic | None:
         """The topic of a biz_type, or None. Raises StoreUnavailable."""
-        topic = self._by_type.get(biz_type)
+        topic = self.known_type(biz_type)
         if topic is None:
             self.refresh()
-            topic = self._by_type.get(biz_type)
+            topic = self.known_type(biz_type)
         return topic
 
     def known(self) -> dict[str, Topic]:
         """The topics by name as last read."""
-        return self._by_name
+        return self._view[0]
 
     def _stale(self) -> bool:
         return self._clock.monotonic() - self._read_at > REFRESH_SECONDS

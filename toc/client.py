@@ -91,11 +91,13 @@ class TimeoutCenter:
     @property
     def store(self) -> Store:
         """The task table. Raises ConfigError when no database is configured."""
-        if self._store is None:
+        store = self._store
+        if store is None:
             with self._lock:
-                if self._store is None:
+                store = self._store
+                if store is None:
                     settings = self.settings
-                    self._store = Store(
+                    store = self._store = Store(
                         settings.need_database_urls(),
                         databases=settings.databases,
                         tables=settings.tables,
@@ -105,25 +107,30 @@ class TimeoutCenter:
                         read_timeout=settings.read_timeout,
                         write_timeout=settings.write_timeout,
                     )
-        return self._store
+        return store
 
     @property
     def queues(self) -> Queues:
         """The index. Raises ConfigError when no Redis is configured."""
-        if self._queues is None:
+        queues = self._queues
+        if queues is None:
             with self._lock:
-                if self._queues is None:
-                    self._queues = Queues(self.settings.need_redis_url(), namespace=self.settings.namespace)
-        return self._queues
+                queues = self._queues
+                if queues is None:
+                    settings = self.settings
+                    queues = self._queues = Queues(settings.need_redis_url(), namespace=settings.namespace)
+        return queues
 
     @property
     def catalog(self) -> TopicCatalog:
         """The topics."""
-        if self._catalog is None:
+        catalog = self._catalog
+        if catalog is None:
             with self._lock:
-                if self._catalog is None:
-                    self._catalog = TopicCatalog(self.store.topics.list, self.clock)
-        return self._catalog
+                catalog = self._catalog
+                if catalog is None:
+                    catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
+        return catalog
 
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
@@ -191,7 +198,7 @@ class TimeoutCenter:
         return self._traced(self.tracing, [row], lambda: [self._submit(row, connection)])[0]
 
     def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
-        """Store many tasks, one round trip per server, and return their job_ids in the order given.
+        """Store many tasks, a round trip per server and thousand; returns their job_ids in the order given.
 
         Everything is checked before anything is written. Raises what ``submit`` raises, or
         PartialSubmit when a server failed after another had stored its part.
@@ -405,7 +412,7 @@ class TimeoutCenter:
                 fresh += [row for row in self.store.read(others).values() if row.status == TaskStatus.PENDING]
             self._index(fresh)
         except StoreUnavailable as exc:  # they are stored: the sweep indexes them
-            log.warning("submit_not_indexed", slots=len(rows), error=str(exc))
+            log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
 
     def _index(self, rows: Iterable[TaskRow]) -> None:
         if self.clock.monotonic() < self._index_paused_until:

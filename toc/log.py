@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Collection
-from typing import cast
+from typing import Any, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
@@ -38,25 +38,35 @@ def configure(
     ``level`` is debug, info, warning or error. ``format`` is ``pretty``, ``json`` (one object per line), or
     ``auto``: pretty if stderr is a terminal. With ``topics``, what is about other topics alone is left out.
     """
-    pretty = format == "pretty" or (format == "auto" and sys.stderr.isatty())
+    processors, wrapper = _style(level, format, topics)
     structlog.configure(
-        processors=[
-            *([only_topics(topics)] if topics else []),
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # before redaction, so that tracebacks are texts by then
-            structlog.processors.format_exc_info,
-            redact_event,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-            if pretty
-            else structlog.processors.JSONRenderer(default=str),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        processors=processors,
+        wrapper_class=wrapper,
         # not cached, so that a later configuration counts; looked up late, so that a redirected stderr does
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+def _style(
+    level: str,
+    format: str,  # noqa: A002 - the name of the setting
+    topics: Collection[str],
+) -> tuple[list[Processor], type[FilteringBoundLogger]]:
+    pretty = format == "pretty" or (format == "auto" and sys.stderr.isatty())
+    processors: list[Processor] = [
+        *([only_topics(topics)] if topics else []),
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        # before redaction, so that tracebacks are texts by then
+        structlog.processors.format_exc_info,
+        redact_event,
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if pretty
+        else structlog.processors.JSONRenderer(default=str),
+    ]
+    return processors, structlog.make_filtering_bound_logger(getattr(logging, level.upper()))
 
 
 def only_topics(topics: Collection[str]) -> Processor:
@@ -85,10 +95,26 @@ def redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
     return event
 
 
+class _Logger:
+    """Logs as structlog is configured; where nobody has configured it, as ``configure()`` would.
+
+    structlog's own default writes to stdout, and its global configuration is the application's to make.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        if structlog.is_configured():
+            return getattr(structlog.get_logger(source=self._name), method)
+        processors, wrapper = _style("info", "auto", ())
+        printer = structlog.PrintLogger(sys.stderr)
+        logger = structlog.wrap_logger(
+            printer, processors=processors, wrapper_class=wrapper, source=self._name
+        )
+        return getattr(logger, method)
+
+
 def get_logger(name: str) -> FilteringBoundLogger:
     """The logger of a module, ``get_logger(__name__)``: ``log.info("slot_claimed", slot=..., claim=...)``."""
-    return cast(FilteringBoundLogger, structlog.get_logger(source=name))
-
-
-if not structlog.is_configured():  # structlog's own default would write to stdout
-    configure("debug")
+    return cast(FilteringBoundLogger, _Logger(name))

@@ -1,4 +1,4 @@
-"""Where a task lives: its table, its slot and its job_id, all from one CRC32 (DESIGN section 5).
+"""Where a task lives: its table, its slot and its job_id, all from one CRC32. A stored format.
 
     crc    = CRC32(str(biz_id))                       zlib's, over UTF-8
     table  = crc mod tables; database = table mod databases
@@ -14,6 +14,7 @@ import hashlib
 import os
 import random
 import threading
+import weakref
 import zlib
 from dataclasses import dataclass
 
@@ -106,7 +107,8 @@ class JobIds:
         self._clock = clock
         self._lock = threading.Lock()
         self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        reset = weakref.WeakMethod(self._reset)
+        os.register_at_fork(after_in_child=lambda: (again := reset()) and again())
 
     def _reset(self) -> None:
         self._lock = threading.Lock()

@@ -173,7 +173,7 @@ class Sweeper:
         self._sweep = sweep
         self._clock = sweep.clock
         self._tables: frozenset[int] = frozenset()
-        self._fresh: list[int] = []
+        self._fresh: deque[int] = deque()
         """Tables that were added and have not been crawled yet."""
         self._known = _Known(self._clock)
         self._stirring: set[int] = set()
@@ -206,8 +206,8 @@ class Sweeper:
         """Sweep these tables from now on; all that is in them is looked at soon."""
         more = frozenset(tables) - self._tables
         self._tables |= more
-        self._fresh = [*self._fresh, *sorted(more)]
-        self._window_at = self._clock.monotonic()
+        self._fresh.extend(sorted(more))
+        self.wake()
 
     def remove(self, tables: Iterable[int]) -> None:
         """Leave these tables to another worker."""
@@ -242,17 +242,22 @@ class Sweeper:
                 self._step_overdue(now)
             elif self._dead_at <= now:
                 self._step_dead(now)
-            elif self._window_at <= now:
+            elif self._window_at <= now or self._news:
                 self._step_window(now)
         except StoreUnavailable as exc:
             return self._failed(now, exc)
         if self._failing_since is not None:
             log.info("sweep_goes_on", seconds=round(now - self._failing_since, 1))
             self._failing_since = None
-        due = min(self._soon_at, self._overdue_at, self._dead_at, self._window_at)
+        due = min(self._soon_at, self._overdue_at, self._dead_at, now if self._news else self._window_at)
         if self._rush:
             due = min(due, self._rush_at)
         return max(0.0, due - self._clock.monotonic())
+
+    @property
+    def _news(self) -> bool:
+        """Whether tables were added that no pass has begun with."""
+        return self._first is None and bool(self._fresh)
 
     def _failed(self, now: float, exc: StoreUnavailable) -> float:
         SWEEP_FAILURES.of().add()
@@ -355,8 +360,7 @@ class Sweeper:
 
     def _step_window(self, began: float) -> None:
         if self._first is None and self._fresh:
-            tables, self._fresh = self._fresh, []
-            self._first = self._whole_window(tables)
+            self._first = self._whole_window([self._fresh.popleft() for _ in range(len(self._fresh))])
         if self._first is not None:  # these do not wait for their turn
             self._first.step()
             if not self._first.tables_left:

@@ -69,14 +69,19 @@ class RescheduleOutcome(Enum):
 
 
 class Retry(Exception):
-    """Raised by a handler: this try failed, run the task again after ``after``. Uses up a try."""
+    """Raised by a handler: this try failed, run the task again after ``after`` (a number is seconds).
 
-    def __init__(self, after: timedelta, reason: str = "") -> None:
-        seconds = after.total_seconds()
+    Uses up a try.
+    """
+
+    def __init__(self, after: timedelta | float, reason: str = "") -> None:
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise TypeError(f"Retry(after=...) must be a timedelta or seconds, not {after!r}")
         if not 0 <= seconds <= MAX_RETRY_SECONDS:
             raise ValueError(f"Retry(after=...) must be 0 s to 10 years, not {after!r}")
         super().__init__(reason or f"retry after {seconds:g} s")
-        self.after = after
+        self.after = timedelta(seconds=seconds)
 
 
 class Dead(Exception):

@@ -393,7 +393,8 @@ class ZooKeeperCoordinator:
     # --- kazoo's threads: raise flags and return ---
 
     def _connection_changed(self) -> None:
-        self._resync = True
+        with self._lock:
+            self._resync = True
         self._signal()
 
     def _directory_changed(self, name: str, _event: Any) -> None:

@@ -1,4 +1,4 @@
-"""The names of everything that toc keeps in Redis (DESIGN section 6; literal, other tools find them by it).
+"""The names of everything that toc keeps in Redis: literal, since other tools find them by these names.
 
     StoreQueue      order.close_3                  scheduled tasks: job_id -> due time
     PrepareQueue    prepare_{order.close_3}        taken and not finished: job_id -> when, tries left, by whom

@@ -1,4 +1,4 @@
-"""What the scores of the sorted sets mean (DESIGN section 6). A stored format: changing it loses tries.
+"""What the scores of the sorted sets mean. A stored format: changing it loses tries.
 
     StoreQueue      due_ms                     a task that used up no try
                     due_ms + remaining/32      after a rollback; remaining = tries left, 1..31

@@ -29,7 +29,7 @@ from toc.coordination.assignment import TABLES, Member
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.errors import TocError, UnfitServer
+from toc.errors import ConfigError, TocError, UnfitServer
 from toc.finding import Level
 from toc.log import get_logger
 from toc.metrics import WORKER_EXITS
@@ -55,6 +55,10 @@ RESTART_CAP_SECONDS = 10.0
 LIVED_SECONDS = 10.0
 """A worker process that lived so long is replaced at once when it dies."""
 EXIT_BAD_INPUT = 2
+
+
+_PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url", "namespace")
+"""The settings that say where tasks are."""
 
 
 class Child:
@@ -311,13 +315,18 @@ class Daemon:
                         stdin=subprocess.DEVNULL,
                         pass_fds=[theirs.fileno(), board],
                     )
-            except OSError as exc:  # no memory, no more processes: those that run go on
+                try:
+                    child = Child(process, Link(ours), worker_id, index)
+                except OSError:
+                    process.kill()
+                    process.wait()
+                    raise
+            except OSError as exc:  # no memory, no more processes or files: those that run go on
                 self._monitor.ended(worker_id)
                 ours.close()
                 log.warning("worker_not_started", error=str(exc))
                 self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
                 return
-        child = Child(process, Link(ours), worker_id, index)
         self._children[worker_id] = child
         self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
@@ -439,6 +448,7 @@ def run(app: str, settings: Settings, *, processes: int, threads: int) -> int:
     """
     center = load_app(app)
     try:
+        _check_settings(app, center.settings, settings)
         _check_servers(center)
         monitor = Monitor(
             settings.metrics_address,
@@ -464,6 +474,16 @@ def run(app: str, settings: Settings, *, processes: int, threads: int) -> int:
         return daemon.run()
     finally:
         center.close()
+
+
+def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
+    """The processes work where the application's TimeoutCenter says; this daemon must look there as well."""
+    other = [name for name in _PLACES if getattr(theirs, name) != getattr(ours, name)]
+    if other:
+        raise ConfigError(
+            f"--app {app!r}: its TimeoutCenter has another {', '.join(other)} than this command; give both "
+            f"the same, best by TOC_* variables or toc.toml, which TimeoutCenter() reads"
+        )
 
 
 def _check_servers(center: TimeoutCenter) -> None:

@@ -129,7 +129,7 @@ class Dispatcher:
     def room(self, topic: str) -> int:
         """How many more entries of ``topic`` may be taken now; not more than can be started soon.
 
-        None while more than half of what may wait is there: a few large batches cost less than many small.
+        0 while more than half of what may wait is there: a few large batches cost less than many small.
         """
         coroutines = self._async.get(topic)
         if coroutines is not None:

@@ -307,7 +307,9 @@ class Poller:
         self, owned: OwnedSlot, entries: Iterable[tuple[int, float]], taken: int, kept: float
     ) -> list[Entry]:
         """Hold entries as (job_id, fence), known to stand since ``kept``; returns those to be checked."""
-        topic = self._catalog.known()[owned.slot.topic]
+        topic = self._catalog.known().get(owned.slot.topic)
+        if topic is None:  # it was removed meanwhile: they time out, and stand there if it comes back
+            return []
         handler = self._handlers[topic.name]
         held: list[Entry] = []
         for job_id, fence in entries:

@@ -227,11 +227,12 @@ class Worker:
         self._signals += 1
 
     def _on_stuck(self) -> None:
-        """A handler thread is lost: take nothing more, let the others finish, and be replaced."""
+        """A handler thread is lost: leave, let the others finish, and be replaced.
+
+        The main thread does it: who calls keeps entries alive and must not wait.
+        """
         if not self._recycling:
             self._recycling = True
-            self.poller.pause_taking()
-            self.fallback.pause_taking()
             self._wake_sender.send(b"\0")
 
     def _has_room(self) -> None:
@@ -269,7 +270,8 @@ class Worker:
         """Work until told to stop; returns the exit code."""
         signal.set_wakeup_fd(self._wake_sender.fileno())
         signal.signal(signal.SIGTERM, self.on_signal)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides
+        # Ctrl-C reaches the whole group; the daemon decides. Not ignored: programs of handlers inherit that.
+        signal.signal(signal.SIGINT, lambda *_: None)
         self.dispatcher.start()
         for loop in self._loops:
             loop.start()

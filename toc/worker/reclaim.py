@@ -179,9 +179,9 @@ class Reclaimer:
             self._queues.rollback(backs)
         if buries:
             self._queues.bury(buries)
-        for slot, pairs in found.items():
-            RECLAIMED.of(slot.topic).add(len(pairs))
-        log.warning("reclaimed", slots=len(found), tasks=sum(len(pairs) for pairs in found.values()))
+        for slot, given in backs.items():
+            RECLAIMED.of(slot.topic).add(len(given))
+        log.warning("reclaimed", slots=len(found), tasks=sum(map(len, backs.values())))
 
 
 def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:

@@ -1,0 +1,64 @@
+"""What toc does to the application that it is part of, and refuses of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from toc import Retry, Settings
+from toc.errors import ConfigError
+from toc.worker import daemon
+
+ELSEWHERE = """
+from toc import Settings, TimeoutCenter
+center = TimeoutCenter(Settings(database_urls=["sqlite:///a.db"], redis_url="redis://:secret@127.0.0.1:1/0"))
+"""
+
+
+def test_an_application_that_works_elsewhere_than_its_daemon_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app_elsewhere.py").write_text(ELSEWHERE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    settings = Settings(database_urls=["sqlite:///a.db"], redis_url="redis://127.0.0.1:2/0")
+    with pytest.raises(ConfigError, match="has another redis_url than this command") as refused:
+        daemon.run("app_elsewhere:center", settings, processes=1, threads=1)
+    assert "secret" not in str(refused.value)
+
+
+def test_importing_toc_leaves_the_logging_of_the_application_alone() -> None:
+    program = """if True:
+        import structlog, toc
+        from toc.log import get_logger
+        assert not structlog.is_configured()
+        log = get_logger("toc.test")
+        log.warning("ours_alone", token="abc")
+        structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
+        log.warning("as_configured")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert '"event": "ours_alone"' in done.stderr
+    assert '"token": "***"' in done.stderr
+    assert "event='as_configured'" in done.stdout
+
+
+@pytest.mark.parametrize("after", [90, 90.0, timedelta(seconds=90)])
+def test_a_retry_is_after_a_timedelta_or_seconds(after: timedelta | float) -> None:
+    assert Retry(after).after == timedelta(seconds=90)
+
+
+@pytest.mark.parametrize("after", ["90", None, True])
+def test_a_retry_after_anything_else_says_what_is_wanted(after: object) -> None:
+    with pytest.raises(TypeError, match="timedelta or seconds"):
+        Retry(after)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("after", [-1, timedelta(days=4000), float("nan")])
+def test_a_retry_out_of_range_is_refused(after: timedelta | float) -> None:
+    with pytest.raises(ValueError, match="10 years"):
+        Retry(after)
