@@ -71,15 +71,19 @@ class Sweep:
         """How far ahead any topic keeps tasks in Redis."""
         return max((topic.horizon for topic in self._catalog.known().values()), default=0) * 1000
 
-    def add(self, rows: Iterable[DueRow]) -> tuple[SweepCounts, set[int]]:
-        """Index pending rows; also returns the ids of those whose node is out of reach."""
+    def add(self, rows: Iterable[DueRow], within_ms: int = 0) -> tuple[SweepCounts, set[int]]:
+        """Index pending rows; also returns the ids of those whose node is out of reach.
+
+        Rows that are due within ``within_ms`` are indexed however near their topic's horizon is: the next
+        look at them may come too late.
+        """
         now = self.clock.now_ms()
         entries: dict[Slot, list[tuple[int, float]]] = {}
         count = 0
         for row in rows:
             count += 1
             topic = self._topic(row)
-            if topic is not None and row.next_time - now <= topic.horizon * 1000:
+            if topic is not None and row.next_time - now <= max(topic.horizon * 1000, within_ms):
                 score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, score))

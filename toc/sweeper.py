@@ -332,7 +332,7 @@ class Sweeper:
                 rows = [row for row in looked.rows if row.job_id in unknown]
             else:
                 rows = self._sweep.scans.pending(unknown)
-            _, failed = self._sweep.add(rows)
+            _, failed = self._sweep.add(rows, to_ms - self._clock.now_ms())
             for job_id in failed:
                 del unknown[job_id]
             self._known.learn(unknown, epoch)

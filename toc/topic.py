@@ -85,7 +85,7 @@ class Topic:
         _whole("retries", self.retries, 1, MAX_RETRIES)
         _whole("prepare_timeout", self.prepare_timeout, 3, 86_400)
         _whole("max_runtime", self.max_runtime, 1, 7 * 86_400)
-        _whole("horizon", self.horizon, 60, 10 * 366 * 86_400)
+        _whole("horizon", self.horizon, 1, 10 * 366 * 86_400)
         _whole("retention", self.retention, 0, 10 * 366 * 86_400)
         _whole("concurrency", self.concurrency, 0, 100_000)
         _whole("former_slots", self.former_slots, 0, MAX_TABLES)

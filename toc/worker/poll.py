@@ -344,6 +344,8 @@ class Poller:
                 ORPHANS.of(entry.topic.name).add()
                 refused.append((entry, None))
                 continue
+            if row.action_time > row.next_time:  # somebody has moved it in the table itself
+                row = row._replace(next_time=row.action_time)
             entry.row = row
             entry.checked = True
             if row.status != TaskStatus.PENDING:
@@ -455,6 +457,8 @@ def _share(members: list[OwnedSlot], room: int) -> tuple[list[OwnedSlot], int]:
     be full give many each, rather than many slots few: a batch of one slot lies in few tables, and reading
     and finishing cost by the table.
     """
+    if room < 1:
+        return [], 0
     limit = TAKE_LIMIT
     if room < TAKE_LIMIT * len(members):
         full = sum(member.full for member in members)

@@ -41,6 +41,19 @@ def test_a_retry_beyond_the_horizon_leaves_redis_and_keeps_its_row(running: Syst
     running.wait(lambda: len(running.starts(job_id)) == 2, "it runs at its new time", 5)
 
 
+def test_a_horizon_of_a_second_brings_tasks_in_before_they_are_due(system: System) -> None:
+    """The sweep looks a little further ahead than that, and does not come again in time."""
+    system.create_topics(horizon=1)
+    system.start()
+    job_ids = system.center.submit_many([NewTask("test.sync", n, 3 + n / 20) for n in range(40)])
+    assert entries(system) == 0
+    system.wait(lambda: all(system.starts(job_id) for job_id in job_ids), "all have run", 30)
+    late = sorted(system.late(job_ids))
+    assert late[0] >= 0
+    assert late[len(late) // 2] < 200
+    assert all(len(system.starts(job_id)) == 1 for job_id in job_ids)
+
+
 def test_reschedule_goes_over_the_horizon_both_ways(running: System) -> None:
     center = running.center
     job_id = center.submit("test.sync", biz_id=1, delay=HOUR / 2)

@@ -46,10 +46,10 @@ class Bench:
         self.added: list[int] = []
         add = self.sweep.add
 
-        def spy(rows: Any) -> tuple[SweepCounts, set[int]]:
+        def spy(rows: Any, within_ms: int = 0) -> tuple[SweepCounts, set[int]]:
             rows = list(rows)
             self.added.append(len(rows))
-            return add(rows)
+            return add(rows, within_ms)
 
         self.sweep.add = spy  # type: ignore[method-assign]
         (self.sweeper,) = Sweepers(self.sweep, self.center.store.tables_of_server()).sweepers

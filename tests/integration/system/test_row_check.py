@@ -1,0 +1,72 @@
+"""What a worker takes, and what it finds in the row before a handler starts."""
+
+from __future__ import annotations
+
+import time
+
+from harness.system import System
+from sqlalchemy import create_engine, text
+
+from toc import NewTask, TaskStatus
+from toc.local.servers import MariaDB, RedisServer
+from toc.sharding import table_of_job
+from toc.topic import Slot
+from toc.worker.poll import TAKE_LIMIT, _share
+from toc.worker.slots import OwnedSlot
+
+MOVED_MS = 3000
+
+
+def test_an_action_time_that_was_moved_in_the_table_itself_is_kept(system: System, mariadb: MariaDB) -> None:
+    """By whomever: the row decides, whatever its next_time and the index say."""
+    system.create_topics()
+    center = system.center
+    job_id = center.submit("test.sync", biz_id=1, delay=0.5)
+    settings = system.settings
+    table = table_of_job(job_id, settings.tables)
+    place = f"{settings.database_prefix}{table % settings.databases}.timeout_task_{table:04d}"
+    engine = create_engine(mariadb.url)
+    with engine.begin() as connection:
+        moved = f"UPDATE {place} SET action_time = action_time + INTERVAL {MOVED_MS} * 1000 MICROSECOND"
+        assert connection.execute(text(moved)).rowcount == 1
+    engine.dispose()
+    system.start()
+    system.wait(lambda: bool(system.starts(job_id)), "it has run", 30)
+    assert system.starts(job_id)[0].at / 1e6 >= center.store.read([job_id])[job_id].action_time
+    system.wait(lambda: center.store.read([job_id])[job_id].status == TaskStatus.PROCESSED, "it is done", 10)
+    assert len(system.starts(job_id)) == 1
+
+
+def test_a_worker_whose_handlers_are_all_busy_does_not_ask_for_more(
+    system: System, clean_redis: RedisServer
+) -> None:
+    """It is told when there is room; until then a slot that is known to be full is left alone."""
+    system.create_topics(slots=1, concurrency=1)
+    system.start(processes=1)
+    tasks = [NewTask("test.sync", n, 0.5, attribute={"sleep": 0.02 if n else 6}) for n in range(200)]
+    system.center.submit_many(tasks)
+    system.wait(lambda: any(event.event == "start" for event in system.history()), "the first runs", 30)
+    asked = 0
+    for _ in range(5):  # in the middle of the long one
+        before = _scripts_run(clean_redis)
+        time.sleep(0.5)
+        asked = _scripts_run(clean_redis) - before
+    assert asked < 100
+
+
+def test_nothing_is_asked_of_a_full_slot_while_there_is_no_room() -> None:
+    full = OwnedSlot(Slot("order.close", 0), 1, {})
+    full.full = True
+    assert _share([full], 0) == ([], 0)
+    assert _share([full], 1) == ([full], 1)
+    assert _share([full], 10**6) == ([full], TAKE_LIMIT)
+
+
+def _scripts_run(server: RedisServer) -> int:
+    reply = server.call("INFO", "commandstats")
+    lines = reply.decode().splitlines() if isinstance(reply, bytes) else str(reply).splitlines()
+    return sum(
+        int(line.partition("calls=")[2].partition(",")[0])
+        for line in lines
+        if line.startswith("cmdstat_evalsha:")
+    )
