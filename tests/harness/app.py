@@ -1,7 +1,7 @@
 """The application that test daemons run. Each start and end of a handler is one line of the history.
 
 A task's attribute says what its handler does: ``fail`` tries fail, each ``sleep`` seconds long; ``die`` tries
-kill the process; ``dead`` tries raise Dead.
+kill the process; ``dead`` tries raise Dead. On a thread, ``until`` names a file for which a try waits.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def after_sleep(task: Task) -> None:
 def on_thread(task: Task) -> None:
     with recorded(task):
         time.sleep(task.attribute.get("sleep", 0))
+        while "until" in task.attribute and not Path(task.attribute["until"]).exists():
+            time.sleep(0.02)
         after_sleep(task)
 
 

@@ -13,8 +13,9 @@ from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
 from toc.topic import Slot
 
-STALL_MS = 1000
-"""How late a task may be, at p99, of those that become due while slots move."""
+USUAL_MS, STALL_MS = 500, 5000
+"""How late a task may be, at p50 and p99, of those that become due while slots move. What waits for a
+time-out waits longer, whatever else the machine has to do."""
 
 
 def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under_load(
@@ -66,8 +67,9 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
     while_moving = lateness(cluster, before, after)
     print("; ".join(f"{what} after {seconds:.1f} s" for what, seconds in took.items()))
     print("lateness meanwhile, ms: p50 {:.0f} p99 {:.0f} max {:.0f}".format(*while_moving))
+    assert while_moving.p50 < USUAL_MS
     assert while_moving.p99 < STALL_MS
-    assert took["drained: nothing is left"] < 10
+    assert took["drained: nothing is left"] < 30
 
 
 def _pending(system: System, job_ids: list[int]) -> list[int]:
