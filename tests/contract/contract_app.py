@@ -44,7 +44,7 @@ def behave(task: Task) -> None:
     wanted = task.attribute
     if "gate" in wanted:
         gate = _directory.parent / wanted["gate"]
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not gate.exists() and time.monotonic() < until:
             time.sleep(0.005)
     if task.attempt > wanted.get("times", 99):

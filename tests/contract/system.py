@@ -129,7 +129,7 @@ class Contract:
                 start_new_session=True,
             )
         self.daemons.append(daemon)
-        self.wait(lambda: log.read_text().count("worker_ready") >= seen + processes, "ready", 20)
+        self.wait(lambda: log.read_text().count("worker_ready") >= seen + processes, "ready")
         return daemon
 
     def query(self, text: str, *values: Any) -> list[dict[str, Any]]:
@@ -192,7 +192,8 @@ class Contract:
     def open_gate(self, name: str) -> None:
         (self.directory / name).touch()
 
-    def wait(self, condition: Callable[[], T], what: str, seconds: float = 10) -> T:
+    def wait(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
+        """Wait until something is so. The time is no promise: it lets a busy machine come to it."""
         until = time.monotonic() + seconds
         while not (value := condition()):
             if time.monotonic() > until:
@@ -201,7 +202,7 @@ class Contract:
             time.sleep(0.01)
         return value
 
-    def wait_status(self, job_id: int, status: int, seconds: float = 10) -> None:
+    def wait_status(self, job_id: int, status: int, seconds: float = 60) -> None:
         """Wait until the row has this status."""
         self.wait(lambda: self.status(job_id) == status, f"{job_id} has status {status}", seconds)
 

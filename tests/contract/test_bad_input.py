@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 from contract.system import Contract
 
 from toc import NewTask, Settings, TimeoutCenter, TocError, errors
+from toc.local.process import free_port
 
 LATER = datetime.now(UTC) + timedelta(hours=1)
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - what is refused
@@ -310,12 +310,6 @@ def test_a_worker_for_a_topic_that_does_not_exist_is_refused(contract: Contract)
     assert "never.created" in done.stderr
 
 
-def _closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 SERVERS: dict[str, Callable[[int], dict[str, str]]] = {
     "MySQL": lambda port: {"TOC_DATABASE_URLS": f"mysql+pymysql://u:canary-5f1e@127.0.0.1:{port}"},
     "Redis": lambda port: {"TOC_REDIS_URL": f"redis://u:canary-5f1e@127.0.0.1:{port}"},
@@ -327,7 +321,7 @@ SERVERS: dict[str, Callable[[int], dict[str, str]]] = {
 def test_a_worker_says_which_server_is_unreachable_where_and_what_to_try(
     contract: Contract, server: str
 ) -> None:
-    port = _closed_port()
+    port = free_port()
     done = contract.toc("worker", "--app", "contract_app:center", env=SERVERS[server](port))
     _refused(done, 4)
     text = done.stdout + done.stderr
@@ -337,7 +331,7 @@ def test_a_worker_says_which_server_is_unreachable_where_and_what_to_try(
 
 
 def test_a_worker_without_redis_starts_and_says_where_it_should_be(contract: Contract) -> None:
-    port = _closed_port()
+    port = free_port()
     log = contract.directory / "no-redis.log"
     with log.open("wb") as out:
         daemon = subprocess.Popen(
@@ -361,7 +355,7 @@ def test_a_worker_without_redis_starts_and_says_where_it_should_be(contract: Con
 
 
 def test_commands_say_that_mysql_is_unreachable(contract: Contract) -> None:
-    port = _closed_port()
+    port = free_port()
     for words in (["get", "5"], ["topic", "list"], ["db", "check"], ["db", "upgrade"], ["dead", "list"]):
         done = contract.toc(*words, env=SERVERS["MySQL"](port))
         _refused(done, 4)
@@ -371,7 +365,7 @@ def test_commands_say_that_mysql_is_unreachable(contract: Contract) -> None:
 
 def test_submit_succeeds_when_redis_is_unreachable(contract: Contract) -> None:
     done = contract.toc(
-        "submit", "c.plain", "--biz-id", "5", "--delay", "1h", env=SERVERS["Redis"](_closed_port())
+        "submit", "c.plain", "--biz-id", "5", "--delay", "1h", env=SERVERS["Redis"](free_port())
     )
     assert done.returncode == 0, done.stderr
     assert contract.status(int(done.stdout)) == 0
@@ -416,7 +410,7 @@ BAD_SETTINGS = {
 def test_a_bad_setting_is_named_and_shows_no_secret(contract: Contract, case: str) -> None:
     done = contract.toc("topic", "list", env=BAD_SETTINGS[case])
     _refused(done, 2)
-    assert next(iter(BAD_SETTINGS[case])) in done.stderr.replace("\n", " ") or "TOC_" in done.stderr
+    assert next(iter(BAD_SETTINGS[case])) in done.stderr
     assert "canary-5f1e" not in done.stdout + done.stderr
 
 

@@ -59,6 +59,7 @@ def _slots(client: KazooClient, root: str) -> dict[str, str]:
 
 
 TASK_SLOTS = 4 + 2 + 2 + 1 + 1 + 2 + 1 + 1 + 1
+TABLES = 8
 
 
 def test_znodes_stand_where_the_contract_says_and_follow_the_daemons(
@@ -67,7 +68,7 @@ def test_znodes_stand_where_the_contract_says_and_follow_the_daemons(
     contract, client = cluster
     root = f"/toc/{contract.env['TOC_CLUSTER']}"
     first = contract.start("host-a", processes=2)
-    contract.wait(lambda: _task_slots(client, root) == TASK_SLOTS, "every slot is claimed", 20)
+    contract.wait(lambda: _task_slots(client, root) == TASK_SLOTS, "every slot is claimed")
     workers = client.get_children(f"{root}/workers")
     assert len(workers) == 2
     for worker in workers:
@@ -86,13 +87,10 @@ def test_znodes_stand_where_the_contract_says_and_follow_the_daemons(
         lambda: (
             len({w for w in _slots(client, root).values() if "host-b" in w}) == 2
             and _task_slots(client, root) == TASK_SLOTS
+            and _balanced(client, root)
         ),
         "host-b takes its share",
-        20,
     )
-    shares = list(_slots(client, root).values())
-    on_a = sum("host-a" in worker for worker in shares)
-    assert abs(on_a - (len(shares) - on_a)) <= 3, shares
     listed = contract.json("workers")
     assert {row["host"] for row in listed} == {"host-a", "host-b"}
     slots = contract.json("slots")
@@ -105,28 +103,33 @@ def test_znodes_stand_where_the_contract_says_and_follow_the_daemons(
             and _task_slots(client, root) == TASK_SLOTS
         ),
         "host-a is drained",
-        20,
     )
     assert client.exists(f"{root}/drain/host-a")
     job_id = contract.center.submit("c.plain", biz_id=1, delay=0.05)
     contract.wait(lambda: contract.status(job_id) == 2, "tasks run meanwhile")
     assert contract.toc("undrain", "host-a").returncode == 0
-    contract.wait(lambda: any("host-a" in w for w in _slots(client, root).values()), "host-a is back", 20)
+    contract.wait(lambda: any("host-a" in w for w in _slots(client, root).values()), "host-a is back")
 
     second.terminate()
-    assert second.wait(20) == 0
+    assert second.wait(60) == 0
     contract.wait(
         lambda: (
             all("host-a" in w for w in _slots(client, root).values())
             and _task_slots(client, root) == TASK_SLOTS
         ),
         "host-a has all",
-        20,
     )
     first.terminate()
-    assert first.wait(20) == 0
+    assert first.wait(60) == 0
     assert client.get_children(f"{root}/workers") == []
     assert _slots(client, root) == {}
+
+
+def _balanced(client: KazooClient, root: str) -> bool:
+    """Whether both hosts own about as many slots, those of the tables too, all of which are claimed."""
+    shares = list(_slots(client, root).values())
+    on_a = sum("host-a" in worker for worker in shares)
+    return len(shares) == TASK_SLOTS + TABLES and abs(on_a - (len(shares) - on_a)) <= 3
 
 
 def _task_slots(client: KazooClient, root: str) -> int:
@@ -148,7 +151,7 @@ def test_a_killed_process_and_a_killed_host_lose_nothing_and_cost_no_last_try(
     os.killpg(doomed.pid, signal.SIGKILL)
     doomed.wait()
     contract.open_gate("hold")
-    contract.wait(lambda: all(contract.status(job_id) == 2 for job_id in job_ids), "all end", 60)
+    contract.wait(lambda: all(contract.status(job_id) == 2 for job_id in job_ids), "all end", 120)
     started: dict[int, int] = {}
     for start in contract.history():
         started[start["job_id"]] = started.get(start["job_id"], 0) + 1
@@ -166,7 +169,7 @@ def test_a_worker_without_its_zookeeper_keeps_firing(
             one.create_topics()
             daemon = one.start()
             before = one.center.submit("c.plain", biz_id=1, delay=0.5)
-            one.wait(lambda: one.status(before) == 2, "it works", 20)
+            one.wait(lambda: one.status(before) == 2, "it works")
             keeper.kill()
             until = time.monotonic() + 9  # longer than the session
             while time.monotonic() < until:
@@ -243,11 +246,11 @@ def test_sigterm_gives_back_and_burns_nothing_and_a_pause_is_no_death(
     contract.wait(lambda: len(contract.history()) >= 4, "some run, the others wait for a thread")
     leaving.send_signal(signal.SIGTERM)
     contract.open_gate("later")
-    assert leaving.wait(20) == 0
+    assert leaving.wait(60) == 0
     rows = [contract.row(job_id) for job_id in job_ids]
     assert all(row["attempts"] == row["crashes"] == 0 for row in rows)
     contract.start("host-b")
-    contract.wait(lambda: all(contract.status(job_id) == 2 for job_id in job_ids), "all end", 20)
+    contract.wait(lambda: all(contract.status(job_id) == 2 for job_id in job_ids), "all end")
     assert len(contract.history()) == 30
 
 

@@ -49,24 +49,25 @@ def test_after_flushall_what_is_due_runs_and_every_dead_task_is_listed_again(nam
     far = named.center.submit("c.plain", biz_id=1, delay=3600)
     named.redis.flushall()
     named.start()
-    named.wait(lambda: all(named.status(job_id) == 2 for job_id in waiting), "all have run", 25)
+    named.wait(lambda: all(named.status(job_id) == 2 for job_id in waiting), "all have run")
     assert sorted(start["job_id"] for start in named.history()) == sorted(waiting)
-    named.wait(lambda: named.scores(far), "one due in an hour is back too", 15)
+    named.wait(lambda: named.scores(far), "one due in an hour is back too")
     named.wait(
-        lambda: named.redis.zcard("dead_{green:c.once_0}") == len(dead), "all dead tasks are listed", 75
+        lambda: named.redis.zcard("dead_{green:c.once_0}") == len(dead), "all dead tasks are listed", 150
     )
     assert named.redis.zcard("green:c.once_0") == 0
 
 
 def test_redis_that_restarts_empty_under_a_running_worker_loses_nothing(named: Contract) -> None:
     named.start()
-    job_ids = named.center.submit_many([NewTask("c.plain", n, delay=2.5) for n in range(300)])
+    job_ids = named.center.submit_many([NewTask("c.plain", n, delay=5) for n in range(300)])
     failing = named.center.submit(
-        "c.plain", biz_id=5, delay=0.05, attribute={"raise": "retry", "after": 3, "times": 1}
+        "c.plain", biz_id=5, delay=0.05, attribute={"raise": "retry", "after": 5, "times": 1}
     )
     named.wait(lambda: named.row(failing)["attempts"] == 1, "it failed once")
     named.redis.flushall()
-    named.wait(lambda: all(named.status(job_id) == 2 for job_id in [*job_ids, failing]), "all ran", 20)
+    assert len(named.history()) == 1, "the loss came too late: what runs at that instant may run twice"
+    named.wait(lambda: all(named.status(job_id) == 2 for job_id in [*job_ids, failing]), "all ran")
     starts = [start["job_id"] for start in named.history()]
     assert len(starts) == len(set(starts)) + 1
     assert [start["attempt"] for start in named.history(failing)] == [1, 2]

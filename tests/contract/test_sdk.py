@@ -136,7 +136,7 @@ def test_a_fork_while_other_threads_submit_leaves_a_child_that_works(contract: C
                         status = 0
                 finally:
                     os._exit(status)
-            contract.wait(lambda pid=pid: _ended(pid), "the child ends", 20)  # type: ignore[misc]
+            contract.wait(lambda pid=pid: _ended(pid), "the child ends")  # type: ignore[misc]
             assert _ENDED.pop(pid) == 0
     finally:
         stop.set()

@@ -47,7 +47,7 @@ def test_a_redis_that_evicts_is_refused_and_a_full_one_drains_while_submits_go_o
         assert isinstance(refused, IndexUnavailable)
         meanwhile = client.submit_many(tasks(200, ahead=(1.0, 2.0), first=5000))
         assert not servers.queued(redis) & set(meanwhile)
-        system.wait(lambda: not servers.queued(redis), "it has drained while it was full", 20)
+        system.wait(lambda: not servers.queued(redis), "it has drained while it was full", 60)
         errors = int(servers.info(redis, "errorstats")["errorstat_OOM"].partition("=")[2])
         full.prove(
             isinstance(refused, IndexFull) and errors > 0,

@@ -34,7 +34,7 @@ def test_every_passing_refusal_of_redis_is_outlived(
 
         def more(count: int) -> None:
             until_now = len(load.job_ids)
-            system.wait(lambda: len(load.job_ids) > until_now + count, "submits go on", 15)
+            system.wait(lambda: len(load.job_ids) > until_now + count, "submits go on", 60)
 
         more(50)
         with system.recorder.fault("other", note="SCRIPT FLUSH"):
@@ -83,15 +83,15 @@ def test_a_redis_whose_disk_is_full_is_outlived_as_one_that_is_away(
         daemon = system.start()
         system.client.submit_many(tasks(1000, ahead=(0.5, 8.0), fail=0.1))
         with Load(system.client, rate=100, ahead=(0.1, 2.0)) as load:
-            system.wait(lambda: len(load.job_ids) > 50, "the load runs", 10)
+            system.wait(lambda: len(load.job_ids) > 50, "the load runs", 60)
             with system.recorder.fault("redis_down"):
                 ballast = fill(disk)
-                system.wait(lambda: "(MISCONF)" in daemon.log.read_text(), "the workers meet it", 20)
+                system.wait(lambda: "(MISCONF)" in daemon.log.read_text(), "the workers meet it", 60)
                 count = len(load.job_ids)
-                system.wait(lambda: len(load.job_ids) > count + 200, "submits go on", 20)
+                system.wait(lambda: len(load.job_ids) > count + 200, "submits go on", 60)
                 ballast.unlink()
             count = len(load.job_ids)
-            system.wait(lambda: len(load.job_ids) > count + 100, "and on", 15)
+            system.wait(lambda: len(load.job_ids) > count + 100, "and on", 60)
         told = errors_told([redis])
         line.prove(told["MISCONF"] > 10, f"answered {told['MISCONF']} MISCONF")
         assert not load.errors

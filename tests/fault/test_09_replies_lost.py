@@ -43,7 +43,7 @@ def test_a_lost_reply_costs_neither_a_task_nor_its_lease(
         proxy.eat(match, count=None, probability=probability, quiet=0.005)
         daemon = system.start(env={"TOC_REDIS_URL": f"redis://127.0.0.1:{proxy.port}"})
         with Load(system.client, rate=100, ahead=(0.1, 1.0)) as load:
-            system.wait(lambda: len(load.job_ids) > 90 * seconds, "the load is in", 30)
+            system.wait(lambda: len(load.job_ids) > 90 * seconds, "the load is in", 60)
     eaten = proxy.stats.eaten
     line.prove(
         eaten > 20 and "prepare_failed" in daemon.log.read_text(),
@@ -65,13 +65,13 @@ def test_what_a_redis_that_hung_executes_when_nobody_waits_any_more_is_found(
     # Many fall due while it hangs: each prepare that waits in its sockets then takes some.
     system.client.submit_many(tasks(1500, ahead=(0.5, 3.0 + seconds), fail=0.05))
     with Load(system.client, rate=50, ahead=(0.1, 1.0)) as load:
-        system.wait(lambda: len(load.job_ids) > 50, "the load runs", 10)
+        system.wait(lambda: len(load.job_ids) > 50, "the load runs", 60)
         with system.recorder.fault("redis_down"):
             redis.pause()
             time.sleep(seconds)
             redis.resume()
         count = len(load.job_ids)
-        system.wait(lambda: len(load.job_ids) > count + 50, "the load goes on", 20)
+        system.wait(lambda: len(load.job_ids) > count + 50, "the load goes on", 60)
     refused = daemon.log.read_text().count("prepare_failed")
     line.prove(refused, f"prepare failed {refused} times, the slowest submit took {load.slowest:.1f} s")
     assert not load.errors

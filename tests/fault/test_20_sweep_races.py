@@ -47,7 +47,7 @@ def test_sweeps_without_pause_double_nothing_and_revive_nothing(
         time.sleep(seconds)
     assert not loops.errors, loops.errors
     line.prove(
-        counts["rows swept"] > 5_000 and counts["redriven"] > 10 and counts["purged"] > 10,
+        counts["rows swept"] > 5_000 and counts["redriven"] >= 5 and counts["purged"] >= 5,
         ", ".join(f"{number:,} {what}" for what, number in sorted(counts.items())),
     )
     line.judge(system, within=5)

@@ -38,9 +38,9 @@ def test_what_a_killed_process_ran_runs_again_within_a_second_while_its_daemon_l
     with Load(system.client, rate=60, ahead=(0.2, 1.0), attribute={"sleep": 0.01}):
         for number in range(kills):
             # Else nobody would be left to take it over.
-            system.wait(lambda: daemon.told().count("worker_ready") == number + 2, "two are ready", 30)  # noqa: B023
+            system.wait(lambda: daemon.told().count("worker_ready") == number + 2, "two are ready", 60)  # noqa: B023
             long_ones = set(system.client.submit_many(_long(20, number)))
-            system.wait(lambda: len(system.late(long_ones)) == 20, "the long ones run", 20)  # noqa: B023
+            system.wait(lambda: len(system.late(long_ones)) == 20, "the long ones run", 60)  # noqa: B023
             victim = max(daemon.workers(), key=lambda pid: len(_held(system, pid, long_ones)))
             held = _held(system, victim, long_ones)
             killed = _kill(system, [victim])
@@ -76,13 +76,13 @@ def test_a_killed_host_is_replaced(
     system.start("host-b", processes=1)
     with Load(system.client, rate=100, ahead=(0.2, 1.0)):
         long_ones = set(system.client.submit_many(_long(60, 0)))
-        system.wait(lambda: len(system.late(long_ones)) == 60, "the long ones run", 20)
+        system.wait(lambda: len(system.late(long_ones)) == 60, "the long ones run", 60)
         workers = first.workers()
         held = {job_id for pid in workers for job_id in _held(system, pid, long_ones)}
         unstarted = system.client.submit_many([NewTask("test.async", n, 1.0) for n in range(200)])
         killed = _kill(system, [first.process.pid, *workers] if whole else workers)
         again = _again(system, held, killed, 30)
-        system.wait(lambda: len(system.late(unstarted)) == 200, "the others run", 30)
+        system.wait(lambda: len(system.late(unstarted)) == 200, "the others run", 60)
     worst = max(again)
     late = system.late(unstarted)[-1] / 1000
     line.prove(
@@ -96,7 +96,7 @@ def test_a_killed_host_is_replaced(
 
 
 def _long(count: int, number: int) -> list[NewTask]:
-    return [NewTask("test.async", 1000 * number + n, 0.2, attribute={"sleep": 2}) for n in range(count)]
+    return [NewTask("test.async", 1000 * number + n, 0.2, attribute={"sleep": 4}) for n in range(count)]
 
 
 def _held(system: System, pid: int, wanted: set[int]) -> set[int]:

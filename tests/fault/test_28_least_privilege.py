@@ -166,7 +166,7 @@ def test_everything_works_with_the_least_privileges_and_no_password_is_told(
                 client.script_flush()
     later = system.client.submit("test.sync", biz_id=1, delay=0.5)
     system.wait(lambda: ended(system, [later]), "a task after the loss of the index has run", 20)
-    line.judge(system, within=10, at_most=60, retries_within=1)
+    line.judge(system, within=20, at_most=60, retries_within=1)
     for daemon in system.daemons:
         daemon.terminate()
         assert daemon.process.wait(30) in (0, 1), system.logs()  # 1: a worker of it was killed
@@ -418,7 +418,7 @@ def test_the_whole_path_works_over_tls(build: Build, launch: Launch, verdict: Ve
     _every_path(system)
     told.ask_the_daemon()
     told.ask_the_operators_commands()
-    line.judge(system, within=10, at_most=20, retries_within=1)
+    line.judge(system, within=20, at_most=20, retries_within=1)
     unprotected = Settings(database_urls=[f"{mysql_url(mysql, 'toc')}?ssl_disabled=true"])
     with TimeoutCenter(unprotected) as center, pytest.raises(StoreUnavailable) as caught:
         center.store.topics.list()

@@ -170,10 +170,9 @@ def test_a_hash_slot_moves_with_its_keys(launch: Callable[..., RedisCluster]) ->
 
 def test_the_clock_of_a_running_server_can_be_shifted(launch: Callable[..., ShiftedRedis]) -> None:
     server = launch(ShiftedRedis)
-    assert abs(server.now() - time.time()) < 0.5
-    for seconds in (30, -30, 0):
+    for seconds in (0, 30, -30, 0):
         server.clock.shift(seconds)
-        assert until(lambda: abs(server.now() - time.time() - seconds) < 0.5, 3), seconds  # noqa: B023
+        assert until(lambda: abs(server.now() - time.time() - seconds) < 0.5, 30), seconds  # noqa: B023
 
 
 def test_a_small_disk_gets_full(small_disk: Callable[..., Path]) -> None:

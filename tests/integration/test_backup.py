@@ -98,12 +98,12 @@ def test_a_lost_database_server_comes_back_as_the_page_says(launch: Launch, tmp_
         worker = before.start(processes=1)
         first = before.center.submit_many([due_in(n, 0.1) for n in range(10)])
         far = before.center.submit_many([due_in(n, 3600) for n in range(10)])
-        before.wait(lambda: ended(before, first), "the first have ended", 10)
-        soon = before.center.submit_many([due_in(n, 2.5) for n in range(SOON)])
+        before.wait(lambda: ended(before, first), "the first have ended", 60)
+        soon = before.center.submit_many([due_in(n, 8) for n in range(SOON)])
         run(STEPS["back up"], tmp_path)
         assert not any(event.job_id in soon for event in before.history()), "the backup came too late"
         later = before.center.submit_many([due_in(n, 0.1) for n in range(LATER)])
-        before.wait(lambda: ended(before, [*soon, *later]), "what is due later has ended", 15)
+        before.wait(lambda: ended(before, [*soon, *later]), "what is due later has ended", 60)
         worker.terminate()
         assert worker.process.wait(20) == 0
         truth = rows(lost)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from toc.cli.main import main
 from toc.client import TimeoutCenter
 from toc.clock import from_ms
 from toc.config import Settings
+from toc.local.process import free_port
 from toc.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.queue.messages import Peek
 from toc.task import NewTask, TaskStatus
@@ -91,13 +91,6 @@ def center(toc: Toc) -> Iterator[TimeoutCenter]:
     assert toc
     with TimeoutCenter(Settings()) as made:
         yield made
-
-
-def closed_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # --- topics -----------------------------------------------------------------------------------------------
@@ -384,7 +377,7 @@ def test_a_redrive_without_redis_leaves_the_index_to_the_sweep(
     toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_ids = kill_tasks(center, topic, 3)
-    monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{closed_port()}")
+    monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
     assert toc.json("dead", "redrive", *job_ids) == {"redriven": 3, "not_indexed_yet": 3}
     assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.PENDING}
 
@@ -449,7 +442,7 @@ def test_a_redrive_keeps_to_its_rate(toc: Toc, center: TimeoutCenter, topic: str
     job_ids = kill_tasks(center, topic, 10)
     began = time.monotonic()
     assert toc.json("dead", "redrive", *job_ids, "--rate", 10)["redriven"] == 10
-    assert 0.7 < time.monotonic() - began < 5
+    assert 0.7 < time.monotonic() - began < 15
 
 
 def test_dead_tasks_are_purged_with_their_rows_and_entries_and_only_when_confirmed(
@@ -479,7 +472,7 @@ def test_dead_tasks_whose_redis_is_out_of_reach_are_not_purged(
     toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = kill_tasks(center, topic, 2)
-    monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{closed_port()}")
+    monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
     assert toc.json("dead", "purge", *dead, "--yes", code=4) == {"purged": 0, "left": 2}
     assert set(center.store.read(dead)) == set(dead)
 
@@ -512,7 +505,7 @@ def test_a_cancel_by_biz_id_says_who_did_it(toc: Toc, center: TimeoutCenter, top
 
 def test_tasks_of_a_topic_or_a_biz_id_are_rescheduled(toc: Toc, center: TimeoutCenter, topic: str) -> None:
     job_ids = center.submit_many([NewTask(topic, n, delay=60) for n in range(20)])
-    later = datetime(2030, 1, 31, 12, tzinfo=UTC)
+    later = datetime.now(UTC).replace(microsecond=0) + timedelta(days=365)
     words = ["--topic", topic, "--biz-id", 7, "--action-time", later.isoformat()]
     assert toc.json("reschedule", *words, "--dry-run") == {"would_reschedule": 1}
     assert toc.json("reschedule", *words)["rescheduled"] == 1
@@ -618,7 +611,7 @@ def test_a_rebuild_without_redis_says_what_is_not_indexed_and_ends_with_4(
     toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     center.submit(topic, biz_id=1, delay=600)
-    monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{closed_port()}")
+    monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
     assert toc.json("rebuild", code=4) == {"rows": 1, "added": 0, "not_indexed": 1}
     assert "out of reach" in toc.err
 
@@ -629,7 +622,7 @@ def test_a_rebuild_without_redis_says_what_is_not_indexed_and_ends_with_4(
 def test_a_database_out_of_reach_is_named_without_its_password(
     toc: Toc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = closed_port()
+    port = free_port()
     monkeypatch.setenv("TOC_DATABASE_URLS", f"mysql+pymysql://toc:{CANARY}@127.0.0.1:{port}")
     for words in (
         ["db", "check"],
@@ -646,7 +639,7 @@ def test_a_database_out_of_reach_is_named_without_its_password(
 def test_a_redis_out_of_reach_is_named_without_its_password(
     toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = closed_port()
+    port = free_port()
     monkeypatch.setenv("TOC_REDIS_URL", f"redis://:{CANARY}@127.0.0.1:{port}")
     job_id = int(toc.ok("submit", topic, "--biz-id", 1, "--delay", 60))  # the row is the promise
     assert "submit_not_indexed" in toc.err
@@ -658,7 +651,7 @@ def test_a_redis_out_of_reach_is_named_without_its_password(
 
 def test_a_zookeeper_out_of_reach_is_named(toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert topic
-    address = f"127.0.0.1:{closed_port()}"
+    address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("TOC_ZOOKEEPER", address)
     monkeypatch.setenv("TOC_CONNECT_TIMEOUT", "1")
     for words in (["workers"], ["slots"], ["drain", "h"], ["rebalance"]):

@@ -55,10 +55,23 @@ def report_of(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return report
 
 
+def demo(environment: dict[str, str], directory: Path, *words: object) -> dict[str, Any]:
+    """The report of a demo that came out right.
+
+    What the demo plays must keep to its times by a quarter of a second. When the machine was too busy for
+    that the demo says so, and has shown nothing of toc: it runs again.
+    """
+    for _ in range(3):
+        ended = toc(environment, directory, "demo", *words, "--json")
+        if not (ended.stdout and json.loads(ended.stdout)["driver_faults"]):
+            break
+    return report_of(ended)
+
+
 def test_the_demo_runs_on_nothing_comes_out_right_and_leaves_nothing(
     environment: dict[str, str], tmp_path: Path, temporary: Path
 ) -> None:
-    report = report_of(toc(environment, tmp_path, "demo", "--count", 60, "--speed", 10, "--json"))
+    report = demo(environment, tmp_path, "--count", 60, "--speed", 10)
     assert report["orders"] == 60
     assert report["submitted"] == report["cancelled"] + report["fired"]
     assert report["cancelled"] > 10
@@ -74,7 +87,7 @@ def test_orders_from_a_file_come_out_as_the_file_says(environment: dict[str, str
     lines += [f"late-{n},2016-10-04 14:00:00,2016-10-04 14:{n}:01," for n in range(30, 60)]
     lines += [f"never-{n},2016-10-04 14:00:00,," for n in range(9)]
     (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
-    report = report_of(toc(environment, tmp_path, "demo", "--orders", "orders.csv", "--speed", 10, "--json"))
+    report = demo(environment, tmp_path, "--orders", "orders.csv", "--speed", 10)
     assert (report["orders"], report["submitted"]) == (70, 101)
     assert (report["cancelled"], report["fired"]) == (31, 30 + 9 + 31)
     assert report["stretched"] == 6  # 28:00 to 32:01: the margin is two and a half minutes of the orders
@@ -82,9 +95,7 @@ def test_orders_from_a_file_come_out_as_the_file_says(environment: dict[str, str
 
 @pytest.mark.skipif(not REAL_ORDERS.exists(), reason=f"there is no {REAL_ORDERS.name} beside the checkout")
 def test_every_real_order_comes_out_as_the_file_says(environment: dict[str, str], tmp_path: Path) -> None:
-    report = report_of(
-        toc(environment, tmp_path, "demo", "--orders", str(REAL_ORDERS), "--speed", 10, "--json")
-    )
+    report = demo(environment, tmp_path, "--orders", str(REAL_ORDERS), "--speed", 10)
     assert (report["orders"], report["cancelled"]) == (1843, 1092)
 
 
@@ -94,8 +105,8 @@ def test_the_demo_runs_on_configured_servers(
     environment |= {"TOC_DATABASE_URLS": f"sqlite:///{tmp_path / 'toc.db'}", "TOC_REDIS_URL": clean_redis.url}
     assert toc(environment, tmp_path, "demo", "--configured").returncode == 3  # no schema yet
     assert toc(environment, tmp_path, "db", "upgrade").returncode == 0
-    words = ("demo", "--configured", "--count", 20, "--speed", 20, "--json")
-    assert report_of(toc(environment, tmp_path, *words))["orders"] == 20
+    words = ("--configured", "--count", 20, "--speed", 20)
+    assert demo(environment, tmp_path, *words)["orders"] == 20
 
 
 def test_a_demo_that_is_terminated_leaves_nothing(
@@ -169,8 +180,8 @@ def test_a_local_cluster_runs_the_demo_and_shows_itself(
     at = ("--directory", cluster)
     parts = json.loads(toc(environment, tmp_path, "cluster", "status", *at, "--json").stdout)
     assert all(part["running"] for part in parts)
-    words = ("demo", "--cluster", *at, "--count", 60, "--speed", 10, "--json")
-    assert report_of(toc(environment, tmp_path, *words))["orders"] == 60
+    words = ("--cluster", *at, "--count", 60, "--speed", 10)
+    assert demo(environment, tmp_path, *words)["orders"] == 60
     environment["TOC_CONFIG"] = str(cluster / "toc.toml")
     workers = json.loads(toc(environment, tmp_path, "workers", "--json").stdout)
     assert {worker["host"] for worker in workers} == {"host1", "host2"}

@@ -217,17 +217,25 @@ def test_mariadb_keeps_its_temporary_tables_where_no_other_server_removes_them(m
         assert cursor.fetchone() == (str(mariadb.directory / "tmp"),)
 
 
-def test_databases_of_a_test_are_dropped_after_it(mariadb: MariaDB, database_prefix: str) -> None:
+@pytest.fixture
+def to_be_gone(mariadb: MariaDB) -> Iterator[list[str]]:
+    """Databases that must be gone once the fixtures that were set up after this one have ended."""
+    names: list[str] = []
+    yield names
     with query(mariadb) as cursor:
-        cursor.execute("SHOW DATABASES LIKE 'toc\\_%'")
-        assert cursor.fetchall() == ()
-        cursor.execute(f"CREATE DATABASE {database_prefix}0")
+        cursor.execute("SHOW DATABASES")
+        left = {name for (name,) in cursor.fetchall()}
+    assert names
+    assert left.isdisjoint(names)
 
 
-def test_databases_of_the_test_before_are_gone(mariadb: MariaDB) -> None:
+def test_databases_of_a_test_are_dropped_after_it(
+    mariadb: MariaDB, to_be_gone: list[str], database_prefix: str
+) -> None:
+    to_be_gone += [f"{database_prefix}{number}" for number in range(2)]
     with query(mariadb) as cursor:
-        cursor.execute("SHOW DATABASES LIKE 'toc\\_%'")
-        assert cursor.fetchall() == ()
+        for name in to_be_gone:
+            cursor.execute(f"CREATE DATABASE {name}")
 
 
 # --- ZooKeeper ---------------------------------------------------------------------------------------------
