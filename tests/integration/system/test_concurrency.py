@@ -78,9 +78,11 @@ def test_a_stop_gives_back_coroutines_that_wait_for_their_turn(system: System) -
     system.wait(lambda: calls.most_at_once(system.history_directory, "call.coroutine")[1] > 20, "one runs", 5)
     (daemon,) = system.daemons
     daemon.terminate()
-    assert daemon.process.wait(10) == 0, system.logs()
+    assert daemon.process.wait(60) == 0, system.logs()
     left = _pending(system, job_ids)
-    assert len(left) == 19
+    begun = calls.most_at_once(system.history_directory, "call.coroutine")[1] - len(quick)
+    assert 0 < begun < 5, "the first, and the next on a machine that is slow to stop it"
+    assert len(left) == len(job_ids) - begun
     assert all(system.center.store.read(left)[job_id].attempts == 0 for job_id in left)
 
 

@@ -82,10 +82,15 @@ def test_no_task_is_lost_or_revived_while_tasks_die_and_are_redriven_purged_and_
     loops = Loops()
     for step in (submit, redrive, purge, lambda: sweep_all(sweep, tables)):
         loops.start(step)
-    time.sleep(SECONDS)
-    loops.stop()
-    assert len(purged) > 20, "the purge was at work"
-    assert redriven > 100, "and the redrive"
+    began = time.monotonic()
+
+    def enough() -> bool:
+        return time.monotonic() - began > SECONDS and len(purged) > 20 and redriven > 100
+
+    try:
+        system.wait(enough, "the purge and the redrive were at work", SECONDS)
+    finally:
+        loops.stop()
     left = [job_id for job_id in submitted if job_id not in purged]
     system.wait(
         lambda: {row.status for row in store.read(left).values()} == {TaskStatus.DEAD}, "all is dead", 20

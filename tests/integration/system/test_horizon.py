@@ -87,11 +87,12 @@ def test_what_lies_beyond_the_horizon_can_be_cancelled_and_is_not_brought_in_by_
 
 def test_a_lost_race_beyond_the_horizon_does_not_keep_the_entry(running: System) -> None:
     """Rescheduled far away while its handler runs: what finish finds on the row decides."""
-    center = running.center
-    job_id = center.submit("test.sync", biz_id=1, delay=0.1, attribute={"sleep": 1.5})
+    center, enough = running.center, running.directory / "enough"
+    job_id = center.submit("test.sync", biz_id=1, delay=0.1, attribute={"until": str(enough)})
     running.wait(lambda: bool(running.starts(job_id)), "it runs", 5)
     far = datetime.now(UTC) + timedelta(hours=2)
     assert center.reschedule(job_id, action_time=far) is RescheduleOutcome.MAY_HAVE_STARTED
+    enough.touch()
     running.wait(lambda: entries(running) == 0, "it has left Redis", 10)
     assert _row(running, job_id).status == TaskStatus.PENDING
 

@@ -98,9 +98,9 @@ def test_what_comes_late_or_is_redriven_opens_its_slots_again(system: System) ->
     assert isinstance(stale, TaskRow)
     job_id = store.insert(stale)
     began = time.monotonic()
+    system.wait(lambda: _topic(system).former_slots == 8, "its slots are open again", 10)
     system.wait(lambda: _status(system, job_id) is TaskStatus.PROCESSED, "what came late has run", 10)
     print(f"a late task ran after {time.monotonic() - began:.1f} s")
-    assert _topic(system).former_slots == 8
 
     system.wait(lambda: not _topic(system).former_slots, "they are given up once more", 20)
     again = admin.redrive(store, center.queues, store.topics.list(), [dead], now_ms=center.clock.now_ms)
@@ -122,17 +122,16 @@ def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_al
     admin.resume_topic(store, "test.async", rate=50, now_ms=center.clock.now_ms())
     fresh = center.submit("test.async", biz_id=7, delay=0.5)
     system.wait(lambda: not _pending(system, [*job_ids, fresh]), "all have run", 30)
-    starts = sorted(
-        (event.at, event.job_id)
-        for event in system.history()
-        if event.event == "start" and event.job_id != last
-    )
+    starts = [event for event in system.history() if event.event == "start" and event.job_id != last]
     assert len(starts) == 151
-    seconds = (starts[-1][0] - starts[0][0]) / 1e9
+    seconds = (starts[-1].at - starts[0].at) / 1e9
     assert seconds > 150 / 50 * 0.7, f"{seconds:.1f} s for 150 tasks at 50 a second"
-    order = [job_ids.index(job_id) for _, job_id in starts if job_id != fresh]
-    # Two processes, each with slots of its own: each starts its oldest first.
-    assert max(abs(place - number) for place, number in enumerate(order)) < 75, order
+    for pid in {event.pid for event in starts}:  # each has slots of its own, and starts its oldest first
+        order = [
+            job_ids.index(event.job_id) for event in starts if event.pid == pid and event.job_id != fresh
+        ]
+        places = [sorted(order).index(number) for number in order]
+        assert max(abs(place - number) for place, number in enumerate(places)) < 40, order
     began = time.monotonic()
     many = [center.submit("test.async", biz_id=n, delay=0.2) for n in range(150)]
     system.wait(lambda: not _pending(system, many), "what is due later runs at once", 10)

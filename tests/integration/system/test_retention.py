@@ -51,22 +51,22 @@ def test_daemons_purge_what_is_old_enough_while_tasks_run_on_time(system: System
         store.insert_many(old[first : first + 1000])
     store.insert_many(kept)
     daemon = system.start(processes=2)
-    late: list[float] = []
+    ran: list[int] = []
     left = {row.job_id for row in old}
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while left and time.monotonic() < until:
-        job_id = system.center.submit("test.sync", biz_id=len(late), delay=0.1)
-        due = time.monotonic() + 0.1
+        job_id = system.center.submit("test.sync", biz_id=len(ran), delay=0.1)
         system.wait(lambda: _status(system.center.get(job_id)) == 2, "it has run", 5)  # noqa: B023
-        late.append(time.monotonic() - due)
-        if len(late) % 10 == 0:
+        ran.append(job_id)
+        if len(ran) % 10 == 0:
             left &= set(store.read(left))
-    assert not left, f"{len(left)} are left after a minute\n{system.logs()}"
-    assert sorted(late)[len(late) // 2] < 0.15, late
+    assert not left, f"{len(left)} are left after two minutes\n{system.logs()}"
+    late = system.late(ran)
+    assert late[len(late) // 2] < 250, late
     assert set(store.read(row.job_id for row in kept)) == {row.job_id for row in kept}
     text = daemon.log.read_text()
     assert '"purged"' in text
-    assert text.count('"purged"') <= 4, "once a minute and process"
+    assert text.count('"purged"') <= 6, "once a minute and process"
 
 
 def _status(task: Task | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,13 +73,17 @@ def split(
 
 def test_a_try_whose_worker_lost_redis_is_not_run_again_by_the_next_owner(split: Split) -> None:
     """Its PrepareQueue entry times out, since nobody keeps it alive; its lease does not."""
-    center = split.system.center
-    job_ids = center.submit_many([NewTask("test.sync", n, 0.5, attribute={"sleep": 12}) for n in range(3)])
+    center, enough = split.system.center, split.system.directory / "enough"
+    job_ids = center.submit_many(
+        [NewTask("test.sync", n, 0.5, attribute={"until": str(enough)}) for n in range(3)]
+    )
     split.system.wait(lambda: len(split.system.history()) == 3, "they run on host-a", 10)
     split.cut()
     split.join()
     other = center.submit("test.sync", biz_id=50, delay=1)
     split.system.wait(lambda: _status(split, other) == TaskStatus.PROCESSED, "host-b works", 15)
+    time.sleep(4.5)  # longer than prepare_timeout: it finds the entries
+    enough.touch()
     split.system.wait(
         lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 20
     )

@@ -47,7 +47,7 @@ def test_ten_seconds_without_redis_under_load(running: System, clean_redis: Redi
         clean_redis.kill()
         odd["fails"] = center.submit("test.sync", biz_id=1, delay=0.5, attribute={"fail": 2})
         odd["doomed"] = center.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
-        odd["runs"] = center.submit("test.sync", biz_id=3, delay=0.5, attribute={"sleep": 6})
+        odd["runs"] = center.submit("test.sync", biz_id=3, delay=0.5, attribute={"sleep": 9})
         odd["far"] = center.submit("test.sync", biz_id=4, delay=6)
         assert center.cancel(odd["far"]) is CancelOutcome.CANCELLED
 
@@ -57,11 +57,11 @@ def test_ten_seconds_without_redis_under_load(running: System, clean_redis: Redi
         assert center.cancel(odd["runs"]) is CancelOutcome.MAY_HAVE_STARTED
 
     def restore() -> None:
-        assert [start.attempt for start in running.starts(odd["fails"])] == [1, 2, 3]
-        assert _row(running, odd["doomed"]).status == TaskStatus.DEAD
+        running.wait(lambda: len(running.starts(odd["fails"])) == 3, "the third try", 10)
+        running.wait(lambda: _row(running, odd["doomed"]).status == TaskStatus.DEAD, "it is dead", 10)
         clean_redis.start()
 
-    job_ids = _load(center, 120, {10: cut, 50: cancel, 110: restore})
+    job_ids = _load(center, 120, {10: cut, 40: cancel, 110: restore})
     assert _logged(running, "index_unreachable")
     running.wait(lambda: _logged(running, "index_reachable"), "it is back", 10)
     after = center.submit_many([NewTask("test.sync", n, 0.5) for n in range(50)])
@@ -70,7 +70,10 @@ def test_ten_seconds_without_redis_under_load(running: System, clean_redis: Redi
     late = _lateness(running, job_ids)
     print(_figures(late))
     assert late[0] >= 0
-    assert late[int(len(late) * 0.99)] < 4000, "within 2 s on a machine that has nothing else to do"
+    # Were Redis waited for, it would be up to 10 s.
+    assert late[len(late) // 2] < 2500, "within 2 s on a machine that has nothing else to do"
+    assert late[int(len(late) * 0.99)] < 8000
+    assert [start.attempt for start in running.starts(odd["fails"])] == [1, 2, 3]
     assert not running.starts(odd["far"])
 
 
