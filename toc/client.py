@@ -226,7 +226,9 @@ class TimeoutCenter:
         Row first, then the index. When a PrepareQueue entry stands once the task was due, or the
         index cannot be asked and the due time is near, a try may have started.
         """
-        changed, row = self.store.cancel(_checked(job_id))  # [rule: row-first]
+        _checked(job_id)
+        _ = self.queues  # as in submit
+        changed, row = self.store.cancel(job_id)  # [rule: row-first]
         failpoint("cancel.row-written")
         if row is None:
             return CancelOutcome.UNKNOWN
@@ -261,7 +263,9 @@ class TimeoutCenter:
 
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
         """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
-        row = self.store.get(_checked(job_id))
+        _checked(job_id)
+        _ = self.queues  # as in submit
+        row = self.store.get(job_id)
         if row is None:
             return RescheduleOutcome.UNKNOWN
         topic = self.catalog.of_type(row.biz_type)
