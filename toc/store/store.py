@@ -197,7 +197,8 @@ class Store:
             if server.run([update])[0].matched == 1:
                 return True, before
             after = self.get(job_id)
-            if after is not None and (after.version, after.gmt_modified) == (row.version + 1, now):
+            own = (row.version + 1, now, action_time)
+            if after is not None and (after.version, after.gmt_modified, after.action_time) == own:
                 return True, before  # by this very call, whose first answer was lost
         raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; try again")
 

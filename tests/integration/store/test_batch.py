@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from toc.sharding import BizId
 from toc.store import Failure, Finish, Guard, Selection, Store
+from toc.store.server import Result, Statement
 from toc.task import TaskRow, TaskStatus
 
 NewRow = Callable[..., TaskRow]
@@ -256,6 +257,33 @@ def test_reschedule_gives_a_new_deadline_and_all_tries(store: Store, new_row: Ne
         version=1, attempts=0, crashes=0, action_time=T0, next_time=T0, gmt_modified=after.gmt_modified
     )
     assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
+
+
+def test_a_reschedule_does_not_take_anothers_of_the_same_millisecond_for_its_own(
+    place: Any, store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = new_row()
+    store.insert(row)
+    other_store = place.open()
+    for one in (store, other_store):
+        monkeypatch.setattr(one, "_stamp", lambda: T0 - 1)
+    server = store._shards.server_of[store._shards.table_of(row.job_id)]
+    run = server.run
+    beaten: list[object] = []
+
+    def beaten_once(statements: Sequence[Statement], **more: bool) -> list[Result]:
+        if not beaten and statements[0].sql.startswith("UPDATE"):
+            beaten.append(other_store.reschedule(row.job_id, T0 + 5000))
+        return run(statements, **more)
+
+    monkeypatch.setattr(server, "run", beaten_once)
+    assert store.reschedule(row.job_id, T0 + 9000)[0]
+    other_store.close()
+
+    after = store.get(row.job_id)
+    assert beaten
+    assert after is not None
+    assert (after.version, after.action_time) == (2, T0 + 9000)
 
 
 def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:
