@@ -101,7 +101,7 @@ def workers(as_json: Json = False) -> None:
             "drained": row.drained,
             "leader": row.leader,
             "joined": instant(row.joined),
-            "topics": None if row.topics is None else [name for name in row.topics if name[0] != "~"],
+            "topics": None if row.topics is None else list(row.topics),
             "weighed_by": row.weighed_by,
             "drained_by": row.drained_by,
             "drained_at": None if row.drained_at is None else instant(row.drained_at),
