@@ -226,28 +226,30 @@ class TimeoutCenter:
         Row first, then the index. When a PrepareQueue entry stands once the task was due, or the
         index cannot be asked and the due time is near, a try may have started.
         """
-        changed, row = self.store.cancel(_checked(job_id))  # [rule: row-first]
+        _checked(job_id)
+        _ = self.queues  # as in submit
+        changed, row = self.store.cancel(job_id)  # [rule: row-first]
         failpoint("cancel.row-written")
         if row is None:
             return CancelOutcome.UNKNOWN
         if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
             return CancelOutcome.TOO_LATE
         reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))
-        if row.attempts or row.crashes:
-            started = True
+        if row.attempts or row.crashes or row.last_error is not None:
+            started = True  # redrive and reschedule give all tries back, and keep the error
         elif reply is None:
             # With a version it may be running for a deadline that it had before it was rescheduled.
             started = row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
         elif reply.prepared:
             due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
             started = row.version > 0 or due
-        elif changed and reply.redis_now_ms < row.action_time:
+        elif changed and row.version == 0 and reply.redis_now_ms < row.action_time:
             started = False
         else:
-            # No entry: never taken, or finished between our two steps. Who finishes a cancelled task
-            # marks its row as tried before it removes the entry.  [rule: honest-cancel]
+            # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
+            # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
             seen = self.store.get(job_id)
-            started = seen is not None and seen.attempts > 0
+            started = seen is not None and (seen.attempts > 0 or seen.last_error is not None)
         if not started:
             return CancelOutcome.CANCELLED
         self.store.mark_tried([job_id])
@@ -261,7 +263,9 @@ class TimeoutCenter:
 
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
         """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
-        row = self.store.get(_checked(job_id))
+        _checked(job_id)
+        _ = self.queues  # as in submit
+        row = self.store.get(job_id)
         if row is None:
             return RescheduleOutcome.UNKNOWN
         topic = self.catalog.of_type(row.biz_type)

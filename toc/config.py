@@ -34,7 +34,7 @@ from pydantic_settings import (
 from toc.errors import ConfigError, InvalidTopic
 from toc.log import redact
 from toc.sharding import MAX_TABLES, is_power_of_two
-from toc.topic import check_topic_name
+from toc.topic import NAMESPACE, NAMESPACE_HINT, check_topic_name
 
 TEN_YEARS = 3653 * 86_400
 """The longest delay that is accepted unless TOC_MAX_DELAY says otherwise, in seconds."""
@@ -80,7 +80,7 @@ class Settings(BaseSettings):
 
     redis_url: str | None = Field(None, description=_REDIS_HINT)
     """Where the index is."""
-    namespace: str | None = Field(None, description="letters, digits, '.', '_' and '-'")
+    namespace: str | None = Field(None, description=NAMESPACE_HINT)
     """Goes in front of every topic in Redis keys, so that environments can share a Redis."""
 
     zookeeper: str | None = Field(None, description=_ZOOKEEPER_HINT)
@@ -219,14 +219,20 @@ class Settings(BaseSettings):
             raise ValueError("expected letters, digits and '_', beginning with a letter, at most 32")
         return prefix
 
-    @field_validator("namespace", "cluster")
+    @field_validator("namespace")
     @classmethod
-    def _check_name(cls, name: str | None) -> str | None:
-        if name is not None:
-            try:
-                check_topic_name(name)
-            except InvalidTopic:
-                raise ValueError("expected letters, digits, '.', '_' and '-', at most 128") from None
+    def _check_namespace(cls, namespace: str | None) -> str | None:
+        if namespace is not None and not NAMESPACE.fullmatch(namespace):
+            raise ValueError(f"expected {NAMESPACE_HINT}")
+        return namespace
+
+    @field_validator("cluster")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        try:
+            check_topic_name(name)
+        except InvalidTopic:
+            raise ValueError("expected letters, digits, '.', '_' and '-', at most 128") from None
         return name
 
     @field_validator("log_topics", mode="before")

@@ -13,6 +13,8 @@ from toc.errors import InvalidTopic, shown
 from toc.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 MAX_RETRIES = 31
 
 

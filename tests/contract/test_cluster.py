@@ -78,7 +78,12 @@ def test_znodes_stand_where_the_contract_says_and_follow_the_daemons(
         assert facts["host"] == "host-a"
         assert {"pid", "weight", "topics"} <= set(facts)
         assert "c.plain" in facts["topics"]
+        assert not [name for name in facts["topics"] if name.startswith("~")], "topics, and nothing else"
         os.kill(facts["pid"], 0)
+    tables = int(contract.env["TOC_TABLES"])
+    contract.wait(
+        lambda: sum("~" in name for name in _slots(client, root)) == tables, "every table is swept", 20
+    )
     assert "c.plain" in client.get_children(f"{root}/assignment")
     assert not client.get(f"{root}/assignment/c.plain")[1].ephemeralOwner
 

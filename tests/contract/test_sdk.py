@@ -279,6 +279,22 @@ def test_a_cancel_again_of_what_was_never_tried_is_cancelled_whatever_the_index_
         contract.redis.zrem(key, str(job_id))
 
 
+def test_without_a_redis_url_nothing_is_changed(contract: Contract) -> None:
+    job_id = contract.center.submit("c.plain", biz_id=7, delay=3600)
+    before = contract.row(job_id)
+    with TimeoutCenter(contract.settings.model_copy(update={"redis_url": None})) as center:
+        for change in (
+            lambda: center.submit("c.plain", biz_id=7, delay=3600),
+            lambda: center.cancel(job_id),
+            lambda: center.cancel_by_biz("c.plain", biz_id=7),
+            lambda: center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(hours=2)),
+        ):
+            with pytest.raises(errors.ConfigError):
+                change()
+    assert contract.row(job_id) == before
+    assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
+
+
 def test_namespaces_share_a_redis_without_meeting(contract: Contract) -> None:
     settings = contract.settings.model_copy(update={"namespace": "blue"})
     with TimeoutCenter(settings) as blue:

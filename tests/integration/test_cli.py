@@ -459,7 +459,7 @@ def test_dead_tasks_are_purged_with_their_rows_and_entries_and_only_when_confirm
     assert toc.json("dead", "purge", "--topic", topic, "--all", "--dry-run") == {"would_purge": 5}
     assert "--yes" in toc.refused("dead", "purge", "--topic", topic, "--all")
     assert len(toc.json("dead", "list")) == 5
-    assert toc.json("dead", "purge", *dead[:2], pending, "--yes", code=1) == {"purged": 2, "left": 0}
+    assert toc.json("dead", "purge", *dead[:2], pending, code=1) == {"purged": 2, "left": 0}
     assert _account(toc, "dead_purged")["purged"] == 2
     assert entries() == set(dead[2:])
     assert center.get(pending) is not None
@@ -701,6 +701,14 @@ def test_what_operators_ask_of_a_cluster_stands_in_zookeeper(
     assert "slots 0 to 3" in toc.refused("pin", f"{topic}_4", "host2")
     assert "not a slot" in toc.refused("unpin", "nonsense")
     toc.ok("unpin", f"{topic}_2")
+    toc.ok("pin", topic, 3, "host1-7-1")
+    assert [(each["of"], each["to"]) for each in toc.json("intents") if each["what"] == "pin"] == [
+        (f"{topic}_3", "host1-7-1")
+    ]
+    assert "slots 0 to 3" in toc.refused("pin", topic, 4, "host2")
+    assert "not a slot" in toc.refused("pin", topic, "x", "host2")
+    assert "not a slot" in toc.refused("pin", topic, "host2")
+    toc.ok("unpin", topic, 3)
     assert "was not pinned" in toc("unpin", f"{topic}_2").err
     toc.ok("undrain", "host1")
     assert "was not drained" in toc("undrain", "host1").err

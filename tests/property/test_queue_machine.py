@@ -265,7 +265,8 @@ class Machine(RuleBasedStateMachine):
             assert before.version not in task.ran or (task.untold and now >= before.action_time)
         else:
             assert outcome is CancelOutcome.MAY_HAVE_STARTED
-            assert task.taken or now >= before.action_time or before.attempts or before.crashes
+            tried = before.attempts or before.crashes or before.last_error is not None
+            assert task.taken or now >= before.action_time or tried
         task.told = {outcome}
         self._expect(task, status=TaskStatus.CANCELLED, at_least_tried=outcome is not CancelOutcome.CANCELLED)
 

@@ -125,6 +125,7 @@ def test_a_file_that_is_named_but_missing_is_refused(monkeypatch: pytest.MonkeyP
         ({"zookeeper": "a b"}, "TOC_ZOOKEEPER"),
         ({"namespace": "a{b}"}, "TOC_NAMESPACE=a{b}"),
         ({"namespace": "a:b"}, "TOC_NAMESPACE=a:b"),
+        ({"namespace": "x" * 65}, "at most 64"),
         ({"cluster": "a/b"}, "TOC_CLUSTER=a/b"),
         ({"database_prefix": "toc`;"}, "TOC_DATABASE_PREFIX"),
         ({"max_delay": "nan"}, "TOC_MAX_DELAY=nan"),

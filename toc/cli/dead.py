@@ -139,7 +139,7 @@ def purge(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete dead tasks for good, their rows too. Asks first.
+    """Delete dead tasks for good, their rows too. Asks first, unless JOB_IDs are given.
 
     Ends with 4 if some were left because their Redis server was out of reach.
 
@@ -156,7 +156,7 @@ def purge(
         if dry_run:
             show_one({"would_purge": len(chosen)}, as_json=as_json)
             return
-        if chosen:
+        if chosen and not job_ids:  # who names them has chosen
             confirm(f"delete {len(chosen)} dead tasks for good", yes=yes)
         account = Account(chosen, topic=topic, biz_id=biz, after=after, before=before, error=error)
         try:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from toc.topic import Slot
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="As `toc workers` shows it.")]
-SlotName = Annotated[str, typer.Argument(metavar="SLOT", help="As `toc slots` shows it: order.close_3.")]
+SlotName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPIC", help="With NUMBER; or a slot as `toc slots` shows it, order.close_3, and no NUMBER."
+    ),
+]
 
 
 def worker(
@@ -101,7 +106,7 @@ def workers(as_json: Json = False) -> None:
             "drained": row.drained,
             "leader": row.leader,
             "joined": instant(row.joined),
-            "topics": None if row.topics is None else [name for name in row.topics if name[0] != "~"],
+            "topics": None if row.topics is None else list(row.topics),
             "weighed_by": row.weighed_by,
             "drained_by": row.drained_by,
             "drained_at": None if row.drained_at is None else instant(row.drained_at),
@@ -147,17 +152,30 @@ def undrain(host: Host) -> None:
 
 
 def pin(
-    slot: SlotName,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A host, or a worker of `toc workers`.")],
+    topic: SlotName,
+    number: Annotated[str, typer.Argument(metavar="[NUMBER]", help="The slot's number in the topic.")],
+    target: Annotated[
+        str | None, typer.Argument(metavar="TARGET", help="A host, or a worker of `toc workers`.")
+    ] = None,
 ) -> None:
-    """Put a slot on a host or worker; while that is not there, the slot goes where balance puts it."""
+    """Put a slot on a host or worker; while that is not there, the slot goes where balance puts it.
+
+    Examples: toc pin order.close 3 host1
+              toc pin order.close_3 host1
+    """
+    # Arguments go from left to right: where there are two, the second is the target.
+    slot, target = (topic, number) if target is None else (f"{topic}_{number}", target)
     with opened() as center, _operator(center.settings) as visit:
         visit.pin(_slot(center, slot), target, by=who())
     say(f"{slot} is pinned to {target}")
 
 
-def unpin(slot: SlotName) -> None:
+def unpin(
+    topic: SlotName,
+    number: Annotated[str | None, typer.Argument(metavar="[NUMBER]", help="As for `toc pin`.")] = None,
+) -> None:
     """Let a pinned slot go where balance puts it."""
+    slot = topic if number is None else f"{topic}_{number}"
     with opened() as center, _operator(center.settings) as visit:
         found = visit.unpin(_slot(center, slot))
     say(f"{slot} is not pinned any more" if found else f"{slot} was not pinned")

@@ -16,15 +16,12 @@ subscription connection to any node hears every slot. Channels have no hash slot
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from redis.crc import key_slot
 
 from toc.errors import ConfigError
-from toc.topic import Slot
-
-_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+from toc.topic import NAMESPACE, NAMESPACE_HINT, Slot
 
 
 class SlotKeys(NamedTuple):
@@ -54,11 +51,8 @@ class SlotKeys(NamedTuple):
 
 def check_namespace(namespace: str | None) -> str | None:
     """Return ``namespace`` if it can go inside a hash tag. Raises ConfigError."""
-    if namespace is not None and not _NAMESPACE.fullmatch(namespace):
-        raise ConfigError(
-            f"{namespace!r} is not a namespace: letters, digits, '.', '_' and '-', at most 64, "
-            f"beginning with a letter or digit"
-        )
+    if namespace is not None and not NAMESPACE.fullmatch(namespace):
+        raise ConfigError(f"{namespace!r} is not a namespace: {NAMESPACE_HINT}")
     return namespace
 
 

@@ -245,6 +245,24 @@ class Batches:
         """Cancelled rows get attempts >= 1."""
         self._shards.each(self._shards.group(job_ids), self._mark_tried)
 
+    def mark_begun(self, job_ids: Iterable[int], what: str) -> None:
+        """Rows that are pending, or were cancelled a moment ago, get a last_error if they have none."""
+
+        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> None:
+            server.run(
+                [
+                    Statement(
+                        f"UPDATE {self._shards.names[table]} SET last_error=COALESCE(last_error,%s) "
+                        f"WHERE job_id IN ({sql.numbers(part)}) AND status IN ({PENDING},{CANCELLED})",
+                        (_error_text(what),),
+                    )
+                    for table, part in ids.items()
+                ],
+                transaction=True,
+            )
+
+        self._shards.each(self._shards.group(job_ids), send)
+
     def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
         """Dead rows become pending and due at ``now_ms``; returns them as they are now."""
         changed = self._stamp()

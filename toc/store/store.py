@@ -27,6 +27,9 @@ from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
 from toc.task import TaskRow, TaskStatus, TryRow
 
+TRIED_BEFORE = "a try for a former time had begun"
+"""The last_error of a task that was tried, and has no other, once a new deadline has given all tries back."""
+
 
 class Store:
     """The task table and the topic table over all servers.
@@ -188,16 +191,20 @@ class Store:
                 return False, row
             leased = bool(found[0][0])
             before = row._replace(attempts=max(row.attempts, 1)) if leased else row
+            tried = before.attempts or before.crashes  # a new deadline forgets it; a cancel may not
             update = Statement(  # [rule: new-version]
                 f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},next_time={due},"
+                f"{'last_error=COALESCE(last_error,%s),' if tried else ''}"
                 f"gmt_modified={server.instant(now)} WHERE job_id={job_id:d} AND status={PENDING} "
                 f"AND version={row.version:d} AND attempts={row.attempts:d} AND crashes={row.crashes:d}"
-                f"{'' if leased else ' AND lease_owner IS NULL'}"
+                f"{'' if leased else ' AND lease_owner IS NULL'}",
+                (TRIED_BEFORE,) if tried else (),
             )
             if server.run([update])[0].matched == 1:
                 return True, before
             after = self.get(job_id)
-            if after is not None and (after.version, after.gmt_modified) == (row.version + 1, now):
+            own = (row.version + 1, now, action_time)
+            if after is not None and (after.version, after.gmt_modified, after.action_time) == own:
                 return True, before  # by this very call, whose first answer was lost
         raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; try again")
 
@@ -237,6 +244,13 @@ class Store:
     def mark_tried(self, job_ids: Iterable[int]) -> None:
         """Note on cancelled rows that a try may have started (attempts >= 1)."""
         self._batches.mark_tried(job_ids)
+
+    def mark_begun(self, job_ids: Iterable[int], what: str) -> None:
+        """Note on rows, as their last error if they have none, that a try had begun which charges nothing.
+
+        A cancel goes by it: the task was tried. Guards do not look at it.
+        """
+        self._batches.mark_begun(job_ids, what)
 
     def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
         """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.

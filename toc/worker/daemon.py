@@ -246,7 +246,7 @@ class Daemon:
                     child.worker_id,
                     settings.host,
                     weight=settings.weight,
-                    topics=self._topics | {TABLES},
+                    topics=self._topics,
                     pid=child.process.pid,
                 )
             )

@@ -20,7 +20,7 @@ from toc.metrics import LATENESS, RUNTIME, TRIES, Step
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.store.batch import Failure, Finish, Guard
-from toc.store.store import Store
+from toc.store.store import TRIED_BEFORE, Store
 from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TaskStatus, TryRow
 from toc.topic import Slot, Topic
 from toc.worker.entry import Entry, Inflight
@@ -53,9 +53,12 @@ class Moves:
     commit: list[Entry] = field(default_factory=list)
     rollback: list[tuple[Entry, float]] = field(default_factory=list)
     bury: list[Entry] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+    """job_ids among those rolled back whose handlers were running: their rows are to say so."""
 
     def add(self, more: Moves) -> None:
         """Take in others."""
+        self.stopped += more.stopped
         self.commit += more.commit
         self.rollback += more.rollback
         self.bury += more.bury
@@ -112,6 +115,14 @@ class Finisher:
     def give_back(self, entries: Iterable[Entry]) -> None:
         """Return entries that did not run to the StoreQueue, at their row's time. Charges nothing."""
         self._roll_back([(entry, entry.row_score()) for entry in entries])
+
+    def give_back_running(self, entries: Iterable[Entry]) -> None:
+        """The same for entries whose handlers run and will be stopped: their rows say so."""
+        running = list(entries)
+        if running:
+            pairs = [(entry, entry.row_score()) for entry in running]
+            self._moves.append(Moves(rollback=pairs, stopped=[entry.job_id for entry in running]))
+            self.loop.wake()
 
     def give_back_unread(self, entries: Iterable[Entry]) -> None:
         """The same for entries whose row could not be read."""
@@ -277,9 +288,12 @@ class Finisher:
             return
         rows = self._store.read_tries([entry.job_id for entry in entries])
         cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
+        moved = [row.job_id for row in rows.values() if row.status == TaskStatus.PENDING]
+        # Before the entry goes: a cancel that is under way, or comes later, looks for it.  [rule: mark-tried]
         if cancelled:
-            # Before the entry goes: a cancel that is under way looks for it.  [rule: mark-tried]
             self._store.mark_tried(cancelled)
+        if moved:
+            self._store.mark_begun(moved, TRIED_BEFORE)
         for entry in entries:
             moves.by_row(entry, rows.get(entry.job_id))
 
@@ -291,6 +305,9 @@ class Finisher:
         if not count:
             return moves
         began = self._clock.monotonic()
+        if moves.stopped:
+            # Before the lease and the entry go, by which a cancel knows so far.  [rule: mark-tried]
+            self._mark_stopped(moves.stopped)
         # While they are held here: a lease that is given up must not be one that was taken anew.
         self._release([e for e, _ in moves.rollback if e.leased and self._inflight.get(e.job_id) is e])
         try:
@@ -331,6 +348,12 @@ class Finisher:
                 if isinstance(buried[slot], IndexUnavailable):
                     failed.bury += entries
         return failed
+
+    def _mark_stopped(self, job_ids: list[int]) -> None:
+        try:
+            self._store.mark_begun(job_ids, "its worker stopped before it had ended")
+        except StoreUnavailable as exc:  # the tasks run again: that must not wait
+            log.warning("rows_not_written", tries=len(job_ids), error=str(exc))
 
     def _release(self, entries: list[Entry]) -> None:
         """Give up the leases of what goes back."""

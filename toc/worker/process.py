@@ -441,8 +441,8 @@ class Worker:
         return self._clock.monotonic() >= self._stop_by
 
     def _give_back_running(self, running: Iterable[Entry]) -> None:
-        """Forced: the try is given back uncharged, and will run again elsewhere."""
-        self.finisher.give_back(running)
+        """Forced: the try is given back uncharged, noted on its row, and will run again elsewhere."""
+        self.finisher.give_back_running(running)
         until = self._clock.monotonic() + FORCED_SECONDS
         while not self.finisher.idle and self._clock.monotonic() < until:
             self.finisher.loop.pause(BUSY_TICK_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +10,8 @@ import pytest
 
 from toc.sharding import BizId
 from toc.store import Failure, Finish, Guard, Selection, Store
+from toc.store.server import Result, Statement
+from toc.store.store import TRIED_BEFORE
 from toc.task import TaskRow, TaskStatus
 
 NewRow = Callable[..., TaskRow]
@@ -256,6 +258,63 @@ def test_reschedule_gives_a_new_deadline_and_all_tries(store: Store, new_row: Ne
         version=1, attempts=0, crashes=0, action_time=T0, next_time=T0, gmt_modified=after.gmt_modified
     )
     assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
+
+
+def test_a_new_deadline_that_forgets_a_crash_remembers_that_there_was_a_try(
+    store: Store, new_row: NewRow
+) -> None:
+    crashed, fresh = new_row(crashes=1), new_row()
+    store.insert_many([crashed, fresh])
+
+    for row in (crashed, fresh):
+        assert store.reschedule(row.job_id, T0)[0]
+
+    after = store.read([crashed.job_id, fresh.job_id])
+    assert after[crashed.job_id].last_error == TRIED_BEFORE
+    assert after[fresh.job_id].last_error is None
+
+
+def test_a_begun_try_is_noted_where_no_error_stands_and_on_no_ended_row(
+    store: Store, new_row: NewRow
+) -> None:
+    pending, failed, done, cancelled = new_row(), new_row(attempts=1, last_error="boom"), new_row(), new_row()
+    rows = [pending, failed, done, cancelled]
+    store.insert_many(rows)
+    store.finish([(done.job_id, 0)])
+    store.cancel(cancelled.job_id)
+
+    store.mark_begun([row.job_id for row in rows], "it's begun")
+
+    after = store.read([row.job_id for row in rows])
+    assert [after[row.job_id].last_error for row in rows] == ["it's begun", "boom", None, "it's begun"]
+    assert store.fail([failure(pending)]) == {pending.job_id: Guard.APPLIED}, "guards do not look at it"
+
+
+def test_a_reschedule_does_not_take_anothers_of_the_same_millisecond_for_its_own(
+    place: Any, store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = new_row()
+    store.insert(row)
+    other_store = place.open()
+    for one in (store, other_store):
+        monkeypatch.setattr(one, "_stamp", lambda: T0 - 1)
+    server = store._shards.server_of[store._shards.table_of(row.job_id)]
+    run = server.run
+    beaten: list[object] = []
+
+    def beaten_once(statements: Sequence[Statement], **more: bool) -> list[Result]:
+        if not beaten and statements[0].sql.startswith("UPDATE"):
+            beaten.append(other_store.reschedule(row.job_id, T0 + 5000))
+        return run(statements, **more)
+
+    monkeypatch.setattr(server, "run", beaten_once)
+    assert store.reschedule(row.job_id, T0 + 9000)[0]
+    other_store.close()
+
+    after = store.get(row.job_id)
+    assert beaten
+    assert after is not None
+    assert (after.version, after.action_time) == (2, T0 + 9000)
 
 
 def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:

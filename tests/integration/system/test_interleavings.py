@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from harness.system import System
 
-from toc import CancelOutcome, Task, TaskStatus, TimeoutCenter
+from toc import CancelOutcome, RescheduleOutcome, Task, TaskStatus, TimeoutCenter
 from toc.clock import Clock
 from toc.errors import StoreUnavailable
 from toc.local.process import until
 from toc.local.servers import RedisServer
 from toc.queue.messages import CancelReply
 from toc.queue.scores import store_score
+from toc.store.batch import Failure, Guard
 from toc.task import TaskRow, TryRow
 from toc.topic import Backoff, Slot
 from toc.worker.entry import NO_FENCE, Entry, Held
@@ -409,6 +410,102 @@ def test_a_cancel_far_ahead_admits_a_run_for_an_older_deadline_when_the_index_is
     system.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=5))
     with out_of_reach(clean_redis):
         assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_knows_of_a_run_for_an_older_deadline_that_has_ended(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    assert system.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    worker.end()
+    worker.finish()
+    row = row_of(system, job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
+    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_under_way_knows_of_a_run_for_an_older_deadline_that_ends_meanwhile(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    system.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=5))
+    worker.end()
+    ask = system.center.queues.cancel
+
+    def finished_meanwhile(slot: Slot, asked: int) -> CancelReply:
+        worker.finish()
+        return ask(slot, asked)
+
+    monkeypatch.setattr(system.center.queues, "cancel", finished_meanwhile)
+    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_of_what_was_taken_and_moved_before_it_started_is_sure(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, _ = hands
+    job_id = system.center.submit(TOPIC, biz_id=1, delay=300)
+    system.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=6))
+    worker.take()
+    assert system.center.cancel(job_id) is CancelOutcome.CANCELLED
+    assert system.center.cancel(job_id) is CancelOutcome.CANCELLED
+
+
+def test_a_cancel_knows_of_tries_that_a_redrive_or_a_new_deadline_has_given_back(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, _ = hands
+    worker.start()
+    failed = submit_due(system)
+    _fail(worker, 1)
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    assert system.center.reschedule(failed, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    redriven = submit_due(system)
+    _fail(worker, 2)
+    kill(system, row_of(system, redriven))
+    assert system.center.store.redrive([redriven], system.center.clock.now_ms() + 60_000)
+    for job_id in (failed, redriven):
+        assert (row_of(system, job_id).attempts, row_of(system, job_id).crashes) == (0, 0)
+        assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+        assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_knows_of_a_try_that_was_stopped_and_given_back_uncharged(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    worker.finisher.give_back_running([e for e in worker.inflight.snapshot() if worker.inflight.settle(e)])
+    worker.finish()
+    row = row_of(system, job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
+    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def _fail(worker: Hands, runs: int) -> None:
+    """Take what is due and let it fail; it is the so-many-th run."""
+    worker.take()
+    assert until(lambda: len(worker.runs) == runs, 10), "no try has started"
+    worker.end(fails=True)
+    worker.finish()
+
+
+def kill(system: System, row: TaskRow) -> None:
+    """Make a task dead, as its last failure does."""
+    last = Failure(
+        row.job_id, row.version, row.attempts, row.crashes, row.attempts + 1, 0, row.next_time, "the last"
+    )
+    assert system.center.store.die([last]) == {row.job_id: Guard.APPLIED}
 
 
 @contextmanager
