@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import threading
 import time
 from collections import Counter
@@ -38,6 +39,13 @@ def take(queues: Queues, slot: Slot = SLOT, limit: int = 500) -> Prepared:
     if isinstance(reply, IndexUnavailable):
         raise reply
     return reply
+
+
+def seconds(do: Callable[[], object]) -> float:
+    """How long it takes."""
+    began = time.monotonic()
+    do()
+    return time.monotonic() - began
 
 
 # --- forgetting and filling up ---------------------------------------------------------------------------
@@ -132,12 +140,10 @@ def test_a_killed_server_costs_an_error_and_is_used_again_when_it_is_back(launch
     assert f"127.0.0.1:{server.port}" in str(gone)
     with pytest.raises(IndexUnavailable):
         queues.cancel(SLOT, 1)
-    began = time.monotonic()
-    for _ in range(100):
-        queues.peek(SLOTS)
-    assert time.monotonic() - began < 2  # a server that is away costs next to nothing
+    took = [seconds(lambda: queues.peek(SLOTS)) for _ in range(100)]
+    assert statistics.median(took) < 0.02, "a server that is away costs next to nothing"
     server.start()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):
         assert time.monotonic() < deadline
     after = queues.generations([SLOT])[SLOT]
@@ -203,15 +209,18 @@ def test_a_server_that_hangs_costs_its_timeouts_once_and_then_little(launch: Lau
     began = time.monotonic()
     lost = queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])[SLOT]
     assert isinstance(lost, ReplyLost)
-    assert time.monotonic() - began < 0.6
+    assert time.monotonic() - began < 3  # a time-out or two, and a machine with more to do
     queues.peek([SLOT])
-    began = time.monotonic()
-    refused = queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])[SLOT]
-    assert isinstance(refused, IndexUnavailable)
-    assert not isinstance(refused, ReplyLost)  # it was never sent
-    assert time.monotonic() - began < 0.1
+
+    def prepare() -> None:
+        refused = queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])[SLOT]
+        assert isinstance(refused, IndexUnavailable)
+        assert not isinstance(refused, ReplyLost)  # it was never sent
+
+    took = [seconds(prepare) for _ in range(9)]
+    assert statistics.median(took) < 0.1, took  # now and then one tries whether it is back
     server.resume()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):
         assert time.monotonic() < deadline
     queues.close()
@@ -310,14 +319,14 @@ def test_a_server_that_cannot_save_refuses_by_name_until_it_can(launch: Launch) 
     (server.directory / "dump.rdb").mkdir()  # nothing can be renamed to that
     queues.add({SLOT: [(1, 1.0)]})
     server.call("BGSAVE")
-    assert until(lambda: "rdb_last_bgsave_status:err" in str(server.call("INFO", "persistence")), 10)
+    assert until(lambda: "rdb_last_bgsave_status:err" in str(server.call("INFO", "persistence")), 60)
     refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
     assert isinstance(refused, IndexUnavailable)
     assert "MISCONF" in str(refused)
     assert isinstance(queues.peek([SLOT])[SLOT], Peek)
     (server.directory / "dump.rdb").rmdir()
     server.call("BGSAVE")
-    assert until(lambda: "rdb_last_bgsave_status:ok" in str(server.call("INFO", "persistence")), 10)
+    assert until(lambda: "rdb_last_bgsave_status:ok" in str(server.call("INFO", "persistence")), 60)
     assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
     queues.close()
 
@@ -334,7 +343,7 @@ def test_a_server_blocked_by_a_script_of_somebody_else_is_waited_for_and_named(l
     blocker = threading.Thread(target=block)
     blocker.start()
     try:
-        assert until(lambda: isinstance(used.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable), 10)
+        assert until(lambda: isinstance(used.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable), 60)
         for queues in (used, fresh):
             refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
             assert "(BUSY)" in str(refused)
@@ -343,7 +352,7 @@ def test_a_server_blocked_by_a_script_of_somebody_else_is_waited_for_and_named(l
         server.call("SCRIPT", "KILL")
         blocker.join()
     for queues in (used, fresh):
-        assert until(lambda: isinstance(queues.add({SLOT: [(2, 2.0)]})[SLOT], int), 10)  # noqa: B023 - called at once
+        assert until(lambda: isinstance(queues.add({SLOT: [(2, 2.0)]})[SLOT], int), 60)  # noqa: B023 - called at once
         queues.close()
 
 

@@ -171,7 +171,7 @@ def test_the_victim_of_a_deadlock_is_sent_again(
         other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id IN ({ids})")
         other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id = {last.job_id}")
         finish = thread.submit(mysql_store.finish, [(first.job_id, 0), (last.job_id, 0)])
-        assert until(lambda: _status(root, "Innodb_row_lock_current_waits") == "1", 5)
+        assert until(lambda: _status(root, "Innodb_row_lock_current_waits") == "1", 40)
         other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id = {first.job_id}")
         other.commit()
         assert set(finish.result().values()) == {Finish.DONE}
@@ -253,9 +253,9 @@ def test_a_server_that_hangs_fails_fast_and_recovers(launch: Any, new_row: NewRo
     started = clock.monotonic()
     with pytest.raises(StoreUnavailable):
         store.finish([(row.job_id, 0)])
-    assert clock.monotonic() - started < 5
+    assert clock.monotonic() - started < 9  # the time-outs that are set here, not those that it has else
     server.process.signal(signal.SIGCONT)
-    assert until(lambda: _works(lambda: store.finish([(row.job_id, 0)])), 10)
+    assert until(lambda: _works(lambda: store.finish([(row.job_id, 0)])), 60)
     found = store.get(row.job_id)
     assert found is not None
     assert found.status == TaskStatus.PROCESSED
@@ -290,7 +290,7 @@ def test_a_server_that_was_killed_and_started_again_has_every_acknowledged_row(
         store.get(1)
     server.start()
 
-    assert until(lambda: _works(store.check), 10)
+    assert until(lambda: _works(store.check), 60)
     assert failed
     assert set(store.read(acknowledged)) == set(acknowledged)
     store.close()
@@ -385,7 +385,7 @@ def test_several_processes_use_one_sqlite_file_at_once(sqlite_place: Any) -> Non
     errors = [program.communicate(timeout=120)[1] for program in programs]
     assert [program.returncode for program in programs] == [0] * 4, errors
     store = sqlite_place.open()
-    ended = 1_999_999_999_999
+    ended = Clock().now_ms() + 60_000
     places = {(table, int(TaskStatus.PROCESSED)): (0, 0) for table in range(4)}
     assert len(store.ended(places, before=ended, limit=10_000)) == 600
     store.close()

@@ -112,6 +112,10 @@ def test_the_server_reads_no_more_than_it_returns(
     mysql_store.insert_many(rows)
     mysql_store.finish([(row.job_id, 0) for row in rows[:1000]])
     (table,) = {row.job_id >> 12 & 15 for row in rows}
+    # Which way the server goes depends on what it knows of the table, and that it counts in its own time.
+    with _connected(mysql_place) as connection, connection.cursor() as cursor:
+        database = f"{mysql_place.prefix}{table % mysql_place.databases}"
+        cursor.execute(f"ANALYZE TABLE {database}.timeout_task_{table:04d}")
     sent: list[str] = []
     run = MySqlServer.run
 
