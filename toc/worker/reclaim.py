@@ -89,6 +89,7 @@ class Reclaimer:
         for slot, peek in self._queues.peek(list(owned)).items():
             if isinstance(peek, IndexUnavailable):
                 continue
+            owned[slot].buried = peek.dead
             if peek.next_due is not None:
                 self._poller.look_at(slot, instant_of(peek.next_due))
             if peek.prepared > held[slot]:
