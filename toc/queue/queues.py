@@ -316,6 +316,24 @@ class Queues:
         self._drop({slot: strays}, _DEAD_QUEUE)
         return [(job_id, int(score)) for job_id, score in entries]
 
+    def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> dict[Slot, list[int] | IndexUnavailable]:
+        """Up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
+        calls = {}
+        for slot, rank in ranks.items():
+            keys = self.keys(slot)
+            words = ("ZRANGE", keys.dead, rank, rank + limit - 1, "WITHSCORES")
+            calls[slot] = Call(keys.hash_slot, words)
+        pages: dict[Slot, list[int] | IndexUnavailable] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, reply in self._one_each(calls, list).items():
+            if isinstance(reply, IndexUnavailable):
+                pages[slot] = reply
+            else:
+                entries, strays[slot] = sort_out(reply)
+                pages[slot] = [job_id for job_id, _ in entries]
+        self._drop(strays, _DEAD_QUEUE)
+        return pages
+
     # --- who holds a slot, and where it was built ----------------------------------------------------------
 
     def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:

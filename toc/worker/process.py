@@ -34,6 +34,7 @@ from toc.sweep import Sweep
 from toc.sweeper import Sweepers
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
+from toc.worker.deadqueues import DeadQueueCheck
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Entry, Inflight
 from toc.worker.fallback import Fallback
@@ -148,6 +149,7 @@ class Worker:
             poller=self.poller,
             max_crashes=settings.max_crashes,
         )
+        self.dead_check = DeadQueueCheck(center.store, center.queues, clock, self.book)
         self.sweepers = Sweepers(
             Sweep(center.store, center.queues, self._catalog, clock), center.store.tables_of_server()
         )
@@ -196,6 +198,7 @@ class Worker:
             self.keeper.loop,
             self.quarantine.loop,
             self.reclaimer.loop,
+            self.dead_check.loop,
             *self._sweeping,
             self._purging,
             self._narrowing,

@@ -14,7 +14,7 @@ from toc.clock import Clock
 from toc.errors import IndexUnavailable, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.log import get_logger
-from toc.metrics import RECLAIMED, TRIES
+from toc.metrics import ORPHANS, RECLAIMED, TRIES
 from toc.queue.messages import ExpiredRequest
 from toc.queue.queues import Queues
 from toc.queue.scores import split, store_score
@@ -84,14 +84,19 @@ class Reclaimer:
 
     def _peek(self) -> None:
         owned = self._book.owned
-        held = Counter(entry.slot for entry in self._inflight.snapshot() if entry.fence != NO_FENCE)
+        # What we hold and no longer have must not hide as many entries of others for as long as it runs.
+        held = Counter(
+            entry.slot for entry in self._inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
+        )
         idle: dict[Slot, list[int]] = {}
         for slot, peek in self._queues.peek(list(owned)).items():
             if isinstance(peek, IndexUnavailable):
                 continue
+            owned[slot].buried = peek.dead
             if peek.next_due is not None:
                 self._poller.look_at(slot, instant_of(peek.next_due))
-            if peek.prepared > held[slot]:
+            # While others have numbers there, what they left may hide behind what we took meanwhile.
+            if peek.prepared > held[slot] or (peek.prepared and owned[slot].others):
                 self._suspects.add(slot)
                 continue
             self._suspects.discard(slot)
@@ -174,7 +179,17 @@ class Reclaimer:
                 # LOST: the row changed meanwhile; the next look reads it again
         # An entry whose node does not answer is found again by a later look.
         if commits:
-            self._queues.commit(commits)
+            for slot, removed in self._queues.commit(commits).items():
+                if not isinstance(removed, IndexUnavailable):
+                    ids = [job_id for job_id, _ in commits[slot]]
+                    _alarm(
+                        slot,
+                        [
+                            one
+                            for one, was_there in zip(ids, removed, strict=True)
+                            if was_there and one not in rows
+                        ],
+                    )
         if backs:
             self._queues.rollback(backs)
         if buries:
@@ -186,3 +201,10 @@ class Reclaimer:
 
 def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:
     return [number for number, worker in owned.others.items() if worker in dead]  # [rule: known-death]
+
+
+def _alarm(slot: Slot, orphans: list[int]) -> None:
+    """Entries without a row were removed."""
+    for job_id in orphans:
+        log.error("orphan_dropped", job_id=job_id, slot=str(slot))
+        ORPHANS.of(slot.topic).add()

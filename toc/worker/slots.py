@@ -27,9 +27,10 @@ class OwnedSlot:
     ``claim`` is the number that its PrepareQueue entries carry, ``others`` the numbers that other
     workers hold or held, ``due`` the instant (ms, this machine's clock) at which the poller looks at it
     next, ``full`` whether the last prepare took as much as it was allowed to: there was probably more.
+    ``buried`` is how many entries stood in its DeadQueue at the last peek.
     """
 
-    __slots__ = ("claim", "due", "full", "others", "slot")
+    __slots__ = ("buried", "claim", "due", "full", "others", "slot")
 
     def __init__(self, slot: Slot, claim: int, others: dict[int, str]) -> None:
         self.slot = slot
@@ -37,6 +38,7 @@ class OwnedSlot:
         self.others = others
         self.due = NEVER
         self.full = False
+        self.buried = 0
 
 
 class SlotBook:

@@ -14,8 +14,9 @@ The mark (``filling``, the run_id, the claim number) is to others what a missing
 it vanishes or becomes another, data was lost once more, and all begins anew.
 
 Who takes over tables goes through them anyway, so it does no harm when a worker ends half-way. The keys of
-single slots that vanished (nobody else looks at them) are noticed by their owner within 5 s, who refills from
-its own tables; from others what is due comes back in time, the rest with their pass over the window.
+single slots that vanished are noticed by their owner, who looks at all of its slots each second (less often
+if it owns many) and refills from its own tables; nobody else looks at them. From others what is due comes
+back in time, the rest with their pass over the window.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ PROBE_AGAIN_SECONDS = 0.25
 """The same while a node does not answer."""
 OUT_SECONDS = 1.0
 """How long a node has not answered when its slots begin to be served without it."""
-LOOK_SECONDS = 5.0
-"""How often every slot that is owned is looked at."""
+LOOK_SECONDS = 1.0
+LOOK_MOST_SECONDS = 5.0
+LOOK_SLOTS = 250
+"""Every slot that is owned is looked at each ``LOOK_SECONDS``. A worker that owns more than ``LOOK_SLOTS``
+looks less often in proportion, but each ``LOOK_MOST_SECONDS``: idle, it must cost next to nothing."""
+SPREAD_SECONDS = 5.0
+"""How often the slots of all topics are spread over the nodes anew."""
 HOLD_SECONDS = 3.0
 """How long after a loss was seen no new generation is recorded: every worker has looked by then."""
 
@@ -79,6 +85,7 @@ class IndexWatch:
         self._missing: dict[Slot, tuple[str, float]] = {}
         """Slots whose generation is not: the run_id that answered, and since when that is known."""
         self._looked_at = float("-inf")
+        self._spread_at = float("-inf")
         self._by_node: list[list[Slot]] = []
         """The slots to ask for, by node."""
         self._turn = 0
@@ -108,11 +115,14 @@ class IndexWatch:
         """One look; returns the seconds until the next."""
         now = self._clock.monotonic()
         owned = self._book.owned
-        whole = now - self._looked_at >= LOOK_SECONDS or (
+        anew = self._looked_at == float("-inf") or (
             not self._silent and any(slot not in self._seen and slot not in self._missing for slot in owned)
         )
+        whole = anew or now - self._looked_at >= look_seconds(len(owned))
         if whole:
             self._looked_at = now
+        if anew or now - self._spread_at >= SPREAD_SECONDS:
+            self._spread_at = now
             every = set(chain.from_iterable(topic.slots() for topic in self._catalog.known().values()))
             every.update(self._book.wanted)
             self._seen = {slot: recorded for slot, recorded in self._seen.items() if slot in every}
@@ -244,6 +254,11 @@ class IndexWatch:
             if not isinstance(result, IndexUnavailable):
                 del self._missing[slot]
                 self._seen[slot] = done[slot]
+
+
+def look_seconds(owned: int) -> float:
+    """How often a worker looks at each of so many slots that it owns."""
+    return min(max(LOOK_SECONDS, owned / LOOK_SLOTS), LOOK_MOST_SECONDS)
 
 
 def _is_mark(recorded: str | None) -> bool:

@@ -1,0 +1,156 @@
+"""What the owner of a slot finds there, and removes or gives back. Its loops turn when the test says so."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator
+
+import pytest
+from harness.system import System
+from structlog.testing import capture_logs
+
+from toc import TimeoutCenter
+from toc.clock import Clock
+from toc.local.servers import RedisServer
+from toc.queue.messages import Generation
+from toc.store.batch import Failure, Guard
+from toc.task import TryRow
+from toc.topic import Slot
+from toc.worker import deadqueues
+from toc.worker.entry import Entry
+from toc.worker.link import Link
+from toc.worker.process import Worker
+from toc.worker.watch import look_seconds
+
+TOPIC = "test.sync"
+SLOT = Slot(TOPIC, 0)
+LONG_AGO = "1003"
+"""The PrepareQueue score of what was taken in 1970, with three tries left, under number 0."""
+
+
+class PushedClock(Clock):
+    """The machine's clocks, the monotonic one pushed forward."""
+
+    pushed = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.pushed
+
+
+def kill(system: System, job_id: int) -> None:
+    """The task's row is dead."""
+    row = system.center.store.read_tries([job_id])[job_id]
+    at = system.center.clock.now_ms()
+    failure = Failure(job_id, row.version, row.attempts, row.crashes, 1, 0, at, "as the test wants")
+    assert system.center.store.die([failure]) == {job_id: Guard.APPLIED}
+
+
+def in_dead_queue(system: System) -> set[int]:
+    return {job_id for job_id, _ in system.center.queues.dead(SLOT, 100)}
+
+
+@pytest.fixture
+def owner(system: System) -> Iterator[Worker]:
+    """A worker that has the slot."""
+    system.create_topics(slots=1)
+    center = TimeoutCenter(system.settings, clock=PushedClock())
+    center.handler(TOPIC)(print)
+    center.catalog.refresh()
+    here, there = socket.socketpair()
+    there.close()
+    link = Link(here)
+    worker = Worker(center, "owner", link, app="unused:center", threads=1)
+    worker.book.want([SLOT])
+    worker.book.claim_missing()
+    yield worker
+    worker.dispatcher.close()
+    for end in (link, worker._wake_receiver, worker._wake_sender):
+        end.close()
+    center.close()
+
+
+def look(owner: Worker) -> None:
+    """One pass over the DeadQueues."""
+    owner.reclaimer.look_now()
+    owner.reclaimer.run_once()
+    for _ in range(20):
+        if owner.dead_check.run_once() > deadqueues.PASS_SECONDS / 2:
+            return
+    raise AssertionError("the pass has no end")
+
+
+def test_what_is_dead_no_more_leaves_the_dead_queue(
+    system: System, owner: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, dying, pending, cancelled = (system.center.submit(TOPIC, biz_id=1, delay=900) for _ in range(4))
+    gone = max(dead, dying, pending, cancelled) + 1  # no row has this id
+    kill(system, dead)
+    system.center.cancel(cancelled)
+    entries = [(job_id, died) for died, job_id in enumerate((cancelled, dead, dying, gone, pending))]
+    system.center.queues.restore_dead({SLOT: entries})
+    monkeypatch.setattr(deadqueues, "PAGE", 2)  # several pages, of which some shrink
+    store = owner.dead_check._store
+    read, first = store.read_tries, [dying]
+
+    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
+        rows = read(job_ids)
+        if dying in job_ids and first:
+            kill(system, first.pop())  # between the first look at it and the second
+        return rows
+
+    monkeypatch.setattr(store, "read_tries", read_tries)
+    with capture_logs() as said:
+        look(owner)
+    assert in_dead_queue(system) == {dead, dying}
+    assert [line["job_id"] for line in said if line["event"] == "orphan_dropped"] == [gone]
+    assert sum(line["tasks"] for line in said if line["event"] == "dead_entries_removed") == 3
+    assert owner.dead_check.loop in owner._loops, "a worker does so by itself"
+
+
+def test_an_entry_without_a_row_that_times_out_alarms(
+    system: System, owner: Worker, clean_redis: RedisServer
+) -> None:
+    gone = system.center.submit(TOPIC, biz_id=1, delay=900) + 1  # no row has this id
+    clean_redis.call("ZADD", system.center.queues.keys(SLOT).prepare, LONG_AGO, str(gone))
+    with capture_logs() as said:
+        owner.reclaimer.run_once()
+    assert not clean_redis.call("ZCARD", system.center.queues.keys(SLOT).prepare)
+    assert [line["job_id"] for line in said if line["event"] == "orphan_dropped"] == [gone]
+
+
+@pytest.mark.parametrize("hidden_by", ["a task that runs on here and is ours no more", "one that we took"])
+def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
+    system: System, owner: Worker, clean_redis: RedisServer, hidden_by: str
+) -> None:
+    """As many entries are held here as stand in the PrepareQueue, but it is another one that stands there."""
+    ours, left = (system.center.submit(TOPIC, biz_id=1, delay=900) for _ in range(2))
+    clean_redis.call("ZADD", system.center.queues.keys(SLOT).prepare, LONG_AGO, str(left))
+    topic = owner.poller._catalog.get(TOPIC)
+    entry = Entry(ours, SLOT, 3.0, topic, owner.poller._handlers[TOPIC], 0, 0.0)
+    owner.inflight.hold(entry)
+    if hidden_by == "one that we took":
+        owner.book.owned[SLOT].others = {0: "silent"}
+    else:
+        entry.lost = True
+    owner.reclaimer.run_once()
+    assert not clean_redis.call("ZCARD", system.center.queues.keys(SLOT).prepare)
+
+
+def test_each_generation_is_looked_at_every_second(owner: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, clock, asked = owner.watch, owner._clock, list[list[Slot]]()
+    assert isinstance(clock, PushedClock)
+
+    def whole(slots: Iterable[Slot]) -> dict[Slot, Generation]:
+        asked.append(list(slots))
+        return dict.fromkeys(asked[-1], Generation("run", "run"))
+
+    monkeypatch.setattr(owner._probes, "generations", whole)
+    watch.run_once()
+    asked.clear()
+    clock.pushed += 1.1
+    watch.run_once()
+    assert asked[1:] == [[SLOT]], "all slots of its own, not only one of each node"
+
+
+def test_who_owns_many_slots_looks_less_often() -> None:
+    assert [look_seconds(owned) for owned in (0, 8, 250, 500, 1024, 10_000)] == [1, 1, 1, 2, 4.096, 5]
