@@ -47,6 +47,9 @@ FAILED = ("raise", "dead")
 _MOVED = (RescheduleOutcome.RESCHEDULED.value, RescheduleOutcome.MAY_HAVE_STARTED.value)
 CHARGING = ("kill", "pause", "cut", "redis_loss", "redis_down")
 """Faults that may end a try without its own doing."""
+DYING_NS = NS
+"""A process that was sent SIGKILL takes what comes due until it is gone, and what it has sent is executed: so
+long after the end of such a fault a try may still be lost to it."""
 
 
 class Finding(NamedTuple):
@@ -588,7 +591,7 @@ class _Check:
             if row.status != PENDING:
                 until = (row.next_time + 1000) * 1_000_000 + monotonic
         return sum(
-            fault.kind in CHARGING and fault.end >= begin and fault.begin <= until
+            fault.kind in CHARGING and fault.end + DYING_NS >= begin and fault.begin <= until
             for fault in self.past.faults
         ) + sum(begin <= death <= until for death, _ in self.past.deaths)
 

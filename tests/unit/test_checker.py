@@ -352,6 +352,17 @@ def test_a_try_that_was_charged_for_nothing(story: Story) -> None:
     assert story.fault("kill", 0.05, 0.06, 3).verdict().clean  # its holder may have died before it started
 
 
+def test_a_try_that_was_taken_by_a_process_that_was_about_to_die(story: Story) -> None:
+    """SIGKILL was sent 60 ms before the task was due: it may have been taken all the same."""
+    story.submit().run(0.3, 0.4, attempt=2).row(attempts=1)
+    assert story.fault("kill", -0.07, -0.06, 3).verdict().clean
+
+
+def test_a_try_that_was_charged_for_a_kill_long_before(story: Story) -> None:
+    story.submit().run(0.3, 0.4, attempt=2).row(attempts=1)
+    assert broken(story.fault("kill", -3, -2, 3).verdict()) == "R"
+
+
 def test_an_orderly_stop_charges_nothing(story: Story) -> None:
     story.submit().run(0.1, 0.2, attempt=2).row(attempts=1).fault("stop", 0.05, 0.06, 3)
     assert broken(story.verdict()) == "R"
