@@ -495,7 +495,7 @@ class _Check:
             if fault.kind not in CHARGING:
                 continue
             if fault.kind == "kill":
-                if before.pid in fault.pids and before.mono <= fault.end and fault.begin <= ended:
+                if before.pid in fault.pids and before.mono <= fault.end + DYING_NS and fault.begin <= ended:
                     return fault.kind
             elif fault.end >= before.mono - self._hold:
                 if fault.kind == "pause":
