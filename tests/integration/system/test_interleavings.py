@@ -139,6 +139,17 @@ def hands(system: System, clean_redis: RedisServer) -> Iterator[tuple[Hands, Han
         one.close()
 
 
+def finish_while_cancelling(system: System, worker: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancel that has written its row finds that the worker finishes before it asks the index."""
+    ask = system.center.queues.cancel
+
+    def finished_meanwhile(slot: Slot, asked: int) -> CancelReply:
+        worker.finish()
+        return ask(slot, asked)
+
+    monkeypatch.setattr(system.center.queues, "cancel", finished_meanwhile)
+
+
 def submit_due(system: System) -> int:
     job_id = system.center.submit(TOPIC, biz_id=1, delay=0.02)
     due = row_of(system, job_id).action_time
@@ -379,13 +390,7 @@ def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_handler_has_
     worker.start_and_wait()
     system.center.store.cancel(job_id)  # and here its process dies
     worker.end()
-    ask = system.center.queues.cancel
-
-    def finished_meanwhile(slot: Slot, asked: int) -> CancelReply:
-        worker.finish()
-        return ask(slot, asked)
-
-    monkeypatch.setattr(system.center.queues, "cancel", finished_meanwhile)
+    finish_while_cancelling(system, worker, monkeypatch)
     assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
@@ -438,13 +443,7 @@ def test_a_cancel_under_way_knows_of_a_run_for_an_older_deadline_that_ends_meanw
     worker.start_and_wait()
     system.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=5))
     worker.end()
-    ask = system.center.queues.cancel
-
-    def finished_meanwhile(slot: Slot, asked: int) -> CancelReply:
-        worker.finish()
-        return ask(slot, asked)
-
-    monkeypatch.setattr(system.center.queues, "cancel", finished_meanwhile)
+    finish_while_cancelling(system, worker, monkeypatch)
     assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
