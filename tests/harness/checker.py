@@ -572,7 +572,8 @@ class _Check:
                 f"was charged {row.attempts} tries; {failed} failed, {overran} ran too long, crashes are at "
                 f"most {faults}{_runs(job)}",
             )
-        elif row.attempts < failed and not faults:
+        elif row.attempts < len({run.attempt for run in runs if run.outcome in FAILED}) and not faults:
+            # Of two that were one try, as a duplicate is, one is charged.
             self.verdict.breach(
                 "R", row.job_id, f"failed {failed} times and was charged {row.attempts}{_runs(job)}"
             )

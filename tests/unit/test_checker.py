@@ -370,6 +370,13 @@ def test_a_failed_try_that_was_not_charged(story: Story) -> None:
     assert broken(story.verdict()) == "R"
 
 
+def test_a_try_that_failed_twice_at_once_for_a_reason_is_charged_once(story: Story) -> None:
+    story.submit().run(0.1, 0.11, "raise").run(0.14, 0.15, "raise", pid=2).run(0.3, 0.4, attempt=2)
+    story.row(attempts=1, ended=0.5).fault("redis_down", -4, -2)
+    assert story.verdict().clean
+    assert broken(story.run(0.2, 0.25, "raise", attempt=2).verdict()) == "R"
+
+
 def test_a_try_that_was_charged_for_nothing(story: Story) -> None:
     story.submit().run(0.1, 0.2, attempt=2).row(attempts=1)
     assert broken(story.verdict()) == "R"
