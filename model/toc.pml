@@ -110,6 +110,7 @@
 #define MAY_RUN_ON of_living(whose)
 #endif
 #define CHARGED (attempts > TRIES - remaining)
+#define CRASHED (next_time <= now && (MAY_RUN_ON || !CHARGED))
 #ifdef NO_NEVER_THE_LAST
 #define IS_LAST false
 #else
@@ -119,6 +120,26 @@
 #define mark_tried() skip
 #else
 #define mark_tried() if :: row.attempts == 0 -> row.attempts = 1 :: else fi
+#endif
+#ifdef NO_MOVED_MARK
+#define mark_moved() skip
+#else
+#define mark_moved() mark_begun()
+#endif
+#ifdef NO_RECLAIMED_MARK
+#define mark_reclaimed() skip
+#else
+#define mark_reclaimed() mark_begun()
+#endif
+#ifdef NO_STOPPED_MARK
+#define mark_stopped() skip
+#else
+#define mark_stopped() mark_begun()
+#endif
+#ifdef NO_KEPT_MARK
+#define WAS_TRIED false
+#else
+#define WAS_TRIED (row.attempts || row.crashes)
 #endif
 
 /* --- the row: what MySQL holds ------------------------------------------------------------------------------ */
@@ -134,12 +155,14 @@ typedef Row {
   unsigned version : 2;
   unsigned attempts : 2;
   unsigned crashes : CRASH_BITS;
+  bit begun;            /* a try has begun that neither of them counts any more, or yet: last_error */
   unsigned action_time : 2;
   unsigned next_time : 2
 }
 Row row;
 
 #define is_pending (row.there && row.status == PENDING)
+#define mark_begun() if :: row.status == PENDING || row.status == CANCELLED -> row.begun = 1 :: else fi
 #define same_try   (row.version == version && row.attempts == attempts && SAME_CRASHES)
 
 /* --- the index: what Redis holds ---------------------------------------------------------------------------- */
@@ -261,6 +284,7 @@ unsigned newest : 2;            /* 1 + the worker whose handler started last */
 unsigned was : 2;               /* the row's status after the last step that changed it */
 bit tried;                      /* a handler has started for the present version of the row */
 bit tried_before;               /* ... for the version before it */
+bit ever;                       /* ... for any version */
 bit quiet;                      /* a cancel has answered CANCELLED: nothing may start any more */
 bit over;                       /* a cancel was acknowledged before the due time: nothing may start for that one */
 bit moved;                      /* the last reschedule has answered RESCHEDULED: nothing may start for the old time */
@@ -277,6 +301,7 @@ inline fault() { COUNT(credit++); COUNT(unpaid++) }
 inline terminal_is_final() { assert(was == PENDING || row.status == was); was = row.status }
 
 inline new_version(at) {        /* [rule: new-version] */
+  row.begun = row.begun || WAS_TRIED;
   row.version = row.version + 1; row.attempts = 0; row.crashes = 0; row.next_time = at;
   terminal_is_final(); explain(); tried_before = tried; tried = 0; moved = 0
 }
@@ -292,7 +317,8 @@ inline starts() {
   COUNT(assert(credit > 0)); COUNT(credit--);                /* D: every run is explained */
   COUNT(newest = w + 1);
   tried = tried || version == row.version;
-  tried_before = tried_before || version + 1 == row.version
+  tried_before = tried_before || version + 1 == row.version;
+  ever = 1
 }
 
 /* --- submit ------------------------------------------------------------------------------------------------- */
@@ -339,8 +365,9 @@ insert:
 #define DONE    5               /* the handler has returned */
 #define FAILED  6               /* the handler has raised */
 #define REREAD  7               /* a guard met a row that somebody else has changed */
-#define MARK    8               /* the row is cancelled */
+#define MARK    8               /* the row is cancelled, or has a new deadline */
 #define LEAVING 9               /* its row is written, its move decided */
+#define STOPPED 10              /* its worker does not wait for its end */
 
 #define COMMIT   1
 #define ROLLBACK 2
@@ -460,12 +487,20 @@ end:
 
   :: d_step { stage == REREAD ->
        if
-       :: row.there && row.status == CANCELLED -> stage = MARK
+       :: is_pending || (row.there && row.status == CANCELLED) -> by_row(); stage = MARK
        :: else -> by_row()
        fi }
 
      /* before the entry goes: a cancel that is under way looks for it, then for the mark. [rule: mark-tried] */
-  :: d_step { stage == MARK -> mark_tried(); leave(COMMIT, 0, 0) }
+  :: d_step { stage == MARK ->
+       if
+       :: plan == COMMIT -> mark_tried()
+       :: plan == ROLLBACK -> mark_moved()
+       fi;
+       stage = LEAVING }
+#if HANDOVERS
+  :: d_step { stage == STOPPED -> mark_stopped(); version = 0; attempts = 0; crashes = 0; stage = LEAVING }
+#endif
 
      /* not held any more, but on its way. [rule: one-way] */
   :: d_step { (stage == LEAVING || stage == REFUSED) && move.what == 0 ->
@@ -497,6 +532,8 @@ end:
        handovers--; leave(ROLLBACK, now, (remaining == TRIES -> 0 : remaining)); stage = REFUSED }
   :: d_step { handovers && stage == READY ->
        handovers--; plan = ROLLBACK; rest = rest_of(attempts); stage = REFUSED }
+  :: d_step { handovers && stage == RUNNING ->               /* it runs again */
+       handovers--; plan = ROLLBACK; rest = rest_of(attempts); explain(); stage = STOPPED }
 #endif
 
 #if CRASHES
@@ -514,8 +551,8 @@ inline write_crash() {
     if
     :: lost
     :: !lost && there && status == CANCELLED -> mark_tried()            /* [rule: mark-tried] */
-    :: !lost && there && status == PENDING && next_time <= now &&
-       (MAY_RUN_ON || !CHARGED) ->                                      /* [rule: crash-counted] */
+    :: !lost && there && status == PENDING && !CRASHED && version > 0 -> mark_reclaimed()
+    :: !lost && there && status == PENDING && CRASHED ->                /* [rule: crash-counted] */
        if
        :: is_pending && same_try ->                                     /* [rule: failure-fence] */
           row.crashes = row.crashes + 1;
@@ -628,7 +665,7 @@ end:
   do
   :: d_step { calls && row.there ->                          /* the row first. [rule: row-first] */
        calls--;
-       status = row.status; version = row.version; attempted = (row.attempts || row.crashes);
+       status = row.status; version = row.version; attempted = (row.attempts || row.crashes || row.begun);
        if
        :: is_pending ->
           row.status = CANCELLED; row.next_time = 0; terminal_is_final();
@@ -649,8 +686,8 @@ end:
        if
        :: attempted -> started = 1
        :: !attempted && (!told || prepared) -> started = (version > 0 || (changed -> due : cancelled_near))
-       :: !attempted && told && !prepared && changed && !due
-       :: else -> started = (row.attempts > 0)               /* who finishes it has marked the row first */
+       :: !attempted && told && !prepared && changed && !due && version == 0
+       :: else -> started = (row.attempts || row.begun)      /* who finishes it has marked the row first */
        fi };
      d_step {
        if
@@ -661,7 +698,7 @@ end:
           :: else
           fi
        :: else ->                                            /* CANCELLED */
-          assert(!tried || losses);                          /* it has never run, and never will: */
+          assert(!ever || losses);                           /* never run, for any deadline, and never will: */
           quiet = 1
        fi;
        over = over || now < row.action_time };

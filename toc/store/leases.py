@@ -88,26 +88,29 @@ class Leases:
 
     # --- statements of its own
 
-    def take(self, seconds: Mapping[int, int]) -> set[int]:
+    def take(self, seconds: Mapping[int, int], tries: Mapping[int, TryRow] | None = None) -> set[int]:
         """Take or renew leases on pending rows on which no other has one, each for so many seconds from now.
 
         One that ran out is not taken over: first the try that ended with it is charged (``Batches.fail``).
-        Returns the ids of the rows whose leases are ours now. May be repeated after a lost answer.
+        Nor is a row leased on which the failure of the try that asks was written: ``tries`` are the rows as
+        these had read them. Returns the ids of the rows whose leases are ours now. May be repeated after a
+        lost answer.
         """
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> set[int]:
-            groups: dict[tuple[int, int], list[int]] = {}
+            groups: dict[tuple[int, int, str], list[int]] = {}
             for table, part in ids.items():
                 for job_id in part:
-                    groups.setdefault((table, seconds[job_id]), []).append(job_id)
+                    row = tries.get(job_id) if tries else None
+                    groups.setdefault((table, seconds[job_id], _unfailed(row)), []).append(job_id)
             updates = [
                 Statement(
                     f"UPDATE {self._shards.names[table]} SET lease_owner={self._me:d},"
                     f"lease_until={server.from_now(lasts * 1000)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
-                    f"AND (lease_owner IS NULL OR lease_owner={self._me:d})"
+                    f"AND (lease_owner IS NULL OR lease_owner={self._me:d}){unfailed}"
                 )
-                for (table, lasts), part in groups.items()
+                for (table, lasts, unfailed), part in groups.items()
             ]
             matched = sum(result.matched for result in server.run(updates, transaction=True))
             asked = {job_id for part in ids.values() for job_id in part}
@@ -138,3 +141,12 @@ class Leases:
             )
 
         self._shards.each(self._shards.group(job_ids), send)
+
+
+def _unfailed(row: TryRow | None) -> str:
+    """The condition that the failure of the try that has read this row is not written; a crash is another."""
+    if row is None:
+        return ""
+    return (
+        f" AND NOT (version={row.version:d} AND attempts={row.attempts + 1:d} AND crashes<={row.crashes:d})"
+    )

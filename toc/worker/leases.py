@@ -43,11 +43,14 @@ class LeaseKeeper:
         self._finisher = finisher
         self._max_crashes = max_crashes
         self._complained = float("-inf")
+        self._asked: list[Entry] = []
+        """Those for which the last look has asked for leases."""
         self.loop = Loop("leases", self.run_once)
 
     def run_once(self) -> float:
         """Ask for the leases that are due; returns the seconds until the next look."""
         now = self._clock.monotonic()
+        self._release_gone()
         # What has ended and is not written yet counts too: nobody else may begin it meanwhile.
         due = [
             entry
@@ -56,6 +59,7 @@ class LeaseKeeper:
             and now >= (entry.lease_at or entry.held + LEASE_AFTER_SECONDS)
             and _may_ask(entry, now)
         ]
+        self._asked = due
         if due:
             try:
                 self.take(due)
@@ -65,13 +69,27 @@ class LeaseKeeper:
                     log.warning("leases_not_kept", tasks=len(due), error=str(exc))
         return TICK_SECONDS
 
+    def _release_gone(self) -> None:
+        """Give up what was asked for while its entry went: a lease that stays would tell of a crash."""
+        gone = [entry.job_id for entry in self._asked if self._inflight.get(entry.job_id) is None]
+        if gone:
+            try:
+                self._store.leases.release(gone)
+            except StoreUnavailable as exc:
+                log.warning("leases_not_kept", tasks=len(gone), error=str(exc))  # they will run out
+        self._asked = []
+
     def take(self, entries: Sequence[Entry]) -> list[Entry]:
         """Take or renew leases on the rows of entries; returns those that have one now.
 
         Raises StoreUnavailable.
         """
         asked = self._clock.monotonic()
-        ours = self._store.leases.take({entry.job_id: entry.topic.prepare_timeout for entry in entries})
+        ours = self._store.leases.take(
+            {entry.job_id: entry.topic.prepare_timeout for entry in entries},
+            # The finisher may write at the same time how it ended: a lease after that would tell of a crash.
+            {entry.job_id: entry.row for entry in entries if entry.checked},
+        )
         for entry in entries:
             timeout = entry.topic.prepare_timeout
             entry.leased = asked + timeout if entry.job_id in ours else 0.0

@@ -26,6 +26,7 @@ from toc.store.batch import Failure, Guard
 from toc.task import TaskRow, TryRow
 from toc.topic import Backoff, Slot
 from toc.worker.entry import NO_FENCE, Entry, Held
+from toc.worker.leases import LEASE_AFTER_SECONDS
 from toc.worker.link import Link
 from toc.worker.process import Worker
 
@@ -58,7 +59,7 @@ class Hands:
         self._worker = worker = Worker(self._center, name, self._link, app="unused:center", threads=1)
         self.inflight, self.finisher, self.poller = worker.inflight, worker.finisher, worker.poller
         self.dispatcher, self.keeper, self.reclaimer = worker.dispatcher, worker.keeper, worker.reclaimer
-        self.book = worker.book
+        self.leases, self.book = worker.lease_keeper, worker.book
         self.book.want([SLOT])
         self.book.claim_missing()
         self.runs: list[Task] = []
@@ -491,6 +492,68 @@ def test_a_cancel_knows_of_a_try_that_was_stopped_and_given_back_uncharged(
     assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
+def test_a_cancel_knows_of_a_run_for_an_older_deadline_whose_worker_fell_silent(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, other = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    assert system.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    worker.sleep()
+    other.reclaim()
+    row = row_of(system, job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0), (
+        "charged to the new deadline"
+    )
+    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    worker.end()  # awake again
+
+
+def test_a_lease_that_is_asked_for_while_the_failure_is_written_is_not_given(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, other = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    worker.end(fails=True)
+    take = worker.store.leases.take
+
+    def written_first(*asked: Any) -> set[int]:
+        monkeypatch.undo()
+        worker.finish()
+        return take(*asked)
+
+    monkeypatch.setattr(worker.store.leases, "take", written_first)
+    worker.clock.slept += LEASE_AFTER_SECONDS
+    worker.leases.run_once()
+    assert row_of(system, job_id).attempts == 1
+    assert other.store.leases.take({job_id: 30}) == {job_id}, "the failed try has left a lease"
+
+
+def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, other = hands
+    job_id = submit_due(system)
+    worker.take()
+    take = worker.store.leases.take
+
+    def gone_first(*asked: Any) -> set[int]:
+        monkeypatch.undo()
+        worker.finisher.give_back(worker.inflight.snapshot())
+        worker.finish()
+        return take(*asked)
+
+    monkeypatch.setattr(worker.store.leases, "take", gone_first)
+    worker.clock.slept += LEASE_AFTER_SECONDS
+    worker.leases.run_once()
+    worker.leases.run_once()
+    assert other.store.leases.take({job_id: 30}) == {job_id}, "nothing runs, and there is a lease"
+
+
 def _fail(worker: Hands, runs: int) -> None:
     """Take what is due and let it fail; it is the so-many-th run."""
     worker.take()
@@ -606,6 +669,6 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(system: System, hands: tupl
     assert second.store.read_tries([job_id])[job_id].lease == 0
     again = Entry(job_id, SLOT, entry.fence, entry.topic, entry.handler, 0, first.clock.monotonic() - 5)
     assert first.inflight.hold(again) is Held.NEW
-    again.checked = True
+    again.row, again.checked = entry.row, True
     first._worker.lease_keeper.run_once()
     assert second.store.read_tries([job_id])[job_id].lease > 0
