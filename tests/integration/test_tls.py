@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,8 +39,8 @@ from toc.queue.queues import Queues
 from toc.store import Store, mysql
 from toc.store.migrate import Migrator
 
-# kazoo leaves a socket whose handshake failed to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+# kazoo leaves a socket whose handshake failed to the garbage collector, which visit_zookeeper calls
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 
 
 class Servers(NamedTuple):
@@ -84,8 +85,11 @@ def visit_mysql(url: str) -> None:
 
 
 def visit_zookeeper(url: str) -> None:
-    with Operator(url, cluster="tls", connect_timeout=1) as visit:
-        visit.workers()
+    try:
+        with Operator(url, cluster="tls", connect_timeout=1) as visit:
+            visit.workers()
+    finally:
+        gc.collect()
 
 
 VISITS: dict[str, Callable[[str], None]] = {
