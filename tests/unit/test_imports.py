@@ -15,7 +15,7 @@ VOCABULARY = {
     "task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint", "finding", "metrics",
 }  # fmt: skip
 OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
-PLAIN = {"catalog", "handler", "exposition", "tracing"}  # built on the vocabulary alone
+PLAIN = {"catalog", "handler", "intake", "exposition", "tracing"}  # built on the vocabulary alone
 PASSES = {"sweep", "retention", "narrow"}
 SDK = {*OUTSIDE, *PLAIN, "sweep", "sweeper"}
 
