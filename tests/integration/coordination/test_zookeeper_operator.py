@@ -305,7 +305,7 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.NOTSET)
-    configure("debug")  # a command that another test ran may have made it quieter
+    configure("debug")
     cluster = Cluster(f"toc:canary@{zookeeper.url}/{zookeeper_root}", "c")
     try:
         cluster.start("h1")
