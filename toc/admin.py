@@ -70,7 +70,7 @@ def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
     return alter_topic(store, name, {"paused": False, "resume_rate": rate, "resumed_at": now_ms})
 
 
-def tasks_to_settle(store: Store, topic: Topic) -> int:
+def tasks_under_former_slots(store: Store, topic: Topic) -> int:
     """How many pending tasks keep slots of a former slot_amount in use. Reads every pending row."""
     return store.count_stamped_above(topic.biz_type, topic.slot_amount) if topic.former_slots else 0
 

@@ -27,7 +27,7 @@ INPUTS = ("workers", *intents.DIRECTORIES)
 DEBOUNCE = 0.15
 """Seconds from the first change to the assignment: processes that start together cost one or two."""
 
-SETTLE = 1.5
+GATHER = 1.5
 """Seconds that a leader whose session is young waits for workers that the assignment in force names: after an
 outage all sessions are new, and who comes back first must not take everything from those who come next."""
 
@@ -118,9 +118,9 @@ class Leader:
         wanted = intents.read_intents(self._session, self._paths, self._watches.get)
         alive = {member.worker_id for member in workers}
         missing = {owner for each in assignment.values() for owner in each.owners if owner} - alive
-        settled = self._enrolled + SETTLE
-        if missing and time.monotonic() < settled:
-            self._due = settled
+        gathered = self._enrolled + GATHER
+        if missing and time.monotonic() < gathered:
+            self._due = gathered
             return True
         began = time.perf_counter()
         owners = assign(
