@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fault.kit.proxy import Proxy
 from harness.system import System
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.local.servers import RedisServer
 from toc.queue.messages import Peek
 
 
@@ -45,28 +44,11 @@ class Split:
 
 
 @pytest.fixture
-def split(
-    tmp_path: Path,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    database_prefix: str,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
-) -> Iterator[Split]:
-    system = System(
-        tmp_path,
-        database_urls=[mariadb.url],
-        databases=2,
-        tables=8,
-        database_prefix=database_prefix,
-        redis_url=clean_redis.url,
-        zookeeper=zookeeper.url,
-        cluster=zookeeper_root,
-    )
+def split(hosts: System, clean_redis: RedisServer) -> Iterator[Split]:
     with Proxy(clean_redis.port) as proxy:
-        yield Split(system, proxy)
+        yield Split(hosts, proxy)
         proxy.accept()  # or its worker waits in vain to move what it has finished
-        system.stop()
+        hosts.stop()
 
 
 def test_a_try_whose_worker_lost_redis_is_not_run_again_by_the_next_owner(split: Split) -> None:
