@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": OUTSIDE | PLAIN,
 }
 TOP = {"__init__", "cli", "demo", "gateway"}
-COMPOSERS = {"app", "start", "process", "moves"}  # of toc.worker: they put the loops together
+COMPOSERS = {"app", "start", "process", "upkeep"}  # of toc.worker: they put the loops together
 
 DRIVERS = {
     "sqlalchemy": "store",

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 from toc.clock import Clock
 from toc.coordination.assignment import TABLES
-from toc.narrow import Narrowing
 from toc.queue.wake import WakeListener
-from toc.retention import Retention
-from toc.sweeper import Sweepers
 from toc.topic import Slot
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Inflight
@@ -25,6 +22,7 @@ from toc.worker.poll import Poller
 from toc.worker.quarantine import Quarantine
 from toc.worker.reclaim import Reclaimer
 from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.upkeep import Upkeep
 
 HAND_OVER_SECONDS = 0.5
 """How long a slot that is handed over waits for handlers that run; later they finish under our claim."""
@@ -48,7 +46,7 @@ class SlotMoves:
         dispatcher: Dispatcher,
         quarantine: Quarantine,
         reclaimer: Reclaimer,
-        table_loops: tuple[Sweepers, Retention, Narrowing],
+        upkeep: Upkeep,
     ) -> None:
         self._book = book
         self._link = link
@@ -60,7 +58,7 @@ class SlotMoves:
         self._dispatcher = dispatcher
         self._quarantine = quarantine
         self._reclaimer = reclaimer
-        self._table_loops = table_loops
+        self._upkeep = upkeep
         self._claimed_at = float("-inf")
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
         """Slots being handed over, with the time until which running handlers are waited for."""
@@ -75,16 +73,14 @@ class SlotMoves:
     def take(self, given: set[Slot]) -> None:
         """Serve these slots and tables from now on; the next ``step`` claims the slots."""
         tables, slots = _apart(given)
-        for loop in self._table_loops:
-            loop.add(tables)
+        self._upkeep.add(tables)
         self._book.want(slots, self._clock.monotonic())
         self._claimed_at = float("-inf")
 
     def drop(self, given: set[Slot]) -> None:
         """Take nothing more from these and give back what waits; later steps say ``dropped``."""
         tables, slots = _apart(given)
-        for loop in self._table_loops:
-            loop.remove(tables)
+        self._upkeep.remove(tables)
         dropped = self._book.give_up(slots)
         self._listener.set_slots(self._book.owned)
         self._withdraw(given)

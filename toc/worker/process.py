@@ -26,11 +26,7 @@ from toc.client import TimeoutCenter
 from toc.errors import TocError
 from toc.log import configure, get_logger
 from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, WITHOUT_REDIS, Board, write_to
-from toc.narrow import Narrowing
 from toc.queue.queues import Queues
-from toc.retention import Retention
-from toc.sweep import Sweep
-from toc.sweeper import Sweepers
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
 from toc.worker.deadqueues import DeadQueueCheck
@@ -48,6 +44,7 @@ from toc.worker.quarantine import Quarantine
 from toc.worker.reclaim import Reclaimer
 from toc.worker.slots import SlotBook
 from toc.worker.traced import traced
+from toc.worker.upkeep import Upkeep
 from toc.worker.watch import IndexWatch
 
 log = get_logger(__name__)
@@ -147,14 +144,7 @@ class Worker:
             max_crashes=settings.max_crashes,
         )
         self.dead_check = DeadQueueCheck(center.store, center.queues, clock, self.book)
-        self.sweepers = Sweepers(
-            Sweep(center.store, center.queues, self._catalog, clock), center.store.tables_of_server()
-        )
-        self._sweeping = []
-        for number, sweeper in enumerate(self.sweepers.sweepers):
-            loop = Loop(f"sweep-{number}", sweeper.run_once)
-            sweeper.wake = loop.wake
-            self._sweeping.append(loop)
+        self.upkeep = Upkeep(center)
         self._probes = Queues(
             settings.need_redis_url(),
             namespace=settings.namespace,
@@ -166,13 +156,9 @@ class Worker:
             catalog=self._catalog,
             clock=clock,
             book=self.book,
-            on_loss=self.sweepers.rush,
-            refilled=lambda: self.sweepers.rushed,
+            on_loss=self.upkeep.sweepers.rush,
+            refilled=lambda: self.upkeep.sweepers.rushed,
         )
-        self.retention = Retention(center.store, self._catalog, clock)
-        self._purging = Loop("retention", self.retention.run_once)
-        self.narrowing = Narrowing(center.store, center.queues, self._catalog, clock)
-        self._narrowing = Loop("narrow", self.narrowing.run_once)
         self.fallback = Fallback(
             store=center.store,
             catalog=self._catalog,
@@ -200,7 +186,7 @@ class Worker:
             dispatcher=self.dispatcher,
             quarantine=self.quarantine,
             reclaimer=self.reclaimer,
-            table_loops=(self.sweepers, self.retention, self.narrowing),
+            upkeep=self.upkeep,
         )
         self._loops = [
             self.finisher.loop,
@@ -209,9 +195,7 @@ class Worker:
             self.quarantine.loop,
             self.reclaimer.loop,
             self.dead_check.loop,
-            *self._sweeping,
-            self._purging,
-            self._narrowing,
+            *self.upkeep.loops,
             self.watch.loop,
             self.lease_keeper.loop,
             self.fallback.loop,
@@ -266,7 +250,7 @@ class Worker:
             if topics != self._topics:
                 before, self._topics = self._topics, topics
                 if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
-                    self.sweepers.forget()  # what stands in slots that were given up is not served
+                    self.upkeep.sweepers.forget()  # what stands in slots that were given up is not served
                 self.dispatcher.topics_changed()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
@@ -358,8 +342,7 @@ class Worker:
         self.poller.pause_taking()
         self.fallback.pause_taking()
         self.quarantine.leave()
-        for loop in (*self._sweeping, self._purging, self._narrowing):
-            loop.stop(0)
+        self.upkeep.end()
         owned = self.moves.drop_all()
         self._link.send("leaving", recycle=self._recycling)
         self._serve(selector, lambda: self._done() or self._forced or self._overdue())
