@@ -182,7 +182,7 @@ class TimeoutCenter:
         """
         rows = [self._row(task) for task in tasks]
         check_same_dedup(rows)
-        _ = self.queues  # as in submit
+        self._check_places()
         if self.tracing is None:
             return self.store.insert_many(rows, self._index_stored)
         return self._traced(self.tracing, rows, lambda: self.store.insert_many(rows, self._index_stored))
@@ -204,7 +204,7 @@ class TimeoutCenter:
         index cannot be asked and the due time is near, a try may have started.
         """
         check_job_id(job_id)
-        _ = self.queues  # as in submit
+        self._check_places()
         changed, row = self.store.cancel(job_id)  # [rule: row-first]
         failpoint("cancel.row-written")
         if row is None:
@@ -212,28 +212,16 @@ class TimeoutCenter:
         if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
             return CancelOutcome.TOO_LATE
         reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))
-        if row.attempts or row.crashes or row.last_error is not None:
-            started = True  # redrive and reschedule give all tries back, and keep the error
-        elif reply is None:
-            # With a version it may be running for a deadline that it had before it was rescheduled.
-            started = row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
-        elif reply.prepared:
-            due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
-            started = row.version > 0 or due
-        elif changed and row.version == 0 and reply.redis_now_ms < row.action_time:
-            started = False
-        else:
-            # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
-            # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
-            seen = self.store.get(job_id)
-            started = seen is not None and (seen.attempts > 0 or seen.last_error is not None)
-        if not started:
+        if not self._may_have_started(row, reply, changed=changed):
             return CancelOutcome.CANCELLED
         self.store.mark_tried([job_id])
         return CancelOutcome.MAY_HAVE_STARTED
 
     def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]:
-        """Cancel every task of one biz_id on a topic."""
+        """Cancel every task of one biz_id on a topic; the outcome of each by its job_id.
+
+        Raises InvalidBizId, UnknownTopic; StoreUnavailable as ``cancel`` does, when some may be cancelled.
+        """
         biz_type = self.catalog.get(topic).biz_type
         rows = self.store.find(BizId.of(biz_id), biz_type)
         return {row.job_id: self.cancel(row.job_id) for row in rows}
@@ -241,7 +229,7 @@ class TimeoutCenter:
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
         """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
         check_job_id(job_id)
-        _ = self.queues  # as in submit
+        self._check_places()
         row = self.store.get(job_id)
         if row is None:
             return RescheduleOutcome.UNKNOWN
@@ -281,10 +269,31 @@ class TimeoutCenter:
 
     # --- inside
 
+    def _may_have_started(self, row: TaskRow, reply: CancelReply | None, *, changed: bool) -> bool:
+        """Whether a try of a cancelled task may have started; ``changed``: this call has cancelled it."""
+        if row.attempts or row.crashes or row.last_error is not None:
+            return True  # redrive and reschedule give all tries back, and keep the error
+        if reply is None:
+            # With a version it may be running for a deadline that it had before it was rescheduled.
+            return row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
+        if reply.prepared:
+            due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
+            return row.version > 0 or due
+        if changed and row.version == 0 and reply.redis_now_ms < row.action_time:
+            return False
+        # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
+        # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
+        seen = self.store.get(row.job_id)
+        return seen is not None and (seen.attempts > 0 or seen.last_error is not None)
+
+    def _check_places(self) -> None:
+        """A wrong URL of either server is told before anything is written. Connects to none."""
+        _ = self.store, self.queues
+
     def _submit(self, row: TaskRow, connection: Connection | None) -> int:
         if connection is not None:
             return self.store.insert_with(connection, row)
-        _ = self.queues  # a wrong TOC_REDIS_URL is told before anything is written
+        self._check_places()
         job_id = self.store.insert(row)  # [rule: row-first]
         self._index_stored([row], [job_id])
         return job_id
