@@ -41,7 +41,7 @@ def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = 
     topics = center.store.topics.list()
     counts = {"redriven": 0, "not_indexed_yet": 0}
     for done, chunk in paced(job_ids, rate):
-        result = admin.redrive(center.store, center.queues, topics, chunk, now_ms=center.clock.now_ms)
+        result = admin.redrive(center.store, center.queues, topics, chunk, now_ms=center.clock.now_ms())
         counts["redriven"] += result.tasks
         counts["not_indexed_yet"] += result.unindexed
         yield Step(done, dict(counts))

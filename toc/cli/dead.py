@@ -171,10 +171,10 @@ def _check(job_ids: list[int] | None, filters: Filters, every: bool, rate: float
 
 
 def _chosen(center: TimeoutCenter, job_ids: list[int] | None, filters: Filters) -> Sequence[int]:
-    from toc import admin
+    from toc.intake import check_job_id
 
     if job_ids:
-        rows = center.store.read(admin.checked_job_ids(job_ids))
+        rows = center.store.read([check_job_id(job_id) for job_id in job_ids])
         return [job_id for job_id, row in rows.items() if row.status == TaskStatus.DEAD]
     return center.store.ids(selected(center, TaskStatus.DEAD, filters))
 

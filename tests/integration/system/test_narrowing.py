@@ -103,7 +103,7 @@ def test_what_comes_late_or_is_redriven_opens_its_slots_again(system: System) ->
     print(f"a late task ran after {time.monotonic() - began:.1f} s")
 
     system.wait(lambda: not _topic(system).former_slots, "they are given up once more", 20)
-    again = admin.redrive(store, center.queues, store.topics.list(), [dead], now_ms=center.clock.now_ms)
+    again = admin.redrive(store, center.queues, store.topics.list(), [dead], now_ms=center.clock.now_ms())
     assert again.tasks == 1
     assert _topic(system).former_slots == 8  # at once: nobody waits for the sweep
     system.wait(lambda: len(system.starts(dead)) == 2, "the dead one has run again", 10)
