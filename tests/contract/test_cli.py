@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from contract.system import TOPICS, Contract
+from harness.secured import migrating
 
 from toc import CancelOutcome, NewTask, Settings, TimeoutCenter
 from toc.local.servers import MariaDB, RedisServer
@@ -160,6 +161,7 @@ def test_an_upgrade_that_was_killed_half_way_goes_on_where_it_stopped(
 ) -> None:
     env = {
         **contract.env,
+        "TOC_DATABASE_URLS": migrating(contract.env["TOC_DATABASE_URLS"]),
         "TOC_DATABASE_PREFIX": database_prefix,
         "TOC_DATABASES": "4",
         "TOC_TABLES": "256",

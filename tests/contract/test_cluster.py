@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 from contract.system import Contract
 from harness import secured
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
@@ -32,7 +31,7 @@ def cluster(
         one = Contract(
             tmp_path, own, mariadb, database_prefix, TOC_ZOOKEEPER=zookeeper.url, TOC_CLUSTER=zookeeper_root
         )
-        client = KazooClient(f"127.0.0.1:{zookeeper.port}", auth_data=secured.zookeeper_login(zookeeper))
+        client = secured.zookeeper_client(zookeeper)
         client.start(10)
         try:
             one.create_topics()
@@ -188,22 +187,24 @@ def test_a_worker_without_its_zookeeper_keeps_firing(
 def test_passwords_are_in_no_output_log_or_process_list(
     tmp_path: Path, mariadb: MariaDB, database_prefix: str, zookeeper: ZooKeeper, zookeeper_root: str
 ) -> None:
-    with RedisServer(tmp_path / "redis") as own:
+    with secured.redis_server(tmp_path / "redis") as own:
         setup = Contract(tmp_path, own, mariadb, database_prefix)
         user = f"u_{zookeeper_root[-8:]}"
         setup.query(f"CREATE USER '{user}'@'%%' IDENTIFIED BY '{SECRET}'")
         setup.query(f"CREATE USER '{user}'@'localhost' IDENTIFIED BY '{SECRET}'")
         for host in ("%%", "localhost"):
             setup.query(f"GRANT ALL ON *.* TO '{user}'@'{host}'")
-        client = redis.Redis.from_url(own.url)
-        client.config_set("requirepass", SECRET)
-        client.close()
+        if secured.SECURED:
+            own.call("ACL", "SETUSER", "toc", f">{SECRET}")
+            redis_url = own.url.replace(secured.login("toc"), f"toc:{SECRET}")
+        else:
+            own.call("CONFIG", "SET", "requirepass", SECRET)
+            redis_url = own.url.replace("://", f"://:{SECRET}@")
         tail = mariadb.url.rpartition("@")[2]
-        host = own.url.partition("://")[2]
         try:
             setup.env |= {
                 "TOC_DATABASE_URLS": f"mysql+pymysql://{user}:{SECRET}@{tail}",
-                "TOC_REDIS_URL": f"redis://:{SECRET}@{host}",
+                "TOC_REDIS_URL": redis_url,
                 "TOC_ZOOKEEPER": zookeeper.url,
                 "TOC_CLUSTER": zookeeper_root,
                 "TOC_LOG_LEVEL": "debug",

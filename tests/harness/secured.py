@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import pymysql
@@ -27,6 +27,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
+from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
 from sqlalchemy.engine import make_url
 
 from toc.local.resp import Reply, ask
@@ -37,6 +38,9 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 CANARY = "c@nary:/?#%&"
 """Part of every password: what must not be in any log, and what a URL must encode."""
 PASSWORDS = {name: f"{CANARY}{name}" for name in ("toc", "toc_migrate", "admin", "replica")}
+
+
+AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper)
 
 
 def login(name: str) -> str:
@@ -184,6 +188,7 @@ class SecuredMariaDB(MariaDB):
     def __init__(self, directory: Path, *, config: Sequence[str] = (), **options: Any) -> None:
         tls = Tls.shared()
         lines = [f"ssl_cert={tls.certificate}", f"ssl_key={tls.key}", f"ssl_ca={tls.ca}"]
+        lines += ["require_secure_transport=ON"]
         super().__init__(directory, config=[*config, *lines], **options)
 
     @property
@@ -193,7 +198,7 @@ class SecuredMariaDB(MariaDB):
 
     @property
     def root_url(self) -> str:
-        """As root, without TLS."""
+        """As root, over TLS as well: the driver offers it, and the server wants it."""
         return super().url
 
     def start(self) -> Self:
@@ -213,24 +218,19 @@ class SecuredMariaDB(MariaDB):
 
 
 class SecuredZooKeeper(ZooKeeper):
-    """It takes clients over TLS as well. ``url`` names an account, whose nodes are nobody else's."""
-
-    @property
-    def secure_port(self) -> int:
-        """Where it speaks TLS."""
-        return self.kept_port("secure-port")
+    """It speaks TLS alone. ``url`` names an account, whose nodes are nobody else's."""
 
     @property
     def url(self) -> str:
-        """Over TLS, as ``toc``."""
-        return f"{login('toc')}@127.0.0.1:{self.secure_port}?tls=true&ca={Tls.shared().ca}"
+        """As ``toc``."""
+        return f"{login('toc')}@127.0.0.1:{self.port}?tls=true&ca={Tls.shared().ca}"
 
     def _prepare(self) -> list[str | Path]:
         tls = Tls.shared()
         pem = self._write("both.pem", [tls.key.read_text() + tls.certificate.read_text()])
         java, *rest, conf = super()._prepare()
-        lines = [
-            f"secureClientPort={self.secure_port}",
+        lines = Path(conf).read_text().replace("clientPort", "secureClientPort").splitlines()
+        lines += [
             "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
             "ssl.keyStore.type=PEM",
             f"ssl.keyStore.location={pem}",
@@ -238,12 +238,22 @@ class SecuredZooKeeper(ZooKeeper):
             f"ssl.trustStore.location={tls.ca}",
             "ssl.clientAuth=none",
         ]
-        with Path(conf).open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
         path = rest.index("-cp") + 1
         # what Netty needs and the manifest of Debian's package leaves out
         rest[path] = ":".join([str(rest[path]), *map(str, Path("/usr/share/java").glob("netty-*.jar"))])
-        return [java, *rest, conf]
+        return [java, *rest, self._write("zoo.cfg", lines)]
+
+    def _say(self) -> bytes:
+        context = ssl.create_default_context(cafile=Tls.shared().ca)
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self.port), timeout=5) as plain,
+                context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+            ):
+                connection.sendall(b"srvr")
+                return connection.recv(9)
+        except OSError:
+            return b""
 
 
 def redis_server(directory: Path, **options: Any) -> RedisServer:
@@ -281,6 +291,36 @@ def admin_url(server: RedisServer) -> str:
     return server.admin_url if isinstance(server, SecuredRedis) else server.url
 
 
-def zookeeper_login(server: ZooKeeper) -> list[tuple[str, str]]:
-    """What a client of the test's own must show to see toc's nodes on its plain port."""
-    return [("digest", f"toc:{PASSWORDS['toc']}")] if isinstance(server, SecuredZooKeeper) else []
+def zookeeper_client(server: ZooKeeper) -> KazooClient:
+    """A client of the test's own, not yet started, that sees toc's nodes."""
+    if not isinstance(server, SecuredZooKeeper):
+        return KazooClient(server.url)
+    return KazooClient(
+        f"127.0.0.1:{server.port}",
+        auth_data=[("digest", f"toc:{PASSWORDS['toc']}")],
+        use_ssl=True,
+        ca=str(Tls.shared().ca),
+        check_hostname=True,
+    )
+
+
+def zookeeper_url(server: ZooKeeper, *, chroot: str, user: str | None = None) -> str:
+    """Its URL with a chroot, and with another ``user:password`` or, with "", none."""
+    place, question, query = server.url.partition("?")
+    login, at, hosts = place.rpartition("@")
+    if user is not None:
+        login, at = user, "@" if user else ""
+    return f"{login}{at}{hosts}{chroot}{question}{query}"
+
+
+def kind(plain: type[AnyServer]) -> type[AnyServer]:
+    """What to ``launch`` for a system under test."""
+    return cast("type[AnyServer]", _KINDS[plain]) if SECURED else plain
+
+
+_KINDS: dict[type[Any], type[Any]] = {
+    RedisServer: SecuredRedis,
+    RedisCluster: SecuredCluster,
+    MariaDB: SecuredMariaDB,
+    ZooKeeper: SecuredZooKeeper,
+}

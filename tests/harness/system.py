@@ -16,6 +16,7 @@ from harness.final import read_final
 from harness.history import Client, Event, History, events
 from harness.secured import migrating
 from toc import Settings, TimeoutCenter, Topic
+from toc.queue.messages import Generation
 from toc.store.migrate import Migrator
 from toc.task import TaskRow, TaskStatus
 
@@ -187,6 +188,12 @@ class System:
             if time.monotonic() > until:
                 raise AssertionError(f"not within {seconds} s: {what}\n{self.logs()}")
             time.sleep(0.02)
+
+    def whole(self) -> bool:
+        """Whether every slot is recorded as built on the server that serves it."""
+        slots = [slot for topic in self.center.store.topics.list() for slot in topic.slots()]
+        found = self.center.queues.generations(slots).values()
+        return all(isinstance(one, Generation) and one.recorded == one.serving for one in found)
 
     def logs(self) -> str:
         """The last lines that the daemons wrote."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.secured import migrating
 
 from toc.cli.main import main
 from toc.client import TimeoutCenter
@@ -674,7 +675,7 @@ def test_a_schema_that_is_behind_says_to_upgrade(
 def test_databases_of_a_mysql_server_are_created_and_checked(
     toc: Toc, mariadb: MariaDB, database_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TOC_DATABASE_URLS", mariadb.url)
+    monkeypatch.setenv("TOC_DATABASE_URLS", migrating(mariadb.url))
     monkeypatch.setenv("TOC_DATABASE_PREFIX", database_prefix)
     monkeypatch.setenv("TOC_DATABASES", "2")
     monkeypatch.setenv("TOC_TABLES", "4")

@@ -11,6 +11,7 @@ from typing import Any
 import pymysql
 import pytest
 from conftest import Launch
+from harness.secured import root_url
 from harness.system import System
 from sqlalchemy.engine import make_url
 
@@ -178,8 +179,9 @@ def test_servers_that_are_set_wrongly_are_named_with_what_to_set(
 def test_an_account_that_may_not_write_is_told_which_grant_is_missing(
     mariadb: MariaDB, database_prefix: str, launch: Launch
 ) -> None:
-    Migrator([mariadb.url], databases=2, tables=4, prefix=database_prefix).upgrade()
-    url = make_url(mariadb.url)
+    root = root_url(mariadb)
+    Migrator([root], databases=2, tables=4, prefix=database_prefix).upgrade()
+    url = make_url(root)
     assert url.port
     redis = launch(
         RedisServer,
@@ -202,8 +204,7 @@ def test_an_account_that_may_not_write_is_told_which_grant_is_missing(
                 database_prefix=database_prefix,
                 redis_url=redis.url.replace("redis://", "redis://reader:x@"),
             )
-            Migrator([mariadb.url], databases=2, tables=4, prefix=database_prefix).upgrade()
-            with TimeoutCenter(replace_database(settings, mariadb.url)) as center:
+            with TimeoutCenter(replace_database(settings, root)) as center:
                 center.store.topics.create(Topic("test.sync", 1, 4))
             with TimeoutCenter(settings) as center:
                 lines = doctor.examine(center)

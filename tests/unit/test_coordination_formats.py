@@ -111,6 +111,16 @@ def test_an_address_may_ask_for_tls(tmp_path: Path) -> None:
     assert Address.parse("h1:2182?tls=true").tls
 
 
+def test_an_at_sign_in_the_path_of_a_file_is_not_the_end_of_a_password(tmp_path: Path) -> None:
+    """As in a directory of systemd's credentials, toc-worker@1.service."""
+    ca = tmp_path / "toc@1" / "ca.pem"
+    ca.parent.mkdir()
+    ca.touch()
+    assert Address.parse(f"h1:2182?ca={ca}") == Address("h1:2182", tls=True, ca=str(ca))
+    named = Address.parse(f"u:p@h1:2182/x?ca={ca}")
+    assert (named.credential, named.hosts, named.chroot, named.ca) == ("u:p", "h1:2182", "/x", str(ca))
+
+
 @pytest.mark.parametrize(
     "text",
     [

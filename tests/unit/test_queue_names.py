@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from binascii import crc_hqx
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -92,10 +93,30 @@ def test_the_parts_of_a_url_reach_the_connection() -> None:
     assert (sentinel.username, sentinel.password, sentinel.db) == (None, "s s", 0)
 
 
-def test_tls_options_reach_the_connection() -> None:
-    location = parse("rediss+cluster://a:1?ssl_cert_reqs=none&ssl_check_hostname=false&ssl_ca_certs=/ca.pem")
+def test_tls_options_reach_the_connection(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    location = parse(f"rediss+cluster://a:1?ssl_cert_reqs=none&ssl_check_hostname=false&ssl_ca_certs={ca}")
     connection = location.connection(Address("x", 1), 1.0, sentinel=False)
-    assert (connection.ca_certs, connection.check_hostname) == ("/ca.pem", False)
+    assert (connection.ca_certs, connection.check_hostname) == (str(ca), False)
+
+
+@pytest.mark.parametrize(
+    ("query", "checked"),
+    [
+        ("", True),
+        ("?ssl_check_hostname=off", False),
+        ("?ssl_cert_reqs=none", False),
+        ("?ssl_cert_reqs=optional", True),
+    ],
+)
+def test_over_tls_a_server_must_prove_its_name_unless_that_is_waived(query: str, checked: bool) -> None:
+    """Told to the driver in each case: what it does by itself was another thing in former versions."""
+    for url, sentinel in (("rediss://a", False), ("rediss+sentinel://a/s", True)):
+        location = parse(url + query)
+        options = location.sentinel_options if sentinel else location.options
+        assert options["ssl_check_hostname"] is checked
+        assert location.connection(Address("x", 1), 1.0, sentinel=sentinel).check_hostname is checked
 
 
 @pytest.mark.parametrize(
@@ -116,7 +137,13 @@ def test_tls_options_reach_the_connection() -> None:
         "unix://:canary@host/path",
         "unix+cluster:///path",
         "rediss://:canary@h?ssl_cert_reqs=canary",
+        "rediss://:canary@h?ssl_check_hostname=canary",
+        "rediss://:canary@h?ssl_ca_certs=/nowhere/ca.pem",
+        "rediss://:canary@h?ssl_keyfile=/nowhere/key.pem",
         "redis://:canary@[::1",
+        "redis://u:1#canary@h",
+        "redis://u:1/canary@h",
+        "redis://u:1?canary@h",
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_without_showing_its_password(url: str) -> None:

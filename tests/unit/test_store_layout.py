@@ -59,6 +59,10 @@ def test_names_are_those_of_the_contract() -> None:
         (["u:s3cret@h"], 1, 4, "toc_"),
         (["mysql+pymysql://u:s3cret@h:port"], 1, 4, "toc_"),
         ([ONE + "?ssl_cq=x"], 1, 4, "toc_"),
+        ([ONE + "?ssl_verify_identity=ture"], 1, 4, "toc_"),
+        ([ONE + "?ssl_ca=/nowhere/ca.pem"], 1, 4, "toc_"),
+        ([ONE + "?ssl_disabled=true&ssl_disabled=false"], 1, 4, "toc_"),
+        (["mysql+pymysql://u:pw@s3cret@h"], 1, 4, "toc_"),
     ],
 )
 def test_what_cannot_be_laid_out_is_refused_without_showing_a_password(

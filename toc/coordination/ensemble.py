@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 from collections.abc import Iterator
-from contextlib import closing
 
 from toc.coordination.session import Address
 from toc.finding import Finding, Level
@@ -27,18 +27,36 @@ def examine(address: str, *, timeout: float) -> list[Finding]:
                 "TOC_ZOOKEEPER=user:password@host:port makes the nodes its own",
             )
         )
+    elif not place.tls:
+        found.append(
+            Finding(
+                Level.NOTE,
+                place.hosts,
+                "the password in TOC_ZOOKEEPER is sent to it in the clear",
+                "give it a secureClientPort, and TOC_ZOOKEEPER ?tls=true&ca=...",
+            )
+        )
     return found
 
 
 def _members(place: Address, timeout: float) -> Iterator[Finding]:
-    if place.tls:
-        yield Finding(Level.NOTE, place.hosts, "members are not asked one by one over TLS", "")
+    try:
+        context = _context(place) if place.tls else None
+    except OSError as exc:
+        yield Finding(
+            Level.REFUSE, place.hosts, f"its certificate or key cannot be read: {exc}", "correct it"
+        )
         return
     members = [_split(member.strip()) for member in place.hosts.split(",")]
     for host, port in members:
         name = f"{host}:{port}"
         try:
-            said = _ask(host, port, timeout)
+            said = _ask(host, port, timeout, context)
+        except ssl.SSLError as exc:
+            why = getattr(exc, "verify_message", None) or exc.reason or type(exc).__name__
+            do = "compare its certificate with the ca and the host's name in TOC_ZOOKEEPER"
+            yield Finding(Level.WARN, name, f"no TLS with it: {why}", do)
+            continue
         except OSError as exc:
             rest = "; the others serve on" if len(members) > 1 else ""
             do = "bring it back: of an ensemble more than half must run"
@@ -71,10 +89,23 @@ def _split(member: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _ask(host: str, port: int, timeout: float) -> str:
-    with closing(socket.create_connection((host, port), timeout)) as connection:
-        connection.sendall(b"srvr")
-        said = b""
-        while len(said) < _ENOUGH and (more := connection.recv(_ENOUGH)):
-            said += more
+def _context(place: Address) -> ssl.SSLContext:
+    """As toc's sessions have it: of the CAs of the system or the one that is named, with its name checked."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_default_certs()
+    if place.ca:
+        context.load_verify_locations(place.ca)
+    if place.cert:
+        context.load_cert_chain(place.cert, place.key)
+    return context
+
+
+def _ask(host: str, port: int, timeout: float, context: ssl.SSLContext | None) -> str:
+    with socket.create_connection((host, port), timeout) as plain:
+        connection = context.wrap_socket(plain, server_hostname=host) if context else plain
+        with connection:
+            connection.sendall(b"srvr")
+            said = b""
+            while len(said) < _ENOUGH and (more := connection.recv(_ENOUGH)):
+                said += more
     return said.decode(errors="replace")

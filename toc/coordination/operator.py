@@ -68,6 +68,12 @@ class Operator:
         """All that operators want, each with who wants it, and since when."""
         return read_intents(self._session, self._paths)
 
+    def open_nodes(self) -> list[str]:
+        """The directories that everybody may change although the address names a user."""
+        if self._session.address.credential is None:
+            return []
+        return self._session.open_to_all([self._paths.root, *map(self._paths.directory, DIRECTORIES)])
+
     def drains(self) -> list[Drain]:
         """The hosts that are drained."""
         return list(self.intents().drains.values())

@@ -8,6 +8,7 @@ same session, in the order in which it was sent, and before anything that is sen
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from kazoo.handlers.threading import KazooTimeoutError  # type: ignore[import-un
 from kazoo.hosts import collect_hosts  # type: ignore[import-untyped]
 from kazoo.protocol.states import KazooState, KeeperState  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
-from kazoo.security import CREATOR_ALL_ACL  # type: ignore[import-untyped]
+from kazoo.security import CREATOR_ALL_ACL, Permissions  # type: ignore[import-untyped]
 
 from toc.errors import ConfigError, CoordinationUnavailable
 from toc.log import get_logger
@@ -41,6 +42,7 @@ _EXPECTED = (
     kazoo_errors.RuntimeInconsistency,
 )
 _FORM = "[user:password@]host:port,host:port[/chroot][?tls=true&ca=...&cert=...&key=...]"
+_OPTIONS = re.compile(r"\?(?=(?:tls|ca|cert|key)=)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,9 @@ class Address:
         User and password may be percent-encoded. With them the nodes that we make are ours alone (scheme
         digest). Raises ConfigError, which does not show the password.
         """
-        login, at, rest = text.strip().rpartition("@")
+        options_at = _OPTIONS.search(text)  # looked for first: the path of a file may hold an "@"
+        head, tail = (text[: options_at.start()], text[options_at.end() :]) if options_at else (text, "")
+        login, at, rest = head.strip().rpartition("@")
         place, _, query = rest.partition("?")
         hosts, slash, chroot = place.partition("/")
         credential = None
@@ -77,7 +81,7 @@ class Address:
             raise ConfigError(f"{hosts!r} is not a list of ZooKeeper hosts: {_FORM}") from exc
         if not parsed or "//" in slash + chroot:
             raise ConfigError(f"{place!r} is not a ZooKeeper address: {_FORM}")
-        options = dict(parse_qsl(query, keep_blank_values=True))
+        options = dict(parse_qsl(f"{query}&{tail.strip()}", keep_blank_values=True))
         unknown = sorted(options.keys() - {"tls", "ca", "cert", "key"})
         if unknown:
             raise ConfigError(f"{unknown[0]!r} is not an option of a ZooKeeper address: {_FORM}")
@@ -188,6 +192,17 @@ class Session:
         """The names in a directory, sorted; [] if there is no such directory (then nothing is watched)."""
         [result] = self._all([methodcaller("get_children_async", path, watch)])
         return [] if isinstance(result, Exception) else sorted(result)
+
+    def open_to_all(self, paths: Iterable[str]) -> list[str]:
+        """Those of the nodes that everybody may change, whoever made them."""
+        asked = list(paths)
+        results = self._all(methodcaller("get_acls_async", path) for path in asked)
+        return [
+            path
+            for path, result in zip(asked, results, strict=True)
+            if not isinstance(result, Exception)
+            and any(acl.id.scheme == "world" and acl.perms & ~Permissions.READ for acl in result[0])
+        ]
 
     def replace(self, path: str, data: bytes) -> None:
         """Create a persistent node anew, so that a watch on its directory fires also if it was there."""

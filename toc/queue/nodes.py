@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -140,9 +141,7 @@ class Node:
             raise self._failed(began, f"refused the connection ({code}): {advice}") from None
         except (RedisError, OSError) as exc:
             connection.disconnect()
-            raise self._failed(
-                began, f"cannot be reached ({type(exc).__name__}); check that it runs and the network to it"
-            ) from exc
+            raise self._failed(began, _no_connection(exc)) from exc
         self._failure, self._rests_until = "", 0.0
         return wire
 
@@ -176,6 +175,20 @@ class Node:
         """Close idle connections."""
         while self._idle:
             self._idle.pop().close()
+
+
+def _no_connection(exc: BaseException) -> str:
+    """Why there is none, and what to look at."""
+    cause: BaseException | None = exc
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"is not trusted ({cause.verify_message}); compare its certificate with the CA and the host that "
+            f"TOC_REDIS_URL names"
+        )
+    kind = cause.reason if cause is not None and cause.reason else type(exc).__name__
+    return f"cannot be reached ({kind}); check that it runs and the network to it"
 
 
 class Nodes:

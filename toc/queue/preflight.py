@@ -10,11 +10,16 @@ from redis.exceptions import RedisError
 from toc.clock import MAX_CLOCK_SKEW_MS
 from toc.errors import IndexUnavailable
 from toc.finding import Finding, Level, clock_finding
-from toc.queue.nodes import Node
+from toc.queue.keys import SlotKeys
+from toc.queue.nodes import Command, Node
 from toc.queue.queues import Queues
+from toc.queue.refusals import meaning_of
 from toc.queue.url import Kind
+from toc.topic import Slot
 
 _MIN_MAJOR = 7
+_NO_SLOT = Slot("toc.doctor", 0)
+"""Where rights are tried out: nobody's."""
 NEARLY_FULL = 0.8
 
 
@@ -65,6 +70,7 @@ def examine(queues: Queues) -> list[Finding]:
                     "",
                 )
             )
+        found.append(_rights(node, queues))
         if facts.get("server_time_usec", "").isdecimal():
             ahead = int(facts["server_time_usec"]) / 1000 - began * 1000 - took_ms / 2
             found.append(clock_finding(server, ahead, took_ms / 2, MAX_CLOCK_SKEW_MS))
@@ -97,6 +103,66 @@ def _look(node: Node, kind: Kind) -> tuple[dict[str, str], list[Finding]]:
         _cluster(facts, {} if isinstance(cluster, RedisError) else _facts(cluster), kind),
     ]
     return facts, [Finding(found[0], server, found[1], found[2]) for found in wrong if found]
+
+
+def _rights(node: Node, queues: Queues) -> Finding:
+    """Whether the account may do all that toc and its scripts do; a script may do what its caller may."""
+    server = str(node.address)
+    probes = _probes(queues.keys(_NO_SLOT), queues.nodes.location.kind)
+    try:
+        wire = node.open()
+        try:
+            wire.send(probes.values())
+            replies = {name: wire.read() for name in probes}
+        finally:
+            wire.close()
+    except (RedisError, IndexUnavailable) as exc:
+        what = f"its rights could not be looked at ({type(exc).__name__})"
+        return Finding(Level.WARN, server, what, "try again")
+    refused = [
+        name
+        for name, reply in replies.items()
+        if isinstance(reply, RedisError) and meaning_of(reply).code == "NOPERM"
+    ]
+    if not refused:
+        return Finding(Level.OK, server, "its ACL lets the account do what toc does", "")
+    what = f"its ACL refuses the account {', '.join(refused)}"
+    return Finding(
+        Level.REFUSE, server, what, "grant what deploy/redis-acl.conf does: commands, keys, channels"
+    )
+
+
+def _probes(keys: SlotKeys, kind: Kind) -> dict[str, Command]:
+    """Each command that needs a right, such that it changes nothing.
+
+    Rights are looked at before anything else: a node of a cluster says MOVED, and a command that cannot be
+    meant is told so, only to who may send it.
+    """
+    probes: dict[str, Command] = {
+        "EVALSHA": ("EVALSHA", "0" * 40, 1, keys.store),
+        "SCRIPT LOAD": ("SCRIPT", "LOAD", "return ("),
+        "TIME": ("TIME",),
+        "PING": ("PING",),
+        "GET": ("GET", keys.generation),
+        "SET": ("SET", keys.generation, "", "NX", "XX"),
+        "HGETALL": ("HGETALL", keys.claims),
+        "HSET": ("HSET", keys.claims, "one", "value", "too many"),
+        "HDEL": ("HDEL", keys.claims, "none"),
+        "ZADD": ("ZADD", keys.store, "XX", 0, "0"),
+        "ZREM": ("ZREM", keys.prepare, "0"),
+        "ZCARD": ("ZCARD", keys.dead),
+        "ZCOUNT": ("ZCOUNT", keys.store, 0, 0),
+        "ZRANGE": ("ZRANGE", keys.store, 0, 0),
+        "ZSCORE": ("ZSCORE", keys.store, "0"),
+        "ZMSCORE": ("ZMSCORE", keys.store, "0"),
+        "ZSCAN": ("ZSCAN", keys.prepare, 0),
+        "PUBLISH": ("PUBLISH", keys.channel, ""),
+        "UNSUBSCRIBE": ("UNSUBSCRIBE", keys.channel),
+    }
+    if kind is Kind.CLUSTER:
+        probes |= {"CLUSTER SLOTS": ("CLUSTER", "SLOTS"), "CLUSTER INFO": ("CLUSTER", "INFO")}
+        probes["ASKING"] = ("ASKING",)
+    return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # last: nothing else may follow it
 
 
 _Wrong = tuple[Level, str, str] | None

@@ -5,15 +5,17 @@
     redis+cluster://[user:password@]h1:p1,h2:p2          rediss+cluster:// for TLS
     redis+sentinel://[user:password@]h1:p1,h2:p2/service rediss+sentinel:// for TLS
 
-User and password are those of the data servers, percent-encoded where they hold ``@ : /``. Options follow
-``?``: db, ssl_ca_certs, ssl_ca_path, ssl_certfile, ssl_keyfile, ssl_password, ssl_cert_reqs (required,
-optional, none), ssl_check_hostname, sentinel_username, sentinel_password.
+User and password are those of the data servers, percent-encoded where they hold ``@ : / ? # %``. Options
+follow ``?``: db, ssl_ca_certs, ssl_ca_path, ssl_certfile, ssl_keyfile, ssl_password, ssl_cert_reqs (required,
+optional, none), ssl_check_hostname, sentinel_username, sentinel_password. Over TLS a server must prove its
+name unless an option says otherwise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -21,9 +23,9 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 
 from toc.errors import ConfigError
 
-_TEXT_OPTIONS = frozenset(
-    {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs"}
-)
+_PATH_OPTIONS = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"})
+_TEXT_OPTIONS = _PATH_OPTIONS | {"ssl_password", "ssl_cert_reqs"}
+_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _EXAMPLE = "redis://host:6379, redis+cluster://h1:p1,h2:p2 or redis+sentinel://h1:p1,h2:p2/service"
 
 
@@ -84,6 +86,8 @@ def parse(url: str) -> Location:
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     except ValueError:
         raise ConfigError(f"TOC_REDIS_URL cannot be read; it looks like {_EXAMPLE}") from None
+    if parts.fragment:  # whoever meant "user:1#2@host" would go to the host "user"
+        raise ConfigError('TOC_REDIS_URL has a "#"; in a password it is %23')
     scheme, _, kind_name = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss", "unix") or kind_name not in ("", "cluster", "sentinel"):
         raise ConfigError(f"TOC_REDIS_URL begins with {parts.scheme!r}; it looks like {_EXAMPLE}")
@@ -97,7 +101,10 @@ def parse(url: str) -> Location:
         options["password"] = unquote(password)
     sentinel_options = _sentinel_options(query)
     tls_options = _tls_options(query)
-    if tls_options and scheme != "rediss":
+    if scheme == "rediss":
+        # not left to the driver, whose former versions did not look at names
+        tls_options.setdefault("ssl_check_hostname", tls_options.get("ssl_cert_reqs") != "none")
+    elif tls_options:
         raise ConfigError("TOC_REDIS_URL has ssl options but no TLS: begin it with rediss")
     service = None
     if scheme == "unix":
@@ -152,6 +159,12 @@ def _tls_options(query: dict[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {name: query.pop(name) for name in _TEXT_OPTIONS & query.keys()}
     if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
         raise ConfigError("ssl_cert_reqs in TOC_REDIS_URL must be required, optional or none")
+    for name in _PATH_OPTIONS & options.keys():  # the driver would take it for a broken connection, for ever
+        if not Path(options[name]).exists():
+            raise ConfigError(f"TOC_REDIS_URL names {name}={options[name]}, which is not there")
     if "ssl_check_hostname" in query:
-        options["ssl_check_hostname"] = query.pop("ssl_check_hostname").lower() not in ("0", "false", "no")
+        flag = query.pop("ssl_check_hostname").lower()
+        if flag not in _FLAGS:
+            raise ConfigError("ssl_check_hostname in TOC_REDIS_URL must be true or false")
+        options["ssl_check_hostname"] = _FLAGS[flag]
     return options

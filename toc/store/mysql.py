@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pymysql
@@ -27,8 +28,10 @@ _BEHIND = frozenset({1049, 1054, 1146})
 """Unknown database, column, table."""
 _DUPLICATE = 1062
 
-_QUERY = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "unix_socket", "bind_address"})
+_QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
+_QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
 _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
+_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 _SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
@@ -49,38 +52,33 @@ def connector(
     """A function that opens a connection whose session is set as toc needs it. Timeouts are seconds.
 
     A database in the URL is not used: at run time every name is qualified. Raises ConfigError for a query
-    argument of the URL that is not known.
+    argument of the URL that is not known or cannot be meant; so does the function, for a certificate or key
+    that cannot be read.
     """
-    options: dict[str, Any] = {}
-    for key, value in url.query.items():
-        name = "ssl_verify_identity" if key == "ssl_check_hostname" else key
-        if name in _QUERY:
-            options[name] = value
-        elif name in _QUERY_FLAGS:
-            options[name] = str(value).lower() in ("1", "true", "yes", "on")
-        elif name != "charset":  # always utf8mb4
-            raise ConfigError(f"{server_name(url)}: {key!r} in the query of a database URL is not known")
-    if "ssl_ca" in options:
-        # Who names a CA wants to be sure of the server; pymysql alone would not look at its name.
-        options.setdefault("ssl_verify_identity", True)
+    options = _options(url)
 
     def connect() -> Any:
-        connection = _Connection(
-            host=url.host or "127.0.0.1",
-            port=url.port or 3306,
-            user=url.username,
-            password=str(url.password or ""),
-            database=database,
-            charset="utf8mb4",
-            autocommit=True,
-            # FOUND_ROWS: an UPDATE counts the rows that it matched, so that a guard's answer does not
-            # depend on whether the new values differ from the old ones.
-            client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
-            connect_timeout=connect_timeout,
-            read_timeout=read_timeout,
-            write_timeout=write_timeout,
-            **options,
-        )
+        try:
+            connection = _Connection(
+                host=url.host or "127.0.0.1",
+                port=url.port or 3306,
+                user=url.username,
+                password=str(url.password or "").encode(),  # a str the driver would take for latin-1
+                database=database,
+                charset="utf8mb4",
+                autocommit=True,
+                # FOUND_ROWS: an UPDATE counts the rows that it matched, so that a guard's answer does not
+                # depend on whether the new values differ from the old ones.
+                client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+                connect_timeout=connect_timeout,
+                read_timeout=read_timeout,
+                write_timeout=write_timeout,
+                **options,
+            )
+        except OSError as exc:  # the driver has its own error for the network: these are the files
+            raise ConfigError(
+                f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
+            ) from exc
         try:
             with connection.cursor() as cursor:
                 cursor.execute(";".join(_SESSION))
@@ -92,6 +90,32 @@ def connector(
         return connection
 
     return connect
+
+
+def _options(url: URL) -> dict[str, Any]:
+    """What the query of a URL means to the driver."""
+    options: dict[str, Any] = {}
+    for key, value in url.query.items():
+        where = f"{server_name(url)}: {key!r} in the query of a database URL"
+        name = "ssl_verify_identity" if key == "ssl_check_hostname" else key
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} is given twice")
+        if name in _QUERY_FILES and not Path(value).is_file():
+            raise ConfigError(f"{where} is not a file: {value}")
+        if name in _QUERY:
+            options[name] = value
+        elif name in _QUERY_FLAGS:
+            if value.lower() not in _FLAGS:  # what is mistyped must not turn a check off
+                raise ConfigError(f"{where} can be true or false")
+            options[name] = _FLAGS[value.lower()]
+        elif name != "charset":  # always utf8mb4
+            raise ConfigError(f"{where} is not known")
+    if "ssl_ca" in options:
+        # Who names a CA wants to be sure of the server; the driver alone would look neither at its name nor,
+        # with ssl_verify_identity=false, at its certificate.
+        options.setdefault("ssl_verify_identity", True)
+        options.setdefault("ssl_verify_cert", True)
+    return options
 
 
 class _Connection(pymysql.connections.Connection):
@@ -108,6 +132,8 @@ class _Connection(pymysql.connections.Connection):
         context = self._contexts.get(settings)
         if context is None:
             context = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+            if sslp.get("check_hostname"):  # the driver leaves it out where the CAs are the system's
+                context.check_hostname = True
             self._contexts[settings] = context
         return context
 

@@ -168,6 +168,8 @@ def _parse(text: str) -> URL:
         raise ConfigError(
             "a database URL cannot be parsed; expected mysql+pymysql://user:pw@host:3306"
         ) from None
+    if "@" in (url.host or ""):  # the rest of a password, which is not to be looked up nor logged as a host
+        raise ConfigError('a database URL has an "@" in its password: write it %40')
     if url.drivername not in ("mysql+pymysql", "mariadb+pymysql", "sqlite", "sqlite+pysqlite"):
         raise ConfigError(
             f"{url.drivername}:// is not a database that toc knows; "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from harness import secured
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo has no type information
 
 from toc.clock import Clock
@@ -96,12 +97,12 @@ class Daemon:
 class Daemons:
     """Several daemons, driven in turn by the test's thread."""
 
-    def __init__(self, address: str, cluster: str, topics: dict[str, int]) -> None:
-        self.address = address
+    def __init__(self, server: ZooKeeper, cluster: str, topics: dict[str, int]) -> None:
+        self.address = server.url
         self.cluster = cluster
         self.topics = topics
         self.all: list[Daemon] = []
-        self.onlooker = KazooClient(address)
+        self.onlooker = secured.zookeeper_client(server)
         self.onlooker.start()
 
     def start(self, host: str, **options: Any) -> Daemon:
@@ -153,7 +154,7 @@ class Daemons:
 @pytest.fixture
 def daemons(zookeeper: ZooKeeper, zookeeper_root: str) -> Iterator[Daemons]:
     """Daemons of a cluster of this test's own, on the shared ZooKeeper."""
-    running = Daemons(zookeeper.url, zookeeper_root, dict(TOPICS))
+    running = Daemons(zookeeper, zookeeper_root, dict(TOPICS))
     yield running
     running.stop_all()
 
@@ -161,8 +162,8 @@ def daemons(zookeeper: ZooKeeper, zookeeper_root: str) -> Iterator[Daemons]:
 @pytest.fixture
 def outage(launch: Launch) -> Iterator[tuple[Daemons, ZooKeeper]]:
     """Daemons on a ZooKeeper of this test's own, which it may break."""
-    server = launch(ZooKeeper)
-    running = Daemons(server.url, "outage", dict(TOPICS))
+    server = launch(secured.kind(ZooKeeper))
+    running = Daemons(server, "outage", dict(TOPICS))
     yield running, server
     running.stop_all()
 
@@ -171,7 +172,8 @@ def expire(daemon: Daemon) -> None:
     """End the daemon's session from outside, as ZooKeeper does when it has heard nothing for too long."""
     client = daemon.coordinator._session._client
     assert client is not None
-    other = KazooClient(client.hosts[0][0] + f":{client.hosts[0][1]}", client_id=client.client_id)
+    host, port = client.hosts[0]
+    other = KazooClient(f"{host}:{port}", client_id=client.client_id, use_ssl=client.use_ssl, ca=client.ca)
     other.start()
     other.stop()
     other.close()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from harness.secured import zookeeper_url
 
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState
@@ -288,7 +289,7 @@ def test_zookeeper_out_of_reach_is_said_in_time_with_its_address_and_the_cause()
 
 
 def test_a_chroot_is_made_when_it_is_missing(zookeeper: ZooKeeper, zookeeper_root: str) -> None:
-    cluster = Cluster(f"{zookeeper.url}/{zookeeper_root}/deep", "c")
+    cluster = Cluster(zookeeper_url(zookeeper, chroot=f"/{zookeeper_root}/deep"), "c")
     try:
         cluster.start("h1")
         cluster.until(lambda: cluster.load("h1") == 12)
@@ -306,16 +307,17 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
 ) -> None:
     caplog.set_level(logging.NOTSET)
     configure("debug")
-    cluster = Cluster(f"toc:canary@{zookeeper.url}/{zookeeper_root}", "c")
+    place = {"chroot": f"/{zookeeper_root}"}
+    cluster = Cluster(zookeeper_url(zookeeper, user="toc:canary", **place), "c")
     try:
         cluster.start("h1")
         cluster.until(lambda: cluster.load("h1") == 12)
         with cluster.visit() as visit:
             visit.drain("h1", by="ann")
             cluster.until(lambda: cluster.load("h1") == 0)
-        for stranger in ("", "toc:wrong@"):
+        for stranger in ("", "toc:wrong"):
             with (
-                Operator(f"{stranger}{zookeeper.url}/{zookeeper_root}", cluster="c") as visit,
+                Operator(zookeeper_url(zookeeper, user=stranger, **place), cluster="c") as visit,
                 pytest.raises(CoordinationUnavailable, match="NoAuth"),
             ):
                 visit.drain("h1", by="eve")

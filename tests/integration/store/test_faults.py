@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
+from harness.secured import root_url
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
@@ -31,7 +32,7 @@ NewRow = Callable[..., TaskRow]
 
 @pytest.fixture
 def root(mariadb: MariaDB) -> Iterator[Engine]:
-    engine = create_engine(mariadb.url, isolation_level="AUTOCOMMIT")
+    engine = create_engine(root_url(mariadb), isolation_level="AUTOCOMMIT")
     yield engine
     engine.dispose()
 

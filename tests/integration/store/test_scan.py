@@ -139,7 +139,7 @@ def test_the_server_reads_no_more_than_it_returns(
 
 
 def _connected(place: Any) -> Any:
-    url = make_url(place.urls[0])
+    url = make_url(place.root_url)
     return pymysql.connect(
         host=url.host, port=url.port or 3306, user=url.username, password=str(url.password), autocommit=True
     )

@@ -26,12 +26,6 @@ def slots(system: System) -> list[Slot]:
     return [slot for topic in system.center.store.topics.list() for slot in topic.slots()]
 
 
-def whole(system: System) -> bool:
-    """Whether every slot is recorded as built on the server that serves it."""
-    found = system.center.queues.generations(slots(system)).values()
-    return all(isinstance(one, Generation) and one.recorded == one.serving for one in found)
-
-
 def marked(system: System) -> int:
     """How many slots are marked as being filled."""
     found = system.center.queues.generations(slots(system)).values()
@@ -69,7 +63,7 @@ def running(system: System) -> System:
     """Two processes; their index is recorded as whole."""
     system.create_topics()
     system.start()
-    system.wait(lambda: whole(system), "the first generation is recorded", 15)
+    system.wait(system.whole, "the first generation is recorded", 15)
     return system
 
 
@@ -89,7 +83,7 @@ def test_a_flushed_index_is_back_in_seconds_and_nothing_is_late(
     running.wait(lambda: waiting(running) >= 600, "what is due soon is back", 3)
     running.wait(lambda: waiting(running) >= 20_000, "the rest is back", 30)
     running.wait(lambda: dead_entries(running) == 1, "the dead one is listed again", 10)
-    running.wait(lambda: whole(running), "it is recorded", 15)
+    running.wait(running.whole, "it is recorded", 15)
     assert claims(running) == workers, "the owners' claims are back"
     running.wait(lambda: all(_runs(running, soon)), "all that was due has run", 20)
     assert time.monotonic() - flushed > 3
@@ -110,7 +104,7 @@ def test_a_restarted_redis_is_another_server_and_its_slots_are_built_anew(
     before = running.center.queues.generations(slots(running)[:1])
     clean_redis.kill()
     clean_redis.start()
-    running.wait(lambda: _reachable(running) and whole(running), "the new server is recorded", 20)
+    running.wait(lambda: _reachable(running) and running.whole(), "the new server is recorded", 20)
     assert running.center.queues.generations(slots(running)[:1]) != before
     assert waiting(running) == len(job_ids)
     assert "index_lost_data" in "".join(daemon.log.read_text() for daemon in running.daemons)
@@ -125,7 +119,7 @@ def test_the_keys_of_one_slot_that_vanish_are_noticed_by_its_owner(
     clean_redis.call("DEL", keys.store, keys.generation, keys.claims)
     (daemon,) = running.daemons
     running.wait(lambda: bool(_lines(daemon, "index_lost_data")), "it is noticed", 5)
-    running.wait(lambda: whole(running), "it is recorded again", 15)
+    running.wait(running.whole, "it is recorded again", 15)
     assert claims(running) == held
 
 
@@ -138,7 +132,7 @@ def test_data_that_is_lost_again_while_it_is_put_back_is_put_back_again(
         flushed = time.monotonic()
         while time.monotonic() - flushed < 1.2:
             time.sleep(0.05)
-    running.wait(lambda: whole(running), "it is recorded", 20)
+    running.wait(running.whole, "it is recorded", 20)
     assert waiting(running) == len(job_ids)
 
 
@@ -150,7 +144,7 @@ def test_a_loss_during_a_refill_is_seen_before_the_refill_ends(
     running.create_topics()
     url = make_url(mariadb.url).set(port=distant_mariadb.port).render_as_string(hide_password=False)
     running.start(env={"TOC_DATABASE_URLS": url})
-    running.wait(lambda: whole(running), "the first generation is recorded", 15)
+    running.wait(running.whole, "the first generation is recorded", 15)
     center.submit_many([NewTask("test.sync", n, 600 + n / 100) for n in range(many)])
     center.submit_many([NewTask("test.async", n, 50 + n / 100) for n in range(500)])
     distant_mariadb.delay(0.05)  # and so long a refill takes: 40 pages a worker, four times its time between
@@ -162,7 +156,7 @@ def test_a_loss_during_a_refill_is_seen_before_the_refill_ends(
     lost_again = time.time()
     clean_redis.call("FLUSHALL")
     running.wait(lambda: waiting(running, "test.async") == 500, "what is due soon is back again", 5)
-    running.wait(lambda: whole(running), "it is recorded", 60)
+    running.wait(running.whole, "it is recorded", 60)
     assert waiting(running, "test.sync") == many
     seen = lost_again + 4  # by then; one worker's first refill may have come to its end before
     overtaken = [(began, ended) for began, ended in refills(running) if began < lost_again and ended > seen]
@@ -173,7 +167,7 @@ def test_a_thousand_new_slots_are_recorded_without_a_storm(system: System) -> No
     system.create_topics(slots=256)
     system.center.submit_many([NewTask("test.sync", n, 600) for n in range(5000)])
     daemon = system.start()
-    system.wait(lambda: whole(system), "all are recorded", 15)
+    system.wait(system.whole, "all are recorded", 15)
     assert waiting(system) == 5000
     assert daemon.log.read_text().count("index_refilled") < 30, "a pass for each time that slots were taken"
 
@@ -185,7 +179,7 @@ def test_two_hundred_thousand_pending_tasks_are_back_within_a_minute(
 ) -> None:
     cluster.create_topics(slots=64)
     cluster.start(processes=2)
-    cluster.wait(lambda: whole(cluster), "the first generation is recorded", 15)
+    cluster.wait(cluster.whole, "the first generation is recorded", 15)
     center, kinds = cluster.center, len(topics)
     center.submit_many([NewTask(topics[n % kinds], n, 120 + n / 500) for n in range(190_000)])
     traffic = center.submit_many([NewTask(topics[n % kinds], n, 10 + n / 200) for n in range(12_000)])

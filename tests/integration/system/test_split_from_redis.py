@@ -21,7 +21,8 @@ class Split:
         self.system = system
         self.proxy = proxy
         self.system.create_topics(prepare_timeout=3, backoff_base=0.1)
-        system.start("host-a", processes=1, env={"TOC_REDIS_URL": f"redis://127.0.0.1:{proxy.port}/0"})
+        url = system.settings.need_redis_url().replace(f":{proxy.target}", f":{proxy.port}")
+        system.start("host-a", processes=1, env={"TOC_REDIS_URL": url})
 
     def cut(self) -> None:
         """Host-a loses Redis; returns when it knows."""
