@@ -42,6 +42,7 @@ def test_lines_replace_their_former_selves_and_the_page_holds_them_between_its_m
         "<!-- faults: written by `make faults-page` -->\nold\n<!-- end of faults -->\n"
         "between\n"
         "<!-- soaks: written by `make faults-page` -->\n<!-- end of soaks -->\n"
+        "<!-- total: written by `make faults-page` -->\n<!-- end of total -->\n"
         "after\n"
     )
     table.write([Line(2, "b", tasks=1), Line(1, "a | c", "slow", "seen", tasks=1000)])
@@ -60,9 +61,13 @@ def test_lines_replace_their_former_selves_and_the_page_holds_them_between_its_m
             "| 1 | a \\| c (slow) | seen | 1,000 | 0 | 0 | 0 | 0 | 0 | - | failed |",
             "| 2 | b | bit | 2 | 0 | 0 | 0 | 0 | 0 | 0.5 s | held |",
         ]
-        assert page[-5:-2] == [
+        assert page[-8:-5] == [
             "| 7 | 1.5 min | 5 | 1,000 | 0 | 0 | 0 | 2: 2 by kill | 1.5 s | clean |",
             "| 7 | 1.5 min | 5 | 1,000 | 0 | 0 | 0 | 1 | 0.5 s | broken |",
             "| all | 3 min | 10 | 2,000 | 0 | 0 | 0 | 3 | 1.5 s | broken |",
         ]
+        assert page[-3] == (
+            "Both tables together: 3,002 tasks; 0 lost, 0 early, 0 after a cancel, "
+            "1 run again without a cause; 2 of these runs failed."
+        )
     assert "not held: a | c" in capsys.readouterr().out

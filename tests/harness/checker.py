@@ -395,23 +395,20 @@ class _Check:
         if call.outcome == CancelOutcome.UNKNOWN.value:
             breach("L", row.job_id, "a cancel was told that there is no such task")
         elif call.outcome == CancelOutcome.CANCELLED.value:
-            # What ran for an earlier deadline was told by the reschedule that replaced it.
-            ran = [run for run in job.runs if run.version == row.version or run.mono > call.ended]
-            if ran and not self._index_forgot(row, ran[0], call):
+            if job.runs and not self._index_forgot(row, job, call):
                 breach("C", row.job_id, f"ran although its cancel was answered CANCELLED{_runs(job)}")
-        elif call.outcome == CancelOutcome.MAY_HAVE_STARTED.value:
-            in_time = call.wall // 1_000_000 < row.action_time - SKEW_MS
-            if in_time and any(run.mono > call.ended for run in job.runs):
-                breach(
-                    "C", row.job_id, f"ran although its cancel was acknowledged before it was due{_runs(job)}"
-                )
+        elif call.outcome == CancelOutcome.MAY_HAVE_STARTED.value and any(
+            run.mono > call.ended and _in_time(call, run, row, job) for run in job.runs
+        ):
+            breach("C", row.job_id, f"ran although its cancel was acknowledged before it was due{_runs(job)}")
         held = (CancelOutcome.CANCELLED.value, CancelOutcome.MAY_HAVE_STARTED.value)
         if call.outcome in held and row.status != CANCELLED:
             breach("C", row.job_id, f"its cancel was acknowledged and it is {TaskStatus(row.status).name}")
 
-    def _index_forgot(self, row: Row, run: _Run, call: _Call) -> bool:
-        """Whether a cancel after the due time could not see that a worker held it: Redis had lost that."""
-        if call.wall // 1_000_000 < row.action_time:
+    def _index_forgot(self, row: Row, job: _Job, call: _Call) -> bool:
+        """Whether a cancel after a due time could not see that a worker held it: Redis had lost that."""
+        run = job.runs[0]
+        if any(_in_time(call, other, row, job, 0) for other in job.runs):
             return False
         return any(
             fault.kind == "redis_loss" and fault.end >= run.mono - self._hold and fault.begin <= call.ended
@@ -587,7 +584,8 @@ class _Check:
         begin, until = 0, FOREVER
         if job.runs:
             monotonic = job.runs[-1].mono - job.runs[-1].wall  # of an instant of the wall clock
-            begin = (job.due or 0) * 1_000_000 + monotonic
+            due = min(job.due or 0, row.action_time)  # a holder may have died before a new deadline
+            begin = due * 1_000_000 + monotonic
             if row.status != PENDING:
                 until = (row.next_time + 1000) * 1_000_000 + monotonic
         return sum(
@@ -648,6 +646,18 @@ def _deadlines(job: _Job) -> set[int | None]:
     changed = [call for call in moves if call.outcome in _MOVED]
     given = [(0, job.due), *((call.ended, call.due) for call in moves if call.outcome in (*_MOVED, "?"))]
     return {due for ended, due in given if not any(call.began >= ended for call in changed)}
+
+
+def _in_time(call: _Call, run: _Run, row: Row, job: _Job, skew_ms: int = SKEW_MS) -> bool:
+    """Whether a cancel was answered before the deadline of a run, which may be a former one."""
+    if run.version == row.version:
+        due: int | None = row.action_time
+    elif run.version == 0:
+        due = job.due
+    else:  # which of them is not always known: some may have been moved by calls without an answer
+        moves = [move for move in job.calls or () if move.op == "reschedule" and move.began < run.mono]
+        due = min([*(move.due for move in moves), *([] if job.due is None else [job.due])], default=None)
+    return due is not None and call.wall // 1_000_000 < due - skew_ms
 
 
 def _counted(counter: Counter[str]) -> str:

@@ -231,11 +231,35 @@ def test_a_cancel_in_time_holds_also_when_redis_loses_the_entry(story: Story) ->
     assert "C" in broken(story.fault("redis_loss", -2, 0).verdict())
 
 
-def test_a_cancel_answers_for_the_present_deadline(story: Story) -> None:
-    story.submit().run(0.1, 0.2).call("reschedule", 0.15, "may_have_started", due=5)
+def test_a_cancel_answers_for_former_deadlines_too(story: Story) -> None:
+    story.submit().call("reschedule", 0.15, "may_have_started", due=5)
     story.call("cancel", 3, "cancelled").row(TaskStatus.CANCELLED, 3, version=1, due=5)
     assert story.verdict().clean
-    assert "C" in broken(story.run(5.1, 5.2, version=1).verdict())
+    assert broken(story.run(0.1, 0.2).verdict()) == "C", "cancelled means that it has never run"
+
+
+def test_a_cancel_could_not_see_what_redis_had_lost_of_a_former_deadline(story: Story) -> None:
+    story.submit().run(0.1, 2).call("reschedule", 0.15, "may_have_started", due=5)
+    story.call("cancel", 1, "cancelled").row(TaskStatus.CANCELLED, 1, version=1, due=5)
+    story.fault("redis_loss", 0.5, 0.6)
+    assert story.verdict().clean
+    assert "C" in broken(story.run(5.1, 5.2, version=1).verdict()), "in time for the present one"
+
+
+def test_a_cancel_that_came_late_for_a_former_deadline_allows_the_try_that_was_taken_for_it(
+    story: Story,
+) -> None:
+    story.submit().call("reschedule", 0.1, "may_have_started", due=9)
+    story.call("cancel", 0.2, "may_have_started").row(TaskStatus.CANCELLED, 0.2, version=1, due=9)
+    assert story.run(0.3, 0.4).verdict().clean, "checked before it was moved"
+    assert broken(story.run(9.1, 9.2, version=1).verdict()) == "C", "in time for the present one"
+
+
+def test_a_cancel_in_time_for_every_deadline_holds_though_the_present_one_is_sooner(story: Story) -> None:
+    story.submit(due=9).call("reschedule", -5, "may_have_started", due=1)
+    story.call("cancel", 2, "may_have_started").row(TaskStatus.CANCELLED, 2, version=1, due=1)
+    assert story.run(2.1, 2.2, version=1).verdict().clean
+    assert broken(story.run(9.1, 9.2).verdict()) == "C", "the former one was seven seconds ahead"
 
 
 def test_a_cancel_before_the_due_time_holds_whatever_it_was_answered(story: Story) -> None:
@@ -361,6 +385,13 @@ def test_a_try_that_was_taken_by_a_process_that_was_about_to_die(story: Story) -
 def test_a_try_that_was_charged_for_a_kill_long_before(story: Story) -> None:
     story.submit().run(0.3, 0.4, attempt=2).row(attempts=1)
     assert broken(story.fault("kill", -3, -2, 3).verdict()) == "R"
+
+
+def test_a_try_that_was_charged_for_a_fault_after_a_deadline_that_was_brought_forward(story: Story) -> None:
+    story.submit(due=20).call("reschedule", -5, "rescheduled")
+    story.run(0.1, 0.2, version=1).row(attempts=1, version=1, ended=5)
+    assert broken(story.verdict()) == "R"
+    assert story.fault("redis_loss", -3, 0.15).verdict().clean
 
 
 def test_an_orderly_stop_charges_nothing(story: Story) -> None:

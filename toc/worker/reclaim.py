@@ -34,6 +34,8 @@ TICK_SECONDS = 1.0
 TURNED_SECONDS = 0.03
 PEEK_SECONDS = 5.0
 RECLAIM_LIMIT = 200
+BEFORE_MOVED = "its worker for a former time died or fell silent"
+"""The last_error of a task that may have begun, and has no other, where a new deadline charges no try."""
 
 
 class Reclaimer:
@@ -151,6 +153,13 @@ class Reclaimer:
         if cancelled:
             # Before the entry goes: a cancel that is under way looks for it.  [rule: mark-tried]
             self._store.mark_tried(cancelled)
+        moved = [
+            job_id
+            for job_id, row in rows.items()
+            if row.status == TaskStatus.PENDING and row.version and job_id not in crashes
+        ]
+        if moved:  # It may have begun for a former time, and nobody else will say so.  [rule: mark-tried]
+            self._store.mark_begun(moved, BEFORE_MOVED)
         failpoint("reclaim.rows-written")
         commits: dict[Slot, list[tuple[int, float]]] = {}
         backs: dict[Slot, list[tuple[int, float, float]]] = {}

@@ -235,6 +235,7 @@ def publish() -> None:
     if SOAKS.exists():
         soaks = [json.loads(line) for line in SOAKS.read_text().splitlines()]
         text = _replaced(text, "soaks", [_SOAK_HEADS, *map(_soak_cells, soaks), _soak_sum(soaks)])
+        text = _between(text, "total", _total(lines, soaks))
     PAGE.write_text(text)
     rows = {line.fault for line in lines}
     print(f"{PAGE.relative_to(ROOT)}: {len(lines)} lines")
@@ -242,14 +243,32 @@ def publish() -> None:
     print("not held:", ", ".join(line.name for line in lines if line.verdict != "held") or "none")
 
 
+def _total(lines: Sequence[Line], soaks: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence over both tables."""
+
+    def both(name: str) -> str:
+        return f"{sum(getattr(line, name) for line in lines) + sum(soak[name] for soak in soaks):,}"
+
+    unexplained = sum(soak["unexplained"] for soak in soaks)  # a line with such a one is not held
+    failed = sum(line.verdict != "held" for line in lines) + sum(not soak["clean"] for soak in soaks)
+    return (
+        f"Both tables together: {both('tasks')} tasks; {both('lost')} lost, {both('early')} early, "
+        f"{both('after_cancel')} after a cancel, {unexplained:,} run again without a cause; "
+        f"{failed} of these runs failed.\n"
+    )
+
+
 def _replaced(text: str, name: str, rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    return _between(text, name, "".join(map(_markdown, [head, ["---"] * len(head), *body])))
+
+
+def _between(text: str, name: str, content: str) -> str:
     before, begin, rest = text.partition(f"<!-- {name}: written by `make faults-page` -->\n")
     _, end, after = rest.partition(f"<!-- end of {name} -->\n")
     assert begin, f"no mark of {name} in {PAGE}"
     assert end, f"no mark of the end of {name} in {PAGE}"
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return f"{before}{begin}{''.join(map(_markdown, lines))}{end}{after}"
+    return f"{before}{begin}{content}{end}{after}"
 
 
 def _markdown(cells: Sequence[str]) -> str:

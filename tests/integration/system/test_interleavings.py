@@ -491,6 +491,25 @@ def test_a_cancel_knows_of_a_try_that_was_stopped_and_given_back_uncharged(
     assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
+def test_a_cancel_knows_of_a_run_for_an_older_deadline_whose_worker_fell_silent(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, other = hands
+    job_id = submit_due(system)
+    worker.take()
+    worker.start_and_wait()
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    assert system.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    worker.sleep()
+    other.reclaim()
+    row = row_of(system, job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0), (
+        "charged to the new deadline"
+    )
+    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    worker.end()  # awake again
+
+
 def _fail(worker: Hands, runs: int) -> None:
     """Take what is due and let it fail; it is the so-many-th run."""
     worker.take()
