@@ -115,7 +115,7 @@ class Sizing:
         data = self._local.directory / "mariadb" / "data"
         empty = sum(path.stat().st_size for path in data.glob("toc_*/*"))
         say("MariaDB, disk of the empty tables", f"{empty / 1e6:.0f} MB")
-        self._settle()
+        self._wait_for_owners()
         self._memory("idle")
         self._connections("idle")
         self._znodes()
@@ -134,7 +134,7 @@ class Sizing:
         self._load()
         self._memory("after that load")
 
-    def _settle(self) -> None:
+    def _wait_for_owners(self) -> None:
         """Until every slot and table has its owner, and a while longer."""
         with Operator(self._settings.zookeeper or "", cluster=self._settings.cluster) as visit:
             until = time.monotonic() + 120

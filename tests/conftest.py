@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import pymysql
 import pytest
+import structlog
 from harness import secured
 from rich.console import Console
 from sqlalchemy.engine import make_url
@@ -153,6 +154,12 @@ def no_leaked_threads() -> Iterator[None]:
     if not until(lambda: set(threading.enumerate()) <= before, 5):
         left = sorted(thread.name for thread in set(threading.enumerate()) - before)
         pytest.fail(f"threads still running after the test: {', '.join(left)}")
+
+
+@pytest.fixture(autouse=True)
+def fresh_logging() -> None:
+    """Logging as nobody has configured it, whatever a command that an earlier test ran has set."""
+    structlog.reset_defaults()
 
 
 def _shared(server: AnyServer, container: str | None = None) -> Iterator[AnyServer]:

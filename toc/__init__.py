@@ -50,3 +50,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_MODULES.get(name, "toc.task")), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,10 @@ from toc.client import TimeoutCenter
 from toc.config import Settings
 from toc.coordination.coordinator import SlotRow
 from toc.errors import IndexUnavailable, InvalidInput, StoreUnavailable, TocError, UnknownTopic
+from toc.intake import check_job_id
 from toc.queue.messages import Peek
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
-from toc.sharding import valid_job_id
 from toc.store.scan import of_type
 from toc.store.select import Selection
 from toc.store.store import Store
@@ -29,9 +29,6 @@ from toc.topic import Slot, Topic, check_topic_name
 
 if TYPE_CHECKING:
     from toc.store.migrate import Migrator
-
-REDRIVE_CHUNK = 500
-"""Tasks that one step of a redrive moves: short transactions, short scripts."""
 
 
 class UnknownTask(TocError):
@@ -70,7 +67,7 @@ def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
     return alter_topic(store, name, {"paused": False, "resume_rate": rate, "resumed_at": now_ms})
 
 
-def tasks_to_settle(store: Store, topic: Topic) -> int:
+def tasks_under_former_slots(store: Store, topic: Topic) -> int:
     """How many pending tasks keep slots of a former slot_amount in use. Reads every pending row."""
     return store.count_stamped_above(topic.biz_type, topic.slot_amount) if topic.former_slots else 0
 
@@ -94,49 +91,35 @@ class Redriven:
 
 
 def redrive(
-    store: Store,
-    queues: Queues,
-    topics: Iterable[Topic],
-    job_ids: Iterable[int],
-    *,
-    now_ms: Callable[[], int],
+    store: Store, queues: Queues, topics: Iterable[Topic], job_ids: Iterable[int], *, now_ms: int
 ) -> Redriven:
     """Give dead tasks all their tries again, due now. Those that are not dead are left alone.
 
-    Row first, then the index; where Redis is out of reach the sweep brings them in.
+    Row first, then the index; where Redis is out of reach the sweep brings them in. For a few hundred tasks:
+    ``toc.bulk`` goes on from there. Raises StoreUnavailable.
     """
     by_type = {topic.biz_type: topic for topic in topics}
-    tasks = unindexed = 0
-    for chunk in _chunks(job_ids, REDRIVE_CHUNK):
-        rows = store.redrive(chunk, now_ms())
-        entries: dict[Slot, list[tuple[int, float]]] = {}
-        for row in rows:
-            topic = by_type.get(row.biz_type)
-            if topic is None:
-                unindexed += 1  # a topic that was removed: nobody consumes it
-                continue
-            if row.slot_amount > topic.consumed:
-                store.topics.keep_consuming(topic.name, row.slot_amount)  # its slot was given up meanwhile
-            score = store_score(row.next_time, topic.retries, 0)
-            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
-        for slot, reply in queues.redrive(entries).items():
-            if isinstance(reply, IndexUnavailable):
-                unindexed += len(entries[slot])
-        tasks += len(rows)
-    return Redriven(tasks, unindexed)
-
-
-def checked_job_ids(job_ids: Sequence[int]) -> list[int]:
-    """Raises InvalidInput unless each can be a job_id."""
-    for job_id in job_ids:
-        if not valid_job_id(job_id):
-            raise InvalidInput(f"{job_id} is not a job_id")
-    return list(job_ids)
+    unindexed = 0
+    rows = store.redrive(job_ids, now_ms)
+    entries: dict[Slot, list[tuple[int, float]]] = {}
+    for row in rows:
+        topic = by_type.get(row.biz_type)
+        if topic is None:
+            unindexed += 1  # a topic that was removed: nobody consumes it
+            continue
+        if row.slot_amount > topic.consumed:
+            store.topics.keep_consuming(topic.name, row.slot_amount)  # its slot was given up meanwhile
+        score = store_score(row.next_time, topic.retries, 0)
+        entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
+    for slot, reply in queues.redrive(entries).items():
+        if isinstance(reply, IndexUnavailable):
+            unindexed += len(entries[slot])
+    return Redriven(len(rows), unindexed)
 
 
 def get_row(store: Store, job_id: int) -> TaskRow:
     """A task's row with what only operators need. Raises InvalidInput, UnknownTask."""
-    row = store.get(checked_job_ids([job_id])[0])
+    row = store.get(check_job_id(job_id))
     if row is None:
         raise UnknownTask(
             f"there is no task {job_id}; finished ones are purged after their topic's retention"
@@ -256,17 +239,3 @@ def migrator(settings: Settings) -> Migrator:
         read_timeout=settings.read_timeout,
         write_timeout=settings.write_timeout,
     )
-
-
-# --- inside -----------------------------------------------------------------------------------------------
-
-
-def _chunks(job_ids: Iterable[int], size: int) -> Iterator[list[int]]:
-    chunk: list[int] = []
-    for job_id in job_ids:
-        chunk.append(job_id)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

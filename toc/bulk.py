@@ -22,7 +22,7 @@ CHUNK = 500
 """Most tasks of one step: short transactions, short scripts."""
 STEPS_PER_SECOND = 5
 """Into how many chunks a second's work is split, where a rate is given."""
-SETTLE_SECONDS = 1.0
+LAST_SWEEP_SECONDS = 1.0
 """After so long no sweep is left that has read a row before it was purged."""
 
 Counts = dict[str, int]
@@ -41,7 +41,7 @@ def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = 
     topics = center.store.topics.list()
     counts = {"redriven": 0, "not_indexed_yet": 0}
     for done, chunk in paced(job_ids, rate):
-        result = admin.redrive(center.store, center.queues, topics, chunk, now_ms=center.clock.now_ms)
+        result = admin.redrive(center.store, center.queues, topics, chunk, now_ms=center.clock.now_ms())
         counts["redriven"] += result.tasks
         counts["not_indexed_yet"] += result.unindexed
         yield Step(done, dict(counts))
@@ -76,7 +76,7 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None
         counts["purged"] += center.store.purge_dead(free)
         yield Step(done, dict(counts))
     if gone:
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(LAST_SWEEP_SECONDS)
         center.queues.purge_dead(gone)
 
 

@@ -12,43 +12,24 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from math import ceil
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from toc.catalog import TopicCatalog
-from toc.clock import MAX_CLOCK_SKEW_MS, Clock, to_ms
+from toc.clock import MAX_CLOCK_SKEW_MS, Clock
 from toc.config import Settings
-from toc.errors import (
-    DedupConflict,
-    DuplicateHandler,
-    IndexUnavailable,
-    InvalidDelay,
-    InvalidInput,
-    NaiveDatetime,
-    NotInFuture,
-    PartialSubmit,
-    StoreUnavailable,
-    shown,
-)
+from toc.errors import DuplicateHandler, IndexUnavailable, PartialSubmit, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.handler import Handler
+from toc.intake import Intake, check_job_id, check_same_dedup
 from toc.log import get_logger
 from toc.queue.messages import CancelReply
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
-from toc.sharding import BizId, JobIds, check_key, crc32, valid_job_id
+from toc.sharding import BizId
 from toc.store.store import Store
-from toc.task import (
-    CancelOutcome,
-    NewTask,
-    RescheduleOutcome,
-    Task,
-    TaskRow,
-    TaskStatus,
-    encode_attribute,
-)
-from toc.topic import Slot, Topic, TopicType, check_topic_name
+from toc.task import CancelOutcome, NewTask, RescheduleOutcome, Task, TaskRow, TaskStatus
+from toc.topic import Slot, check_topic_name
 from toc.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -58,9 +39,6 @@ log = get_logger(__name__)
 
 INDEX_PAUSE_SECONDS = 1.0
 """How long submits leave Redis alone after it failed, so that its time-outs do not slow them down."""
-
-MAX_DELAY_SECONDS = 1e12
-"""Beyond this a number of seconds is refused without looking at TOC_MAX_DELAY, which is shorter."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,8 +53,7 @@ class TimeoutCenter:
         self.settings = settings if settings is not None else Settings()
         self.clock = clock or Clock()
         self.handlers: dict[str, Handler] = {}
-        self._job_ids = JobIds(self.clock)
-        self._max_delay_ms = int(self.settings.max_delay * 1000)
+        self._intake = Intake(self.clock, self.settings.max_delay)
         self.tracing = Tracing.of(self.settings.traces)
         self._store: Store | None = None
         self._queues: Queues | None = None
@@ -204,8 +181,8 @@ class TimeoutCenter:
         PartialSubmit when a server failed after another had stored its part.
         """
         rows = [self._row(task) for task in tasks]
-        _check_same_dedup(rows)
-        _ = self.queues  # as in submit
+        check_same_dedup(rows)
+        self._check_places()
         if self.tracing is None:
             return self.store.insert_many(rows, self._index_stored)
         return self._traced(self.tracing, rows, lambda: self.store.insert_many(rows, self._index_stored))
@@ -215,7 +192,7 @@ class TimeoutCenter:
 
         Optional: the sweep does it within a second. Ids that are unknown or not pending are ignored.
         """
-        rows = self.store.read([_checked(job_id) for job_id in job_ids])
+        rows = self.store.read([check_job_id(job_id) for job_id in job_ids])
         self._index(row for row in rows.values() if row.status == TaskStatus.PENDING)
 
     # --- change
@@ -226,8 +203,8 @@ class TimeoutCenter:
         Row first, then the index. When a PrepareQueue entry stands once the task was due, or the
         index cannot be asked and the due time is near, a try may have started.
         """
-        _checked(job_id)
-        _ = self.queues  # as in submit
+        check_job_id(job_id)
+        self._check_places()
         changed, row = self.store.cancel(job_id)  # [rule: row-first]
         failpoint("cancel.row-written")
         if row is None:
@@ -235,41 +212,29 @@ class TimeoutCenter:
         if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
             return CancelOutcome.TOO_LATE
         reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))
-        if row.attempts or row.crashes or row.last_error is not None:
-            started = True  # redrive and reschedule give all tries back, and keep the error
-        elif reply is None:
-            # With a version it may be running for a deadline that it had before it was rescheduled.
-            started = row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
-        elif reply.prepared:
-            due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
-            started = row.version > 0 or due
-        elif changed and row.version == 0 and reply.redis_now_ms < row.action_time:
-            started = False
-        else:
-            # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
-            # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
-            seen = self.store.get(job_id)
-            started = seen is not None and (seen.attempts > 0 or seen.last_error is not None)
-        if not started:
+        if not self._may_have_started(row, reply, changed=changed):
             return CancelOutcome.CANCELLED
         self.store.mark_tried([job_id])
         return CancelOutcome.MAY_HAVE_STARTED
 
     def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]:
-        """Cancel every task of one biz_id on a topic."""
+        """Cancel every task of one biz_id on a topic; the outcome of each by its job_id.
+
+        Raises InvalidBizId, UnknownTopic; StoreUnavailable as ``cancel`` does, when some may be cancelled.
+        """
         biz_type = self.catalog.get(topic).biz_type
         rows = self.store.find(BizId.of(biz_id), biz_type)
         return {row.job_id: self.cancel(row.job_id) for row in rows}
 
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
         """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
-        _checked(job_id)
-        _ = self.queues  # as in submit
+        check_job_id(job_id)
+        self._check_places()
         row = self.store.get(job_id)
         if row is None:
             return RescheduleOutcome.UNKNOWN
         topic = self.catalog.of_type(row.biz_type)
-        due = self._due(topic, None, action_time)
+        due = self._intake.deadline(topic, None, action_time)
         changed, row = self.store.reschedule(job_id, due)
         failpoint("reschedule.row-written")
         if row is None:
@@ -293,7 +258,7 @@ class TimeoutCenter:
 
     def get(self, job_id: int) -> Task | None:
         """The task, or None. Raises StoreUnavailable."""
-        row = self.store.get(_checked(job_id))
+        row = self.store.get(check_job_id(job_id))
         return None if row is None else self._task(row)
 
     def find(self, *, biz_id: int | str, topic: str | None = None) -> list[Task]:
@@ -304,10 +269,31 @@ class TimeoutCenter:
 
     # --- inside
 
+    def _may_have_started(self, row: TaskRow, reply: CancelReply | None, *, changed: bool) -> bool:
+        """Whether a try of a cancelled task may have started; ``changed``: this call has cancelled it."""
+        if row.attempts or row.crashes or row.last_error is not None:
+            return True  # redrive and reschedule give all tries back, and keep the error
+        if reply is None:
+            # With a version it may be running for a deadline that it had before it was rescheduled.
+            return row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
+        if reply.prepared:
+            due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
+            return row.version > 0 or due
+        if changed and row.version == 0 and reply.redis_now_ms < row.action_time:
+            return False
+        # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
+        # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
+        seen = self.store.get(row.job_id)
+        return seen is not None and (seen.attempts > 0 or seen.last_error is not None)
+
+    def _check_places(self) -> None:
+        """A wrong URL of either server is told before anything is written. Connects to none."""
+        _ = self.store, self.queues
+
     def _submit(self, row: TaskRow, connection: Connection | None) -> int:
         if connection is not None:
             return self.store.insert_with(connection, row)
-        _ = self.queues  # a wrong TOC_REDIS_URL is told before anything is written
+        self._check_places()
         job_id = self.store.insert(row)  # [rule: row-first]
         self._index_stored([row], [job_id])
         return job_id
@@ -336,68 +322,7 @@ class TimeoutCenter:
         return job_ids
 
     def _row(self, task: NewTask) -> TaskRow:
-        if not isinstance(task, NewTask):
-            raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
-        biz = BizId.of(task.biz_id)
-        attribute = encode_attribute(task.attribute)
-        if task.dedup_key is not None:
-            check_key("dedup_key", task.dedup_key)
-        slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
-        topic = self.catalog.get(task.topic)
-        due = self._due(topic, task.delay, task.action_time)
-        now = self.clock.now_ms()
-        return TaskRow(
-            self._job_ids.make(biz.crc),
-            biz.number,
-            biz.key,
-            topic.biz_type,
-            TaskStatus.PENDING,
-            due,
-            due,
-            attribute,
-            0,
-            0,
-            0,
-            slot_crc,
-            topic.slot_amount,
-            task.dedup_key,
-            None,
-            now,
-            now,
-        )
-
-    def _due(self, topic: Topic | None, delay: object, action_time: object) -> int:
-        """The action_time in milliseconds, rounded up; checked against now and max_delay."""
-        now = self.clock.now_ms()
-        if delay is not None and action_time is not None:
-            raise InvalidInput("give a delay or an action_time, not both")
-        if action_time is not None:
-            if not isinstance(action_time, datetime):
-                raise InvalidInput(f"action_time must be a datetime, not {type(action_time).__name__}")
-            if action_time.utcoffset() is None:
-                raise NaiveDatetime(
-                    f"action_time {action_time.isoformat()} has no time zone; use datetime.now(UTC) + ... or "
-                    f"datetime(..., tzinfo=...)"
-                )
-            due = to_ms(action_time)
-        elif delay is not None:
-            due = now + 1 + _delay_ms(delay)  # + 1: now is rounded down, and a deadline is never early
-            if due == now + 1 and delay in (0, timedelta(0)):
-                due = now
-        elif topic is not None and topic.topic_type is TopicType.INSTANT:
-            return now
-        else:
-            raise InvalidInput("give a delay or an action_time (only tasks of instant topics run now)")
-        if due <= now and (topic is None or topic.topic_type is TopicType.TIMED):
-            raise NotInFuture(
-                f"action_time {due} ms is not after now ({now} ms); a timed topic takes deadlines ahead"
-            )
-        if due - now > self._max_delay_ms + 1:
-            raise InvalidDelay(
-                f"the deadline is {(due - now) / 86_400_000:.0f} days ahead; at most "
-                f"{self._max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)"
-            )
-        return due
+        return self._intake.row(task, lambda name: self.catalog.get(name))
 
     def _task(self, row: TaskRow) -> Task:
         return row.to_task(self._topic_name(row))
@@ -449,40 +374,6 @@ class TimeoutCenter:
 def _near(row: TaskRow, at: int) -> bool:
     """Whether a worker may have taken the task by then, as far as clocks tell alone."""
     return row.action_time - at <= MAX_CLOCK_SKEW_MS
-
-
-def _delay_ms(delay: object) -> int:
-    if isinstance(delay, timedelta):
-        if delay < timedelta(0):
-            return _refuse(delay)
-        whole, rest = divmod(delay, timedelta(milliseconds=1))
-        return whole + bool(rest)
-    if isinstance(delay, bool) or not isinstance(delay, (int, float)):
-        raise InvalidDelay(f"delay must be a timedelta or seconds, not {type(delay).__name__}")
-    if not 0 <= delay <= MAX_DELAY_SECONDS:  # NaN is in no range
-        return _refuse(delay)
-    return ceil(delay * 1000)
-
-
-def _refuse(delay: object) -> int:
-    shown = delay if not isinstance(delay, int) or abs(delay) < 10**30 else "of that size"
-    raise InvalidDelay(f"delay {shown} is not allowed; it must be a finite time from now on, not before now")
-
-
-def _checked(job_id: int) -> int:
-    if not valid_job_id(job_id):
-        raise InvalidInput(f"{shown(job_id)} is not a job_id; submit returned one as an int")
-    return job_id
-
-
-def _check_same_dedup(rows: Sequence[TaskRow]) -> None:
-    seen: dict[tuple[int, int, str | None, str], TaskRow] = {}
-    for row in rows:
-        if row.dedup_key is None:
-            continue
-        first = seen.setdefault((row.biz_type, row.biz_id, row.biz_key, row.dedup_key), row)
-        if first.attribute != row.attribute:
-            raise DedupConflict(f"dedup_key {row.dedup_key!r} stands twice in this batch with two attributes")
 
 
 def _fresh_lock(center: TimeoutCenter | None) -> None:

@@ -28,7 +28,7 @@ from toc.topic import Slot, Topic
 
 OVERDUE_MS = 10_000
 """What has been due for so long and was not started is worth a word."""
-SETTLE_SECONDS = 1.5
+MOVE_SECONDS = 1.5
 """A slot that moves is looked at again after this: a move takes less."""
 NO_MEMBER = 0
 """No task has this job_id: asking Redis to remove it shows the right to remove, and removes nothing."""
@@ -179,11 +179,11 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         with visit:
             workers, wanted, rows = visit.workers(), visit.intents(), visit.slots()
             lines += _open(visit.open_nodes())
-            moving = _unsettled(rows, topics)
+            moving = _moving(rows, topics)
             if moving:
-                time.sleep(SETTLE_SECONDS)
+                time.sleep(MOVE_SECONDS)
                 rows = [row for row in visit.slots() if (row.topic, row.number) in moving]
-                moving = _unsettled(rows, topics, missing=False)
+                moving = _moving(rows, topics, missing=False)
     except CoordinationUnavailable as exc:
         do = "bring ZooKeeper back; a refusal (NoAuth): name the user that made the nodes in TOC_ZOOKEEPER"
         return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
@@ -212,7 +212,7 @@ def _open(nodes: list[str]) -> Iterator[Line]:
         yield Line(Level.WARN, "zookeeper", "-", what, do)
 
 
-def _unsettled(
+def _moving(
     rows: Iterable[SlotRow], topics: list[Topic], *, missing: bool = True
 ) -> dict[tuple[str, int], str]:
     """Slots that nobody holds, or not whom they are assigned to, with the reason."""

@@ -89,7 +89,7 @@ class Sweep:
                 entries.setdefault(slot, []).append((row.job_id, score))
                 if row.slot_amount > topic.consumed:
                     self._consume(topic, row.slot_amount)
-        added, failed = self._settle(entries, self._queues.add(entries))
+        added, failed = self._outcome(entries, self._queues.add(entries))
         self.counts["rows"] += count
         self.counts["added"] += added
         SWEEP_ROWS.of().add(count)
@@ -108,17 +108,18 @@ class Sweep:
             if topic is not None:
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, row.next_time))
-        added, failed = self._settle(entries, self._queues.restore_dead(entries))  # [rule: dead-restored]
+        added, failed = self._outcome(entries, self._queues.restore_dead(entries))  # [rule: dead-restored]
         self.counts["dead_added"] += added
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("dead").add(added)
         return SweepCounts(count, added, len(failed)), failed
 
-    def _settle(
+    def _outcome(
         self,
         entries: Mapping[Slot, Sequence[tuple[int, float]]],
         results: Mapping[Slot, int | IndexUnavailable],
     ) -> tuple[int, set[int]]:
+        """How many entries were added, and the ids whose server did not take them."""
         added = 0
         failed: set[int] = set()
         for slot, result in results.items():

@@ -23,7 +23,7 @@ def submit(contract: Contract, topic: str, biz_id: int, delay: Any = 0.05, **att
     return contract.center.submit(topic, biz_id=biz_id, delay=delay, attribute=attribute)
 
 
-def settled(contract: Contract, job_id: int, status: int) -> None:
+def until_status(contract: Contract, job_id: int, status: int) -> None:
     contract.wait(lambda: contract.status(job_id) == status, f"{job_id} has status {status}")
 
 
@@ -38,7 +38,7 @@ def gone(contract: Contract, job_id: int) -> None:
 def test_a_task_fires_at_its_time_and_leaves_no_entry(running: Contract) -> None:
     late = []
     for job_id in [submit(running, "c.plain", 1, 0.3 + n / 5, hello="wörld") for n in range(3)]:
-        settled(running, job_id, 2)
+        until_status(running, job_id, 2)
         gone(running, job_id)
         (start,) = running.history(job_id)
         due = ms(running.row(job_id)["action_time"])
@@ -64,7 +64,7 @@ def test_the_prepare_score_names_second_tries_and_claim_while_a_handler_runs(run
     assert claim == int(claim)
     assert running.status(job_id) == 0
     running.open_gate("two")
-    settled(running, job_id, 2)
+    until_status(running, job_id, 2)
     gone(running, job_id)
 
 
@@ -108,7 +108,7 @@ def _slots(topic: str) -> int:
 
 def test_dead_is_dead_at_once_with_its_reason(running: Contract) -> None:
     job_id = submit(running, "c.plain", 5, **{"raise": "dead"})
-    settled(running, job_id, 4)
+    until_status(running, job_id, 4)
     assert running.row(job_id)["last_error"] == "cannot ever work"
     assert len(running.history(job_id)) == 1
     running.wait(lambda: all(key.startswith("dead_{") for key in running.scores(job_id)), "buried")
@@ -116,7 +116,7 @@ def test_dead_is_dead_at_once_with_its_reason(running: Contract) -> None:
 
 def test_redrive_runs_a_dead_task_again_with_all_its_tries(running: Contract) -> None:
     job_id = submit(running, "c.thrice", 6, **{"raise": "error", "times": 99})
-    settled(running, job_id, 4)
+    until_status(running, job_id, 4)
     before = len(running.history(job_id))
     listed = running.json("dead", "list", "--topic", "c.thrice")
     (record,) = [record for record in listed if record["job_id"] == job_id]
@@ -124,7 +124,7 @@ def test_redrive_runs_a_dead_task_again_with_all_its_tries(running: Contract) ->
     done = running.toc("dead", "redrive", str(job_id))
     assert done.returncode == 0, done.stderr
     running.wait(lambda: len(running.history(job_id)) == before + 3, "three more tries")
-    settled(running, job_id, 4)
+    until_status(running, job_id, 4)
     assert [start["attempt"] for start in running.history(job_id)] == [1, 2, 3, 1, 2, 3]
 
 
@@ -140,7 +140,7 @@ def test_a_batch_handler_reports_per_task_or_fails_as_a_whole(running: Contract,
     running.wait(lambda: all(running.status(job_id) == 4 for job_id in bad), "the bad ones are dead")
     if topic == "c.batch":
         for job_id in set(job_ids) - set(bad):
-            settled(running, job_id, 2)
+            until_status(running, job_id, 2)
             assert len(running.history(job_id)) == 1
     assert all(len(running.history(job_id)) == 2 for job_id in bad)
 
@@ -151,7 +151,7 @@ def test_cancel_of_a_waiting_task_holds(running: Contract) -> None:
     assert running.scores(job_id) == {}
     assert running.center.cancel(job_id) is CancelOutcome.CANCELLED
     other = submit(running, "c.plain", 9, 2.7)
-    settled(running, other, 2)
+    until_status(running, other, 2)
     assert running.status(job_id) == 3
     assert running.history(job_id) == []
     assert running.center.cancel(job_id) is CancelOutcome.CANCELLED
@@ -184,7 +184,7 @@ def test_cancel_by_biz_answers_for_each_task_of_that_biz_id_on_that_topic(runnin
     waiting = [submit(running, "c.plain", 13, 3600) for _ in range(3)]
     other = submit(running, "c.thrice", 13, 3600)
     done = submit(running, "c.plain", 13)
-    settled(running, done, 2)
+    until_status(running, done, 2)
     assert running.center.cancel_by_biz("c.plain", biz_id=13) == {
         **dict.fromkeys(waiting, CancelOutcome.CANCELLED),
         done: CancelOutcome.TOO_LATE,
@@ -203,7 +203,7 @@ def test_reschedule_moves_a_task_both_ways_and_it_fires_at_the_new_time_only(run
     assert outcome.name == "RESCHEDULED"
     late = []
     for job_id in (sooner, later):
-        settled(running, job_id, 2)
+        until_status(running, job_id, 2)
         (start,) = running.history(job_id)
         late.append(start["at"] / 1e6 - ms(running.row(job_id)["action_time"]))
         assert start["version"] == 1
@@ -221,7 +221,7 @@ def test_reschedule_of_a_running_task_runs_it_again_at_the_new_time(running: Con
     due = datetime.now(UTC) + timedelta(seconds=2)
     assert running.center.reschedule(job_id, action_time=due).name == "MAY_HAVE_STARTED"
     running.open_gate("sixteen")
-    settled(running, job_id, 2)
+    until_status(running, job_id, 2)
     first, second = running.history(job_id)
     assert second["at"] / 1e6 >= ms(running.row(job_id)["action_time"])
     assert (first["version"], second["version"]) == (0, 1)
@@ -269,7 +269,7 @@ def test_forged_early_entries_near_the_due_time_never_run_early(running: Contrac
             number = zlib.crc32(str(3000 + job_ids.index(job_id)).encode()) % 4
             _forge(running, f"c.plain_{number}", job_id, 5.0)
     for job_id in job_ids:
-        settled(running, job_id, 2)
+        until_status(running, job_id, 2)
         (start,) = running.history(job_id)
         row = running.row(job_id)
         assert start["at"] / 1e6 >= ms(row["action_time"])
@@ -296,7 +296,7 @@ def test_an_entry_that_vanished_is_brought_back_by_the_sweep(running: Contract) 
         f"UPDATE {running.table(job_id)} SET action_time = {soon}, next_time = {soon} WHERE job_id = %s",
         job_id,
     )
-    settled(running, job_id, 2)
+    until_status(running, job_id, 2)
     (start,) = running.history(job_id)
     assert 0 <= start["at"] / 1e6 - ms(running.row(job_id)["action_time"]) < 3000
 
@@ -316,8 +316,8 @@ def test_a_timed_out_entry_of_nobody_is_rolled_back_and_charged_but_never_the_la
             f"next_time = UTC_TIMESTAMP(3) WHERE job_id = %s",
             job_id,
         )
-    settled(running, charged, 2)
-    settled(running, last, 2)
+    until_status(running, charged, 2)
+    until_status(running, last, 2)
     assert [start["attempt"] for start in running.history(charged)] == [2]
     assert [start["attempt"] for start in running.history(last)] == [3]
     gone(running, charged)
@@ -328,13 +328,13 @@ def test_an_instant_task_runs_at_once_and_may_lie_in_the_past(running: Contract)
     now = running.center.submit("c.now", biz_id=70)
     past = running.center.submit("c.now", biz_id=71, action_time=datetime.now(UTC) - timedelta(days=1))
     for job_id in (now, past):
-        settled(running, job_id, 2)
+        until_status(running, job_id, 2)
         assert len(running.history(job_id)) == 1
 
 
 def test_get_and_find_show_how_a_task_ended(running: Contract) -> None:
     job_id = submit(running, "c.plain", 72)
-    settled(running, job_id, 2)
+    until_status(running, job_id, 2)
     task = running.center.get(job_id)
     assert task is not None
     assert task.status is TaskStatus.PROCESSED

@@ -243,6 +243,6 @@ def test_an_overdue_task_that_nobody_took_can_still_be_cancelled_for_sure(
 
 
 @pytest.fixture(autouse=True)
-def _settle(contract: Contract) -> Iterator[None]:
+def _daemons_live_on(contract: Contract) -> Iterator[None]:
     yield
     assert all(daemon.poll() is None for daemon in contract.daemons)

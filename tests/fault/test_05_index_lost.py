@@ -14,7 +14,7 @@ from fault.kit.table import count_pending, lateness, overdue
 from harness.final import read_final
 from harness.system import System
 
-from toc import NewTask, TaskStatus
+from toc import NewTask
 from toc.local.servers import RedisServer
 from toc.queue.messages import Generation
 
@@ -53,7 +53,7 @@ def test_an_index_that_is_gone_or_old_is_made_again_from_the_table(
         aside = servers.save_aside(redis)
         system.start()
     far = client.submit_many(tasks(500, ahead=(600, 1200), first=1000))
-    system.wait(lambda: not _pending(system, old), "the old ones are done", 15)
+    system.wait(lambda: not system.pending(old), "the old ones are done", 15)
     soon = client.submit_many(tasks(400, ahead=(0.5, 2.5), first=2000, fail=0.1))
     with system.recorder.fault("redis_loss"):
         proxy.refuse()
@@ -144,8 +144,3 @@ def listed_dead(system: System) -> set[int]:
     """What stands in DeadQueues."""
     index = read_final(system.center).index
     return {job_id for job_id, places in index.items() if any(place.queue == "dead" for place in places)}
-
-
-def _pending(system: System, job_ids: list[int]) -> bool:
-    rows = system.center.store.read(job_ids).values()
-    return any(row.status == TaskStatus.PENDING for row in rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
-from harness.system import System
 
 from toc import NewTask, TaskStatus
 from toc.local.servers import RedisServer
@@ -29,7 +28,7 @@ def test_handlers_five_times_as_long_as_prepare_timeout_are_kept_alive_and_not_d
     )
     with Load(system.client, rate=30):
         system.wait(lambda: len(system.late(long_ones)) == len(long_ones), "all of them run", 10)
-        system.wait(lambda: not pending(system, long_ones), "all of them have ended", LONG + 10)
+        system.wait(lambda: not system.pending(long_ones), "all of them have ended", LONG + 10)
     began, ended = (
         {event.job_id: event.at for event in system.history() if event.event == name}
         for name in ("start", "end")
@@ -55,7 +54,7 @@ def test_a_handler_that_never_ends_is_a_failed_try_and_its_process_is_recycled(
     ]
     neighbours = [submit("test.async", biz_id=n, delay=0.3, attribute={"sleep": 1}) for n in range(2, 22)]
     with Load(system.client, rate=30):
-        system.wait(lambda: not pending(system, [*endless, *neighbours]), "all have ended", 25)
+        system.wait(lambda: not system.pending([*endless, *neighbours]), "all have ended", 25)
     stuck = daemon.log.read_text().count("handler_stuck")
     replaced = before - set(daemon.workers())
     line.prove(
@@ -66,9 +65,3 @@ def test_a_handler_that_never_ends_is_a_failed_try_and_its_process_is_recycled(
     assert all("max_runtime" in (rows[job_id].last_error or "") for job_id in endless[:1])
     assert all((rows[job_id].attempts, rows[job_id].crashes) == (0, 0) for job_id in neighbours)
     line.judge(system, within=5)
-
-
-def pending(system: System, job_ids: list[int]) -> list[int]:
-    """Those that have not ended."""
-    rows = system.center.store.read(job_ids)
-    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]

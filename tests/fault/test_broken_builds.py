@@ -95,7 +95,7 @@ class _Plan:
     def settle(self) -> None:
         system = self.system
         system.wait(lambda: {e.job_id for e in _starts(system)} >= {*self.done, *self.running}, "all run", 60)
-        system.wait(lambda: not _pending(system, self.done), "the short ones have ended", 60)
+        system.wait(lambda: not system.pending(self.done), "the short ones have ended", 60)
         self.settled = time.monotonic()
 
     def disturb(self) -> None:
@@ -111,7 +111,7 @@ class _Plan:
                 assert system.center.queues.add({_slot(system, job_id): [(job_id, float(now))]})
 
     def end(self) -> None:
-        self.system.wait(lambda: not _pending(self.system, [*self.later, *self.running]), "the end", 60)
+        self.system.wait(lambda: not self.system.pending([*self.later, *self.running]), "the end", 60)
 
 
 def _blind(builds: dict[str, System], job_id: int) -> CancelOutcome:
@@ -210,11 +210,6 @@ def _starts(system: System) -> list[Event]:
 
 def _all_pending(system: System) -> bool:
     return any(row.status == TaskStatus.PENDING for row in read_final(system.center).rows)
-
-
-def _pending(system: System, job_ids: list[int]) -> list[int]:
-    rows = system.center.store.read(job_ids)
-    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
 
 
 def _slot(system: System, job_id: int) -> Slot:

@@ -222,9 +222,6 @@ class Client:
             job_id = self.center.submit(
                 topic, biz_id=biz_id, action_time=action_time, attribute=attribute, **more
             )
-        except SubmitUnknown as exc:
-            self._end("unknown", call, error=exc)
-            raise
         except (InvalidInput, StoreUnavailable) as exc:
             self._end("fail", call, error=exc)
             raise

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from harness.checker import Limits, Verdict, check
@@ -17,6 +18,7 @@ from harness.secured import migrating
 from toc import Settings, TimeoutCenter, Topic
 from toc.queue.messages import Generation
 from toc.store.migrate import Migrator
+from toc.task import TaskRow, TaskStatus
 
 TOPICS = ("test.sync", "test.async", "test.batch", "test.doomed")
 PATIENCE = 60.0
@@ -144,6 +146,22 @@ class System:
     def verdict(self, **limits: float | None) -> Verdict:
         """What the checker says of all that happened; ``limits`` as in harness.checker.Limits."""
         return check(self.history_directory, read_final(self.center), Limits(**limits))  # type: ignore[arg-type]
+
+    def row(self, job_id: int) -> TaskRow:
+        """The row of a task that there is."""
+        row = self.center.store.get(job_id)
+        assert row is not None, f"no row has the id {job_id}"
+        return row
+
+    def pending(self, job_ids: Collection[int]) -> list[int]:
+        """Those of the tasks that have not ended yet."""
+        rows = self.center.store.read(job_ids)
+        return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
+
+    def not_run_once(self, job_ids: Iterable[int]) -> dict[int, int]:
+        """Those of the tasks whose handler started never or more than once, with how often."""
+        counts = Counter(event.job_id for event in self.history() if event.event == "start")
+        return {job_id: counts[job_id] for job_id in job_ids if counts[job_id] != 1}
 
     def starts(self, job_id: int) -> list[Event]:
         """The starts of one task's handler."""

@@ -366,9 +366,9 @@ def test_dead_tasks_are_listed_shown_and_redriven(toc: Toc, center: TimeoutCente
 def test_more_dead_tasks_than_a_chunk_are_redriven_once_each(
     toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from toc import admin
+    from toc import bulk
 
-    monkeypatch.setattr(admin, "REDRIVE_CHUNK", 7)
+    monkeypatch.setattr(bulk, "CHUNK", 7)
     job_ids = kill_tasks(center, topic, 40)
     assert toc.json("dead", "redrive", "--topic", topic, "--all")["redriven"] == 40
     assert {row.version for row in center.store.read(job_ids).values()} == {1}

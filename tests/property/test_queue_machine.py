@@ -300,7 +300,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def redrive_all(self) -> None:
         dead = self._dead()
-        redrive(self.center.store, self.center.queues, [TOPIC], dead, now_ms=self.clock.now_ms)
+        redrive(self.center.store, self.center.queues, [TOPIC], dead, now_ms=self.clock.now_ms())
         for job_id in dead:
             before, after = self.tasks[job_id].row, self._row(job_id)
             assert (after.status, after.version) == (TaskStatus.PENDING, before.version + 1)

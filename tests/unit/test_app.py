@@ -11,7 +11,7 @@ import pytest
 
 from toc import Retry, Settings
 from toc.errors import ConfigError
-from toc.worker import daemon
+from toc.worker.start import run_daemon
 
 ELSEWHERE = """
 from toc import Settings, TimeoutCenter
@@ -27,7 +27,7 @@ def test_an_application_that_works_elsewhere_than_its_daemon_is_refused(
     monkeypatch.setattr(sys, "path", [*sys.path])
     settings = Settings(database_urls=["sqlite:///a.db"], redis_url="redis://127.0.0.1:2/0")
     with pytest.raises(ConfigError, match="has another redis_url than this command") as refused:
-        daemon.run("app_elsewhere:center", settings, processes=1, threads=1)
+        run_daemon("app_elsewhere:center", settings)
     assert "secret" not in str(refused.value)
 
 

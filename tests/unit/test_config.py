@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,7 @@ from toc.log import only_topics, redact, redact_event
 CANARY = "hunter2canary"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("TOC_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("nothing_outside")
 
 
 def test_without_anything_the_defaults_suit_development() -> None:

@@ -15,7 +15,7 @@ VOCABULARY = {
     "task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint", "finding", "metrics",
 }  # fmt: skip
 OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
-PLAIN = {"catalog", "handler", "exposition", "tracing"}  # built on the vocabulary alone
+PLAIN = {"catalog", "handler", "intake", "exposition", "tracing"}  # built on the vocabulary alone
 PASSES = {"sweep", "retention", "narrow"}
 SDK = {*OUTSIDE, *PLAIN, "sweep", "sweeper"}
 
@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": OUTSIDE | PLAIN,
 }
 TOP = {"__init__", "cli", "demo", "gateway"}
-COMPOSERS = {"app", "process", "daemon", "__main__"}  # of toc.worker: they put the loops together
+COMPOSERS = {"app", "start", "process", "upkeep"}  # of toc.worker: they put the loops together
 
 DRIVERS = {
     "sqlalchemy": "store",

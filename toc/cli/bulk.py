@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -39,22 +39,29 @@ TELL_SECONDS = 5.0
 SHOWN_IDS = 100
 
 
-def selected(
-    center: TimeoutCenter,
-    status: TaskStatus,
-    *,
-    topic: str | None,
-    biz: str | None,
-    text: bool,
-    after: str | None = None,
-    before: str | None = None,
-    error: str | None = None,
-) -> Selection:
+class Filters(NamedTuple):
+    """Which tasks are meant, as it was typed."""
+
+    topic: str | None = None
+    biz_id: str | None = None
+    text: bool = False
+    """Whether the biz_id is a text even if it is all digits."""
+    after: str | None = None
+    before: str | None = None
+    error: str | None = None
+
+    def given(self) -> dict[str, str]:
+        """Those that were given."""
+        return {name: value for name, value in self._asdict().items() if isinstance(value, str)}
+
+
+def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Selection:
     """What the filters mean. Raises InvalidInput, UnknownTopic, InvalidBizId before anything is done."""
     from toc import admin
     from toc.sharding import BizId
     from toc.store import Selection
 
+    topic, biz, text, after, before, error = filters
     now = center.clock.now_ms()
     since = None if after is None else moment(after, now)
     until = None if before is None else moment(before, now)
@@ -92,24 +99,31 @@ def confirm(question: str, *, yes: bool) -> None:
 class Account:
     """What a command has done so far, for the line that says who did what."""
 
-    def __init__(self, job_ids: Sequence[int], **filters: object) -> None:
+    def __init__(self, job_ids: Sequence[int], filters: Filters, **more: str) -> None:
         self.counts: Counts = {}
         self._job_ids = job_ids
-        self._filters = filters
+        self._chosen = filters.given() | more
 
     def fields(self) -> dict[str, object]:
         """The fields of its log event: who, which tasks, how many of them came to what."""
-        chosen = ", ".join(f"{name}={value}" for name, value in self._filters.items() if value is not None)
+        chosen = ", ".join(f"{name}={value}" for name, value in self._chosen.items())
         ids = ", ".join(str(job_id) for job_id in self._job_ids[:SHOWN_IDS])
         more = f" and {len(self._job_ids) - SHOWN_IDS} more" if len(self._job_ids) > SHOWN_IDS else ""
         return {"by": who(), "selected": chosen, "job_ids": ids + more, **self.counts}
 
-    def follow(self, steps: Iterator[Step]) -> None:
-        """Do it all, and show how far it has come: a bar on a terminal, else a line now and then."""
-        with _progress(len(self._job_ids)) as show:
-            for step in steps:
-                self.counts = step.counts
-                show(step.done)
+    def follow(self, steps: Iterator[Step], log_it: Callable[..., object]) -> None:
+        """Do it all, and show how far it has come: a bar on a terminal, else a line now and then.
+
+        ``log_it`` gets the fields at the end, also when it breaks off half-way; not where nothing was to do.
+        """
+        try:
+            with _progress(len(self._job_ids)) as show:
+                for step in steps:
+                    self.counts = step.counts
+                    show(step.done)
+        finally:
+            if self._job_ids:
+                log_it(**self.fields())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from toc.cli.bulk import (
     Before,
     DryRun,
     ErrorText,
+    Filters,
     Rate,
     Topic,
     Yes,
@@ -54,16 +55,8 @@ def list_dead(
 
     with opened() as center:
         names = {each.biz_type: each.name for each in center.store.topics.list()}
-        wanted = selected(
-            center,
-            TaskStatus.DEAD,
-            topic=topic,
-            biz=biz,
-            text=text,
-            after=after,
-            before=before,
-            error=error,
-        )
+        filters = Filters(topic, biz, text, after, before, error)
+        wanted = selected(center, TaskStatus.DEAD, filters)
         rows = admin.newest(center.store, wanted, limit)
     records = [row_record(row, names.get(row.biz_type, "?")) for row in rows]
     if not as_json:
@@ -108,18 +101,17 @@ def redrive(
     from toc.log import get_logger
 
     log = get_logger(__name__)
-    _check(job_ids, [topic, biz, after, before, error], every, rate)
+    filters = Filters(topic, biz, text, after, before, error)
+    _check(job_ids, filters, every, rate)
     with opened(account=True) as center:
-        chosen = _chosen(center, job_ids, topic, biz, text, after, before, error)
+        chosen = _chosen(center, job_ids, filters)
         if dry_run:
             show_one({"would_redrive": len(chosen)}, as_json=as_json)
             return
-        account = Account(chosen, topic=topic, biz_id=biz, after=after, before=before, error=error)
-        try:
-            account.follow(bulk.redrive(center, chosen, rate))
-        finally:
-            if chosen:
-                log.info("tasks_redriven", **account.fields())
+        account = Account(chosen, filters)
+        account.follow(
+            bulk.redrive(center, chosen, rate), lambda **fields: log.info("tasks_redriven", **fields)
+        )
     show_one(account.counts or {"redriven": 0, "not_indexed_yet": 0}, as_json=as_json)
     _all_of_them(job_ids, account.counts["redriven"] if account.counts else 0)
 
@@ -150,20 +142,19 @@ def purge(
     from toc.log import get_logger
 
     log = get_logger(__name__)
-    _check(job_ids, [topic, biz, after, before, error], every, rate)
+    filters = Filters(topic, biz, text, after, before, error)
+    _check(job_ids, filters, every, rate)
     with opened(account=True) as center:
-        chosen = _chosen(center, job_ids, topic, biz, text, after, before, error)
+        chosen = _chosen(center, job_ids, filters)
         if dry_run:
             show_one({"would_purge": len(chosen)}, as_json=as_json)
             return
         if chosen and not job_ids:  # who names them has chosen
             confirm(f"delete {len(chosen)} dead tasks for good", yes=yes)
-        account = Account(chosen, topic=topic, biz_id=biz, after=after, before=before, error=error)
-        try:
-            account.follow(bulk.purge_dead(center, chosen, rate))
-        finally:
-            if chosen:
-                log.info("dead_purged", **account.fields())
+        account = Account(chosen, filters)
+        account.follow(
+            bulk.purge_dead(center, chosen, rate), lambda **fields: log.info("dead_purged", **fields)
+        )
     counts = account.counts or {"purged": 0, "left": 0}
     show_one(counts, as_json=as_json)
     if counts["left"]:
@@ -172,40 +163,20 @@ def purge(
     _all_of_them(job_ids, counts["purged"])
 
 
-def _check(job_ids: list[int] | None, filters: Sequence[str | None], every: bool, rate: float | None) -> None:
-    filtered = any(one is not None for one in filters)
+def _check(job_ids: list[int] | None, filters: Filters, every: bool, rate: float | None) -> None:
+    filtered = bool(filters.given())
     if bool(job_ids) == (filtered and every) or every != filtered:
         raise InvalidInput("give JOB_IDs, or --topic NAME (or another filter) together with --all")
     check_rate(rate)
 
 
-def _chosen(
-    center: TimeoutCenter,
-    job_ids: list[int] | None,
-    topic: str | None,
-    biz: str | None,
-    text: bool,
-    after: str | None,
-    before: str | None,
-    error: str | None,
-) -> Sequence[int]:
-    from toc import admin
+def _chosen(center: TimeoutCenter, job_ids: list[int] | None, filters: Filters) -> Sequence[int]:
+    from toc.intake import check_job_id
 
     if job_ids:
-        rows = center.store.read(admin.checked_job_ids(job_ids))
+        rows = center.store.read([check_job_id(job_id) for job_id in job_ids])
         return [job_id for job_id, row in rows.items() if row.status == TaskStatus.DEAD]
-    return center.store.ids(
-        selected(
-            center,
-            TaskStatus.DEAD,
-            topic=topic,
-            biz=biz,
-            text=text,
-            after=after,
-            before=before,
-            error=error,
-        )
-    )
+    return center.store.ids(selected(center, TaskStatus.DEAD, filters))
 
 
 def _all_of_them(job_ids: list[int] | None, done: int) -> None:

@@ -210,11 +210,9 @@ def dev(
                     signal.pause()
             else:
                 _create_topics(app)
-                from toc.worker import daemon
+                from toc.worker.start import run_daemon
 
-                raise typer.Exit(
-                    daemon.run(app, settings, processes=settings.processes, threads=settings.threads)
-                )
+                raise typer.Exit(run_daemon(app, settings))
 
 
 def _create_topics(app: str) -> None:

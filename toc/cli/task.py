@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.bulk import Account, DryRun, Rate, Yes, check_rate, confirm, selected
+from toc.cli.bulk import Account, DryRun, Filters, Rate, Yes, check_rate, confirm, selected
 from toc.cli.output import history_record, print_json, row_record, say, show, show_one, task_record
 from toc.cli.values import Biz, JobId, Json, Text, attribute, biz_id, duration, instant, opened
 from toc.errors import InvalidInput, NaiveDatetime, NotInFuture
@@ -129,20 +129,18 @@ def cancel(
     from toc.log import get_logger
 
     log = get_logger(__name__)
-    one = job_id is not None and biz is None and topic is None and not every
-    if not one and (job_id is not None or topic is None or (biz is not None) == every):
-        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
+    one = _is_one(job_id, topic, biz, every)
     check_rate(rate)
     with opened(account=not one) as center:
         if dry_run:
-            chosen = [job_id] if job_id is not None else _pending(center, topic, biz, text)
+            chosen = [job_id] if job_id is not None else _pending(center, Filters(topic, biz, text))
             show_one({"would_cancel": len(chosen)}, as_json=as_json)
             return
         if job_id is not None:
             outcomes = {job_id: center.cancel(job_id)}
         elif biz is not None and topic is not None:
             outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
-            account = Account(list(outcomes), topic=topic, biz_id=biz)
+            account = Account(list(outcomes), Filters(topic, biz))
             account.counts = dict(Counter(outcome.value for outcome in outcomes.values()))
             log.info("tasks_cancelled", **account.fields())
         else:
@@ -162,15 +160,12 @@ def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: b
     from toc.log import get_logger
 
     log = get_logger(__name__)
-    chosen = _pending(center, topic, None, False)
+    filters = Filters(topic)
+    chosen = _pending(center, filters)
     if chosen:
         confirm(f"cancel {len(chosen)} pending tasks of {topic}", yes=yes)
-    account = Account(chosen, topic=topic)
-    try:
-        account.follow(bulk.cancel(center, chosen, rate))
-    finally:
-        if chosen:
-            log.info("tasks_cancelled", **account.fields())
+    account = Account(chosen, filters)
+    account.follow(bulk.cancel(center, chosen, rate), lambda **fields: log.info("tasks_cancelled", **fields))
     show_one(account.counts or {"cancelled": 0}, as_json=as_json)
     if sum(account.counts.values()) > account.counts.get("cancelled", 0):
         raise typer.Exit(1)
@@ -206,14 +201,12 @@ def reschedule(
     """
     if (delay is None) == (action_time is None):
         raise InvalidInput("give --delay or --action-time")
-    one = job_id is not None and biz is None and topic is None and not every
-    if not one and (job_id is not None or topic is None or (biz is not None) == every):
-        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
+    one = _is_one(job_id, topic, biz, every)
     check_rate(rate)
     with opened(account=not one) as center:
         due = _due(center, delay, action_time)
         if not one or dry_run:
-            chosen = [job_id] if job_id is not None else _pending(center, topic, biz, text)
+            chosen = [job_id] if job_id is not None else _pending(center, Filters(topic, biz, text))
             if dry_run:
                 show_one({"would_reschedule": len(chosen)}, as_json=as_json)
             else:
@@ -246,15 +239,21 @@ def _reschedule_many(
         raise NotInFuture(f"{due().isoformat()} is not after now")
     if chosen and biz is None:
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
-    account = Account(chosen, topic=topic, biz_id=biz, action_time=due().isoformat())
-    try:
-        account.follow(bulk.reschedule(center, chosen, due, rate))
-    finally:
-        if chosen:
-            log.info("tasks_rescheduled", **account.fields())
+    account = Account(chosen, Filters(topic, biz), action_time=due().isoformat())
+    account.follow(
+        bulk.reschedule(center, chosen, due, rate), lambda **fields: log.info("tasks_rescheduled", **fields)
+    )
     show_one(account.counts or {"rescheduled": 0}, as_json=as_json)
     if sum(account.counts.values()) > account.counts.get("rescheduled", 0):
         raise typer.Exit(1)
+
+
+def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool) -> bool:
+    """Whether one task is named; else those of a topic are. Raises InvalidInput when it is neither."""
+    one = job_id is not None and biz is None and topic is None and not every
+    if not one and (job_id is not None or topic is None or (biz is not None) == every):
+        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
+    return one
 
 
 def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> Callable[[], datetime]:
@@ -270,5 +269,5 @@ def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> C
     return lambda: datetime.now(UTC) + timedelta(seconds=seconds)
 
 
-def _pending(center: TimeoutCenter, topic: str | None, biz: str | None, text: bool) -> Sequence[int]:
-    return center.store.ids(selected(center, TaskStatus.PENDING, topic=topic, biz=biz, text=text))
+def _pending(center: TimeoutCenter, filters: Filters) -> Sequence[int]:
+    return center.store.ids(selected(center, TaskStatus.PENDING, filters))

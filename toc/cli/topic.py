@@ -139,7 +139,7 @@ def show_topic(name: Name, as_json: Json = False) -> None:
         record = topic_record(topic)
         if topic.former_slots:
             # pending tasks that slots from slot_amount on are kept for
-            record["tasks_under_former_slots"] = admin.tasks_to_settle(center.store, topic)
+            record["tasks_under_former_slots"] = admin.tasks_under_former_slots(center.store, topic)
         show_one(record, as_json=as_json)
 
 

@@ -50,9 +50,9 @@ def worker(
     asked = {"processes": processes, "threads": threads}
     given = {name: value for name, value in asked.items() if value is not None}
     settings = Settings(**(settings.model_dump() | given))  # refuses what the variables refuse
-    from toc.worker import daemon
+    from toc.worker.start import run_daemon
 
-    raise typer.Exit(daemon.run(app, settings, processes=settings.processes, threads=settings.threads))
+    raise typer.Exit(run_daemon(app, settings))
 
 
 def slots(

@@ -27,7 +27,7 @@ INPUTS = ("workers", *intents.DIRECTORIES)
 DEBOUNCE = 0.15
 """Seconds from the first change to the assignment: processes that start together cost one or two."""
 
-SETTLE = 1.5
+GATHER = 1.5
 """Seconds that a leader whose session is young waits for workers that the assignment in force names: after an
 outage all sessions are new, and who comes back first must not take everything from those who come next."""
 
@@ -114,13 +114,14 @@ class Leader:
         return max(min(waits) - time.monotonic(), 0.0), not clean
 
     def _assign(self, node: str, topics: dict[str, int], assignment: dict[str, Assigned]) -> bool:
+        """Work the assignment out and write what has changed; False when a write was refused."""
         workers = intents.read_members(self._session, self._paths, self._watches["workers"])
         wanted = intents.read_intents(self._session, self._paths, self._watches.get)
         alive = {member.worker_id for member in workers}
         missing = {owner for each in assignment.values() for owner in each.owners if owner} - alive
-        settled = self._enrolled + SETTLE
-        if missing and time.monotonic() < settled:
-            self._due = settled
+        gathered = self._enrolled + GATHER
+        if missing and time.monotonic() < gathered:
+            self._due = gathered
             return True
         began = time.perf_counter()
         owners = assign(
@@ -132,7 +133,6 @@ class Leader:
             rebalance=bool(wanted.requests),
         )
         seconds = time.perf_counter() - began
-        now_ms = self._clock.now_ms()
         absent = Assigned([], -1)
         before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | topics.keys()}
         after = {
@@ -140,6 +140,33 @@ class Leader:
             for topic, each in sorted(before.items())
             if each.version < 0 or each.owners != owners.get(topic)
         }
+        if not self._write(node, before, after, assignment):
+            log.warning("assignment_refused", topics=len(after))
+            self.inputs_changed()
+            return False
+        self._session.delete(self._paths.node("rebalance", name) for name in wanted.requests)
+        if after:
+            log.info(
+                "assignment_written",
+                workers=len(workers),
+                topics=len(after),
+                moved=sum(_moved(before[topic].owners, new or []) for topic, new in after.items()),
+                ms=round(seconds * 1000),
+            )
+        return True
+
+    def _write(
+        self,
+        node: str,
+        before: Mapping[str, Assigned],
+        after: Mapping[str, list[str | None] | None],
+        assignment: dict[str, Assigned],
+    ) -> bool:
+        """Write the owners of each topic, None for a topic that is no more, and note what was written.
+
+        Only while our ``node`` leads and nobody else has written: whether that held for all.
+        """
+        now_ms = self._clock.now_ms()
         versions = self._session.write_guarded(
             node,
             [
@@ -156,20 +183,7 @@ class Leader:
                 assignment[topic] = Assigned(new, version)
             elif version is not None:
                 del assignment[topic]
-        if None in versions:
-            log.warning("assignment_refused", topics=len(versions))
-            self.inputs_changed()
-            return False
-        self._session.delete(self._paths.node("rebalance", name) for name in wanted.requests)
-        if after:
-            log.info(
-                "assignment_written",
-                workers=len(workers),
-                topics=len(after),
-                moved=sum(_moved(before[topic].owners, new or []) for topic, new in after.items()),
-                ms=round(seconds * 1000),
-            )
-        return True
+        return None not in versions
 
     def _remove_old_deaths(self) -> None:
         paths = [

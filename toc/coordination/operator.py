@@ -43,13 +43,11 @@ class Operator:
     ``address`` is TOC_ZOOKEEPER. Every method raises CoordinationUnavailable when ZooKeeper is out of reach.
     """
 
-    def __init__(
-        self, address: str, *, cluster: str, connect_timeout: float = 10.0, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, address: str, *, cluster: str, connect_timeout: float = 10.0) -> None:
         place = Address.parse(address)
         self._paths = Paths.of(place.chroot, cluster)
         self._session = Session(place, _ignore, connect_timeout=connect_timeout)
-        self._clock = clock or Clock()
+        self._clock = Clock()
 
     def __enter__(self) -> Self:
         self._session.start()

@@ -128,7 +128,7 @@ class ZooKeeperCoordinator:
         self._members[member.worker_id] = member
         self._ours.add(member.worker_id)
         self._unjoined.add(member.worker_id)
-        self._attempt(self._settle)
+        self._attempt(self._write_changes)
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
         """See Coordinator."""
@@ -139,10 +139,10 @@ class ZooKeeperCoordinator:
                 del self._claims[slot]
             self._unjoined.discard(worker_id)
             self._departed.append(_Departed(worker_id, member.host, known_dead, slots))
-            self._attempt(self._settle)
+            self._attempt(self._write_changes)
         elif known_dead:  # it had left, but not finished what it held
             self._departed.append(_Departed(worker_id, self._host, known_dead, frozenset()))
-            self._attempt(self._settle)
+            self._attempt(self._write_changes)
 
     def desired(self) -> dict[str, set[Slot]]:
         """See Coordinator."""
@@ -175,7 +175,7 @@ class ZooKeeperCoordinator:
             for slot in freed:
                 del self._claims[slot]
             self._leftover |= freed
-            self._attempt(self._settle)
+            self._attempt(self._write_changes)
             self._signal()  # a sibling may be waiting for it
 
     def dead_workers(self) -> frozenset[str]:
@@ -242,7 +242,7 @@ class ZooKeeperCoordinator:
     def _catch_up(self, session_id: int) -> None:
         if session_id != self._session_id:
             self._enter_session(session_id)
-        self._settle()
+        self._write_changes()
         self._refresh()
         self._next_step, refused = self._leader.step(self._assignment)
         if refused:
@@ -267,7 +267,7 @@ class ZooKeeperCoordinator:
         self._claims = kept
         self._session_id = session_id
 
-    def _settle(self) -> None:
+    def _write_changes(self) -> None:
         """Do what is still to be done in ZooKeeper, in the order that others rely on."""
         session_id = self._session_id
         for gone in list(self._departed):

@@ -27,7 +27,7 @@ SLOTS = 8
 THREADS = 16
 LEAD_SECONDS = 0.5
 """How long after the plan is handed over the first submit is made."""
-SETTLE_SECONDS = 20.0
+UNFINISHED_SECONDS = 20.0
 """How long after the last deadline tasks may still be unfinished before they count as lost."""
 READY_SECONDS = 60.0
 
@@ -102,7 +102,7 @@ def drive(
             else:
                 submits[number] = pool.submit(_submit, center, observed[number])
         watch.until(plan.seconds)
-    _settle(center, observed, history, watch)
+    _await_ends(center, observed, history, watch)
     return observed
 
 
@@ -184,9 +184,9 @@ def _cancel(center: TimeoutCenter, seen: Observed, submitted: Future[None]) -> N
         seen.error = f"cancel: {exc}"
 
 
-def _settle(center: TimeoutCenter, observed: Sequence[Observed], history: History, watch: _Watch) -> None:
+def _await_ends(center: TimeoutCenter, observed: Sequence[Observed], history: History, watch: _Watch) -> None:
     """Read back every row; wait for those that are not final yet, for as long as that is allowed."""
-    end = time.monotonic() + SETTLE_SECONDS
+    end = time.monotonic() + UNFINISHED_SECONDS
     unfinished = [seen for seen in observed if seen.job_id is not None]
     with ThreadPoolExecutor(4, thread_name_prefix="demo") as pool:
         while unfinished:

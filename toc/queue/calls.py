@@ -19,10 +19,10 @@ import contextlib
 import hashlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import AskError, RedisError
 
@@ -32,6 +32,9 @@ from toc.queue.refusals import Then, meaning_of
 
 MAX_IDS = 500
 """Most ids in one call of a script: about a millisecond of the server's time."""
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
 
 _WINDOW_CALLS = 256
 _WINDOW_WORDS = 40_000
@@ -110,6 +113,23 @@ class Calls:
         for call in todo:
             if call.result is None:
                 call.result = IndexUnavailable("the connections to Redis break again and again; try again")
+
+    def one_each(
+        self, calls: Mapping[Key, Call], read: Callable[[Any], Result]
+    ) -> dict[Key, Result | IndexUnavailable]:
+        """Run one call for each key; what ``read`` makes of its reply, or the error in its place."""
+        self.run(list(calls.values()))
+        return {
+            key: call.result if isinstance(call.result, IndexUnavailable) else read(call.result)
+            for key, call in calls.items()
+        }
+
+    def only(self, call: Call) -> Any:
+        """Run a call of its own; its reply. Raises IndexUnavailable."""
+        self.run([call])
+        if isinstance(call.result, IndexUnavailable):
+            raise call.result
+        return call.result
 
     def _rediscover(self) -> None:
         # If that fails the old map stands, and its servers say what is wrong.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from toc.errors import IndexUnavailable
 from toc.queue.calls import MAX_IDS
+from toc.queue.members import first_due
+from toc.queue.scores import CLAIMS
 from toc.topic import Slot
 
 
@@ -40,6 +43,12 @@ class CancelReply(NamedTuple):
     prepared: bool
     redis_now_ms: int
 
+    @classmethod
+    def of(cls, reply: list[int]) -> CancelReply:
+        """What cancel.lua or reschedule.lua says."""
+        removed, prepared, now_ms = reply
+        return cls(removed == 1, prepared == 1, now_ms)
+
 
 class ExpiredRequest(NamedTuple):
     """List up to ``limit`` (and MAX_IDS) entries not kept alive for more than ``timeout_s`` seconds.
@@ -62,6 +71,12 @@ class Peek(NamedTuple):
     dead: int
     redis_now_ms: int
 
+    @classmethod
+    def of(cls, reply: list[Any]) -> Peek:
+        """What peek.lua says."""
+        first, *counts = reply
+        return cls(first_due(first), *counts)
+
 
 class Depth(NamedTuple):
     """How much stands in a slot: ``due`` of the ``store`` entries are due. The rest is as in ``Peek``."""
@@ -73,12 +88,28 @@ class Depth(NamedTuple):
     dead: int
     redis_now_ms: int
 
+    @classmethod
+    def of(cls, reply: list[Any]) -> Depth:
+        """What depth.lua says."""
+        first, *counts = reply
+        return cls(first_due(first), *counts)
+
 
 class Claim(NamedTuple):
     """The ``number`` (0..4095) under which the worker takes entries, and who holds which ``others``."""
 
     number: int
     others: dict[int, str]
+
+    @classmethod
+    def of(cls, reply: list[Any]) -> Claim | IndexUnavailable:
+        """What claim.lua says; no number is free when it says -1."""
+        number, others = reply
+        if number < 0:
+            return IndexUnavailable(
+                f"all {CLAIMS} claim numbers of this slot are held; unclaim those of dead workers"
+            )
+        return cls(number, holders(others))
 
 
 class Generation(NamedTuple):
@@ -89,3 +120,9 @@ class Generation(NamedTuple):
 
     recorded: str | None
     serving: str
+
+
+def holders(flat: list[bytes]) -> dict[int, str]:
+    """Who holds which claim number, of a hash or a list of number, worker, ...; the counter is left out."""
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return {int(number): worker.decode(errors="replace") for number, worker in pairs if number.isdigit()}

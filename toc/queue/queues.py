@@ -38,6 +38,7 @@ from toc.queue.messages import (
     Peek,
     Prepared,
     PrepareRequest,
+    holders,
 )
 from toc.queue.nodes import Nodes
 from toc.queue.scores import CLAIMS
@@ -131,7 +132,7 @@ class Queues:
             calls[slot] = _PREPARE.call(keys.hash_slot, (keys.store, keys.prepare), *words, again=False)
         prepared: dict[Slot, Prepared | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
-        for slot, reply in self._one_each(calls, list).items():
+        for slot, reply in self._calls.one_each(calls, list).items():
             if isinstance(reply, IndexUnavailable):
                 prepared[slot] = reply
                 continue
@@ -213,7 +214,8 @@ class Queues:
     def cancel(self, slot: Slot, job_id: int) -> CancelReply:
         """Take one id out of the StoreQueue. Raises IndexUnavailable."""
         keys = self.keys(slot)
-        return _cancel_reply(self._only(_CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)))
+        call = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
+        return CancelReply.of(self._calls.only(call))
 
     def reschedule(self, slot: Slot, job_id: int, score: float) -> CancelReply:
         """Move one id to another score in the StoreQueue, or add it, unless it is prepared.
@@ -221,11 +223,8 @@ class Queues:
         Raises IndexUnavailable.
         """
         keys = self.keys(slot)
-        return _cancel_reply(
-            self._only(
-                _RESCHEDULE.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, job_id, score)
-            )
-        )
+        call = _RESCHEDULE.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, job_id, score)
+        return CancelReply.of(self._calls.only(call))
 
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Remove ids from the DeadQueues for good. Returns how many stood there."""
@@ -237,37 +236,12 @@ class Queues:
         self, requests: Sequence[ExpiredRequest]
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
         """List (job_id, PrepareQueue score) of entries that must be given back. Moves none."""
-        listed: dict[Slot, list[bytes] | IndexUnavailable] = self._one_each(
-            {
-                slot: _EXPIRED.call(
-                    self.keys(slot).hash_slot, (self.keys(slot).prepare,), timeout_s, min(limit, MAX_IDS)
-                )
-                for slot, timeout_s, _, limit in requests
-            },
-            list,
-        )
-        cursors = {request.slot: b"0" for request in requests if request.claims}
-        claims = {request.slot: tuple(request.claims) for request in requests}
-        while cursors:
-            steps = self._one_each(
-                {
-                    slot: _HELD.call(
-                        self.keys(slot).hash_slot, (self.keys(slot).prepare,), cursor, *claims[slot]
-                    )
-                    for slot, cursor in cursors.items()
-                },
-                tuple,
-            )
-            cursors = {}
-            for slot, step in steps.items():
-                found = listed[slot]
-                if isinstance(step, IndexUnavailable) or isinstance(found, IndexUnavailable):
-                    listed[slot] = step if isinstance(step, IndexUnavailable) else found
-                    continue
-                cursor, held = step
-                found += held
-                if cursor != b"0":
-                    cursors[slot] = cursor
+        calls = {}
+        for slot, timeout_s, _, limit in requests:
+            keys = self.keys(slot)
+            calls[slot] = _EXPIRED.call(keys.hash_slot, (keys.prepare,), timeout_s, min(limit, MAX_IDS))
+        listed: dict[Slot, list[bytes] | IndexUnavailable] = self._calls.one_each(calls, list)
+        self._add_held(listed, {request.slot: request.claims for request in requests if request.claims})
         expired: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
         for slot, found in listed.items():
@@ -279,13 +253,36 @@ class Queues:
         self._drop(strays, _PREPARE_QUEUE)
         return expired
 
+    def _add_held(
+        self, listed: dict[Slot, list[bytes] | IndexUnavailable], claims: Mapping[Slot, Sequence[int]]
+    ) -> None:
+        """Add what stands under these claim numbers, in pages, until each slot has been gone through."""
+        cursors = dict.fromkeys(claims, b"0")
+        while cursors:
+            calls = {}
+            for slot, cursor in cursors.items():
+                keys = self.keys(slot)
+                calls[slot] = _HELD.call(keys.hash_slot, (keys.prepare,), cursor, *claims[slot])
+            cursors = {}
+            for slot, page in self._calls.one_each(calls, tuple).items():
+                found = listed[slot]
+                if isinstance(found, IndexUnavailable):
+                    continue
+                if isinstance(page, IndexUnavailable):
+                    listed[slot] = page
+                    continue
+                cursor, held = page
+                found += held
+                if cursor != b"0":
+                    cursors[slot] = cursor
+
     def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
         """When each slot is next due, and how much stands in it."""
         calls = {}
         for slot in slots:
             keys = self.keys(slot)
             calls[slot] = _PEEK.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead))
-        return self._one_each(calls, _peek)
+        return self._calls.one_each(calls, Peek.of)
 
     def depths(self, slots: Iterable[Slot]) -> dict[Slot, Depth | IndexUnavailable]:
         """The same, and how much of it is due: for measuring, a little dearer."""
@@ -293,7 +290,7 @@ class Queues:
         for slot in slots:
             keys = self.keys(slot)
             calls[slot] = _DEPTH.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead))
-        return self._one_each(calls, _depth)
+        return self._calls.one_each(calls, Depth.of)
 
     def clocks(self) -> dict[str, float | IndexUnavailable]:
         """Each server, by its address, with its clock minus this machine's in seconds, or why it is unknown.
@@ -311,8 +308,8 @@ class Queues:
     def dead(self, slot: Slot, limit: int) -> list[tuple[int, int]]:
         """(job_id, millisecond of death) from the DeadQueue, last death first. Raises IndexUnavailable."""
         keys = self.keys(slot)
-        reply = self._only(Call(keys.hash_slot, ("ZRANGE", keys.dead, 0, limit - 1, "REV", "WITHSCORES")))
-        entries, strays = sort_out(reply)
+        words = ("ZRANGE", keys.dead, 0, limit - 1, "REV", "WITHSCORES")
+        entries, strays = sort_out(self._calls.only(Call(keys.hash_slot, words)))
         self._drop({slot: strays}, _DEAD_QUEUE)
         return [(job_id, int(score)) for job_id, score in entries]
 
@@ -325,7 +322,7 @@ class Queues:
             calls[slot] = Call(keys.hash_slot, words)
         pages: dict[Slot, list[int] | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
-        for slot, reply in self._one_each(calls, list).items():
+        for slot, reply in self._calls.one_each(calls, list).items():
             if isinstance(reply, IndexUnavailable):
                 pages[slot] = reply
             else:
@@ -345,7 +342,7 @@ class Queues:
             keys = self.keys(slot)
             start = random.randrange(CLAIMS)  # noqa: S311 - spreads, guards nothing
             calls[slot] = _CLAIM.call(keys.hash_slot, (keys.claims,), worker_id, start)
-        return self._one_each(calls, _claim)
+        return self._calls.one_each(calls, Claim.of)
 
     def claims(self, slots: Iterable[Slot]) -> dict[Slot, dict[int, str] | IndexUnavailable]:
         """Who holds which claim number of each slot; dead workers too, until somebody clears them."""
@@ -353,7 +350,7 @@ class Queues:
         for slot in slots:
             keys = self.keys(slot)
             calls[slot] = Call(keys.hash_slot, ("HGETALL", keys.claims))
-        return self._one_each(calls, _claims)
+        return self._calls.one_each(calls, holders)
 
     def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Give claim numbers back. Returns how many were held."""
@@ -372,7 +369,7 @@ class Queues:
         for slot in slots:
             keys = self.keys(slot)
             calls[slot] = _REACH.call(keys.hash_slot, (keys.generation,))
-        recorded = self._one_each(
+        recorded = self._calls.one_each(
             calls, lambda reply: None if reply is None else str(reply, "ascii", "replace")
         )
         return {
@@ -388,7 +385,7 @@ class Queues:
         for slot, run_id in rebuilt.items():
             keys = self.keys(slot)
             calls[slot] = Call(keys.hash_slot, ("SET", keys.generation, run_id))
-        return self._one_each(calls, bool)
+        return self._calls.one_each(calls, bool)
 
     def node_of(self, slot: Slot) -> object:
         """What stands for the server of a slot, as far as is known: equal for slots that share one."""
@@ -441,56 +438,6 @@ class Queues:
             results[slot] = unite([part.result for part in parts]) if failed is None else failed
         return results
 
-    def _one_each(
-        self, calls: Mapping[Slot, Call], read: Callable[[Any], Result]
-    ) -> dict[Slot, Result | IndexUnavailable]:
-        self._calls.run(list(calls.values()))
-        return {
-            slot: call.result if isinstance(call.result, IndexUnavailable) else read(call.result)
-            for slot, call in calls.items()
-        }
-
-    def _only(self, call: Call) -> Any:
-        self._calls.run([call])
-        if isinstance(call.result, IndexUnavailable):
-            raise call.result
-        return call.result
-
 
 def _flags(parts: list[list[int]]) -> list[bool]:
     return [flag == 1 for part in parts for flag in part]
-
-
-def _peek(reply: list[Any]) -> Peek:
-    first, store, prepared, dead, now_ms = reply
-    return Peek(first_due(first), store, prepared, dead, now_ms)
-
-
-def _depth(reply: list[Any]) -> Depth:
-    first, *counts = reply
-    return Depth(first_due(first), *counts)
-
-
-def _claim(reply: list[Any]) -> Claim | IndexUnavailable:
-    number, others = reply
-    if number < 0:
-        return IndexUnavailable(
-            f"all {CLAIMS} claim numbers of this slot are held; unclaim those of dead workers"
-        )
-    return Claim(
-        number,
-        {
-            int(other): worker.decode(errors="replace")
-            for other, worker in zip(others[::2], others[1::2], strict=True)
-        },
-    )
-
-
-def _claims(reply: list[bytes]) -> dict[int, str]:
-    held = zip(reply[::2], reply[1::2], strict=True)
-    return {int(number): worker.decode() for number, worker in held if number.isdigit()}
-
-
-def _cancel_reply(reply: list[int]) -> CancelReply:
-    removed, prepared, now_ms = reply
-    return CancelReply(removed == 1, prepared == 1, now_ms)

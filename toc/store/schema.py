@@ -125,7 +125,7 @@ def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
     )
 
 
-def topic_table(metadata: MetaData, schema: str | None = None) -> Table:
+def topic_table(metadata: MetaData) -> Table:
     """The topic table, in the first database. See Topic for what the columns mean."""
     return Table(
         TOPIC_TABLE,
@@ -151,7 +151,6 @@ def topic_table(metadata: MetaData, schema: str | None = None) -> Table:
         Column("resume_rate", _U32, nullable=False, server_default=text("0")),
         Column("resumed_at", _U64, nullable=False, server_default=text("0")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
-        schema=schema,
         **_OPTIONS,
     )
 

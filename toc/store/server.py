@@ -24,7 +24,7 @@ Param = str | bytes | None
 
 TRIES = 5
 """How often a batch is sent at most while the server rolls it back (deadlock, lock wait, read-only)."""
-SETTLED_FAST = 1.0
+LOST_FAST_SECONDS = 1.0
 """Seconds. A connection that broke later than this was waiting for a server that hangs: no second wait."""
 
 
@@ -84,7 +84,7 @@ class Server(ABC):
                 if attempt == TRIES - 1:
                     raise
             except Lost:
-                if not again or attempt or time.monotonic() - started > SETTLED_FAST:
+                if not again or attempt or time.monotonic() - started > LOST_FAST_SECONDS:
                     raise
             pause(attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")

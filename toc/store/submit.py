@@ -35,8 +35,8 @@ CHUNK_ROWS = 1000
 CHUNK_BYTES = 1_000_000
 ROW_BYTES = 300
 """About what a row costs in SQL besides its attribute."""
-SETTLE_TRIES = 7
-SETTLE_SECONDS = 5.0
+TRIES = 7
+RESEND_SECONDS = 5.0
 """How long an ambiguous commit is followed up before SubmitUnknown; at least one more try is made."""
 
 OVERLAP = 3
@@ -47,7 +47,7 @@ Then = Callable[[Sequence[TaskRow], Sequence[int]], None]
 DedupKey = tuple[int, int, str]
 
 
-class _Unsettled(Exception):
+class _Ambiguous(Exception):
     """The rows with these job_ids may or may not be stored."""
 
     def __init__(self, job_ids: list[int]) -> None:
@@ -69,7 +69,7 @@ class Submitter:
         server = self._shards.server_of[self._shards.table_of(row.job_id)]
         try:
             return self._store(server, [row])[0]
-        except _Unsettled as exc:
+        except _Ambiguous as exc:
             raise SubmitUnknown(exc.job_ids[0]) from exc.__cause__
 
     def insert_many(self, rows: Sequence[TaskRow], then: Then) -> list[int]:
@@ -85,7 +85,7 @@ class Submitter:
             if isinstance(outcome, list):
                 stored.update(zip(chunk, outcome, strict=True))
                 written = True
-            elif isinstance(outcome, _Unsettled):
+            elif isinstance(outcome, _Ambiguous):
                 unknown += outcome.job_ids
             cause = cause or (None if isinstance(outcome, list) else outcome)
         if cause is not None and not written and not unknown:
@@ -114,7 +114,7 @@ class Submitter:
         def outcome(of: Callable[[], list[int]]) -> list[int] | Exception:
             try:
                 return of()
-            except (_Unsettled, StoreUnavailable, SchemaBehind, DedupConflict) as exc:
+            except (_Ambiguous, StoreUnavailable, SchemaBehind, DedupConflict) as exc:
                 return exc
 
         if len(chunks) == 1:
@@ -170,14 +170,14 @@ class Submitter:
     def _store(self, server: Server, rows: Sequence[TaskRow]) -> list[int]:
         """Store rows of one server in one transaction; returns their job_ids.
 
-        Raises DedupConflict or StoreUnavailable when none is stored, _Unsettled when that is not known.
+        Raises DedupConflict or StoreUnavailable when none is stored, _Ambiguous when that is not known.
         """
         todo = dict(enumerate(rows))
         done: dict[int, int] = {}
         sent = False
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + RESEND_SECONDS
         cause: Exception | None = None
-        for attempt in range(SETTLE_TRIES):
+        for attempt in range(TRIES):
             if attempt:
                 if attempt > 1 and time.monotonic() > deadline:
                     break
@@ -192,7 +192,7 @@ class Submitter:
             except Duplicate as exc:
                 cause = exc
                 try:
-                    todo = self._settle(server, todo, done, sent=sent)
+                    todo = self._after_duplicate(server, todo, done, sent=sent)
                 except StoreUnavailable:
                     if not sent:
                         raise
@@ -203,7 +203,7 @@ class Submitter:
             if not todo:
                 return [done[index] for index in range(len(rows))]
         if sent:
-            raise _Unsettled([row.job_id for row in todo.values()]) from cause
+            raise _Ambiguous([row.job_id for row in todo.values()]) from cause
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again") from cause
 
     def _inserts(self, rows: Iterable[TaskRow]) -> list[Statement]:
@@ -213,7 +213,7 @@ class Submitter:
         names, servers = self._shards.names, self._shards.server_of
         return [sql.insert(servers[table], names[table], by_table[table]) for table in sorted(by_table)]
 
-    def _settle(
+    def _after_duplicate(
         self, server: Server, todo: dict[int, TaskRow], done: dict[int, int], *, sent: bool
     ) -> dict[int, TaskRow]:
         """After a duplicate key: what is stored goes to ``done``, what remains is returned.
@@ -267,7 +267,7 @@ class Submitter:
         core = self._core_table(table)
         try:
             self._check_server(connection, server)
-            for _ in range(SETTLE_TRIES):
+            for _ in range(TRIES):
                 if row.dedup_key is not None:
                     other = _look(connection, core, row)
                     if other is not None:

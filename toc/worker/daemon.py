@@ -1,4 +1,4 @@
-"""``toc worker``: the daemon of a host. Starts worker processes, tells them their slots, sees them die.
+"""The daemon of a host: starts worker processes, tells them their slots, sees them die.
 
 One thread does everything here: it waits for its worker processes (messages, deaths), for signals and for the
 coordinator, then brings what each worker holds in line with the assignment. It never touches a task.
@@ -23,24 +23,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from toc.catalog import REFRESH_SECONDS, TopicCatalog
-from toc.client import TimeoutCenter
 from toc.config import Settings
 from toc.coordination.assignment import TABLES, Member
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.errors import ConfigError, TocError, UnfitServer
-from toc.finding import Level
+from toc.errors import InvalidInput, TocError
 from toc.log import get_logger
 from toc.metrics import WORKER_EXITS
-from toc.queue.preflight import check
-from toc.queue.queues import Queues
 from toc.topic import Slot
-from toc.worker.app import check_topics, load_app
-from toc.worker.link import Link, pack, unpack
+from toc.worker.link import EXIT_RECYCLE, Link, pack, unpack
 from toc.worker.loop import Loop
-from toc.worker.monitor import LOOK_TIMEOUT_SECONDS, Monitor, State
-from toc.worker.process import EXIT_RECYCLE
+from toc.worker.monitor import Monitor, State
 
 log = get_logger(__name__)
 
@@ -54,11 +48,6 @@ KILL_AFTER_SECONDS = 10.0
 RESTART_CAP_SECONDS = 10.0
 LIVED_SECONDS = 10.0
 """A worker process that lived so long is replaced at once when it dies."""
-EXIT_BAD_INPUT = 2
-
-
-_PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url", "namespace")
-"""The settings that say where tasks are."""
 
 
 class Child:
@@ -86,15 +75,13 @@ class Child:
 
 
 class Daemon:
-    """Keeps ``processes`` workers running and their slots in line with the assignment."""
+    """Keeps as many workers running as the settings say, and their slots in line with the assignment."""
 
     def __init__(
         self,
         app: str,
         settings: Settings,
         *,
-        processes: int,
-        threads: int,
         catalog: TopicCatalog,
         topics: frozenset[str],
         monitor: Monitor,
@@ -105,8 +92,6 @@ class Daemon:
         self._missing: set[Slot] = set()
         """Slots and tables that our workers should have and have not yet."""
         self._settings = settings
-        self._processes = processes
-        self._threads = threads
         self._catalog = catalog
         self._topics = topics
         self._selector = selectors.DefaultSelector()
@@ -125,9 +110,9 @@ class Daemon:
             self._coordinator = LocalCoordinator()
         self._coordinator.on_change = self._wake
         self._children: dict[str, Child] = {}
-        self._spawn_at: dict[int, float] = dict.fromkeys(range(processes), 0.0)
+        self._spawn_at: dict[int, float] = dict.fromkeys(range(settings.processes), 0.0)
         """When to start the process of each place that has none."""
-        self._crashes = [0] * processes
+        self._crashes = [0] * settings.processes
         self._told_dead: frozenset[str] = frozenset()
         self._step_at = 0.0
         """When the coordinator wants to be called next."""
@@ -150,7 +135,9 @@ class Daemon:
         self._coordinator.set_topics(self._amounts())
         self._catalog_loop.start()
         self._monitor.start()
-        log.info("daemon_started", host=self._settings.host, processes=self._processes, pid=os.getpid())
+        log.info(
+            "daemon_started", host=self._settings.host, processes=self._settings.processes, pid=os.getpid()
+        )
         try:
             while not (self._stop_at is not None and not self._children):
                 self._start_missing()
@@ -277,7 +264,7 @@ class Daemon:
         self._monitor.tell(
             State(
                 now,
-                self._processes,
+                self._settings.processes,
                 workers=Counter(_doing(child, silent) for child in children),
                 silent=silent,
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
@@ -306,7 +293,7 @@ class Daemon:
         ours, theirs = socket.socketpair()
         worker_id = f"{self._settings.host}-{index}-{secrets.token_hex(4)}"
         command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
-        command += ["--threads", str(self._threads), "--link", str(theirs.fileno())]
+        command += ["--threads", str(self._settings.threads), "--link", str(theirs.fileno())]
         with theirs:
             try:
                 with self._monitor.board(worker_id) as board:
@@ -353,7 +340,7 @@ class Daemon:
         if self._stop_at is not None:
             if not orderly:
                 self._exit_code = self._exit_code or 1
-        elif code == EXIT_BAD_INPUT:
+        elif code == InvalidInput.exit_code:
             self._exit_code = code  # the app cannot run here; it has said why
             self._stop()
         elif not any(other.index == child.index for other in self._children.values()):
@@ -438,62 +425,3 @@ def _doing(child: Child, silent: Collection[str]) -> str:
     if child.worker_id in silent:
         return "silent"
     return "leaving" if child.leaving else "ready"
-
-
-def run(app: str, settings: Settings, *, processes: int, threads: int) -> int:
-    """Run the daemon for ``app`` until it is told to stop; returns the exit code.
-
-    Raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or ConfigError for an address at
-    which it cannot listen, before anything is started.
-    """
-    center = load_app(app)
-    try:
-        _check_settings(app, center.settings, settings)
-        _check_servers(center)
-        monitor = Monitor(
-            settings.metrics_address,
-            # of its own, so that a server that hangs is soon found out
-            queues=Queues(
-                settings.need_redis_url(),
-                namespace=settings.namespace,
-                connect_timeout=LOOK_TIMEOUT_SECONDS,
-                read_timeout=LOOK_TIMEOUT_SECONDS,
-            ),
-            store=center.store,
-            catalog=center.catalog,
-        )
-        daemon = Daemon(
-            app,
-            settings,
-            processes=processes,
-            threads=threads,
-            catalog=center.catalog,
-            topics=frozenset(center.handlers),
-            monitor=monitor,
-        )
-        return daemon.run()
-    finally:
-        center.close()
-
-
-def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
-    """The processes work where the application's TimeoutCenter says; this daemon must look there as well."""
-    other = [name for name in _PLACES if getattr(theirs, name) != getattr(ours, name)]
-    if other:
-        raise ConfigError(
-            f"--app {app!r}: its TimeoutCenter has another {', '.join(other)} than this command; give both "
-            f"the same, best by TOC_* variables or toc.toml, which TimeoutCenter() reads"
-        )
-
-
-def _check_servers(center: TimeoutCenter) -> None:
-    center.store.check()
-    check_topics(center)
-    refused = []
-    for finding in check(center.queues):
-        if finding.level is Level.REFUSE:
-            refused.append(f"{finding.server}: {finding.what}; {finding.do}")
-        else:
-            log.warning("redis_setting", server=finding.server, what=finding.what, do=finding.do)
-    if refused:
-        raise UnfitServer("\n".join(refused))

@@ -16,6 +16,9 @@ from typing import Any
 
 from toc.topic import Slot
 
+EXIT_RECYCLE = 75
+"""Exit code of a process that left in good order and wants a successor: a handler thread of it is lost."""
+
 
 class Link:
     """One end. ``send`` may be called by any thread; ``receive`` by the one that waits on ``fileno``."""

@@ -23,15 +23,10 @@ from typing import Any
 
 from toc.catalog import REFRESH_SECONDS
 from toc.client import TimeoutCenter
-from toc.coordination.assignment import TABLES
 from toc.errors import TocError
 from toc.log import configure, get_logger
 from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, WITHOUT_REDIS, Board, write_to
-from toc.narrow import Narrowing
 from toc.queue.queues import Queues
-from toc.retention import Retention
-from toc.sweep import Sweep
-from toc.sweeper import Sweepers
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
 from toc.worker.deadqueues import DeadQueueCheck
@@ -41,21 +36,21 @@ from toc.worker.fallback import Fallback
 from toc.worker.finish import Finisher
 from toc.worker.keepalive import Keeper
 from toc.worker.leases import LeaseKeeper
-from toc.worker.link import Link, pack, unpack
+from toc.worker.link import EXIT_RECYCLE, Link, unpack
 from toc.worker.loop import Loop, end_process, watched_thread
+from toc.worker.moves import SlotMoves
 from toc.worker.poll import Poller
 from toc.worker.quarantine import Quarantine
 from toc.worker.reclaim import Reclaimer
-from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.slots import SlotBook
 from toc.worker.traced import traced
+from toc.worker.upkeep import Upkeep
 from toc.worker.watch import IndexWatch
 
 log = get_logger(__name__)
 
 BEAT_SECONDS = 1.0
 BUSY_TICK_SECONDS = 0.05
-HAND_OVER_SECONDS = 0.5
-"""How long a slot that is handed over waits for handlers that run; later they finish under our claim."""
 ORPHAN_SECONDS = 12.0
 """How long a process works on when its daemon is gone. Others can have its slots only when the daemon's
 ZooKeeper session has ended (10 s at most); until then nobody else serves them, and that two serve them for a
@@ -68,7 +63,6 @@ PROBE_TIMEOUT_SECONDS = 0.5
 """How long a Redis node may take to say that it is there."""
 STUCK_SECONDS = 120.0
 """A turn of an internal loop that lasts longer hangs: servers that hang are given up long before."""
-EXIT_RECYCLE = 75
 
 
 class Worker:
@@ -150,14 +144,7 @@ class Worker:
             max_crashes=settings.max_crashes,
         )
         self.dead_check = DeadQueueCheck(center.store, center.queues, clock, self.book)
-        self.sweepers = Sweepers(
-            Sweep(center.store, center.queues, self._catalog, clock), center.store.tables_of_server()
-        )
-        self._sweeping = []
-        for number, sweeper in enumerate(self.sweepers.sweepers):
-            loop = Loop(f"sweep-{number}", sweeper.run_once)
-            sweeper.wake = loop.wake
-            self._sweeping.append(loop)
+        self.upkeep = Upkeep(center)
         self._probes = Queues(
             settings.need_redis_url(),
             namespace=settings.namespace,
@@ -169,13 +156,9 @@ class Worker:
             catalog=self._catalog,
             clock=clock,
             book=self.book,
-            on_loss=self.sweepers.rush,
-            refilled=lambda: self.sweepers.rushed,
+            on_loss=self.upkeep.sweepers.rush,
+            refilled=lambda: self.upkeep.sweepers.rushed,
         )
-        self.retention = Retention(center.store, self._catalog, clock)
-        self._purging = Loop("retention", self.retention.run_once)
-        self.narrowing = Narrowing(center.store, center.queues, self._catalog, clock)
-        self._narrowing = Loop("narrow", self.narrowing.run_once)
         self.fallback = Fallback(
             store=center.store,
             catalog=self._catalog,
@@ -192,6 +175,19 @@ class Worker:
         self.watch.on_change = self._index_changed
         self._listener = center.queues.listener()
         self._listening = watched_thread("wake", lambda: self._listener.run(self._woken))
+        self.moves = SlotMoves(
+            book=self.book,
+            link=link,
+            listener=self._listener,
+            clock=clock,
+            inflight=self.inflight,
+            finisher=self.finisher,
+            poller=self.poller,
+            dispatcher=self.dispatcher,
+            quarantine=self.quarantine,
+            reclaimer=self.reclaimer,
+            upkeep=self.upkeep,
+        )
         self._loops = [
             self.finisher.loop,
             self.poller.loop,
@@ -199,21 +195,14 @@ class Worker:
             self.quarantine.loop,
             self.reclaimer.loop,
             self.dead_check.loop,
-            *self._sweeping,
-            self._purging,
-            self._narrowing,
+            *self.upkeep.loops,
             self.watch.loop,
             self.lease_keeper.loop,
             self.fallback.loop,
             Loop("catalog", self._refresh_catalog),
         ]
-        # A task may run alone for as long as max_runtime says; the catalog and retention hold nothing up.
+        # A task may run alone for as long as max_runtime says.
         self._watched = [loop for loop in self._loops if loop is not self.quarantine.loop]
-        self._dropping: list[tuple[float, list[OwnedSlot]]] = []
-        """Slots being handed over, with the time until which running handlers are waited for."""
-        self._lingering: list[OwnedSlot] = []
-        """Slots handed over whose last handlers still run under our claim."""
-        self._claimed_at = float("-inf")
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._orphaned_at = float("inf")
@@ -261,7 +250,7 @@ class Worker:
             if topics != self._topics:
                 before, self._topics = self._topics, topics
                 if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
-                    self.sweepers.forget()  # what stands in slots that were given up is not served
+                    self.upkeep.sweepers.forget()  # what stands in slots that were given up is not served
                 self.dispatcher.topics_changed()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
@@ -295,11 +284,10 @@ class Worker:
             if now - beat_at >= BEAT_SECONDS:
                 beat_at = now
                 self._link.send("beat", stuck=self._measure())
-            self._claim(now)
-            self._hand_over(now)
+            self.moves.step(now)
             sent = self._link.flush()
             leaving = self._stopping or self._recycling
-            busy = self._dropping or self._lingering or self.book.incomplete or leaving or not sent
+            busy = self.moves.under_way or leaving or not sent
             for key, _ in selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS):
                 if key.fileobj is self._wake_receiver:
                     self._wake_receiver.recv(4096)
@@ -335,70 +323,13 @@ class Worker:
             self.book.dead = frozenset(message["workers"])
             self.reclaimer.look_now()
         elif kind == "take":
-            slots = unpack(message["slots"])
-            tables = {slot.number for slot in slots if slot.topic == TABLES}
-            self.sweepers.add(tables)
-            self.retention.add(tables)
-            self.narrowing.add(tables)
-            wanted = [slot for slot in slots if slot.topic != TABLES]
-            self.book.want(wanted, self._clock.monotonic())
-            self._claimed_at = float("-inf")
+            self.moves.take(unpack(message["slots"]))
         elif kind == "drop":
-            self._drop(unpack(message["slots"]))
+            self.moves.drop(unpack(message["slots"]))
         elif kind == "stop":
             self._stopping = True
         elif kind == "force":
             self._stopping = self._forced = True
-
-    def _claim(self, now: float) -> None:
-        if not self.book.incomplete or now - self._claimed_at < HAND_OVER_SECONDS:
-            return
-        self._claimed_at = now
-        fresh = self.book.claim_missing()
-        if fresh:
-            self._listener.set_slots(self.book.owned)
-            for owned in fresh:
-                self.poller.look_at(owned.slot, 0)
-            if any(owned.others for owned in fresh):
-                self.reclaimer.look_now()
-
-    def _drop(self, slots: set[Slot]) -> None:
-        tables = {slot for slot in slots if slot.topic == TABLES}
-        self.sweepers.remove({slot.number for slot in tables})
-        self.retention.remove({slot.number for slot in tables})
-        self.narrowing.remove({slot.number for slot in tables})
-        dropped = self.book.give_up(slots - tables)
-        self._listener.set_slots(self.book.owned)
-        self._withdraw(slots)
-        self._dropping.append((self._clock.monotonic() + HAND_OVER_SECONDS, dropped))
-        rest = slots - {owned.slot for owned in dropped}
-        if rest:
-            self._link.send("dropped", slots=pack(rest))
-
-    def _withdraw(self, slots: set[Slot] | None = None) -> None:
-        waiting = self.dispatcher.withdraw(slots) + self.poller.withdraw(slots)
-        self.finisher.give_back(waiting + self.quarantine.withdraw(slots))
-
-    def _hand_over(self, now: float) -> None:
-        if not self._dropping and not self._lingering:
-            return
-        busy = {entry.slot for entry in self.inflight.snapshot()}
-        quiet = self.finisher.idle
-        released: list[OwnedSlot] = []
-        waiting: list[tuple[float, list[OwnedSlot]]] = []
-        for until, owned in self._dropping:
-            ready = [o for o in owned if now >= until or (quiet and o.slot not in busy)]
-            released += ready
-            left = [o for o in owned if o not in ready]
-            if left:
-                waiting.append((until, left))
-        self._dropping = waiting
-        if released:
-            self._link.send("dropped", slots=pack(owned.slot for owned in released))
-            self._lingering += released
-        if quiet:
-            self.book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
-            self._lingering = [owned for owned in self._lingering if owned.slot in busy]
 
     # --- the end
 
@@ -411,13 +342,8 @@ class Worker:
         self.poller.pause_taking()
         self.fallback.pause_taking()
         self.quarantine.leave()
-        owned = self.book.give_up(list(self.book.wanted))
-        self._listener.set_slots(())
-        for sweeping in self._sweeping:
-            sweeping.stop(0)
-        self._purging.stop(0)
-        self._narrowing.stop(0)
-        self._withdraw()
+        self.upkeep.end()
+        owned = self.moves.drop_all()
         self._link.send("leaving", recycle=self._recycling)
         self._serve(selector, lambda: self._done() or self._forced or self._overdue())
         # What has not started is in the finisher's hands already, and what has settled as well.

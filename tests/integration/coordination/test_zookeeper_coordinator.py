@@ -436,7 +436,7 @@ def test_slots_are_kept_and_none_acquired_while_zookeeper_is_away(
     assert second.held == {"b-0": before["b-0"]}
 
     server.start() if how == "killed" else server.resume()
-    daemons.until(daemons.calm, seconds=30)
+    daemons.until(lambda: not suspended(first) and not suspended(second) and daemons.calm(), seconds=30)
     assert first.coordinator.dead_workers() == {"a-1"}
     assert {row.worker_id for row in second.coordinator.workers()} == {"a-0", "a-2", "b-0"}
     assert {row.state for row in second.coordinator.slots()} == {SlotState.OWNED}

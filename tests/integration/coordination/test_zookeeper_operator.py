@@ -306,7 +306,7 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.NOTSET)
-    configure("debug")  # a command that another test ran may have made it quieter
+    configure("debug")
     place = {"chroot": f"/{zookeeper_root}"}
     cluster = Cluster(zookeeper_url(zookeeper, user="toc:canary", **place), "c")
     try:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import pytest
-import structlog
 from harness.secured import SECURED
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from toc import log
 from toc.local.servers import RedisServer
 from toc.queue.queues import Queues
 from toc.topic import Slot
@@ -36,11 +34,8 @@ def queues(server: RedisServer) -> Iterator[Queues]:
 @pytest.fixture
 def logged() -> Iterator[list[EventDict]]:
     """What is logged during the test, at every level."""
-    before = structlog.get_config()
-    log.configure("debug")
     with capture_logs() as events:
         yield events
-    structlog.configure(**before)
 
 
 class Seed(Protocol):

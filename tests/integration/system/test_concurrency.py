@@ -10,18 +10,13 @@ import pytest
 from harness import calls
 from harness.system import System
 
-from toc import NewTask, TaskStatus, Topic
+from toc import NewTask, Topic
 
 
 def _start(system: System, *, concurrency: int, processes: int = 1) -> None:
     for biz_type, name in enumerate(calls.TOPICS, start=1):
         system.center.store.topics.create(Topic(name, biz_type, 4, concurrency=concurrency))
     system.start(app="harness.calls:center", processes=processes, threads=8)
-
-
-def _pending(system: System, job_ids: list[int]) -> list[int]:
-    rows = system.center.store.read(job_ids)
-    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
 
 
 @pytest.mark.parametrize("topic", calls.TOPICS)
@@ -31,7 +26,7 @@ def test_no_more_handlers_of_a_topic_run_at_once_than_it_allows(system: System, 
         system.center.submit(topic, biz_id=n, delay=0.3 + n / 500, attribute={"sleep": 0.1})
         for n in range(40)
     ]
-    system.wait(lambda: not _pending(system, job_ids), "all have run", 20)
+    system.wait(lambda: not system.pending(job_ids), "all have run", 20)
     assert calls.most_at_once(system.history_directory, topic)[0] == 2
 
 
@@ -42,12 +37,12 @@ def test_a_topic_that_is_limited_does_not_hold_up_another_nor_is_much_of_it_take
     _start(system, concurrency=1)
     for n in range(4):  # so that it is known to be slow
         job_id = system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 0.5})
-        system.wait(lambda: not _pending(system, [job_id]), "it has run", 10)  # noqa: B023
+        system.wait(lambda: not system.pending([job_id]), "it has run", 10)  # noqa: B023
     slow = [system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 60}) for n in range(40)]
     system.wait(lambda: calls.most_at_once(system.history_directory, topic)[1] == 5, "one runs", 5)
     others = [system.center.submit(other, biz_id=1, delay=0.2) for other in calls.TOPICS if other != topic]
-    system.wait(lambda: not _pending(system, others), "the others have run", 5)
-    assert len(_pending(system, slow)) == len(slow)
+    system.wait(lambda: not system.pending(others), "the others have run", 5)
+    assert len(system.pending(slow)) == len(slow)
     slots = system.center.catalog.get(topic).slots()
     peeks = system.center.queues.peek(slots).values()
     assert 0 < sum(0 if isinstance(peek, Exception) else peek.prepared for peek in peeks) <= 15
@@ -71,7 +66,7 @@ def test_a_limit_that_is_raised_or_lifted_applies_to_what_waits_already(system: 
 def test_a_stop_gives_back_coroutines_that_wait_for_their_turn(system: System) -> None:
     _start(system, concurrency=1)
     quick = [system.center.submit("call.coroutine", biz_id=n, delay=0.1) for n in range(20)]
-    system.wait(lambda: not _pending(system, quick), "they are known to be quick: some may wait", 10)
+    system.wait(lambda: not system.pending(quick), "they are known to be quick: some may wait", 10)
     job_ids = [
         system.center.submit("call.coroutine", biz_id=n, delay=0.2, attribute={"sleep": 2}) for n in range(20)
     ]
@@ -79,7 +74,7 @@ def test_a_stop_gives_back_coroutines_that_wait_for_their_turn(system: System) -
     (daemon,) = system.daemons
     daemon.terminate()
     assert daemon.process.wait(60) == 0, system.logs()
-    left = _pending(system, job_ids)
+    left = system.pending(job_ids)
     begun = calls.most_at_once(system.history_directory, "call.coroutine")[1] - len(quick)
     assert 0 < begun < 5, "the first, and the next on a machine that is slow to stop it"
     assert len(left) == len(job_ids) - begun
@@ -114,14 +109,14 @@ def test_memory_stays_flat_and_other_topics_punctual_in_front_of_two_hundred_tho
         sizes.append(_resident(worker))
         job_id = center.submit("call.coroutine", biz_id=1, delay=0.2)
         due_at = time.monotonic() + 0.2
-        system.wait(lambda: not _pending(system, [job_id]), "a task of another topic has run", 10)  # noqa: B023
+        system.wait(lambda: not system.pending([job_id]), "a task of another topic has run", 10)  # noqa: B023
         late.append(time.monotonic() - due_at)
     system.wait(
         lambda: calls.most_at_once(system.history_directory, "call.batch")[1] > 0,
         "the burst was worked on",
         5,
     )
-    assert _pending(system, slow), "there was a backlog all the time"
+    assert system.pending(slow), "there was a backlog all the time"
     assert max(sizes) - before < 60 * 2**20, f"{before >> 20} MiB, then up to {max(sizes) >> 20} MiB"
     assert sorted(late)[len(late) * 9 // 10] < 0.5, sorted(late)[-10:]
     system.daemons[0].kill()

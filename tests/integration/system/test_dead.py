@@ -69,7 +69,7 @@ def test_no_task_is_lost_or_revived_while_tasks_die_and_are_redriven_purged_and_
         nonlocal redriven
         some = [job_id for job_id in store.ids(DEAD) if dice.random() < 0.3]
         redriven += admin.redrive(
-            store, center.queues, store.topics.list(), some, now_ms=center.clock.now_ms
+            store, center.queues, store.topics.list(), some, now_ms=center.clock.now_ms()
         ).tasks
 
     def purge() -> None:

@@ -52,7 +52,7 @@ def test_all_invariants_hold_while_one_worker_is_killed_and_one_daemon_is_stoppe
         second.terminate()
         for job_id in job_ids[600:800]:
             client.cancel(job_id)
-        cluster.wait(lambda: not _pending(cluster, job_ids), "everything has ended", 40)
+        cluster.wait(lambda: not cluster.pending(job_ids), "everything has ended", 40)
         assert second.process.wait(20) == 0, cluster.logs()
     verdict = cluster.verdict()
     assert verdict.clean, verdict
@@ -66,7 +66,7 @@ def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(sys
     system.start()
     center = system.center
     job_id = center.submit("test.doomed", biz_id=42, delay=0.1)
-    system.wait(lambda: _status(system, job_id) is TaskStatus.DEAD, "the task is dead", 20)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.DEAD, "the task is dead", 20)
     assert [event.attempt for event in system.starts(job_id)] == list(range(1, 17))
     row = center.store.get(job_id)
     assert row is not None
@@ -79,7 +79,7 @@ def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(sys
     rows = center.store.redrive([job_id], center.clock.now_ms())
     center.queues.redrive({slot: [(row.job_id, store_score(row.next_time, 16, 0)) for row in rows]})
     system.wait(lambda: len(system.starts(job_id)) == 32, "it ran sixteen times more", 20)
-    system.wait(lambda: _status(system, job_id) is TaskStatus.DEAD, "it is dead again", 5)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.DEAD, "it is dead again", 5)
 
 
 def test_ten_thousand_due_in_one_instant_start_in_seconds_and_cancelled_ones_never(
@@ -92,7 +92,7 @@ def test_ten_thousand_due_in_one_instant_start_in_seconds_and_cancelled_ones_nev
     job_ids = system.center.submit_many(tasks)
     cancelled = {job_id: system.center.cancel(job_id) for job_id in job_ids[::100]}
     assert set(cancelled.values()) == {CancelOutcome.CANCELLED}
-    system.wait(lambda: not _pending(system, job_ids), "all have ended", 30)
+    system.wait(lambda: not system.pending(job_ids), "all have ended", 30)
     starts = [event for event in system.history() if event.event == "start"]
     assert len(starts) == 9_900
     assert not {event.job_id for event in starts} & set(cancelled)
@@ -111,7 +111,7 @@ def test_a_task_on_an_idle_system_starts_within_milliseconds(system: System) -> 
         task = system.center.get(job_id)
         assert task is not None
         due[job_id] = to_ms(task.action_time)
-    system.wait(lambda: not _pending(system, list(due)), "all have ended", 10)
+    system.wait(lambda: not system.pending(list(due)), "all have ended", 10)
     late = sorted(event.at / 1e6 - due[event.job_id] for event in system.history() if event.event == "start")
     assert late[0] >= 0
     # A quarter tells: the others may have met a machine that had more to do.
@@ -139,7 +139,7 @@ def test_cancels_at_the_due_instant_are_answered_honestly(system: System) -> Non
         for at, job_id in plan:
             time.sleep(max(0.0, at - time.time()))
             outcomes[job_id] = center.cancel(job_id)
-        system.wait(lambda: not _pending(system, job_ids), "all have ended", 10)  # noqa: B023
+        system.wait(lambda: not system.pending(job_ids), "all have ended", 10)  # noqa: B023
         ran = {event.job_id for event in system.history() if event.event == "start"}
         for job_id, outcome in outcomes.items():
             if outcome is CancelOutcome.CANCELLED:
@@ -162,7 +162,7 @@ def test_a_rescheduled_task_runs_once_at_its_new_time(system: System) -> None:
     new_sooner = datetime.now(UTC) + timedelta(seconds=2)
     assert center.reschedule(later, action_time=new_later) is RescheduleOutcome.RESCHEDULED
     assert center.reschedule(sooner, action_time=new_sooner) is RescheduleOutcome.RESCHEDULED
-    system.wait(lambda: not _pending(system, [later, sooner]), "both have ended", 10)
+    system.wait(lambda: not system.pending([later, sooner]), "both have ended", 10)
     for job_id, due in ((later, new_later), (sooner, new_sooner)):
         (start,) = system.starts(job_id)
         assert 0 <= start.at / 1e6 - to_ms(due) < 3000
@@ -180,18 +180,8 @@ def test_a_new_host_takes_its_fair_share_and_a_killed_one_is_replaced(cluster: S
             killed = first.kill()
         count = len(load.job_ids)
         cluster.wait(lambda: len(load.job_ids) > count + 200, "the load goes on", 20)
-    cluster.wait(lambda: not _pending(cluster, load.job_ids), "everything has ended", 30)
+    cluster.wait(lambda: not cluster.pending(load.job_ids), "everything has ended", 30)
     assert set(killed) < {event.pid for event in cluster.history()}
     verdict = cluster.verdict()
     assert verdict.clean, verdict
     assert set(verdict.duplicates) <= {"kill"}, "more than was in flight on the killed host"
-
-
-def _pending(system: System, job_ids: list[int]) -> list[int]:
-    rows = system.center.store.read(job_ids)
-    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
-
-
-def _status(system: System, job_id: int) -> TaskStatus | None:
-    task = system.center.get(job_id)
-    return None if task is None else task.status

@@ -10,7 +10,6 @@ from harness.system import System
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
 from toc.local.servers import RedisServer
 from toc.queue.messages import Peek
-from toc.task import TaskRow
 
 HOUR = 3600
 
@@ -32,9 +31,9 @@ def test_a_retry_beyond_the_horizon_leaves_redis_and_keeps_its_row(running: Syst
     job_id = running.center.submit(
         "test.sync", biz_id=1, delay=0.1, attribute={"fail": 1, "retry_after": 2 * HOUR}
     )
-    running.wait(lambda: _row(running, job_id).attempts == 1, "it has failed", 10)
+    running.wait(lambda: running.row(job_id).attempts == 1, "it has failed", 10)
     running.wait(lambda: entries(running) == 0, "it has left Redis", 5)
-    assert _row(running, job_id).status == TaskStatus.PENDING
+    assert running.row(job_id).status == TaskStatus.PENDING
     sooner = datetime.now(UTC) + timedelta(seconds=1)
     assert running.center.reschedule(job_id, action_time=sooner) is RescheduleOutcome.MAY_HAVE_STARTED
     # A new deadline has all its tries, of which the first fails as asked.
@@ -67,7 +66,7 @@ def test_reschedule_goes_over_the_horizon_both_ways(running: System) -> None:
     assert center.reschedule(job_id, action_time=far) is RescheduleOutcome.RESCHEDULED
     soon = datetime.now(UTC) + timedelta(seconds=1)
     assert center.reschedule(job_id, action_time=soon) is RescheduleOutcome.RESCHEDULED
-    running.wait(lambda: _row(running, job_id).status == TaskStatus.PROCESSED, "it has run", 5)
+    running.wait(lambda: running.row(job_id).status == TaskStatus.PROCESSED, "it has run", 5)
     assert len(running.starts(job_id)) == 1
 
 
@@ -84,7 +83,7 @@ def test_what_lies_beyond_the_horizon_can_be_cancelled_and_is_not_brought_in_by_
     running.wait(running.whole, "the first generation is recorded", 15)
     clean_redis.call("FLUSHALL")
     running.wait(lambda: entries(running) == len(near), "what lies inside is back", 10)
-    assert {_row(running, job_id).status for job_id in far[1:]} == {TaskStatus.PENDING}
+    assert {running.row(job_id).status for job_id in far[1:]} == {TaskStatus.PENDING}
 
 
 def test_a_lost_race_beyond_the_horizon_does_not_keep_the_entry(running: System) -> None:
@@ -96,10 +95,4 @@ def test_a_lost_race_beyond_the_horizon_does_not_keep_the_entry(running: System)
     assert center.reschedule(job_id, action_time=far) is RescheduleOutcome.MAY_HAVE_STARTED
     enough.touch()
     running.wait(lambda: entries(running) == 0, "it has left Redis", 10)
-    assert _row(running, job_id).status == TaskStatus.PENDING
-
-
-def _row(system: System, job_id: int) -> TaskRow:
-    row = system.center.store.get(job_id)
-    assert row is not None
-    return row
+    assert running.row(job_id).status == TaskStatus.PENDING

@@ -8,7 +8,6 @@ from fault.kit.load import Load
 from fault.kit.table import lateness
 from harness.system import System
 
-from toc import TaskStatus
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
 from toc.topic import Slot
@@ -58,7 +57,7 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
         after = time.time()
         count = len(load.job_ids)
         cluster.wait(lambda: len(load.job_ids) > count + 150, "the load goes on", 20)
-    cluster.wait(lambda: not _pending(cluster, load.job_ids), "everything has ended", 20)
+    cluster.wait(lambda: not cluster.pending(load.job_ids), "everything has ended", 20)
     verdict = cluster.verdict()
     assert verdict.clean, f"{verdict}\n{cluster.logs()}"
     assert not verdict.duplicates, verdict
@@ -70,8 +69,3 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
     assert while_moving.p50 < USUAL_MS
     assert while_moving.p99 < STALL_MS
     assert took["drained: nothing is left"] < 30
-
-
-def _pending(system: System, job_ids: list[int]) -> list[int]:
-    rows = system.center.store.read(job_ids)
-    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]

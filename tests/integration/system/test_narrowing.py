@@ -43,7 +43,7 @@ def test_halving_twice_and_doubling_under_load_loses_nothing_and_runs_nothing_tw
                 store.topics.alter(name, slot_amount=amount)
             more()
         assert {_topic(cluster, name).former_slots for name in LOADED} == {16}
-        assert admin.tasks_to_settle(store, _topic(cluster)) >= 32  # those of the far future
+        assert admin.tasks_under_former_slots(store, _topic(cluster)) >= 32  # those of the far future
         views = admin.slot_views(store, center.queues, [], topic="test.sync")
         assert [view.going for view in views] == [False] * 4 + [True] * 12
         for job_id in far:
@@ -53,7 +53,7 @@ def test_halving_twice_and_doubling_under_load_loses_nothing_and_runs_nothing_tw
         for name in LOADED:
             store.topics.alter(name, slot_amount=8)
         more()
-    cluster.wait(lambda: not _pending(cluster, load.job_ids), "everything has ended", 30)
+    cluster.wait(lambda: not cluster.pending(load.job_ids), "everything has ended", 30)
     verdict = cluster.verdict()
     assert verdict.clean, f"{verdict}\n{cluster.logs()}"
     assert not verdict.duplicates
@@ -83,7 +83,7 @@ def test_what_comes_late_or_is_redriven_opens_its_slots_again(system: System) ->
     rows = {n: row for n, job_id in crc.items() if (row := store.get(job_id)) and row.slot_crc % 8 >= 2}
     late, doomed = list(rows.values())[:2]
     dead = center.submit("test.sync", biz_id=doomed.biz_id, delay=0.1, attribute={"fail": 1})
-    system.wait(lambda: _status(system, dead) is TaskStatus.DEAD, "it is dead", 10)
+    system.wait(lambda: system.row(dead).status == TaskStatus.DEAD, "it is dead", 10)
     for job_id in crc.values():
         center.cancel(job_id)
     store.topics.alter("test.sync", slot_amount=2)
@@ -99,11 +99,11 @@ def test_what_comes_late_or_is_redriven_opens_its_slots_again(system: System) ->
     job_id = store.insert(stale)
     began = time.monotonic()
     system.wait(lambda: _topic(system).former_slots == 8, "its slots are open again", 10)
-    system.wait(lambda: _status(system, job_id) is TaskStatus.PROCESSED, "what came late has run", 10)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "what came late has run", 10)
     print(f"a late task ran after {time.monotonic() - began:.1f} s")
 
     system.wait(lambda: not _topic(system).former_slots, "they are given up once more", 20)
-    again = admin.redrive(store, center.queues, store.topics.list(), [dead], now_ms=center.clock.now_ms)
+    again = admin.redrive(store, center.queues, store.topics.list(), [dead], now_ms=center.clock.now_ms())
     assert again.tasks == 1
     assert _topic(system).former_slots == 8  # at once: nobody waits for the sweep
     system.wait(lambda: len(system.starts(dead)) == 2, "the dead one has run again", 10)
@@ -118,10 +118,10 @@ def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_al
     system.start(processes=2)
     job_ids = [center.submit("test.async", biz_id=n, delay=0.2 + n / 100) for n in range(150)]
     last = center.submit("test.sync", biz_id=1, delay=2.0)
-    system.wait(lambda: _status(system, last) is TaskStatus.PROCESSED, "all are due", 10)
+    system.wait(lambda: system.row(last).status == TaskStatus.PROCESSED, "all are due", 10)
     admin.resume_topic(store, "test.async", rate=50, now_ms=center.clock.now_ms())
     fresh = center.submit("test.async", biz_id=7, delay=0.5)
-    system.wait(lambda: not _pending(system, [*job_ids, fresh]), "all have run", 30)
+    system.wait(lambda: not system.pending([*job_ids, fresh]), "all have run", 30)
     starts = [event for event in system.history() if event.event == "start" and event.job_id != last]
     assert len(starts) == 151
     seconds = (starts[-1].at - starts[0].at) / 1e9
@@ -134,16 +134,5 @@ def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_al
         assert max(abs(place - number) for place, number in enumerate(places)) < 40, order
     began = time.monotonic()
     many = [center.submit("test.async", biz_id=n, delay=0.2) for n in range(150)]
-    system.wait(lambda: not _pending(system, many), "what is due later runs at once", 10)
+    system.wait(lambda: not system.pending(many), "what is due later runs at once", 10)
     print(f"150 tasks at 50 a second took {seconds:.1f} s; 150 later ones {time.monotonic() - began:.1f} s")
-
-
-def _status(system: System, job_id: int) -> TaskStatus:
-    row = system.center.store.get(job_id)
-    assert row is not None
-    return TaskStatus(row.status)
-
-
-def _pending(system: System, job_ids: list[int]) -> list[int]:
-    rows = system.center.store.read(job_ids)
-    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]

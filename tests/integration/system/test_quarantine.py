@@ -14,7 +14,6 @@ from harness.system import System
 
 from toc import NewTask, TaskStatus
 from toc.store.batch import Failure, Guard
-from toc.task import TaskRow
 from toc.topic import Slot
 from toc.worker.quarantine import ALONE, LINE, MAX_UNSEEN
 
@@ -30,9 +29,9 @@ def test_a_task_that_kills_every_process_is_dead_after_a_run_alone_and_its_neigh
     neighbours = center.submit_many(
         [NewTask(topic, n, 0.5, attribute={"sleep": 0.1, "fail": n % 2}) for n in range(40)]
     )
-    system.wait(lambda: _row(system, poison).status == TaskStatus.DEAD, "the culprit is dead", 30)
+    system.wait(lambda: system.row(poison).status == TaskStatus.DEAD, "the culprit is dead", 30)
     before = daemon.workers()
-    row = _row(system, poison)
+    row = system.row(poison)
     assert row.last_error == "its handler ended its process 4 times, the last time alone (signal 9)"
     assert (row.attempts, row.crashes) == (4, 4)
     starts = system.starts(poison)
@@ -43,7 +42,7 @@ def test_a_task_that_kills_every_process_is_dead_after_a_run_alone_and_its_neigh
     slot = center.catalog.get(topic).slot(row.slot_crc)
     system.wait(lambda: poison in dict(center.queues.dead(slot, 10)), "it is in the DeadQueue", 30)
     system.wait(
-        lambda: all(_row(system, job_id).status == TaskStatus.PROCESSED for job_id in neighbours),
+        lambda: all(system.row(job_id).status == TaskStatus.PROCESSED for job_id in neighbours),
         "every neighbour has ended well",
         30,
     )
@@ -58,11 +57,11 @@ def test_a_task_that_raises_when_it_runs_alone_has_failed_a_try_like_any_other(s
     system.create_topics(backoff_base=0.1)
     system.start(processes=1)
     job_id = system.center.submit("test.sync", biz_id=1, delay=0.1, attribute={"die": 3, "fail": 4})
-    system.wait(lambda: _row(system, job_id).attempts == 4, "its run alone has failed", 20)
-    row = _row(system, job_id)
+    system.wait(lambda: system.row(job_id).attempts == 4, "its run alone has failed", 20)
+    row = system.row(job_id)
     assert row.last_error == "RuntimeError: attempt 4 fails as asked"
     assert row.crashes == 0
-    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it ran among others again", 30)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it ran among others again", 30)
     starts = system.starts(job_id)
     assert [start.attempt for start in starts] == [1, 2, 3, 4, 5]
     assert starts[4].pid not in (starts[3].pid, starts[2].pid)
@@ -82,8 +81,8 @@ def test_a_handler_that_runs_alone_may_raise_retry_and_dead(
     system.create_topics()
     job_id = _suspect(system, topic, **attribute)
     system.start(processes=1)
-    system.wait(lambda: _row(system, job_id).status == status, "it has ended", 15)
-    assert _row(system, job_id).last_error == error
+    system.wait(lambda: system.row(job_id).status == status, "it has ended", 15)
+    assert system.row(job_id).last_error == error
 
 
 def test_suspects_that_are_innocent_run_well_one_after_the_other_in_few_processes(system: System) -> None:
@@ -91,7 +90,7 @@ def test_suspects_that_are_innocent_run_well_one_after_the_other_in_few_processe
     job_ids = [_suspect(system, "test.async", biz_id=n, sleep=0.01) for n in range(LINE + 10)]
     daemon = system.start(processes=1)
     system.wait(
-        lambda: all(_row(system, job_id).status == TaskStatus.PROCESSED for job_id in job_ids),
+        lambda: all(system.row(job_id).status == TaskStatus.PROCESSED for job_id in job_ids),
         "all have run",
         40,
     )
@@ -108,9 +107,9 @@ def test_only_a_process_that_ran_nothing_before_convicts(system: System) -> None
     first = _suspect(system, "test.sync", biz_id=1, sleep=1)
     culprit = _suspect(system, "test.sync", biz_id=2, delay=1.1, die=99)
     daemon = system.start(processes=1)
-    system.wait(lambda: _row(system, culprit).status == TaskStatus.DEAD, "it is dead", 20)
-    assert _row(system, first).status == TaskStatus.PROCESSED
-    assert _row(system, culprit).last_error == (
+    system.wait(lambda: system.row(culprit).status == TaskStatus.DEAD, "it is dead", 20)
+    assert system.row(first).status == TaskStatus.PROCESSED
+    assert system.row(culprit).last_error == (
         "its handler ended its process 4 times, the last time alone (signal 9)"
     )
     (once,) = system.starts(first)
@@ -131,8 +130,8 @@ def test_a_run_alone_that_is_longer_than_max_runtime_is_ended_and_has_failed(
     system.wait(lambda: bool(system.history()), "it runs", 30)
     (start,) = system.history()
     system.wait(lambda: not _lives(start.pid), "its process has ended", 5)
-    system.wait(lambda: _row(system, job_id).attempts == 1, "the try has failed", 5)
-    assert "max_runtime" in (_row(system, job_id).last_error or "")
+    system.wait(lambda: system.row(job_id).attempts == 1, "the try has failed", 5)
+    assert "max_runtime" in (system.row(job_id).last_error or "")
     assert "worker_recycled" not in daemon.log.read_text()
 
 
@@ -140,7 +139,7 @@ def test_a_run_alone_outlasts_prepare_timeout_and_is_not_doubled(system: System)
     system.create_topics(prepare_timeout=3)
     job_id = _suspect(system, "test.sync", sleep=6)
     system.start(processes=2)
-    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
     assert len(system.starts(job_id)) == 1
 
 
@@ -151,18 +150,18 @@ def test_sigterm_lets_a_run_alone_end_and_a_second_gives_it_back_uncharged(syste
     system.wait(lambda: bool(system.history()), "it runs", 30)
     daemon.terminate()
     assert daemon.process.wait(60) == 0, system.logs()
-    assert _row(system, quick).status == TaskStatus.PROCESSED
+    assert system.row(quick).status == TaskStatus.PROCESSED
 
     slow = _suspect(system, "test.sync", sleep=60)
     daemon = system.start("host-b", processes=1)
     system.wait(lambda: bool(system.starts(slow)), "it runs", 30)
-    assert _row(system, slow).crashes == 4, "counted before it began"
+    assert system.row(slow).crashes == 4, "counted before it began"
     daemon.terminate()
     system.wait(lambda: "daemon_stopping" in daemon.log.read_text(), "it is stopping", 5)
     daemon.terminate()
     daemon.process.wait(50)
     system.wait(lambda: not _lives(system.starts(slow)[0].pid), "its process has ended", 5)
-    row = _row(system, slow)
+    row = system.row(slow)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 3)
     assert row.next_time == row.action_time
     slot = system.center.catalog.get("test.sync").slot(row.slot_crc)
@@ -178,7 +177,7 @@ def test_what_supervisors_send_to_every_process_does_not_end_a_run_alone(system:
     system.wait(lambda: bool(system.history()), "it runs", 30)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(system.history()[0].pid, number)
-    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it has ended well", 30)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has ended well", 30)
 
 
 def test_when_a_worker_is_killed_its_run_alone_ends_with_it_is_counted_and_comes_later(
@@ -191,21 +190,21 @@ def test_when_a_worker_is_killed_its_run_alone_ends_with_it_is_counted_and_comes
     system.wait(lambda: bool(system.history()), "it runs", 30)
     (start,) = system.history()
     waiting = _suspect(system, "test.sync", delay=0.5, biz_id=2)
-    slot = system.center.catalog.get("test.sync").slot(_row(system, waiting).slot_crc)
+    slot = system.center.catalog.get("test.sync").slot(system.row(waiting).slot_crc)
     system.wait(lambda: _prepared(system, slot) > 0, "the other waits in the line", 5)
     os.kill(daemon.workers()[0], signal.SIGKILL)
     system.wait(lambda: not _lives(start.pid), "its process has ended too", 2)
     assert [event.event for event in system.history() if event.job_id == job_id] == ["start"], "in the middle"
     enough.touch()
-    row = _row(system, job_id)
+    row = system.row(job_id)
     assert (row.crashes, row.last_error) == (4, ALONE)
-    system.wait(lambda: _row(system, waiting).status == TaskStatus.PROCESSED, "the other has run", 15)
-    assert (_row(system, waiting).attempts, _row(system, waiting).crashes) == (0, 4), "charged nothing"
+    system.wait(lambda: system.row(waiting).status == TaskStatus.PROCESSED, "the other has run", 15)
+    assert (system.row(waiting).attempts, system.row(waiting).crashes) == (0, 4), "charged nothing"
     system.wait(lambda: len(system.starts(job_id)) == 2, "it runs again", 15)
     again = system.starts(job_id)[1]
     assert again.at / 1e6 >= row.next_time, "not at once"
-    assert _row(system, job_id).crashes == 5
-    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "and ends", 30)
+    assert system.row(job_id).crashes == 5
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "and ends", 30)
 
 
 def test_a_task_that_ends_its_worker_even_when_it_runs_alone_is_dead_in_the_end(system: System) -> None:
@@ -214,10 +213,10 @@ def test_a_task_that_ends_its_worker_even_when_it_runs_alone_is_dead_in_the_end(
     # The limit was lowered: so many crashes, and no run alone among them.
     never_alone = _suspect(system, "test.sync", crashes=3 + MAX_UNSEEN, error="the worker died")
     system.start(processes=1)
-    system.wait(lambda: _row(system, unseen).status == TaskStatus.DEAD, "it is dead", 30)
+    system.wait(lambda: system.row(unseen).status == TaskStatus.DEAD, "it is dead", 30)
     assert not system.starts(unseen)
-    assert "8 times" in (_row(system, unseen).last_error or "")
-    system.wait(lambda: _row(system, never_alone).status == TaskStatus.PROCESSED, "it ran well", 30)
+    assert "8 times" in (system.row(unseen).last_error or "")
+    system.wait(lambda: system.row(never_alone).status == TaskStatus.PROCESSED, "it ran well", 30)
 
 
 def test_a_flood_of_culprits_does_not_hold_up_others_nor_fill_memory(system: System) -> None:
@@ -235,8 +234,8 @@ def test_a_flood_of_culprits_does_not_hold_up_others_nor_fill_memory(system: Sys
     children = set()
     for n in range(10):
         job_id = system.center.submit("test.sync", biz_id=n, delay=0.2)
-        due = _row(system, job_id).action_time
-        system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "a good one has run", 5)  # noqa: B023
+        due = system.row(job_id).action_time
+        system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "a good one has run", 5)  # noqa: B023
         late.append(system.starts(job_id)[0].at / 1e6 - due)
         children.add(len(_children(pid)))
     assert statistics.median(late) < 1000, late  # one may meet a machine that is busy with a child
@@ -278,12 +277,6 @@ def _accuse(system: System, job_ids: list[int], crashes: int = 3, error: str = "
         ]
     )
     assert set(guards.values()) == {Guard.APPLIED}
-
-
-def _row(system: System, job_id: int) -> TaskRow:
-    row = system.center.store.get(job_id)
-    assert row is not None
-    return row
 
 
 def _prepared(system: System, slot: Slot) -> int:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fault.kit.proxy import Proxy
 from harness.system import System
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.local.servers import RedisServer
 from toc.queue.messages import Peek
-from toc.task import TaskRow
 
 
 class Split:
@@ -48,28 +45,11 @@ class Split:
 
 
 @pytest.fixture
-def split(
-    tmp_path: Path,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    database_prefix: str,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
-) -> Iterator[Split]:
-    system = System(
-        tmp_path,
-        database_urls=[mariadb.url],
-        databases=2,
-        tables=8,
-        database_prefix=database_prefix,
-        redis_url=clean_redis.url,
-        zookeeper=zookeeper.url,
-        cluster=zookeeper_root,
-    )
+def split(hosts: System, clean_redis: RedisServer) -> Iterator[Split]:
     with Proxy(clean_redis.port) as proxy:
-        yield Split(system, proxy)
+        yield Split(hosts, proxy)
         proxy.accept()  # or its worker waits in vain to move what it has finished
-        system.stop()
+        hosts.stop()
 
 
 def test_a_try_whose_worker_lost_redis_is_not_run_again_by_the_next_owner(split: Split) -> None:
@@ -88,8 +68,8 @@ def test_a_try_whose_worker_lost_redis_is_not_run_again_by_the_next_owner(split:
     split.system.wait(
         lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 20
     )
-    _once_each(split, job_ids)
-    assert {_row(split, job_id).crashes for job_id in job_ids} == {0}
+    assert split.system.not_run_once(job_ids) == {}
+    assert {split.system.row(job_id).crashes for job_id in job_ids} == {0}
 
 
 @pytest.mark.slow
@@ -110,7 +90,7 @@ def test_a_try_whose_entry_redis_lost_is_not_run_again_by_the_next_owner(
         lambda: any(isinstance(p, Peek) and p.store for p in center.queues.peek(found).values()), "swept", 10
     )
     system.wait(lambda: all(_status(split, job_id) for job_id in job_ids), "ended", 30)
-    _once_each(split, job_ids)
+    assert split.system.not_run_once(job_ids) == {}
 
 
 @pytest.mark.slow
@@ -123,7 +103,7 @@ def test_a_try_that_began_without_redis_is_not_run_again_by_who_has_it(split: Sp
     split.system.wait(
         lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 30
     )
-    _once_each(split, job_ids)
+    assert split.system.not_run_once(job_ids) == {}
 
 
 @pytest.mark.slow
@@ -137,8 +117,8 @@ def test_the_tries_of_a_cut_off_host_that_dies_run_again_once(split: Split) -> N
     split.system.wait(
         lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 60
     )
-    assert set(_starts(split).values()) == {2}
-    assert {_row(split, job_id).crashes for job_id in job_ids} == {1}
+    assert {len(split.system.starts(job_id)) for job_id in job_ids} == {2}
+    assert {split.system.row(job_id).crashes for job_id in job_ids} == {1}
 
 
 @pytest.mark.slow
@@ -150,29 +130,14 @@ def test_both_hosts_work_while_one_has_no_redis(split: Split) -> None:
     system.wait(
         lambda: not [j for j, row in center.store.read(job_ids).items() if not row.status], "ended", 20
     )
-    _once_each(split, job_ids)
+    assert split.system.not_run_once(job_ids) == {}
     assert len({event.pid for event in system.history()}) == 2
     split.proxy.accept()
     system.wait(lambda: split.logged("index_reachable"), "it is back", 15)
     after = center.submit_many([NewTask("test.sync", n, 1) for n in range(100)])
     system.wait(lambda: not [j for j, row in center.store.read(after).items() if not row.status], "ended", 20)
-    _once_each(split, job_ids + after)
-
-
-def _starts(split: Split) -> Counter[int]:
-    return Counter(event.job_id for event in split.system.history() if event.event == "start")
-
-
-def _once_each(split: Split, job_ids: list[int]) -> None:
-    counts = _starts(split)
-    assert {job_id: counts[job_id] for job_id in job_ids if counts[job_id] != 1} == {}
-
-
-def _row(split: Split, job_id: int) -> TaskRow:
-    row = split.system.center.store.get(job_id)
-    assert row is not None
-    return row
+    assert split.system.not_run_once(job_ids + after) == {}
 
 
 def _status(split: Split, job_id: int) -> int:
-    return _row(split, job_id).status
+    return split.system.row(job_id).status

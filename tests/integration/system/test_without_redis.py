@@ -6,7 +6,6 @@ import json
 import re
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -25,7 +24,7 @@ def running(system: System) -> System:
     system.create_topics(prepare_timeout=3, backoff_base=0.1)
     system.start(env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
     warm = system.center.submit("test.sync", biz_id=1, delay=0.1)
-    system.wait(lambda: _row(system, warm).status == TaskStatus.PROCESSED, "slots are taken", 10)
+    system.wait(lambda: system.row(warm).status == TaskStatus.PROCESSED, "slots are taken", 10)
     return system
 
 
@@ -58,15 +57,15 @@ def test_ten_seconds_without_redis_under_load(running: System, clean_redis: Redi
 
     def restore() -> None:
         running.wait(lambda: len(running.starts(odd["fails"])) == 3, "the third try", 10)
-        running.wait(lambda: _row(running, odd["doomed"]).status == TaskStatus.DEAD, "it is dead", 10)
+        running.wait(lambda: running.row(odd["doomed"]).status == TaskStatus.DEAD, "it is dead", 10)
         clean_redis.start()
 
     job_ids = _load(center, 120, {10: cut, 40: cancel, 110: restore})
     assert _logged(running, "index_unreachable")
     running.wait(lambda: _logged(running, "index_reachable"), "it is back", 10)
     after = center.submit_many([NewTask("test.sync", n, 0.5) for n in range(50)])
-    running.wait(lambda: not _pending(running, job_ids + after), "all have run", 30)
-    _once_each(running, [*job_ids, *after, odd["doomed"], odd["runs"]])
+    running.wait(lambda: not running.pending(job_ids + after), "all have run", 30)
+    assert running.not_run_once([*job_ids, *after, odd["doomed"], odd["runs"]]) == {}
     late = _lateness(running, job_ids)
     print(_figures(late))
     assert late[0] >= 0
@@ -85,9 +84,9 @@ def test_what_ran_when_redis_vanished_is_written_and_not_run_again(
     job_ids = [center.submit("test.sync", biz_id=n, delay=0.05, attribute={"sleep": 4}) for n in range(4)]
     running.wait(lambda: len(running.history()) >= 5, "they run", 5)
     with outage(clean_redis):
-        running.wait(lambda: not _pending(running, job_ids), "they have ended", 15)
+        running.wait(lambda: not running.pending(job_ids), "they have ended", 15)
     running.wait(lambda: _index_empty(running), "their entries are gone", 15)
-    _once_each(running, job_ids)
+    assert running.not_run_once(job_ids) == {}
 
 
 @pytest.mark.slow
@@ -98,10 +97,10 @@ def test_a_long_try_that_began_without_redis_goes_on_when_it_is_back(
     job_id = center.submit("test.sync", biz_id=1, delay=2, attribute={"sleep": 8})
     with outage(clean_redis):
         running.wait(lambda: bool(running.starts(job_id)), "it has begun", 10)
-    running.wait(lambda: _row(running, job_id).status == TaskStatus.PROCESSED, "it has ended", 20)
+    running.wait(lambda: running.row(job_id).status == TaskStatus.PROCESSED, "it has ended", 20)
     running.wait(lambda: _index_empty(running), "its entry is gone", 15)
     assert len(running.starts(job_id)) == 1
-    assert _row(running, job_id).crashes == 0
+    assert running.row(job_id).crashes == 0
 
 
 @pytest.mark.slow
@@ -117,15 +116,15 @@ def test_an_empty_redis_after_the_outage_runs_nothing_twice(
         running.wait(lambda: len(running.history()) > 20, "some run", 15)
         for path in (clean_redis.directory / "appendonlydir").iterdir():
             path.unlink()
-    running.wait(lambda: not _pending(running, [*job_ids, later]), "all have ended", 40)
-    _once_each(running, [*job_ids, later])
+    running.wait(lambda: not running.pending([*job_ids, later]), "all have ended", 40)
+    assert running.not_run_once([*job_ids, later]) == {}
 
 
 @pytest.mark.slow
 def test_the_dead_of_an_outage_are_listed_after_it(running: System, clean_redis: RedisServer) -> None:
     with outage(clean_redis):
         doomed = running.center.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
-        running.wait(lambda: _row(running, doomed).status == TaskStatus.DEAD, "it is dead", 15)
+        running.wait(lambda: running.row(doomed).status == TaskStatus.DEAD, "it is dead", 15)
     running.wait(lambda: _dead(running) == 1, "the dead one is listed", 90)
     assert len(running.starts(doomed)) == 1
 
@@ -136,10 +135,10 @@ def test_a_worker_that_dies_without_redis_has_its_tries_run_again_at_once(
     center = running.center
     with outage(clean_redis):
         job_id = center.submit("test.sync", biz_id=1, delay=0.5, attribute={"die": 1})
-        running.wait(lambda: _row(running, job_id).status == TaskStatus.PROCESSED, "it ran again", 20)
+        running.wait(lambda: running.row(job_id).status == TaskStatus.PROCESSED, "it ran again", 20)
         first, second = running.starts(job_id)
         assert (first.attempt, second.attempt) == (1, 2)
-        assert _row(running, job_id).crashes == 1
+        assert running.row(job_id).crashes == 1
         assert [line for line in doctor.examine(center) if "slots are out of reach" in line.what]
         running.wait(lambda: _sample(running, "toc_slots_without_redis") > 0, "the metrics tell", 5)
         assert _sample(running, 'toc_tasks_without_redis_total{topic="test.sync"}') >= 2
@@ -152,15 +151,15 @@ def test_a_redis_that_hangs_is_as_good_as_gone(running: System, clean_redis: Red
     job_ids = center.submit_many([NewTask("test.sync", n, 1 + n / 25) for n in range(150)])
     clean_redis.pause()
     try:
-        running.wait(lambda: not _pending(running, job_ids), "all have run", 20)
+        running.wait(lambda: not running.pending(job_ids), "all have run", 20)
     finally:
         clean_redis.resume()
     late = _lateness(running, job_ids)
     assert late[-1] < 4500
     running.wait(lambda: _logged(running, "index_reachable"), "it is back", 10)
     after = center.submit("test.sync", biz_id=1, delay=0.5)
-    running.wait(lambda: _row(running, after).status == TaskStatus.PROCESSED, "all goes on as ever", 10)
-    _once_each(running, [*job_ids, after])
+    running.wait(lambda: running.row(after).status == TaskStatus.PROCESSED, "all goes on as ever", 10)
+    assert running.not_run_once([*job_ids, after]) == {}
 
 
 @pytest.mark.slow
@@ -173,11 +172,11 @@ def test_a_daemon_stops_in_order_without_redis(running: System, clean_redis: Red
         running.wait(lambda: len(running.history()) > 6, "some run", 10)
         daemon.terminate()
         running.wait(lambda: daemon.process.poll() is not None, "it has stopped", 60)
-        rows = [_row(running, job_id) for job_id in job_ids]
+        rows = [running.row(job_id) for job_id in job_ids]
         assert {(row.attempts, row.crashes) for row in rows} == {(0, 0)}
     running.start("host-b")
-    running.wait(lambda: not _pending(running, job_ids), "the others have run", 30)
-    _once_each(running, job_ids)
+    running.wait(lambda: not running.pending(job_ids), "the others have run", 30)
+    assert running.not_run_once(job_ids) == {}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +199,7 @@ def test_a_minute_without_redis_under_load(running: System, clean_redis: RedisSe
 
     job_ids = _load(running.center, 850, {100: cut, 700: restore})
     running.wait(lambda: not _some_pending(running), "all have run", 60)
-    _once_each(running, job_ids)
+    assert running.not_run_once(job_ids) == {}
     late = _lateness(running, job_ids)
     print(f"{how}: {_figures(late)}")
     assert late[0] >= 0
@@ -236,13 +235,6 @@ def _figures(late: list[float]) -> str:
 
 def _some_pending(system: System) -> bool:
     return bool(system.center.store.scans.look(range(system.settings.tables), {}, 0, 2**42, 1).stirring)
-
-
-def _once_each(system: System, job_ids: list[int]) -> None:
-    counts = Counter(event.job_id for event in system.history() if event.event == "start")
-    wanted = set(job_ids)
-    assert {job_id: count for job_id, count in counts.items() if job_id in wanted and count != 1} == {}
-    assert wanted <= counts.keys()
 
 
 def _lateness(system: System, job_ids: list[int]) -> list[float]:
@@ -281,14 +273,3 @@ def _index_empty(system: System) -> bool:
 
 def _dead(system: System) -> int:
     return sum(peek.dead for peek in _peeks(system))
-
-
-def _row(system: System, job_id: int) -> TaskRow:
-    row = system.center.store.get(job_id)
-    assert row is not None
-    return row
-
-
-def _pending(system: System, job_ids: list[int]) -> list[int]:
-    rows = system.center.store.read(job_ids)
-    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]

@@ -16,7 +16,6 @@ from sqlalchemy import create_engine
 from toc import CancelOutcome, TaskStatus
 from toc.errors import WrongShardConnection
 from toc.local.servers import MariaDB, RedisServer
-from toc.task import TaskRow
 
 
 @pytest.mark.parametrize("topic", ["test.sync", "test.async"])
@@ -26,9 +25,9 @@ def test_a_handler_that_runs_past_prepare_timeout_is_kept_alive_and_not_doubled(
     system.create_topics(prepare_timeout=3)
     system.start(processes=2)
     job_id = system.center.submit(topic, biz_id=1, delay=0.1, attribute={"sleep": 8})
-    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
     assert len(system.starts(job_id)) == 1
-    assert _row(system, job_id).attempts == 0
+    assert system.row(job_id).attempts == 0
 
 
 def test_a_thread_past_max_runtime_fails_its_try_and_its_process_is_replaced(system: System) -> None:
@@ -37,11 +36,11 @@ def test_a_thread_past_max_runtime_fails_its_try_and_its_process_is_replaced(sys
     (before,) = daemon.workers()
     neighbour = system.center.submit("test.async", biz_id=1, delay=0.1, attribute={"sleep": 0.3})
     stuck = system.center.submit("test.sync", biz_id=2, delay=0.1, attribute={"sleep": 2.5})
-    system.wait(lambda: _row(system, stuck).attempts >= 1, "the try has failed", 10)
-    assert "max_runtime" in (_row(system, stuck).last_error or "")
+    system.wait(lambda: system.row(stuck).attempts >= 1, "the try has failed", 10)
+    assert "max_runtime" in (system.row(stuck).last_error or "")
     system.wait(lambda: daemon.workers() not in ([], [before]), "another process serves", 10)
     assert len(system.starts(neighbour)) == 1
-    assert _row(system, neighbour).status == TaskStatus.PROCESSED, "it ended long before its own max_runtime"
+    assert system.row(neighbour).status == TaskStatus.PROCESSED, "it ended long before its own max_runtime"
 
 
 def test_a_coroutine_past_max_runtime_is_cancelled_and_its_process_lives(system: System) -> None:
@@ -49,7 +48,7 @@ def test_a_coroutine_past_max_runtime_is_cancelled_and_its_process_lives(system:
     daemon = system.start(processes=1)
     before = daemon.workers()
     job_id = system.center.submit("test.async", biz_id=1, delay=0.1, attribute={"sleep": 60})
-    system.wait(lambda: _row(system, job_id).status == TaskStatus.DEAD, "both tries were cancelled", 15)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.DEAD, "both tries were cancelled", 15)
     assert daemon.workers() == before
 
 
@@ -59,11 +58,11 @@ def test_what_a_killed_process_was_running_runs_again_within_a_second(system: Sy
     took = []
     for turn in range(1, 4):
         job_id = system.center.submit("test.sync", biz_id=1, delay=0.1, attribute={"die": 1})
-        system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it ran again", 10)  # noqa: B023
+        system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it ran again", 10)  # noqa: B023
         first, second = system.starts(job_id)
         took.append((second.at - first.at) / 1e9)
         assert (first.attempt, second.attempt) == (1, 2)
-        assert _row(system, job_id).crashes == 1
+        assert system.row(job_id).crashes == 1
         if took[-1] < 1.0:
             break
         # The machine may have stood still meanwhile; what is always slow is slow each time.
@@ -84,7 +83,7 @@ def test_sigterm_finishes_what_runs_and_gives_back_what_waits_without_burning_re
     started = {event.job_id for event in system.history()}
     assert 0 < len(started) < 20
     for job_id in job_ids:
-        row = _row(system, job_id)
+        row = system.row(job_id)
         assert (row.attempts, row.crashes) == (0, 0)
         assert row.status == (TaskStatus.PROCESSED if job_id in started else TaskStatus.PENDING)
         slot = center.catalog.get("test.sync").slot(row.slot_crc)
@@ -92,7 +91,7 @@ def test_sigterm_finishes_what_runs_and_gives_back_what_waits_without_burning_re
         assert not isinstance(peek, Exception)
         assert peek.prepared == 0
     system.start("host-b")
-    system.wait(lambda: not _pending(system, job_ids), "the others have run", 20)
+    system.wait(lambda: not system.pending(job_ids), "the others have run", 20)
     starts = [event.job_id for event in system.history() if event.event == "start"]
     assert sorted(starts) == sorted(job_ids)
 
@@ -106,7 +105,7 @@ def test_a_second_sigterm_gives_back_what_runs_at_once(system: System) -> None:
     system.wait(lambda: "daemon_stopping" in daemon.log.read_text(), "it is stopping", 5)
     daemon.terminate()
     daemon.process.wait(60)
-    row = _row(system, job_id)
+    row = system.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
     slot = system.center.catalog.get("test.sync").slot(row.slot_crc)
     peek = system.center.queues.peek([slot])[slot]
@@ -121,11 +120,11 @@ def test_worker_processes_work_on_for_a_while_when_their_daemon_is_killed_and_th
     daemon = system.start(processes=2)
     workers = daemon.workers()
     first = system.center.submit("test.sync", biz_id=1, delay=0.1)
-    system.wait(lambda: _row(system, first).status == TaskStatus.PROCESSED, "the slots are taken", 5)
+    system.wait(lambda: system.row(first).status == TaskStatus.PROCESSED, "the slots are taken", 5)
     os.kill(daemon.process.pid, signal.SIGKILL)
     daemon.process.wait()
     job_id = system.center.submit("test.sync", biz_id=1, delay=1)
-    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it has run", 5)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has run", 5)
     system.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "they are gone", 20)
 
 
@@ -134,7 +133,7 @@ def test_an_idle_daemon_costs_next_to_no_cpu(cluster: System) -> None:
     daemon = cluster.start(processes=2)
     center = cluster.center
     job_id = center.submit("test.sync", biz_id=1, delay=3)  # until then all have claimed their slots
-    cluster.wait(lambda: _row(cluster, job_id).status == TaskStatus.PROCESSED, "it has run", 10)
+    cluster.wait(lambda: cluster.row(job_id).status == TaskStatus.PROCESSED, "it has run", 10)
     pids = [daemon.process.pid, *daemon.workers()]
     shares = []
     for _ in range(3):  # on a slow machine they are not done yet with claiming
@@ -154,12 +153,12 @@ def test_a_paused_topic_waits_and_runs_when_it_is_resumed(system: System) -> Non
     for _ in range(30):  # until the process that has the slot has read the topics
         job_id = system.center.submit("test.sync", biz_id=1, delay=0.1)
         other = system.center.submit("test.batch", biz_id=1, delay=1.0)
-        system.wait(lambda: _row(system, other).status == TaskStatus.PROCESSED, "the other topic goes on", 5)  # noqa: B023
+        system.wait(lambda: system.row(other).status == TaskStatus.PROCESSED, "the other topic goes on", 5)  # noqa: B023
         if not system.starts(job_id):
             break
     assert not system.starts(job_id)
     topics.alter("test.sync", paused=False)
-    system.wait(lambda: _row(system, job_id).status == TaskStatus.PROCESSED, "it runs now", 8)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it runs now", 8)
 
 
 def test_submits_while_redis_is_down_are_acknowledged_and_run_when_it_is_back(
@@ -180,7 +179,7 @@ def test_submits_while_redis_is_down_are_acknowledged_and_run_when_it_is_back(
         assert statistics.median(took) < 0.25, "nobody waits for Redis"
     finally:
         clean_redis.start()
-    system.wait(lambda: not _pending(system, job_ids), "all have run", 20)
+    system.wait(lambda: not system.pending(job_ids), "all have run", 20)
     started = [event.job_id for event in system.history() if event.event == "start"]
     assert sorted(started) == sorted(job_ids)
 
@@ -199,7 +198,7 @@ def test_a_task_written_in_the_callers_transaction_runs_after_its_commit(
                 "test.sync", biz_id=2, delay=timedelta(seconds=1), connection=connection
             )
     engine.dispose()
-    system.wait(lambda: _row(system, committed).status == TaskStatus.PROCESSED, "it has run", 6)
+    system.wait(lambda: system.row(committed).status == TaskStatus.PROCESSED, "it has run", 6)
     assert system.center.get(rolled_back) is None
 
 
@@ -214,14 +213,3 @@ def test_a_connection_to_another_server_is_refused(system: System) -> None:
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _row(system: System, job_id: int) -> TaskRow:
-    row = system.center.store.get(job_id)
-    assert row is not None
-    return row
-
-
-def _pending(system: System, job_ids: list[int]) -> list[int]:
-    rows = system.center.store.read(job_ids)
-    return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]

@@ -1,0 +1,89 @@
+"""The process in which tasks run alone (``toc.worker.alone``), as the worker that started it sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from toc.worker.link import Link
+
+
+class Child:
+    """Runs one task after the other. One thread talks to it; any thread may kill it."""
+
+    def __init__(self, app: str) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "toc.worker.alone", "--app", app, "--link", str(theirs.fileno())]
+        with theirs:
+            try:
+                # A group of its own: what the handler has started ends with it.
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [*command, "--parent", str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,
+                )
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except OSError:
+                ours.close()  # and with it ends the process, if there is one
+                raise
+        self._link = Link(ours)
+        self._lock = threading.Lock()
+        self._reaped = False
+        self.fresh = True
+        """Whether it has run nothing yet."""
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Tell it something."""
+        self._link.send(kind, **fields)
+
+    def hear(self, seconds: float) -> dict[str, Any] | None:
+        """Its next message; None when it has ended or the time is over."""
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._link, selectors.EVENT_READ)
+            # Its death too: what the handler has forked may hold the other end of the link.
+            selector.register(self._pidfd, selectors.EVENT_READ)
+            while (left := until - time.monotonic()) > 0:
+                ready = [key.fileobj for key, _ in selector.select(left)]
+                if self._link in ready and (messages := self._link.receive()):
+                    return messages[0]
+                if self._pidfd in ready or self._link.closed:
+                    return None
+        return None
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process has ended, or will never say anything again."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pidfd, selectors.EVENT_READ)
+            return self._link.closed or bool(selector.select(0))
+
+    def kill(self) -> None:
+        """End it and what it has started. Any thread may call it, at any time."""
+        with self._lock:
+            if not self._reaped:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self, seconds: float = 0.0) -> str:
+        """Let it end by itself for so long, then by force. Returns how it ended."""
+        self._link.close()
+        if seconds:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._pidfd, selectors.EVENT_READ)
+                selector.select(seconds)
+        self.kill()
+        with self._lock:
+            code = self._process.wait()
+            self._reaped = True
+        os.close(self._pidfd)
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
