@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_a_service_has_the_time_that_the_daemon_takes_to_stop(production: Settin
 def test_only_the_daemon_hears_of_a_stop_and_bad_input_is_not_tried_again() -> None:
     for line in ("KillMode=mixed", "KillSignal=SIGTERM", "RestartPreventExitStatus=2", "OOMPolicy=continue"):
         assert f"\n{line}\n" in UNIT
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_systemd_knows_every_line_of_the_unit_and_its_sandbox_is_tight(tmp_path: Path) -> None:
+    unit = tmp_path / "toc-worker.service"
+    unit.write_text(UNIT.replace("/opt/toc/bin/toc", "/bin/true"))  # whose program must be there
+
+    def analyze(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["systemd-analyze", *words, str(unit)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    verified = analyze("verify", "--man=no")
+    assert verified.returncode == 0, verified.stderr
+    complaints = [line for line in verified.stderr.splitlines() if unit.name in line]
+    assert not complaints  # of a key or a value that it passes over
+    # Exposure times ten: 96 is a unit without any sandbox, 12 was this one's.
+    judged = analyze("security", "--offline=true", "--threshold=15")
+    assert judged.returncode == 0, judged.stdout + judged.stderr
 
 
 def test_the_redis_account_may_do_what_toc_does_and_nothing_else() -> None:

@@ -20,7 +20,10 @@ from urllib.parse import parse_qsl, unquote
 # kazoo has no type information
 from kazoo import exceptions as kazoo_errors  # type: ignore[import-untyped]
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
-from kazoo.handlers.threading import KazooTimeoutError  # type: ignore[import-untyped]
+from kazoo.handlers.threading import (  # type: ignore[import-untyped]
+    KazooTimeoutError,
+    SequentialThreadingHandler,
+)
 from kazoo.hosts import collect_hosts  # type: ignore[import-untyped]
 from kazoo.protocol.states import KazooState, KeeperState  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
@@ -34,6 +37,7 @@ log = get_logger(__name__)
 Watch = Callable[[Any], None]
 
 _IN_FLIGHT = 500  # requests at once; kazoo keeps them all in memory and a reply to each
+_REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others
 _EXPECTED = (
     kazoo_errors.NoNodeError,
     kazoo_errors.NodeExistsError,
@@ -284,6 +288,7 @@ class Session:
         client = KazooClient(
             address.hosts,
             timeout=self._session_timeout,
+            handler=_Handler(),
             # kazoo's own policy waits up to an hour between two attempts
             connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=1.0),
             auth_data=[("digest", address.credential)] if address.credential else None,
@@ -306,6 +311,19 @@ class Session:
         else:
             log.info("zookeeper_connected", hosts=self.address.hosts)
         self._on_event()
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Goes on to the next host when one is silent, as a machine without power is.
+
+    kazoo would wait for it as long as a session may last: so long that sessions end over it, and longer than
+    an operator's command waits at all.
+    """
+
+    def create_connection(self, *args: Any, **options: Any) -> Any:
+        """A connected socket, or kazoo's timeout exception."""
+        options["timeout"] = min(options["timeout"], _REACH_SECONDS)
+        return super().create_connection(*args, **options)
 
 
 class _Problems(logging.Handler):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from harness.secured import zookeeper_url
@@ -334,3 +336,29 @@ def test_stop_is_fine_without_start_and_twice(zookeeper: ZooKeeper, zookeeper_ro
     coordinator.start()
     coordinator.stop()
     coordinator.stop()
+
+
+@contextmanager
+def silent_host() -> Iterator[str]:
+    """The address of one that answers nothing: as of a machine without power, connects to it go nowhere."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        socket.socket() as one,
+        socket.socket() as two,
+    ):
+        for waiting in (one, two):  # nobody accepts them: the queue is full, and the next ones are dropped
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield "{}:{}".format(*server.getsockname())
+
+
+def test_a_member_that_is_silent_does_not_keep_an_operator_from_the_others(
+    zookeeper: ZooKeeper, zookeeper_root: str
+) -> None:
+    login, at, rest = zookeeper.url.rpartition("@")
+    with silent_host() as silent:
+        for _ in range(5):  # kazoo asks them in any order
+            with Operator(
+                f"{login}{at}{silent},{rest}", cluster=zookeeper_root, connect_timeout=4.0
+            ) as operator:
+                assert operator.workers() == []
