@@ -51,10 +51,17 @@ def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
     assert "61234" in "".join(lines)
 
 
-def test_a_table_that_fits_no_terminal_is_printed_all_the_same() -> None:
+def test_a_table_that_fits_no_terminal_is_printed_and_nothing_of_it_is_cut_off() -> None:
     drawn, lacks = table(SLOTS, 40, SPARE)
     assert tuple(lacks) == SPARE
     assert "order" in "".join(printed(drawn, 40))
+    url = "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in range(20_000, 20_010))
+    drawn, _ = table(
+        [{"setting": "TOC_REDIS_URL", "value": url}, {"setting": "TOC_THREADS", "value": 16}], 80
+    )
+    lines = printed(drawn, 80)
+    assert "".join(line[len("TOC_REDIS_URL") :].strip() for line in lines[1:-1]) == url
+    assert lines[-1].split() == ["TOC_THREADS", "16"]
 
 
 def picture(topics: int, workers: int) -> Picture:

@@ -78,7 +78,7 @@ def table(
     """Records of like keys as a table, and which of the ``spare`` columns it lacks to fit into ``width``.
 
     Before any column goes, the lines do. Numbers stand to the right: all columns but ``words``, by default
-    those that have a number. A value may be a styled Text.
+    those that have nothing but numbers. A value may be a styled Text.
     """
     from rich.table import Table
 
@@ -94,7 +94,9 @@ def table(
         if fits:
             break
     if words is None:
-        numeric = {key for key in keys if any(isinstance(each[key], (int, float)) for each in records)}
+        numeric = {
+            key for key in keys if {type(each[key]) for each in records} - {type(None)} <= {int, float, bool}
+        }
     else:
         numeric = set(keys) - set(words)
     drawn = Table() if gap == 3 else Table(box=None, pad_edge=False, collapse_padding=gap == 1)
@@ -105,6 +107,7 @@ def table(
             _title(key),
             justify="right" if key in numeric else "left",
             width=room[key] if fixed else None,
+            overflow="fold",  # what has no room goes on in the next line; nothing is cut off
         )
     for record in records:
         drawn.add_row(*(_shown(record[key]) for key in keys))
