@@ -276,9 +276,10 @@ def _watch(center: TimeoutCenter, topic: str | None) -> None:
             time.sleep(1)
 
 
-def _urgency(view: SlotView) -> tuple[bool, int]:
-    """What must not be off the screen: slots that are nobody's or move, then those that are late."""
-    return (view.seat is not None and view.seat.state.value != "owned", view.overdue_ms or 0)
+def _urgency(view: SlotView) -> tuple[int, bool]:
+    """What must not be off the screen: slots that are late, then those that are nobody's or move."""
+    late = (view.overdue_ms or 0) // 1000
+    return late, view.seat is not None and view.seat.state.value != "owned"
 
 
 def _seats(settings: Settings) -> list[SlotRow]:
