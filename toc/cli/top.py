@@ -70,7 +70,8 @@ def _watch(center: TimeoutCenter, look: Callable[[], Picture], interval: float) 
     with Live(console=console(), auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
-            live.update(_drawn(look(), center.settings.cluster, live.console), refresh=True)
+            picture = look()
+            live.update(_drawn(picture, center.settings.cluster, live.console, cut=True), refresh=True)
 
 
 def _addresses(
@@ -154,8 +155,8 @@ def _record(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _drawn(picture: Picture, cluster: str, screen: Console) -> RenderableType:
-    """``screen``: neither wider nor, if it is a terminal, higher than this."""
+def _drawn(picture: Picture, cluster: str, screen: Console, *, cut: bool = False) -> RenderableType:
+    """No wider than ``screen``, and with ``cut`` no higher either."""
     from rich.console import Group
     from rich.text import Text
 
@@ -168,7 +169,7 @@ def _drawn(picture: Picture, cluster: str, screen: Console) -> RenderableType:
     )
     trouble = [Text(f"! {line}", style="red") for line in picture.trouble]
     topics, workers = picture.topics, picture.workers
-    if screen.is_terminal:
+    if cut:
         rows = screen.height - 14 - sum(len(line.wrap(screen, screen.width)) for line in trouble)
         topics = most_urgent(topics, max(rows // 2, rows - len(workers)), _urgency)
         workers = most_urgent(workers, rows - len(topics), lambda each: each.assigned != each.owned)
