@@ -152,7 +152,9 @@ def drain(host: Host) -> None:
     with _operator(load_settings()) as visit:
         visit.drain(host, by=who())
         present = _present(visit, host)
-    say(f"{host} is drained" + ("; `toc workers` shows when it owns nothing" if present else ""))
+    say(
+        f"{host} {'is being drained; `toc workers` shows when it owns nothing' if present else 'gets no slots'}"
+    )
 
 
 def undrain(host: Host) -> None:
