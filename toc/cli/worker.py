@@ -152,9 +152,10 @@ def drain(host: Host) -> None:
     with _operator(load_settings()) as visit:
         visit.drain(host, by=who())
         present = _present(visit, host)
-    say(
-        f"{host} {'is being drained; `toc workers` shows when it owns nothing' if present else 'gets no slots'}"
-    )
+    if present:
+        say(f"{host} is being drained; `toc workers` shows when it owns nothing")
+    else:
+        say(f"{host} gets no slots until `toc undrain`")
 
 
 def undrain(host: Host) -> None:
