@@ -56,19 +56,12 @@ def work(_task: Task) -> None:
     """Nothing."""
 
 
-class Cluster(LocalCluster):
-    """Daemons that serve their metrics, as they should in production."""
-
-    def _write_config(self, settings: dict[str, Any]) -> None:
-        super()._write_config({**settings, "metrics_address": "127.0.0.1:0"})
-
-
 def main() -> int:
     """Measure and print."""
     configure("warning")
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # the daemons load this module
     with tempfile.TemporaryDirectory(prefix="toc-sizing-") as directory:
-        local = Cluster(Path(directory), app="benchmarks.sizing:center")
+        local = LocalCluster(Path(directory), app="benchmarks.sizing:center")
         try:
             settings = Settings(**local.start(_prepare))
             with TimeoutCenter(settings) as own:
@@ -106,7 +99,7 @@ class Sizing:
         self._servers = {
             int(part["address"].rpartition(":")[2]): re.sub(r"\d", "", name)
             for name, part in self._parts.items()
-            if part["address"]
+            if not name.startswith("host")
         }
         self._nodes = [port for port, name in self._servers.items() if name == "redis"]
 

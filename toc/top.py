@@ -54,7 +54,10 @@ class TopicNow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNow:
-    """A worker process and its slots and tables; what only ZooKeeper knows is None without it."""
+    """A worker process and its slots and tables; what only ZooKeeper knows is None without it.
+
+    ``metrics`` is the host:port at which its daemon shows its numbers, by the network of ``machine``.
+    """
 
     worker: str
     host: str
@@ -62,6 +65,8 @@ class WorkerNow:
     assigned: int | None = None
     drained: bool | None = None
     leader: bool | None = None
+    metrics: str | None = None
+    machine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ from fault.kit.load import Load
 from fault.kit.operated import OperatedCluster
 from fault.kit.table import left, overdue
 
-from toc.local.servers import MariaDB, RedisCluster, ZooKeeperEnsemble
-
 ROOT = Path(__file__).parents[2]
 RUNBOOK = (ROOT / "docs/operations.md").read_text().split("\n## Runbook\n")[1].split("\n## ")[0]
 RECIPES = {
@@ -143,38 +141,35 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
         with cluster.timed("When Redis is lost") as (rebuild,):
             with system.recorder.fault("redis_loss"):
                 cluster.local.kill("redis1")
-                node = RedisCluster(cluster.local.directory / "redis").nodes[0]
-                shutil.rmtree(node.directory / "appendonlydir")
-                cluster.bring_back(node)
+                shutil.rmtree(cluster.local.directory / "redis/0/appendonlydir")
+                cluster.local.start_parts(["redis1"])
                 cluster.wait(lambda: _succeeds(cluster, rebuild), "all is indexed again")
             cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
 
         with cluster.timed("When MySQL is lost") as lines:
             with system.recorder.fault("store_down"):
                 cluster.local.kill("mariadb")
-                cluster.bring_back(MariaDB(cluster.local.directory / "mariadb"))
+                cluster.local.start_parts(["mariadb"])
             for line in lines:
                 run(line)
             cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
 
-        members = ZooKeeperEnsemble(cluster.local.directory / "zookeeper-of-3").nodes
+        members = ("zookeeper1", "zookeeper2", "zookeeper3")
         with cluster.timed("When a ZooKeeper is lost") as (doctor,):
             with system.recorder.fault("zk_down"):
-                cluster.local.kill("zookeeper1")
+                cluster.local.kill(members[0])
                 [said] = [line for line in run(doctor, codes=(1,)).splitlines() if "does not answer" in line]
                 assert cluster.settings["zookeeper"].split(",")[0] in said
                 assert cluster.even()
-                cluster.bring_back(members[0])
+                cluster.local.start_parts(members[:1])
             cluster.wait(lambda: "does not answer" not in run(doctor, codes=(0, 1)), "it is back")
 
         with cluster.timed("When all ZooKeepers are lost") as (workers,):
             with system.recorder.fault("zk_down"):
-                members[0].kill()
-                for name in ("zookeeper2", "zookeeper3"):
-                    cluster.local.kill(name)
+                cluster.local.kill(*members)
                 seen = len(system.history())
                 cluster.wait(lambda: len(system.history()) > seen + 200, "tasks run on")
-                cluster.bring_back(*members)
+                cluster.local.start_parts(members)
             cluster.wait(lambda: _succeeds(cluster, workers) and cluster.even(), "the hosts are back")
             run(workers)
 

@@ -697,7 +697,9 @@ def test_what_operators_ask_of_a_cluster_stands_in_zookeeper(
     monkeypatch.setenv("TOC_CLUSTER", zookeeper_root)
     assert toc.json("workers") == []
     toc.ok("drain", "host1")
+    assert "host1 has no worker now" in toc.err, "it may be a slip of the pen"
     toc.ok("pin", f"{topic}_2", "host2")
+    assert "host2 has no worker now" in toc.err
     assert {slot["owner"] for slot in toc.json("slots")} == {None}
     assert "slots 0 to 3" in toc.refused("pin", f"{topic}_4", "host2")
     assert "not a slot" in toc.refused("unpin", "nonsense")

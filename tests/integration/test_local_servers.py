@@ -335,15 +335,27 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
         with pytest.raises(ConfigError, match="runs already"):
             local.start(lambda _settings: None)
 
-        local.kill("host1")
+        lost = ["redis2", "mariadb", "zookeeper1", "host1"]
+        local.kill(*lost)
         with pytest.raises(ConfigError, match="'host7' is not one of: redis1"):
             local.kill("host7")
-        assert [part["name"] for part in local.status() if not part["running"]] == ["host1"]
+        local.stop_parts(["host2"])
+        assert tail(Path(status["host2"]["log"])).endswith("stopped")
+        assert {part["name"] for part in local.status() if not part["running"]} == {*lost, "host2"}
+
+        monkeypatch.setattr(cluster, "_DAEMON", [sys.executable, "-c", STUB, "worker"])
+        local.start_parts([*lost, "host2", "host3"])
+        back = {part["name"]: part for part in local.status()}
+        assert list(back) == [*status, "host3"]
+        assert all(part["running"] for part in back.values())
+        assert all(back[name]["address"] == status[name]["address"] for name in lost[:3])
+        assert back["redis1"]["pid"] == status["redis1"]["pid"], "what runs is left alone"
+        with pytest.raises(ConfigError, match="'redis7' is not one of"):
+            local.start_parts(["redis7"])
     finally:
         local.stop()
-    assert tail(Path(status["host1"]["log"])).endswith("None")
-    assert tail(Path(status["host2"]["log"])).endswith("stopped")
-    assert not any(_exists(part["pid"]) for part in status.values())
+    assert all(tail(Path(back[f"host{n}"]["log"])).endswith("stopped") for n in (1, 2, 3))
+    assert not any(_exists(part["pid"]) for part in (*status.values(), *back.values()))
     assert local.status() == []
     local.stop()  # again: nothing happens
 

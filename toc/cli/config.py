@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from toc.cli.output import console, print_json, table
+from toc.cli.output import print_json, show
 from toc.cli.values import Json, load_settings
 
 app = typer.Typer(no_args_is_help=True, help="The settings as toc understands them.")
@@ -33,4 +33,4 @@ def show_config(as_json: Json = False) -> None:
                 "from": source if name in settings.model_fields_set else "default",
             }
         )
-    console().print(table(records))
+    show(records, as_json=False, empty="")

@@ -1,8 +1,9 @@
-"""toc demo | dev | cluster start | status | stop"""
+"""toc demo | dev | cluster start | status | stop | kill"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -232,6 +233,12 @@ def _create_topics(app: str) -> None:
 
 @cluster.command()
 def start(
+    parts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Only these of `toc cluster status`, or another host: host3."
+        ),
+    ] = None,
     daemons: Annotated[int, typer.Option(metavar="N", help="Worker daemons; each stands for a host.")] = 2,
     processes: Annotated[int, typer.Option(metavar="N", help="Worker processes of each daemon.")] = 2,
     zookeepers: Annotated[
@@ -239,9 +246,11 @@ def start(
     ] = 3,
     directory: Directory = CLUSTER,
 ) -> None:
-    """Start the cluster in the background; its daemons run the demo's handlers.
+    """Start the cluster in the background; its daemons run the demo's handlers. Then: toc demo --cluster
 
-    Then try: toc demo --cluster
+    With NAMEs: bring back what was killed or stopped, or add a host.
+
+    Example: toc cluster start redis1 host3
     """
     from toc.admin import migrator
     from toc.client import TimeoutCenter
@@ -251,8 +260,12 @@ def start(
     from toc.local.cluster import LocalCluster
 
     local = LocalCluster(directory, daemons=daemons, processes=processes, zookeepers=zookeepers)
+    if parts:
+        local.start_parts(parts, lambda name: say(f"starting {name}"))
+        return
 
     def prepare(_settings: dict[str, Any]) -> None:
+        say("making the tables")
         with only_config(local.config):
             migrator(Settings()).upgrade()
             with TimeoutCenter() as center:
@@ -268,15 +281,42 @@ def status(directory: Directory = CLUSTER, as_json: Json = False) -> None:
     from toc.local.cluster import LocalCluster
 
     parts = LocalCluster(directory).status()
-    show(parts, as_json=as_json, empty=f"no cluster runs in {directory}; toc cluster start")
+    if not as_json:
+        for part in parts:
+            part["log"] = os.path.relpath(part["log"])
+    empty = f"no cluster runs in {directory}; toc cluster start"
+    show(parts, as_json=as_json, empty=empty, spare=("pid",))
     if not parts or not all(part["running"] for part in parts):
         raise typer.Exit(1)
 
 
 @cluster.command()
-def stop(directory: Directory = CLUSTER) -> None:
-    """Stop the cluster: daemons first, in good order. Its data is kept."""
+def stop(
+    parts: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these of `toc cluster status`.")
+    ] = None,
+    directory: Directory = CLUSTER,
+) -> None:
+    """Stop the cluster, or parts of it: daemons first, in good order. Its data is kept."""
     from toc.local.cluster import LocalCluster
 
-    LocalCluster(directory).stop()
+    if parts:
+        LocalCluster(directory).stop_parts(parts)
+    else:
+        LocalCluster(directory).stop()
     say("stopped")
+
+
+@cluster.command()
+def kill(
+    parts: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of `toc cluster status`.")],
+    directory: Directory = CLUSTER,
+) -> None:
+    """Kill parts of the cluster as a power failure would. `toc cluster start NAME` brings them back.
+
+    Example: toc cluster kill redis1 redis2 redis3
+    """
+    from toc.local.cluster import LocalCluster
+
+    LocalCluster(directory).kill(*parts)
+    say(f"killed {', '.join(parts)}")

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toc.clock import from_ms
 from toc.task import TaskStatus
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     from toc.store.history import FailedTry
     from toc.task import Task, TaskRow
     from toc.topic import Topic
+
+Thing = TypeVar("Thing")
+
+_SENTENCE = 24
+"""So wide a column of sentences is at least, unless that is too much."""
 
 
 def say(text: str) -> None:
@@ -37,33 +44,117 @@ def console() -> Console:
 
 
 def show(
-    records: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str, title: str | None = None
+    records: Sequence[Mapping[str, Any]],
+    *,
+    as_json: bool,
+    empty: str,
+    spare: Sequence[str] = (),
 ) -> None:
     """Print records of like keys: a JSON array, or a table whose columns are the keys.
 
-    ``empty`` is said instead of a table without rows.
+    ``empty`` is said instead of a table without rows. ``spare`` are columns that are left out where the
+    terminal has no room for all, the first of them first.
     """
     if as_json:
         print_json(list(records))
     elif not records:
         say(empty)
     else:
-        console().print(table(records, title))
+        to = console()
+        drawn, left_out = table(records, to.width, spare)
+        to.print(drawn)
+        if left_out:
+            names = ", ".join(name.replace("_", " ") for name in left_out)
+            say(f"left out, since this terminal is narrow: {names}; a wider one or --json shows all")
 
 
-def table(records: Sequence[Mapping[str, Any]], title: str | None = None) -> RenderableType:
-    """Records of like keys as a table; numbers to the right."""
+def table(
+    records: Sequence[Mapping[str, Any]],
+    width: int,
+    spare: Sequence[str] = (),
+    *,
+    words: Collection[str] | None = None,
+) -> tuple[Table, Sequence[str]]:
+    """Records of like keys as a table, and which of the ``spare`` columns it lacks to fit into ``width``.
+
+    Before any column goes, the lines do. Numbers stand to the right: all columns but ``words``, by default
+    those that have nothing but numbers. A value may be a styled Text.
+    """
     from rich.table import Table
-    from rich.text import Text
 
-    drawn = Table(title=title, title_justify="left")
-    for key, value in records[0].items():
+    texts = {key: [str(_shown(record[key])) for record in records] for key in records[0]}
+    wider = [(2, _SENTENCE, spare[:count]) for count in range(len(spare) + 1)]
+    for gap, sentence, left_out in [(3, _SENTENCE, spare[:0]), *wider, (1, _SENTENCE // 2, spare)]:
+        keys = [key for key in texts if key not in left_out]
+        room = {
+            key: max(_least_width(text, sentence) for text in [_title(key, narrow=gap == 1), *texts[key]])
+            for key in keys
+        }
+        fits = sum(room.values()) + gap * len(keys) < width
+        if fits:
+            break
+    if words is None:
+        numeric = {
+            key for key in keys if {type(each[key]) for each in records} - {type(None)} <= {int, float, bool}
+        }
+    else:
+        numeric = set(keys) - set(words)
+    drawn = Table() if gap == 3 else Table(box=None, pad_edge=False, collapse_padding=gap == 1)
+    for key in keys:
+        # Where all fit, only sentences share what is left, and no id is torn apart.
+        fixed = fits and all(len(text) <= room[key] for text in texts[key])
         drawn.add_column(
-            key.replace("_", " "), justify="right" if isinstance(value, (int, float)) else "left"
+            _title(key),
+            justify="right" if key in numeric else "left",
+            width=room[key] if fixed else None,
+            overflow="fold",  # what has no room goes on in the next line; nothing is cut off
         )
     for record in records:
-        drawn.add_row(*(Text(_cell(value)) for value in record.values()))
-    return drawn
+        drawn.add_row(*(_shown(record[key]) for key in keys))
+    return drawn, left_out
+
+
+def _title(key: str, *, narrow: bool = False) -> str:
+    """``narrow``: its longest word, since it may take two lines."""
+    words = key.split("_")
+    return max(words, key=len) if narrow else " ".join(words)
+
+
+def _least_width(text: str, sentence: int) -> int:
+    """What a text needs not to be torn apart: its longest word, and so much if it is a sentence."""
+    return max([min(len(text), sentence), *map(len, text.split())])
+
+
+def _shown(value: Any) -> Text:
+    from rich.text import Text
+
+    return value if isinstance(value, Text) else Text(_cell(value))
+
+
+def most_urgent(
+    things: Sequence[Thing], room: int, urgency: Callable[[Thing], Any], least: int = 3
+) -> list[Thing]:
+    """As many as there is room for, in their order; the most urgent, if that is not all."""
+    kept = sorted(range(len(things)), key=lambda n: urgency(things[n]), reverse=True)[: max(room, least)]
+    return [things[n] for n in sorted(kept)]
+
+
+def and_more(count: int, what: str) -> str:
+    """The line below those that there was room for."""
+    return f"and {count} more {what}, none more urgent" if count > 0 else ""
+
+
+def ago(milliseconds: float, now_ms: float) -> str:
+    """How long an instant is past, or ahead, as one reads it: ``12 s ago``, ``in 3 min``."""
+    seconds = (now_ms - milliseconds) / 1000
+    size = abs(seconds)
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if size >= 2 * length:
+            text = f"{size / length:.0f} {unit}"
+            break
+    else:
+        text = f"{size:.0f} s"
+    return f"{text} ago" if seconds >= 0 else f"in {text}"
 
 
 def show_one(record: Mapping[str, Any], *, as_json: bool) -> None:

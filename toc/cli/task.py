@@ -101,7 +101,12 @@ def find(
         raise InvalidInput("--biz-id is missing: toc find --biz-id 42")
     with opened() as center:
         tasks = center.find(biz_id=biz_id(biz, as_text=text), topic=topic)
-        show([task_record(task) for task in tasks], as_json=as_json, empty=f"no tasks of biz_id {biz}")
+        show(
+            [task_record(task) for task in tasks],
+            as_json=as_json,
+            empty=f"no tasks of biz_id {biz}",
+            spare=("version", "due_in_seconds", "biz_id", "attempt", "attribute"),
+        )
 
 
 def cancel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -9,17 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import console, print_json
+from toc.cli.output import and_more, console, most_urgent, print_json, table
 from toc.cli.values import Json, opened
 from toc.errors import CoordinationUnavailable, InvalidInput
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from toc.client import TimeoutCenter
     from toc.config import Settings
     from toc.coordination.operator import Operator
-    from toc.top import Picture, WorkerNow
+    from toc.top import Picture, TopicNow, WorkerNow
+
+_ANYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nothing listens here
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def top(
@@ -33,8 +37,8 @@ def top(
 ) -> None:
     """Watch a cluster: rates, lateness, what waits where, slots by worker, dead tasks, what is out of reach.
 
-    Rates and lateness come from the daemons' /metrics: from --daemon, else from the port of
-    TOC_METRICS_ADDRESS on every host that has workers. All else comes from Redis and ZooKeeper.
+    Rates and lateness come from the daemons' /metrics: from --daemon, else from where each daemon says in
+    ZooKeeper that it shows them (TOC_METRICS_ADDRESS). All else comes from Redis and ZooKeeper.
     """
     from toc.top import Top
 
@@ -52,7 +56,8 @@ def top(
                 if as_json:
                     print_json(_record(picture))
                 else:
-                    console().print(_drawn(picture, center.settings.cluster))
+                    to = console()
+                    to.print(_drawn(picture, center.settings.cluster, to))
             else:
                 _watch(center, view.look, interval)
         finally:
@@ -65,22 +70,30 @@ def _watch(center: TimeoutCenter, look: Callable[[], Picture], interval: float) 
     with Live(console=console(), auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
-            live.update(_drawn(look(), center.settings.cluster), refresh=True)
+            picture = look()
+            live.update(_drawn(picture, center.settings.cluster, live.console, cut=True), refresh=True)
 
 
 def _addresses(
     settings: Settings, given: Sequence[str] | None
 ) -> Callable[[Sequence[WorkerNow]], Sequence[str]]:
-    """Where the daemons answer: as given, else the configured port of every host; our own as configured."""
+    """Where daemons answer: as given, else as they say in ZooKeeper; the one daemon as it is configured."""
     host, _, port = (settings.metrics_address or "").rpartition(":")
-    if given or not port or int(port) == 0:
-        return lambda _workers: list(given or ())
-    own = f"{host if host not in ('', '0.0.0.0', '[::]') else '127.0.0.1'}:{port}"  # noqa: S104 - to be replaced
-    if settings.zookeeper is None:
-        return lambda _workers: [own]
-    return lambda workers: [
-        own if name == settings.host else f"{name}:{port}" for name in sorted({w.host for w in workers})
-    ]
+    if given:
+        return lambda _workers: given
+    if settings.zookeeper is not None:
+        here = socket.gethostname()
+        return lambda workers: sorted({_reached(each, here) for each in workers if each.metrics})
+    own = [f"{'127.0.0.1' if host in _ANYWHERE else host}:{port}"] if port and int(port) else []
+    return lambda _workers: own
+
+
+def _reached(worker: WorkerNow, here: str) -> str:
+    """Where a daemon answers, for one who asks from machine ``here``."""
+    host, _, port = (worker.metrics or "").rpartition(":")
+    if worker.machine == here:
+        return f"{'127.0.0.1' if host in _ANYWHERE else host}:{port}"
+    return f"{worker.host if host in (*_ANYWHERE, *_LOOPBACK) else host}:{port}"
 
 
 class _Owners:
@@ -112,7 +125,16 @@ class _Owners:
             self.close()  # a new session next time
             raise
         return [
-            WorkerNow(row.worker_id, row.host, row.owned, row.assigned, row.drained, row.leader)
+            WorkerNow(
+                row.worker_id,
+                row.host,
+                row.owned,
+                row.assigned,
+                row.drained,
+                row.leader,
+                row.metrics,
+                row.machine,
+            )
             for row in sorted(rows, key=lambda row: row.worker_id)
         ]
 
@@ -133,9 +155,9 @@ def _record(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _drawn(picture: Picture, cluster: str) -> RenderableType:
+def _drawn(picture: Picture, cluster: str, screen: Console, *, cut: bool = False) -> RenderableType:
+    """No wider than ``screen``, and with ``cut`` no higher either."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     rates = [topic.ended_per_second for topic in picture.topics if topic.ended_per_second is not None]
@@ -145,45 +167,70 @@ def _drawn(picture: Picture, cluster: str) -> RenderableType:
         f"{len(picture.workers)} workers, {picture.daemons} daemons answer",
         f"   {sum(rates):,.0f} tries/s" if rates else "",
     )
-    topics = Table(expand=False, pad_edge=False)
-    topics.add_column("topic")
-    for name in (
-        "tries/s", "retries/s", "late p50", "late p99", "handler p99",
-        "running", "waiting", "due", "overdue", "prepared", "scheduled", "dead",
-    ):  # fmt: skip
-        topics.add_column(name, justify="right")
-    for topic in picture.topics:
-        late = topic.overdue >= 1 and not topic.paused
-        topics.add_row(
-            Text(topic.topic + (" (paused)" if topic.paused else ""), style="dim" if topic.paused else ""),
-            _rate(topic.ended_per_second),
-            _rate(topic.retried_per_second),
-            _seconds(topic.lateness_p50),
-            Text(_seconds(topic.lateness_p99), style="red" if (topic.lateness_p99 or 0) >= 1 else ""),
-            _seconds(topic.handler_p99),
-            _count(topic.running),
-            _count(topic.waiting),
-            _count(topic.due),
-            Text(_seconds(topic.overdue or None), style="red" if late else ""),
-            _count(topic.prepared),
-            _count(topic.scheduled),
-            Text(_count(topic.dead), style="yellow" if topic.dead else ""),
-        )
-    workers = Table(expand=False, pad_edge=False)
-    workers.add_column("worker")
-    workers.add_column("host")
-    workers.add_column("owned", justify="right")
-    workers.add_column("assigned", justify="right")
-    workers.add_column("")
-    for worker in picture.workers:
-        notes = [name for name, holds in (("drained", worker.drained), ("leads", worker.leader)) if holds]
-        if worker.assigned is not None and worker.assigned != worker.owned:
-            notes.append("slots are moving")
-        workers.add_row(
-            worker.worker, worker.host, _count(worker.owned), _count(worker.assigned), ", ".join(notes)
-        )
     trouble = [Text(f"! {line}", style="red") for line in picture.trouble]
-    return Group(head, *trouble, topics, workers)
+    topics, workers = picture.topics, picture.workers
+    if cut:
+        rows = screen.height - 14 - sum(len(line.wrap(screen, screen.width)) for line in trouble)
+        topics = most_urgent(topics, max(rows // 2, rows - len(workers)), _urgency)
+        workers = most_urgent(workers, rows - len(topics), lambda each: each.assigned != each.owned)
+    parts: list[RenderableType] = [head, *trouble]
+    for lines, spare, words, more in (
+        ([_topic_line(each) for each in topics], _TOPIC_SPARE, ("topic",), len(picture.topics) - len(topics)),
+        (
+            [_worker_line(each) for each in workers],
+            (),
+            ("worker", "host", ""),
+            len(picture.workers) - len(workers),
+        ),
+    ):
+        if lines:
+            parts.append(table(lines, screen.width, spare, words=words)[0])
+        if more:
+            parts.append(and_more(more, f"{words[0]}s"))
+    return Group(*parts)
+
+
+_TOPIC_SPARE = ("handler_p99", "prepared", "retries/s", "late_p50", "running", "waiting")
+
+
+def _urgency(topic: TopicNow) -> tuple[float, float]:
+    return (0.0 if topic.paused else topic.overdue, topic.ended_per_second or 0.0)
+
+
+def _topic_line(topic: TopicNow) -> dict[str, Any]:
+    from rich.text import Text
+
+    late = topic.overdue >= 1 and not topic.paused
+    return {
+        "topic": Text(
+            topic.topic + (" (paused)" if topic.paused else ""), style="dim" if topic.paused else ""
+        ),
+        "tries/s": _rate(topic.ended_per_second),
+        "retries/s": _rate(topic.retried_per_second),
+        "late_p50": _seconds(topic.lateness_p50),
+        "late_p99": Text(_seconds(topic.lateness_p99), style="red" if (topic.lateness_p99 or 0) >= 1 else ""),
+        "handler_p99": _seconds(topic.handler_p99),
+        "running": _count(topic.running),
+        "waiting": _count(topic.waiting),
+        "due": _count(topic.due),
+        "overdue": Text(_seconds(topic.overdue or None), style="red" if late else ""),
+        "prepared": _count(topic.prepared),
+        "scheduled": _count(topic.scheduled),
+        "dead": Text(_count(topic.dead), style="yellow" if topic.dead else ""),
+    }
+
+
+def _worker_line(worker: WorkerNow) -> dict[str, Any]:
+    notes = [name for name, holds in (("drained", worker.drained), ("leads", worker.leader)) if holds]
+    if worker.assigned is not None and worker.assigned != worker.owned:
+        notes.append("slots are moving")
+    return {
+        "worker": worker.worker,
+        "host": worker.host,
+        "owned": _count(worker.owned),
+        "assigned": _count(worker.assigned),
+        "": ", ".join(notes),
+    }
 
 
 def _rate(value: float | None) -> str:

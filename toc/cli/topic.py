@@ -126,6 +126,7 @@ def list_topics(as_json: Json = False) -> None:
         records,
         as_json=as_json,
         empty="no topics yet; toc topic create order.close --biz-type 1001 --slots 8",
+        spare=("backoff", "topic_type"),
     )
 
 

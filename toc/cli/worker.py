@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import console, instant, say, show, table
+from toc.cli.output import ago, and_more, console, instant, most_urgent, say, show, table
 from toc.cli.values import Json, load_settings, opened, who
 from toc.errors import ConfigError, IndexUnavailable, InvalidInput
 
@@ -25,6 +26,8 @@ SlotName = Annotated[
         metavar="TOPIC", help="With NUMBER; or a slot as `toc slots` shows it, order.close_3, and no NUMBER."
     ),
 ]
+
+SLOT_SPARE = ("state", "since", "dead", "next_due")
 
 
 def worker(
@@ -70,7 +73,9 @@ def slots(
         if watch:
             _watch(center, topic)
         else:
-            show(_slot_records(center, topic), as_json=as_json, empty="no topics, so no slots")
+            views = _slot_views(center, topic)
+            records = [_slot_record(view) for view in views] if as_json else _slot_lines(center, views)
+            show(records, as_json=as_json, empty="no topics, so no slots", spare=SLOT_SPARE)
 
 
 def workers(as_json: Json = False) -> None:
@@ -95,6 +100,7 @@ def workers(as_json: Json = False) -> None:
         return
     with _operator(settings) as visit:
         rows = visit.workers()
+    now = time.time() * 1000
     records = [
         {
             "worker": row.worker_id,
@@ -105,8 +111,9 @@ def workers(as_json: Json = False) -> None:
             "assigned": row.assigned,
             "drained": row.drained,
             "leader": row.leader,
-            "joined": instant(row.joined),
-            "topics": None if row.topics is None else list(row.topics),
+            "joined": instant(row.joined) if as_json else ago(row.joined, now),
+            "topics": _topics(row.topics, as_json=as_json),
+            "metrics": row.metrics,
             "weighed_by": row.weighed_by,
             "drained_by": row.drained_by,
             "drained_at": None if row.drained_at is None else instant(row.drained_at),
@@ -114,11 +121,14 @@ def workers(as_json: Json = False) -> None:
         for row in rows
     ]
     if not as_json:  # who wants it is for `toc intents`
-        records = [
-            {name: value for name, value in record.items() if not name.endswith(("_by", "_at"))}
-            for record in records
-        ]
-    show(records, as_json=as_json, empty="no workers; start one on each host with `toc worker --app ...`")
+        for record in records:
+            del record["weighed_by"], record["drained_by"], record["drained_at"]
+    show(
+        records,
+        as_json=as_json,
+        empty="no workers; start one on each host with `toc worker --app ...`",
+        spare=("metrics", "pid", "topics", "joined", "leader"),
+    )
 
 
 def intents(as_json: Json = False) -> None:
@@ -141,7 +151,11 @@ def drain(host: Host) -> None:
     """Take all slots from a host and give it none until `toc undrain`; before you stop or repair it."""
     with _operator(load_settings()) as visit:
         visit.drain(host, by=who())
-    say(f"{host} is being drained; `toc workers` shows when it owns nothing")
+        present = _present(visit, host)
+    if present:
+        say(f"{host} is being drained; `toc workers` shows when it owns nothing")
+    else:
+        say(f"{host} gets no slots until `toc undrain`")
 
 
 def undrain(host: Host) -> None:
@@ -167,6 +181,7 @@ def pin(
     slot, target = (topic, number) if target is None else (f"{topic}_{number}", target)
     with opened() as center, _operator(center.settings) as visit:
         visit.pin(_slot(center, slot), target, by=who())
+        _present(visit, target)
     say(f"{slot} is pinned to {target}")
 
 
@@ -188,6 +203,7 @@ def weight(
     """Give the workers of a host another share of the slots than its TOC_WEIGHT, until `toc unweight`."""
     with _operator(load_settings()) as visit:
         visit.weigh(host, share, by=who())
+        _present(visit, host)
     say(f"each worker of {host} weighs {share:g} now")
 
 
@@ -207,6 +223,22 @@ def rebalance(
         moves = visit.rebalance(by=who(), dry_run=dry_run)
     records = [{"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new} for move in moves]
     show(records, as_json=as_json, empty="nothing to move: all is even")
+
+
+def _topics(handled: list[str] | None, *, as_json: bool) -> list[str] | str | None:
+    if as_json:
+        return handled
+    return "all" if handled is None else ", ".join(handled)
+
+
+def _present(visit: Operator, target: str) -> bool:
+    """Whether there is such a host or worker. If not, that is said: a slip, or meant for later."""
+    rows = visit.workers()
+    hosts = sorted({row.host for row in rows})
+    present = target in hosts or any(row.worker_id == target for row in rows)
+    if not present:
+        say(f"note: {target} has no worker now; hosts that have: {', '.join(hosts) or 'none'}")
+    return present
 
 
 def _operator(settings: Settings) -> Operator:
@@ -234,15 +266,23 @@ def _slot(center: TimeoutCenter, name: str) -> Slot:
 
 
 def _watch(center: TimeoutCenter, topic: str | None) -> None:
-    import time
-
+    from rich.console import Group
     from rich.live import Live
 
     with Live(console=console(), auto_refresh=False, screen=True) as live:
         while True:
-            records = _slot_records(center, topic)
-            live.update(table(records) if records else "no topics, so no slots", refresh=True)
+            views = _slot_views(center, topic)
+            seen = most_urgent(views, live.console.height - 5, _urgency)
+            lines = _slot_lines(center, seen)
+            drawn = table(lines, live.console.width, SLOT_SPARE)[0] if lines else "no topics, so no slots"
+            live.update(Group(drawn, and_more(len(views) - len(seen), "slots")), refresh=True)
             time.sleep(1)
+
+
+def _urgency(view: SlotView) -> tuple[int, bool]:
+    """What must not be off the screen: slots that are late, then those that are nobody's or move."""
+    late = (view.overdue_ms or 0) // 1000
+    return late, view.seat is not None and view.seat.state.value != "owned"
 
 
 def _seats(settings: Settings) -> list[SlotRow]:
@@ -252,11 +292,23 @@ def _seats(settings: Settings) -> list[SlotRow]:
         return visit.slots()
 
 
-def _slot_records(center: TimeoutCenter, topic: str | None) -> list[dict[str, Any]]:
+def _slot_views(center: TimeoutCenter, topic: str | None) -> list[SlotView]:
     from toc import admin
 
-    views = admin.slot_views(center.store, center.queues, _seats(center.settings), topic=topic)
-    return [_slot_record(view) for view in views]
+    return admin.slot_views(center.store, center.queues, _seats(center.settings), topic=topic)
+
+
+def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, Any]]:
+    """The same for people: times as distances from now, and no column that says nothing."""
+    now = center.clock.now_ms()
+    records = [_slot_record(view) for view in views]
+    for record, view in zip(records, views, strict=True):
+        if view.seat and view.seat.since:
+            record["since"] = ago(view.seat.since, now)
+        if not isinstance(view.queues, IndexUnavailable) and view.queues.next_due is not None:
+            record["next_due"] = ago(view.queues.next_due, view.queues.redis_now_ms)
+    idle = [name for name in ("state", "moving_to", "error") if not any(each[name] for each in records)]
+    return [{name: value for name, value in each.items() if name not in idle} for each in records]
 
 
 def _slot_record(view: SlotView) -> dict[str, Any]:

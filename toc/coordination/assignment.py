@@ -36,7 +36,9 @@ class Member:
     """One consuming member of the cluster: a worker process.
 
     ``worker_id`` is never used a second time, by no process. ``weight`` is its share of the load relative to
-    others'. ``topics`` are those it has handlers for; None: every one. ``pid`` is for the operator's eyes.
+    others'. ``topics`` are those it has handlers for; None: every one. ``pid`` is for the operator's eyes;
+    ``metrics`` says at which host:port its daemon shows its numbers, ``machine`` on which machine, for an
+    address that means another place on each. Neither has a part in the assignment.
     """
 
     worker_id: str
@@ -44,6 +46,8 @@ class Member:
     weight: float = 1
     topics: frozenset[str] | None = None
     pid: int = 0
+    metrics: str | None = None
+    machine: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):

@@ -102,7 +102,8 @@ class WorkerRow:
     """One worker as an operator sees it, with counts of slots. ``leader``: its daemon leads.
 
     ``weight`` is what counts; ``weighed_by`` whoever asked for it, None if its daemon was started with it.
-    ``drained_by`` and ``drained_at`` (milliseconds): whoever drained its host, and when.
+    ``drained_by`` and ``drained_at`` (milliseconds): whoever drained its host, and when. ``metrics`` is where
+    its daemon shows its numbers, by the network of ``machine``; None of both if it does not, or does not say.
     """
 
     worker_id: str
@@ -118,6 +119,8 @@ class WorkerRow:
     weighed_by: str | None = None
     drained_by: str | None = None
     drained_at: int | None = None
+    metrics: str | None = None
+    machine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

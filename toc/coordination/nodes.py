@@ -3,7 +3,8 @@
 ::
 
     /toc/{cluster}/                      after the chroot
-        workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined}
+        workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
+                                           metrics: "host:port" or null, machine}
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: nobody],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -89,7 +90,15 @@ def instant(values: dict[str, Any], key: str) -> int:
 def member_data(member: Member, now_ms: int) -> bytes:
     """The data of workers/{worker_id}."""
     topics = None if member.topics is None else sorted(member.topics)
-    return encode(host=member.host, pid=member.pid, weight=member.weight, topics=topics, joined=now_ms)
+    return encode(
+        host=member.host,
+        pid=member.pid,
+        weight=member.weight,
+        topics=topics,
+        joined=now_ms,
+        metrics=member.metrics,
+        machine=member.machine,
+    )
 
 
 def member_of(worker_id: str, data: bytes) -> Member | None:
@@ -99,7 +108,16 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
     if not isinstance(host, str) or not isinstance(weight, (int, float)) or not 0 < weight < inf:
         return None
     handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
-    return Member(worker_id, host, weight, handled, pid if isinstance(pid, int) else 0)
+    metrics, machine = values.get("metrics"), values.get("machine")
+    return Member(
+        worker_id,
+        host,
+        weight,
+        handled,
+        pid if isinstance(pid, int) else 0,
+        metrics if isinstance(metrics, str) else None,
+        machine if isinstance(machine, str) else None,
+    )
 
 
 class Assigned(NamedTuple):

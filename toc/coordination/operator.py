@@ -191,6 +191,8 @@ def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
                     weighed_by=weight.by if weight else None,
                     drained_by=drain.by if drain else None,
                     drained_at=drain.at if drain else None,
+                    metrics=member.metrics,
+                    machine=member.machine,
                 )
             )
     return rows

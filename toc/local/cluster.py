@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from toc.errors import ConfigError
 from toc.local.embedded import lock
-from toc.local.process import Process, StartFailed, tail, until
+from toc.local.process import Process, StartFailed, free_port, tail, until
 from toc.local.server import Server
 from toc.local.servers import MariaDB, RedisCluster, ZooKeeper, ZooKeeperEnsemble
 
 _DAEMON = [sys.executable, "-c", "from toc.cli.main import run; run()", "worker"]
 _DAEMON_STOP_S = 40.0  # a daemon gives running handlers 30 s
+_HOST = re.compile(r"host[1-9][0-9]*")
 
 
 class LocalCluster:
@@ -64,20 +66,52 @@ class LocalCluster:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._locked():
             if any(part["running"] for part in self.status()):
-                raise ConfigError(f"the cluster in {self.directory} runs already; stop it first")
+                raise ConfigError(
+                    f"the cluster in {self.directory} runs already: `toc cluster start NAME` starts a part "
+                    "of it that does not, `toc cluster stop` ends all"
+                )
             self._state.unlink(missing_ok=True)
             try:
                 settings = self._start_servers(progress)
                 self._write_config(settings)
                 prepare(settings)
-                self._start_daemons(progress)
+                names = [f"host{number}" for number in range(1, self.daemons + 1)]
+                self._start_daemons(names, progress)
             except BaseException:
                 self._stop()
                 raise
         return settings
 
+    def start_parts(self, names: Sequence[str], progress: Callable[[str], None] = lambda _name: None) -> None:
+        """Start parts that do not run, in a cluster that was started: a server comes back on its port with
+        what was durable there; a host that is not there yet is one more. Raises ConfigError, StartFailed.
+        """
+        with self._locked():
+            parts = self._existing(name for name in names if not _HOST.fullmatch(name))
+            for name in names:
+                if name in parts and Process(parts[name]["pid"], parts[name]["started"]).alive():
+                    continue
+                progress(name)
+                if _HOST.fullmatch(name):
+                    self._start_daemons([name])
+                else:
+                    server = self._server(name)
+                    server.port = int(parts[name]["address"].rpartition(":")[2])  # the settings name it
+                    try:
+                        server.start()
+                    finally:
+                        self._note_server(name, server)
+
+    def stop_parts(self, names: Sequence[str]) -> None:
+        """Stop some parts in good order. Those that do not run are left alone. Raises ConfigError."""
+        with self._locked():
+            parts = self._existing(names)
+            for name in names:
+                process = Process(parts[name]["pid"], parts[name]["started"])
+                process.stop(_DAEMON_STOP_S if _HOST.fullmatch(name) else Server.stop_timeout)
+
     def status(self) -> list[dict[str, Any]]:
-        """A row per process: name, pid, running, address (None of a daemon), log."""
+        """A row per process: name, pid, running, address (of a daemon: of its metrics), log."""
         return [
             {
                 "name": name,
@@ -95,12 +129,11 @@ class LocalCluster:
             with self._locked():
                 self._stop()
 
-    def kill(self, name: str) -> None:
-        """SIGKILL a process and those it started, as if its host had lost power. Raises ConfigError."""
-        part = self._parts().get(name)
-        if part is None:
-            raise ConfigError(f"{name!r} is not one of: {', '.join(self._parts()) or 'nothing runs'}")
-        Process(part["pid"], part["started"]).kill()
+    def kill(self, *names: str) -> None:
+        """SIGKILL processes and those they started, as if their host had lost power. Raises ConfigError."""
+        parts = self._existing(names)
+        for name in names:
+            Process(parts[name]["pid"], parts[name]["started"]).kill()
 
     def _start_servers(self, progress: Callable[[str], None]) -> dict[str, Any]:
         redis = RedisCluster(self.directory / "redis", die_with_parent=False)
@@ -145,20 +178,37 @@ class LocalCluster:
             for number, node in enumerate(ensemble.nodes, 1):
                 self._note_server(f"zookeeper{number}", node)
 
-    def _start_daemons(self, progress: Callable[[str], None]) -> None:
+    def _server(self, name: str) -> Server:
+        """A server that was started before."""
+        number = int("0" + name.lstrip("abcdefghijklmnopqrstuvwxyz")) - 1
+        if name.startswith("redis"):
+            return RedisCluster(self.directory / "redis", die_with_parent=False).nodes[number]
+        if name == "mariadb":
+            return MariaDB(self.directory / "mariadb", die_with_parent=False)
+        if name == "zookeeper":
+            return ZooKeeper(self.directory / "zookeeper", die_with_parent=False)
+        size = sum(each.startswith("zookeeper") for each in self._parts())
+        directory = self.directory / f"zookeeper-of-{size}"
+        return ZooKeeperEnsemble(directory, size=size, die_with_parent=False).nodes[number]
+
+    def _start_daemons(
+        self, names: Sequence[str], progress: Callable[[str], None] = lambda _name: None
+    ) -> None:
         # A variable of the caller's shell must not lead a daemon to other servers.
         outside = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
         processes = []
-        for number in range(1, self.daemons + 1):
-            name = f"host{number}"
+        for name in names:
             progress(name)
             log = self.directory / f"{name}.log"
+            own = {
+                "TOC_CONFIG": str(self.config),
+                "TOC_HOST": name,
+                "TOC_METRICS_ADDRESS": f"127.0.0.1:{free_port()}",
+            }
             process = Process.spawn(
-                [*_DAEMON, "--app", self.app, "--processes", str(self.processes)],
-                log,
-                env={**outside, "TOC_CONFIG": str(self.config), "TOC_HOST": name},
+                [*_DAEMON, "--app", self.app, "--processes", str(self.processes)], log, env=outside | own
             )
-            self._note(name, process, log, None)
+            self._note(name, process, log, own["TOC_METRICS_ADDRESS"])
             processes.append((process, log))
         # A daemon that cannot run at all says so at once.
         until(lambda: not all(process.alive() for process, _ in processes), 1.5)
@@ -174,19 +224,29 @@ class LocalCluster:
 
     def _stop(self) -> None:
         parts = {name: Process(part["pid"], part["started"]) for name, part in self._parts().items()}
-        daemons = [process for name, process in parts.items() if name.startswith("host")]
+        daemons = [process for name, process in parts.items() if _HOST.fullmatch(name)]
         for process in daemons:
             process.signal(signal.SIGCONT)
             process.signal(signal.SIGTERM)
         for process in daemons:
             process.stop(_DAEMON_STOP_S)
         for name, process in parts.items():
-            if not name.startswith("host"):
+            if not _HOST.fullmatch(name):
                 process.stop(Server.stop_timeout)
         self._state.unlink(missing_ok=True)
 
     def _parts(self) -> dict[str, dict[str, Any]]:
         parts: dict[str, dict[str, Any]] = json.loads(self._state.read_text()) if self._state.exists() else {}
+        return parts
+
+    def _existing(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The parts. Raises ConfigError when there are none, or when one of these is not among them."""
+        parts = self._parts()
+        if not parts:
+            raise ConfigError(f"no cluster runs in {self.directory}; start one with `toc cluster start`")
+        for name in names:
+            if name not in parts:
+                raise ConfigError(f"{name!r} is not one of: {', '.join(parts)}")
         return parts
 
     def _note_server(self, name: str, server: Server) -> None:

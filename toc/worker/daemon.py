@@ -235,6 +235,8 @@ class Daemon:
                     weight=settings.weight,
                     topics=self._topics,
                     pid=child.process.pid,
+                    metrics=self._monitor.address,
+                    machine=socket.gethostname(),
                 )
             )
 

@@ -156,8 +156,15 @@ class Monitor:
         self._thread("metrics", self._server.serve_forever)
         self._thread("look-index", lambda: self._look_on(self._look_at_index))
         self._thread("look-databases", lambda: self._look_on(self._look_at_databases))
+        log.info("metrics_served", address=self.address)
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens, host:port; None if nowhere."""
+        if self._server is None:
+            return None
         host, port = self._server.server_address[:2]
-        log.info("metrics_served", address=f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}")
+        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def stop(self) -> None:
         """Listen no more. May be called twice, or without start."""

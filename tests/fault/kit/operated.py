@@ -17,7 +17,6 @@ from harness.system import TOPICS, DaemonProcess, System
 from toc import Topic
 from toc.local.cluster import LocalCluster
 from toc.local.process import until
-from toc.local.server import Server
 
 
 class OperatedCluster:
@@ -34,7 +33,6 @@ class OperatedCluster:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env = {**outside, "PATH": path, "TOC_CONFIG": str(config)}
         self.hosts: dict[str, DaemonProcess] = {}
-        self.brought_back: list[Server] = []
         self._system: System | None = None
 
     @property
@@ -101,15 +99,7 @@ class OperatedCluster:
         logs = self._system.logs() if self._system else ""
         assert until(condition, seconds), f"not within {seconds} s: {what}\n{logs}"
 
-    def bring_back(self, *servers: Server) -> None:
-        """Start servers that were killed."""
-        self.brought_back += servers
-        for server in servers:
-            server.start()
-
     def stop(self) -> None:
         if self._system is not None:
             self._system.stop()
-        for server in self.brought_back:
-            server.stop()
         self.local.stop()

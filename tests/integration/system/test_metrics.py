@@ -211,9 +211,12 @@ def test_top_shows_rates_and_queues_and_who_owns_what(cluster: System) -> None:
     assert [worker["host"] for worker in seen["workers"]] == ["host-a"] * 2
     owned = sum(worker["owned"] for worker in seen["workers"])
     assert owned == 4 * 8 + 64, "every slot, and every table"
+    found = json.loads(toc_top(cluster, "--json"))
+    assert found["daemons"] == 1, "without a word of ours: it says in ZooKeeper where it answers"
+    assert {worker["metrics"] for worker in found["workers"]} == {address(daemon)}
     table = toc_top(cluster, "--once")
     assert "test.sync" in table
-    assert "no rates and no lateness" in table
+    assert "no rates and no lateness" not in table
     daemon.kill()
 
 

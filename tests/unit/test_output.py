@@ -1,0 +1,134 @@
+"""Tables on terminals of any width and height."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from toc.cli.output import ago, most_urgent, table
+from toc.cli.top import _drawn, _reached
+from toc.top import Picture, TopicNow, WorkerNow
+
+SLOTS: list[dict[str, Any]] = [
+    {
+        "slot": f"order.confirmation_{number}",
+        "state": "owned",
+        "owner": f"host1-{number % 2}-1a2b3c4d",
+        "since": "12 min ago",
+        "why": "balance" if number else "no worker that is not drained handles the topic",
+        "waiting": 1000 + number,
+        "prepared": 12,
+        "next_due": "in 3 s",
+        "overdue_ms": None if number else 61_234,
+    }
+    for number in range(12)
+]
+SPARE = ("state", "since", "next_due")
+
+
+def printed(drawn: object, width: int, height: int = 24) -> list[str]:
+    to = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    to.print(drawn)
+    assert isinstance(to.file, io.StringIO)
+    return to.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(200, ()), (80, SPARE)])
+def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
+    width: int, left_out: tuple[str, ...]
+) -> None:
+    drawn, lacks = table(SLOTS, width, SPARE)
+    lines = printed(drawn, width)
+    assert tuple(lacks) == left_out
+    assert max(map(len, lines)) <= width
+    for record in SLOTS:
+        [line] = [line for line in lines if f"{record['slot']} " in line]
+        assert record["owner"] in line
+        assert str(record["waiting"]) in line
+    assert "61234" in "".join(lines)
+
+
+def test_a_table_that_fits_no_terminal_is_printed_and_nothing_of_it_is_cut_off() -> None:
+    drawn, lacks = table(SLOTS, 40, SPARE)
+    assert tuple(lacks) == SPARE
+    assert "order" in "".join(printed(drawn, 40))
+    url = "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in range(20_000, 20_010))
+    drawn, _ = table(
+        [{"setting": "TOC_REDIS_URL", "value": url}, {"setting": "TOC_THREADS", "value": 16}], 80
+    )
+    lines = printed(drawn, 80)
+    assert "".join(line[len("TOC_REDIS_URL") :].strip() for line in lines[1:-1]) == url
+    assert lines[-1].split() == ["TOC_THREADS", "16"]
+
+
+def picture(topics: int, workers: int) -> Picture:
+    return Picture(
+        2.0,
+        [
+            TopicNow(
+                f"order.topic-{number:02}", False, 1000.0, 2.5, 0.0012, 0.034, 0.25, 12, 3, 100_000 + number,
+                17, 16, 4, 2.5 if number == topics - 1 else 0.0,
+            )
+            for number in range(topics)
+        ],
+        [
+            WorkerNow(f"host{number}-0-1a2b3c4d", f"host{number}", 40, 40 + (number == workers - 1))
+            for number in range(workers)
+        ],
+        workers,
+        ["127.0.0.1:9464: no answer (Connection refused)"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (80, 60)])
+@pytest.mark.parametrize(("topics", "workers"), [(2, 3), (30, 40), (1, 60), (60, 1), (0, 0)])
+def test_top_is_no_larger_than_the_screen_and_shows_what_is_urgent(
+    width: int, height: int, topics: int, workers: int
+) -> None:
+    to = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    lines = printed(_drawn(picture(topics, workers), "local", to, cut=True), width, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    seen = "\n".join(lines)
+    assert "no answer" in seen
+    if topics:
+        [late] = [line for line in lines if f"order.topic-{topics - 1:02}" in line]
+        assert "2.5 s" in late
+        assert "34 ms" in late
+        assert f"{100_000 + topics - 1:,}" in late
+        assert ("more topics" in seen) == (topics > sum("order.topic" in line for line in lines))
+        assert "slots are moving" in seen
+
+
+@pytest.mark.parametrize(
+    ("metrics", "machine", "address"),
+    [
+        ("0.0.0.0:9464", "here", "127.0.0.1:9464"),
+        ("0.0.0.0:9464", "there", "host7:9464"),
+        ("[::]:9464", "there", "host7:9464"),
+        ("127.0.0.1:9464", "here", "127.0.0.1:9464"),
+        ("127.0.0.1:9464", "there", "host7:9464"),
+        ("10.0.0.7:9464", "here", "10.0.0.7:9464"),
+        ("10.0.0.7:9464", "there", "10.0.0.7:9464"),
+    ],
+)
+def test_a_daemon_is_asked_where_it_can_be_reached_from_here(
+    metrics: str, machine: str, address: str
+) -> None:
+    assert _reached(WorkerNow("host7-0-1", "host7", 1, metrics=metrics, machine=machine), "here") == address
+
+
+def test_the_most_urgent_stay_in_their_order() -> None:
+    assert most_urgent([3, 1, 9, 2, 8], 3, lambda each: each) == [3, 9, 8]
+    assert most_urgent([3, 1], 10, lambda each: each) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s ago"), (119, "119 s ago"), (180, "3 min ago"), (-90, "in 90 s"), (-7 * 86_400, "in 7 d")],
+)
+def test_an_instant_is_told_by_its_distance(seconds: float, text: str) -> None:
+    assert ago(1_000_000_000 - seconds * 1000, 1_000_000_000) == text
