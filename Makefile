@@ -38,9 +38,10 @@ servers: ## as root on Debian: install the servers that tests need; else say whi
 test: $(STAMP) servers check ## everything: servers, check, all tests
 	$(BIN)/pytest -n 2 --dist loadfile  # most tests wait; each of the two has servers of its own
 
-SECURED := tests/integration/system tests/contract
-secured: $(STAMP) servers ## the system and contract tests over TLS, with the accounts of deploy/ and no other rights
-	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),$(SECURED))
+SECURED := tests/integration/system tests/contract tests/integration/coordination \
+	tests/integration/queue/test_transitions.py tests/integration/queue/test_wake.py
+secured: $(STAMP) servers ## tests of the system, ZooKeeper and the scripts over TLS, with the accounts of deploy/ alone
+	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
