@@ -152,6 +152,7 @@ class Batches:
                 for (table, version), part in groups.items()
             ],
             transaction=True,
+            patient=True,
         )
         cases = dict.fromkeys((job_id for part in groups.values() for job_id in part), Finish.DONE)
         doubtful: dict[int, list[int]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import ssl
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -32,6 +33,11 @@ _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
 _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
 _FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+
+_ANSWER_SECONDS = 0.0001
+_MOST_ANSWER_SECONDS = 0.003
+"""How long a patient caller leaves the server to answer, for each statement and at most. Every answer is a
+packet of its own: who reads at once wakes up for each."""
 
 _SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
@@ -122,10 +128,12 @@ class _Connection(pymysql.connections.Connection):
     """A connection that shares its TLS settings with the others of its process.
 
     The driver makes them anew for each connection, also where the server then speaks no TLS; reading the
-    system's certificates takes 20 ms, in which no other thread runs.
+    system's certificates takes 20 ms, in which no other thread runs. And it can wait with reading answers.
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
+    answers_after = 0.0
+    """Seconds to wait before the answers to the next query are read."""
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
         settings = repr(sorted(sslp.items()))
@@ -136,6 +144,12 @@ class _Connection(pymysql.connections.Connection):
                 context.check_hostname = True
             self._contexts[settings] = context
         return context
+
+    def _read_query_result(self, unbuffered: bool = False) -> Any:
+        if self.answers_after:
+            time.sleep(self.answers_after)
+            self.answers_after = 0.0
+        return super()._read_query_result(unbuffered)  # type: ignore[misc]
 
 
 def server_name(url: URL) -> str:
@@ -170,7 +184,11 @@ class MySqlServer(Server):
         super().__init__(server_name(url), databases, pool)
 
     def _execute(
-        self, connection: PoolProxiedConnection, statements: Sequence[Statement], transaction: bool
+        self,
+        connection: PoolProxiedConnection,
+        statements: Sequence[Statement],
+        transaction: bool,
+        patient: bool,
     ) -> list[Result]:
         cursor: Any = connection.cursor()
         parts = [cursor.mogrify(sql, params) if params else sql for sql, params in statements]
@@ -178,6 +196,9 @@ class MySqlServer(Server):
         if transaction:
             parts = ["START TRANSACTION", *parts, "COMMIT"]
         results = []
+        if patient:
+            seconds = min(len(parts) * _ANSWER_SECONDS, _MOST_ANSWER_SECONDS)
+            connection.driver_connection.answers_after = seconds  # type: ignore[union-attr]
         try:
             cursor.execute(";".join(parts))
             while True:

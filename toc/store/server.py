@@ -28,6 +28,11 @@ LOST_FAST_SECONDS = 1.0
 """Seconds. A connection that broke later than this was waiting for a server that hangs: no second wait."""
 
 
+FRESH_SECONDS = 0.05
+"""A connection that was in use so short a time ago is not asked whether it still stands, unless one has
+just broken: each question is a moment in which other threads take the interpreter."""
+
+
 class Statement(NamedTuple):
     """SQL with ``%s`` where the parameters go. SQL with no parameters may hold no ``%``."""
 
@@ -65,21 +70,28 @@ class Server(ABC):
         self._inherited: list[QueuePool] = []
 
     def run(
-        self, statements: Sequence[Statement], *, transaction: bool = False, again: bool = True
+        self,
+        statements: Sequence[Statement],
+        *,
+        transaction: bool = False,
+        again: bool = True,
+        patient: bool = False,
     ) -> list[Result]:
         """Run the statements in order, in one round trip; in one transaction if ``transaction``.
 
         ``again`` says that running them twice does no harm (reads, guarded updates): then a broken connection
         is replaced and they are sent once more. What the server rolled back is sent again in any case, a few
-        times. Raises StoreUnavailable (Lost, if it is not known whether they took effect), SchemaBehind,
-        Duplicate.
+        times. ``patient``: nobody waits for the answers, so they may be read all at once, a little later than
+        the first of them is there. Raises StoreUnavailable (Lost, if it is not known whether they took
+        effect), SchemaBehind, Duplicate.
         """
         if not statements:
             return []
         for attempt in range(TRIES):
             started = time.monotonic()
             try:
-                return self._send(statements, transaction)
+                fresh_stands = again and attempt == 0
+                return self._send(statements, transaction, fresh_stands, patient)
             except Transient:
                 if attempt == TRIES - 1:
                     raise
@@ -98,10 +110,12 @@ class Server(ABC):
         """Close the idle connections. The server can still be used; it connects again."""
         self._pool.dispose()
 
-    def _send(self, statements: Sequence[Statement], transaction: bool) -> list[Result]:
-        connection = self._checkout()
+    def _send(
+        self, statements: Sequence[Statement], transaction: bool, fresh_stands: bool, patient: bool
+    ) -> list[Result]:
+        connection = self._checkout(fresh_stands)
         try:
-            results = self._execute(connection, statements, transaction)
+            results = self._execute(connection, statements, transaction, patient)
         except BaseException as exc:
             error = self.translate(exc, sent=True) if isinstance(exc, Exception) else exc
             if isinstance(error, Duplicate) and connection.is_valid:
@@ -112,11 +126,11 @@ class Server(ABC):
             if error is exc:
                 raise
             raise error from exc
-        connection.info["used"] = True
+        connection.info["used"] = time.monotonic()
         connection.close()
         return results
 
-    def _checkout(self) -> PoolProxiedConnection:
+    def _checkout(self, fresh_stands: bool) -> PoolProxiedConnection:
         while True:
             try:
                 connection = self._pool.connect()
@@ -124,13 +138,19 @@ class Server(ABC):
                 raise StoreUnavailable(f"{self.name}: all connections of this process are busy") from exc
             except Exception as exc:
                 raise self.translate(exc, sent=False) from exc
-            if "used" not in connection.info or not self._hung_up(connection):
+            used = connection.info.get("used")
+            fresh = used is None or (fresh_stands and time.monotonic() - used < FRESH_SECONDS)
+            if fresh or not self._hung_up(connection):
                 return connection
             connection.invalidate()
 
     @abstractmethod
     def _execute(
-        self, connection: PoolProxiedConnection, statements: Sequence[Statement], transaction: bool
+        self,
+        connection: PoolProxiedConnection,
+        statements: Sequence[Statement],
+        transaction: bool,
+        patient: bool,
     ) -> list[Result]:
         """Run the statements on this connection; on an error roll back as well as still possible."""
 

@@ -77,7 +77,11 @@ class SqliteServer(Server):
         self._writing = threading.Lock()
 
     def _execute(
-        self, connection: PoolProxiedConnection, statements: Sequence[Statement], transaction: bool
+        self,
+        connection: PoolProxiedConnection,
+        statements: Sequence[Statement],
+        transaction: bool,
+        patient: bool,  # noqa: ARG002 - it has no network to wait for
     ) -> list[Result]:
         if not transaction and all(sql.startswith("SELECT") for sql, _ in statements):
             return self._loop(connection, statements)

@@ -15,6 +15,7 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from toc.catalog import TopicCatalog
@@ -99,7 +100,11 @@ class Dispatcher:
         """Lines that have waiting entries, in the order in which they are served."""
         self._free = threads
         self._wants_room: set[str] = set()
-        self._ready = threading.Condition()
+        self._lock = threading.Lock()
+        self._idle = 0
+        """Threads that wait for a nod, without those that were sent one."""
+        self._nods: SimpleQueue[None] = SimpleQueue()
+        """Each wakes one idle thread. A Condition would, too, for twice the hand-overs between threads."""
         self._closed = False
         self._threads = [
             watched_thread(f"handler-{n}", self._work) for n in range(threads if self._lines else 0)
@@ -118,9 +123,9 @@ class Dispatcher:
 
     def close(self) -> None:
         """Start nothing more; threads end once their handler returns. Does not wait for handlers."""
-        with self._ready:
+        with self._lock:
             self._closed = True
-            self._ready.notify_all()
+            self._nod(self._idle)
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -150,12 +155,12 @@ class Dispatcher:
 
     def want_room(self, topic: str) -> None:
         """Call ``has_room`` once a handler has ended and there is room for ``topic``, or now if there is."""
-        with self._ready:
+        with self._lock:
             self._wants_room.add(topic)
         self._tell_room()
 
     def _tell_room(self) -> None:
-        with self._ready:
+        with self._lock:
             found = any(self.room(topic) > 0 for topic in self._wants_room)
             if found:
                 self._wants_room.clear()
@@ -164,8 +169,8 @@ class Dispatcher:
 
     def topics_changed(self) -> None:
         """A topic's concurrency may be another one now."""
-        with self._ready:
-            self._ready.notify_all()
+        with self._lock:
+            self._nod(self._idle)
         if self._loop is not None:
             for topic in self._async:
                 self._loop.call_soon_threadsafe(self._on_loop, self._start_waiting, topic)
@@ -184,7 +189,7 @@ class Dispatcher:
         """Hand over entries that are due and checked."""
         waiting = 0
         coroutines = []
-        with self._ready:
+        with self._lock:
             for entry in entries:
                 topic = entry.topic.name
                 line = self._lines.get(topic)
@@ -196,8 +201,7 @@ class Dispatcher:
                     self._turns.append(line)
                 line.waiting.append(entry)
                 waiting += 1
-            if waiting:
-                self._ready.notify(min(waiting, self._thread_count))
+            self._nod(waiting)
         if coroutines and self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_loop, self._start_async, coroutines)
 
@@ -209,7 +213,7 @@ class Dispatcher:
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back what waits and has not started: of these slots, or all."""
         taken: list[Entry] = []
-        with self._ready:
+        with self._lock:
             for line in self._lines.values():
                 kept: deque[Entry] = deque()
                 for entry in line.waiting:
@@ -226,24 +230,37 @@ class Dispatcher:
 
     # --- threads
 
+    def _nod(self, count: int) -> None:
+        """Wake so many idle threads, or as many as there are. Called under the lock."""
+        for _ in range(min(count, self._idle)):
+            self._idle -= 1
+            self._nods.put(None)
+
     def _take(self) -> list[Entry]:
         """The next entry, or the next batch of a batch handler; empty when closed."""
-        with self._ready:
-            while (line := self._next_line()) is None and not self._closed:
-                self._ready.wait()
-            if line is None or self._closed:
-                return []
-            first = line.waiting.popleft()
-            batch = [first]
-            size = first.handler.batch
-            if size is not None:
-                while line.waiting and len(batch) < size:
-                    batch.append(line.waiting.popleft())
-            if line.waiting:
-                self._turns.append(line)
-            self._free -= 1
-            line.running += 1
-            return batch
+        while True:
+            with self._lock:
+                if self._closed:
+                    return []
+                line = self._next_line()
+                if line is not None:
+                    return self._first_of(line)
+                self._idle += 1
+            self._nods.get()
+
+    def _first_of(self, line: _Line) -> list[Entry]:
+        """What a thread takes from a line. Called under the lock."""
+        first = line.waiting.popleft()
+        batch = [first]
+        size = first.handler.batch
+        if size is not None:
+            while line.waiting and len(batch) < size:
+                batch.append(line.waiting.popleft())
+        if line.waiting:
+            self._turns.append(line)
+        self._free -= 1
+        line.running += 1
+        return batch
 
     def _next_line(self) -> _Line | None:
         """The line whose turn it is, of those that may have another thread; it is taken out of the turns."""
@@ -263,12 +280,12 @@ class Dispatcher:
             elif due:
                 self._run_one(due[0])
             took = (self._clock.monotonic() - started) / len(batch)
-            with self._ready:
+            with self._lock:
                 self._free += 1
                 line = self._lines[batch[0].topic.name]
                 line.running -= 1
                 if line.running == self._threads_for(line.topic) - 1 and line.waiting:
-                    self._ready.notify()  # it may have a thread again
+                    self._nod(1)  # it may have a thread again
                 line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
             if self._wants_room:
                 self._tell_room()
@@ -326,7 +343,7 @@ class Dispatcher:
 
     def _start_async(self, entries: list[Entry]) -> None:
         """Runs on the event loop."""
-        with self._ready:
+        with self._lock:
             for entry in entries:
                 self._async[entry.topic.name].waiting.append(entry)
         for topic in {entry.topic.name for entry in entries}:
@@ -337,7 +354,7 @@ class Dispatcher:
         assert self._loop is not None  # noqa: S101
         line, concurrency = self._async[topic], self._concurrency(topic)
         while True:
-            with self._ready:
+            with self._lock:
                 most = (concurrency - line.calls) * line.size if concurrency else len(line.waiting)
                 taken = [line.waiting.popleft() for _ in range(min(most, len(line.waiting)))]
             if not taken:
@@ -376,7 +393,7 @@ class Dispatcher:
             end_process("async-handlers", exc)  # see _on_loop
 
     def _async_done(self, line: _AsyncLine, count: int) -> None:
-        with self._ready:
+        with self._lock:
             line.taken -= count
         if self._wants_room:
             self._tell_room()
