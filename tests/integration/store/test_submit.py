@@ -248,7 +248,7 @@ def test_a_batch_that_cannot_be_settled_says_which_tasks_are_unknown(
     assert proxy.stats.eaten == 1
     stored = [job_id for job_id in caught.value.job_ids if job_id is not None]
     unknown = caught.value.unknown
-    # The other chunk is stored; or still under way when the server vanishes, then its outcome is unknown, too;
+    # The other chunk is stored; or still under way when the server vanishes, then it is unknown, too;
     # or it comes too late for the server, and is neither.
     assert (len(stored), len(unknown)) in ((1000, 500), (0, 1500), (0, 500))
     assert last.job_id in unknown
