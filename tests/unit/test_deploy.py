@@ -50,12 +50,15 @@ def test_the_production_example_is_the_layout_that_the_contract_names(production
 
 
 def test_the_production_example_reaches_every_server_over_tls(production: Settings, tmp_path: Path) -> None:
-    assert all("ssl_ca=" in url for url in production.database_urls)
-    location = parse(production.need_redis_url())
-    assert (location.kind, location.tls, len(location.addresses)) == (Kind.CLUSTER, True, 3)
-    ca = tmp_path / "ca.pem"
+    ca = tmp_path / "ca.pem"  # each of them refuses one that is not there
     ca.touch()
-    address = Address.parse((production.zookeeper or "").replace("/etc/toc/ca.pem", str(ca)))
+    redis, zookeeper = (
+        url.replace("/etc/toc/ca.pem", str(ca))
+        for url in (production.need_redis_url(), production.zookeeper or "")
+    )
+    assert all("ssl_ca=" in url for url in production.database_urls)
+    location, address = parse(redis), Address.parse(zookeeper)
+    assert (location.kind, location.tls, len(location.addresses)) == (Kind.CLUSTER, True, 3)
     assert (address.tls, address.ca, address.chroot) == (True, str(ca), "/production")
 
 
