@@ -136,6 +136,8 @@ class IndexWatch:
             # Claims may be lost with the rest.
             self._book.renew([slot for slot in owned if slot in self._missing])
         self._mark()
+        if loss:
+            self._on_loss()  # once the marks stand: whoever empties the server again takes them with the rest
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
@@ -216,7 +218,6 @@ class IndexWatch:
                 log.warning("index_lost_data", slots=len(lost), slot=str(lost[0]))
             else:  # a new topic, or a loss that nobody saw
                 log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))
-            self._on_loss()
         return bool(lost)
 
     def _mark(self) -> None:
