@@ -169,7 +169,8 @@ class Known:
     untold: bool = False
     """Whether the index has forgotten that a worker holds it: a cancel after its due time cannot know."""
     losses: int = 0
-    """Times that it was held and lost, each of which may charge a try; also one after a reschedule."""
+    """Times that it was held and lost, or that an old entry said so again, each of which may charge a try;
+    also one after a reschedule."""
 
 
 def holding(machine: Machine) -> list[int]:
@@ -638,6 +639,12 @@ class Machine(RuleBasedStateMachine):
             gone = [job_id for job_id in self.tasks if job_id not in dead]
             for slot in TOPIC.slots() if gone else ():
                 self.redis.zrem(self.center.queues.keys(slot).dead, *gone)
+            # An old PrepareQueue entry says that somebody has the task. Its try may have ended since; but
+            # nothing tells it from one whose worker has fallen silent, and it may cost a try as that does:
+            # where a redrive or a new deadline has begun anew, the row does not show that it is paid for.
+            held = {entry.job_id for party in self.parties for entry in party.worker.inflight.snapshot()}
+            for job_id, task in self.tasks.items():
+                task.losses += job_id not in held and self._prepared(job_id)  # what is held counts below
         if what not in ("all", "snapshot"):
             for slot in TOPIC.slots():
                 self.redis.delete(getattr(self.center.queues.keys(slot), what))
