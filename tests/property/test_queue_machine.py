@@ -169,7 +169,8 @@ class Known:
     untold: bool = False
     """Whether the index has forgotten that a worker holds it: a cancel after its due time cannot know."""
     losses: int = 0
-    """Times that it was held and lost, each of which may charge a try; also one after a reschedule."""
+    """Times that it was held and lost, or that an old entry said so again, each of which may charge a try;
+    also one after a reschedule."""
 
 
 def holding(machine: Machine) -> list[int]:
@@ -245,14 +246,29 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        job_id, task = self._draw(data)
+        self._cancel(self._draw(data), self._draw_step(data))
+
+    @precondition(lambda self: bool(running(self)))
+    @rule(data=st.data(), moved=st.booleans(), fails=st.booleans())
+    def change_while_it_ends(self, data: st.DataObject, moved: bool, fails: bool) -> None:
+        """Its try ends, and is written, between the row and the index of a cancel or a reschedule."""
+        number = data.draw(st.sampled_from(running(self)))
+        job_id = data.draw(st.sampled_from(self.parties[number].hand.running)).job_id
+        step = partial(self.end_all, number, RuntimeError("as asked") if fails else None)
+        if moved:
+            self._reschedule(job_id, step, 49.5)
+        else:
+            self._cancel(job_id, step)
+
+    def _cancel(self, job_id: int, meanwhile: Callable[[], None] | None) -> None:
+        task = self.tasks[job_id]
         before, now = task.row, self.clock.now_ms()
 
         def row_written() -> None:
             if before.status == TaskStatus.PENDING:
                 self._expect(task, status=TaskStatus.CANCELLED)
 
-        with self._meanwhile("cancel.row-written", self._draw_step(data), known=row_written):
+        with self._meanwhile("cancel.row-written", meanwhile, known=row_written):
             outcome = self.center.cancel(job_id)
         if before.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
             assert outcome is CancelOutcome.TOO_LATE
@@ -261,8 +277,7 @@ class Machine(RuleBasedStateMachine):
             assert {outcome} == task.told
             return
         if outcome is CancelOutcome.CANCELLED:
-            now = self.clock.now_ms()  # time may have passed meanwhile
-            assert before.version not in task.ran or (task.untold and now >= before.action_time)
+            assert not task.ran or task.untold, "cancelled means never run, for no former deadline either"
         else:
             assert outcome is CancelOutcome.MAY_HAVE_STARTED
             tried = before.attempts or before.crashes or before.last_error is not None
@@ -272,7 +287,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), delay=st.sampled_from([1.5, 49.5]))
     def reschedule(self, data: st.DataObject, delay: float) -> None:
-        job_id, task = self._draw(data)
+        live = [entry.job_id for party in self.parties for entry in party.hand.running]
+        rather = bool(live) and data.draw(st.booleans())
+        job_id = data.draw(st.sampled_from(live)) if rather else self._draw(data)
+        self._reschedule(job_id, self._draw_step(data), delay)
+
+    def _reschedule(self, job_id: int, meanwhile: Callable[[], None] | None, delay: float) -> None:
+        task = self.tasks[job_id]
         before = task.row
         self.center._index_paused_until = float("-inf")
         later = self.clock.now_ms() + int(delay * 1000)
@@ -285,7 +306,7 @@ class Machine(RuleBasedStateMachine):
                 assert (after.status, after.attempts, after.crashes) == (TaskStatus.PENDING, 0, 0)
                 task.row = after
 
-        with self._meanwhile("reschedule.row-written", self._draw_step(data), known=row_written):
+        with self._meanwhile("reschedule.row-written", meanwhile, known=row_written):
             outcome = self.center.reschedule(job_id, action_time=from_ms(later))
         if before.status != TaskStatus.PENDING:
             assert outcome is RescheduleOutcome.TOO_LATE
@@ -604,6 +625,8 @@ class Machine(RuleBasedStateMachine):
         """The index loses writes: all, those of one kind of queue, or all since the snapshot."""
         if what == "snapshot" and self.snapshot is None:
             return
+        for job_id, task in self.tasks.items():
+            task.untold = task.untold or self._prepared(job_id)  # perhaps by who is dead, and not known to be
         if what in ("all", "snapshot"):
             self.redis.flushdb()
             self.clock.jump(0)
@@ -616,6 +639,12 @@ class Machine(RuleBasedStateMachine):
             gone = [job_id for job_id in self.tasks if job_id not in dead]
             for slot in TOPIC.slots() if gone else ():
                 self.redis.zrem(self.center.queues.keys(slot).dead, *gone)
+            # An old PrepareQueue entry says that somebody has the task. Its try may have ended since; but
+            # nothing tells it from one whose worker has fallen silent, and it may cost a try as that does:
+            # where a redrive or a new deadline has begun anew, the row does not show that it is paid for.
+            held = {entry.job_id for party in self.parties for entry in party.worker.inflight.snapshot()}
+            for job_id, task in self.tasks.items():
+                task.losses += job_id not in held and self._prepared(job_id)  # what is held counts below
         if what not in ("all", "snapshot"):
             for slot in TOPIC.slots():
                 self.redis.delete(getattr(self.center.queues.keys(slot), what))
@@ -653,6 +682,23 @@ class Machine(RuleBasedStateMachine):
         for job_id, task in self.tasks.items():
             assert _essence(rows[job_id]) == _essence(task.row)
             task.row = rows[job_id]
+
+    @invariant()
+    def rows_tell_of_tries_that_nothing_else_tells_of(self) -> None:
+        """A cancel goes by it. Not where the index has forgotten who held it: nobody else knew."""
+        for job_id, task in self.tasks.items():
+            row = task.row
+            if not task.ran or task.untold or row.attempts or row.crashes or row.last_error is not None:
+                continue
+            held = any(party.worker.inflight.get(job_id) for party in self.parties)
+            reported = any(entry.job_id == job_id for party in self.parties for entry, _ in party.reported)
+            told = row.status == TaskStatus.PROCESSED or held or reported or self._prepared(job_id)
+            assert told, f"it has run, and nothing shows it: {row}"
+
+    def _prepared(self, job_id: int) -> bool:
+        row = self.tasks[job_id].row
+        keys = self.center.queues.keys(TOPIC.slot(row.slot_crc, row.slot_amount))
+        return self.redis.zscore(keys.prepare, str(job_id)) is not None
 
     @invariant()
     def no_id_stands_in_two_places(self) -> None:
@@ -773,9 +819,8 @@ class Machine(RuleBasedStateMachine):
         self.take(number)
         self.start(number)
 
-    def _draw(self, data: st.DataObject) -> tuple[int, Known]:
-        number = data.draw(st.integers(0, len(self.tasks) - 1))
-        return list(self.tasks.items())[number]
+    def _draw(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(list(self.tasks)))
 
     def _row(self, job_id: int) -> TaskRow:
         row = self.center.store.get(job_id)
@@ -849,10 +894,11 @@ def test_any_order_of_steps_keeps_every_promise_whatever_is_drawn(machine: type[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guard", sorted(WITHOUT))
-def test_without_a_guard_the_same_examples_fail(
+def test_without_a_guard_an_example_fails(
     guard: str, machine: type[Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     WITHOUT[guard](monkeypatch)
-    found = settings(_SETTINGS, phases=[Phase.generate])  # the first will do: it need not be the shortest
+    # More of them, for what is rare. The first that fails will do: it need not be the shortest.
+    found = settings(_SETTINGS, max_examples=600, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine, settings=found)

@@ -105,11 +105,21 @@ class Hands:
     def sleep(self) -> None:
         """Be paused for much longer than prepare_timeout: nobody has kept alive what is held."""
         self.clock.slept += 1000
-        key = self.queues.keys(SLOT).prepare
-        entries = self._redis.call("ZRANGE", key, "0", "-1", "WITHSCORES")
+        for job_id, score in self.snapshot().items():
+            self._redis.call("ZADD", self.queues.keys(SLOT).prepare, f"{score - 1_000_000:.17g}", job_id)
+
+    def snapshot(self) -> dict[str, float]:
+        """What is prepared, as a snapshot of Redis remembers it."""
+        entries = self._redis.call("ZRANGE", self.queues.keys(SLOT).prepare, "0", "-1", "WITHSCORES")
         assert isinstance(entries, list)
-        for job_id, score in zip(entries[::2], entries[1::2], strict=True):
-            self._redis.call("ZADD", key, f"{float(score) - 1_000_000:.17g}", str(job_id))
+        return {str(job_id): float(score) for job_id, score in zip(entries[::2], entries[1::2], strict=True)}
+
+    def restore(self, snapshot: dict[str, float]) -> None:
+        """Redis comes back with a snapshot so old that everything in it has timed out."""
+        keys = self.queues.keys(SLOT)
+        self._redis.call("DEL", keys.store, keys.prepare)
+        for job_id, score in snapshot.items():
+            self._redis.call("ZADD", keys.prepare, f"{score - 1_000_000:.17g}", job_id)
 
     def forget(self) -> None:
         """Hold nothing any more, as if another process took its place."""
@@ -594,6 +604,33 @@ def test_what_fell_silent_is_looked_for_each_second_until_it_times_out(
     row = system.center.store.get(job_id)
     assert row is not None
     assert row.crashes == 1
+
+
+def test_an_old_snapshot_that_tells_of_a_try_for_a_former_deadline_costs_one_try(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    """Nothing tells its entry from one whose worker has fallen silent; the new deadline has begun anew."""
+    worker, other = hands
+    job_id = submit_due(system)
+    worker.take()
+    old = worker.snapshot()
+    worker.start_and_wait()
+    worker.end(fails=True)
+    worker.finish()
+    assert row_of(system, job_id).attempts == 1
+    due = datetime.now(UTC) + timedelta(seconds=0.3)
+    assert system.center.reschedule(job_id, action_time=due) is RescheduleOutcome.MAY_HAVE_STARTED
+    assert until(lambda: datetime.now(UTC) > due + timedelta(seconds=0.01), 5)
+    for crashes in (1, 2):  # the second time the row shows that its first try is paid for
+        other.restore(old)
+        other.reclaim()
+        row = row_of(system, job_id)
+        assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 1, crashes)
+    other.take()
+    other.start_and_wait()
+    other.end()
+    other.finish()
+    assert row_of(system, job_id).status == TaskStatus.PROCESSED
 
 
 def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
