@@ -8,7 +8,7 @@ import time
 
 import pytest
 from fault.conftest import Build, Verdict
-from fault.kit.load import Load
+from fault.kit.load import Load, tasks
 from harness.system import System
 
 from toc import NewTask
@@ -93,6 +93,42 @@ def test_a_killed_host_is_replaced(
     assert worst < (PREPARE_TIMEOUT + 1 if whole else AGAIN)
     assert late < (TAKEN_OVER if whole else AGAIN)
     line.judge(system, within=TAKEN_OVER, at_most=len(held) + 100)
+
+
+@pytest.mark.slow
+def test_processes_that_outlive_their_daemon_and_the_new_owners_of_their_slots_run_nothing_twice(
+    build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str, verdict: Verdict
+) -> None:
+    """Redis hangs and comes back meanwhile: who takes from it and who takes from the table must not meet."""
+    line = verdict(24, "kill -9 of a daemon", "its processes work on, Redis hangs for 3 s")
+    system = build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=SESSION)
+    first, second = (system.start(host, processes=2) for host in ("host-a", "host-b"))
+    orphans = set(first.workers())
+    system.client.submit_many(tasks(4000, ahead=(1.0, 15.0)))
+    system.client.submit_many(
+        [NewTask("test.async", 10_000 + n, 1 + n / 70, attribute={"sleep": 0.3}) for n in range(1000)]
+    )
+    system.wait(lambda: orphans <= {event.pid for event in system.history()}, "both run tasks", 10)
+    assigned = second.told().count("assignment_written")
+    with system.recorder.fault("other", note="a daemon was killed"):
+        first.process.kill()
+        first.process.wait()
+    killed = time.monotonic()
+    system.wait(lambda: second.told().count("assignment_written") > assigned, "its slots are given away", 10)
+    with system.recorder.fault("redis_down"):
+        clean_redis.pause()
+        time.sleep(3)
+        clean_redis.resume()
+    back, took = time.time_ns(), time.monotonic() - killed
+    line.judge(system, within=TAKEN_OVER)
+    beside = sum(
+        event.pid in orphans and event.event == "start" and event.at > back for event in system.history()
+    )
+    line.prove(
+        beside > 0 and "daemon_gone" in first.told() and "index_unreachable" in second.told(),
+        f"Redis was back {took:.1f} s after the kill; after that the processes without a daemon ran {beside} "
+        "tasks beside the new owners",
+    )
 
 
 def _long(count: int, number: int) -> list[NewTask]:

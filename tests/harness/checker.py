@@ -473,7 +473,8 @@ class _Check:
                 self.verdict.breach("R", row.job_id, f"had try {run.attempt} of {topic.retries}")
 
     def _explain(self, row: Row, before: _Run, run: _Run) -> str | None:
-        """The kind of the fault that let ``run`` start although ``before`` had not failed.
+        """The kind of the fault that let ``run`` start although ``before`` had not failed: one that names its
+        process if there is one, then a loss of Redis.
 
         ``before`` must have been in flight when it happened: not ended, or ended and perhaps not written. Or
         ``run`` was taken, checked and held by a process that was stopped or cut off until it was too late.
@@ -486,6 +487,7 @@ class _Check:
             if row.status == PROCESSED and row.version == before.version:
                 stamped = row.next_time * 1_000_000 + before.mono - before.wall
                 ended = min(ended, self._written(stamped, COMMIT))
+        everywhere: str | None = None
         for fault in self.past.faults:
             if fault.begin > run.mono:
                 break
@@ -503,13 +505,15 @@ class _Check:
                     both = fault.holds(run.pid, before.pid) and fault.begin <= ended
                 else:
                     both = fault.begin <= ended
-                if both:
+                if both and fault.pids:
                     return fault.kind
+                if both and everywhere in (None, "redis_down"):
+                    everywhere = fault.kind
         for death, pid in self.past.deaths:  # a handler has killed the process that ran its neighbours
             # Its threads may have begun more between its last word and its end.
             if pid == before.pid and death <= run.mono and death <= ended:
                 return "die"
-        return None
+        return everywhere
 
     def _written(self, ended: int, within: int) -> int:
         """Until when the row of a try may have been unwritten; MySQL's absence makes it longer."""

@@ -317,6 +317,14 @@ def test_what_explains_that_a_run_without_an_end_was_repeated(
     assert verdict.duplicates == ({kind: 1} if explained else {})
 
 
+def test_a_duplicate_counts_for_the_fault_that_says_most(story: Story) -> None:
+    story.submit().run(0.1).run(4, 4.1, pid=2).fault("redis_down", -3, -2).row(ended=4.2)
+    assert story.verdict().duplicates == {"redis_down": 1}
+    assert story.fault("redis_loss", -1, 3).verdict().duplicates == {"redis_loss": 1}
+    assert story.fault("redis_down", 0.2, 0.3).verdict().duplicates == {"redis_loss": 1}
+    assert story.fault("pause", 0.5, 3.5, 1).verdict().duplicates == {"pause": 1}
+
+
 def test_a_fault_long_before_the_first_run_explains_nothing(story: Story) -> None:
     story.submit().run(0.1).run(4, 4.1, pid=2).fault("redis_loss", -8, -7).row(ended=4.2)
     assert broken(story.verdict()) == "D"

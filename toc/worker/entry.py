@@ -98,6 +98,9 @@ class Inflight:
     """All entries of one worker process, by job_id. A worker never starts an id that it holds."""
 
     def __init__(self) -> None:
+        self.shared_until = float("-inf")
+        """Until when (monotonic) others may have our slots too. They may have lost Redis, or we: it does not
+        say who has what. So nothing starts here without a lease, and nothing is taken without Redis."""
         self._entries: dict[int, Entry] = {}
         self._moving: dict[int, float] = {}
         """Fences of the entries that the finisher is moving out of the PrepareQueue just now."""
@@ -141,14 +144,16 @@ class Inflight:
 
         That is so when nobody here has kept it alive in time: this process was paused, or Redis out of reach.
         And when it was taken too long ago, unless it has a lease: who has lost Redis may have it. (How long
-        ago its row was checked says nothing: the slot may have gone to another worker before.)
+        ago its row was checked says nothing: the slot may have gone to another worker before.) Nor does
+        anything start without a lease while others may have the slot too.
         """
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
                 return False
             indexed = entry.fence != NO_FENCE
             timed_out = indexed and now - entry.kept > entry.topic.prepare_timeout
-            fresh = indexed and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
+            ours = now >= self.shared_until
+            fresh = indexed and ours and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
             if entry.lost or timed_out or not (fresh or now < entry.leased):  # [rule: last-look]
                 del self._entries[entry.job_id]
                 return False

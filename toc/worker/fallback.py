@@ -112,7 +112,7 @@ class Fallback:
         """One look, if some slot's node is out of reach; returns the seconds until the next."""
         now = self._clock.monotonic()
         slots = self._slots(now)
-        if not slots or not self._taking:
+        if not slots or not self._taking or now < self._inflight.shared_until:
             self._after.clear()
             self._finisher.give_back_unread(chain.from_iterable(self._unsure.values()))
             self._unsure.clear()
@@ -191,6 +191,9 @@ class Fallback:
         entries = self._unsure.pop(server, [])
         entries += self._choose(chain.from_iterable(pages.values()), slots, room)
         if not entries:
+            return 0
+        if self._clock.monotonic() < self._inflight.shared_until:  # known since this look began
+            self._finisher.give_back_unread(entries)
             return 0
         try:
             leased = self._leases.take(entries)  # [rule: taken-by-lease]

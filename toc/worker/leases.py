@@ -96,18 +96,24 @@ class LeaseKeeper:
             entry.lease_at = asked + timeout / 3
         return [entry for entry in entries if entry.leased]
 
-    def cover(self, entries: Sequence[Entry]) -> None:
-        """Take leases for entries whose row check took so long that they may not start without one.
+    def cover(self, entries: Sequence[Entry]) -> bool:
+        """Take leases for entries that may not start without one: whose row check took so long; or all,
+        while others may have our slots too.
 
-        What gets none is let go when it is to start, and checked anew if it still stands.
+        What gets none is let go when it is to start, and checked anew if it still stands. False: nothing gets
+        one now, so all of that would go round and round.
         """
-        long_ago = self._clock.monotonic() - LEASE_AFTER_SECONDS
-        late = [entry for entry in entries if entry.held < long_ago and not entry.leased]
+        now = self._clock.monotonic()
+        shared = now < self._inflight.shared_until
+        long_ago = now - LEASE_AFTER_SECONDS
+        late = [entry for entry in entries if (shared or entry.held < long_ago) and not entry.leased]
         if late:
             try:
                 self.take(late)
             except StoreUnavailable as exc:
                 log.warning("leases_not_kept", tasks=len(late), error=str(exc))
+                return not shared
+        return True
 
     def judge(self, entries: Sequence[Entry]) -> list[Entry]:
         """Decide about entries on whose rows others have or had a lease; returns those that may start.

@@ -32,7 +32,7 @@ from toc.worker.app import check_topics, load_app
 from toc.worker.deadqueues import DeadQueueCheck
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Entry, Inflight
-from toc.worker.fallback import Fallback
+from toc.worker.fallback import OWNED_SECONDS, Fallback
 from toc.worker.finish import Finisher
 from toc.worker.keepalive import Keeper
 from toc.worker.leases import LeaseKeeper
@@ -53,8 +53,12 @@ BEAT_SECONDS = 1.0
 BUSY_TICK_SECONDS = 0.05
 ORPHAN_SECONDS = 12.0
 """How long a process works on when its daemon is gone. Others can have its slots only when the daemon's
-ZooKeeper session has ended (10 s at most); until then nobody else serves them, and that two serve them for a
-while after it is harmless."""
+ZooKeeper session has ended (10 s at most); until then nobody else serves them. That two serve them for a
+while after it is harmless: the one without a daemon starts nothing without a lease by then, and takes nothing
+without Redis."""
+STILL_SECONDS = 1.0
+"""A process that sleeps for so much longer than it wanted to was stopped, perhaps with its daemon: others may
+have its slots, as the daemon finds out in the next moments."""
 FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -288,7 +292,12 @@ class Worker:
             sent = self._link.flush()
             leaving = self._stopping or self._recycling
             busy = self.moves.under_way or leaving or not sent
-            for key, _ in selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS):
+            asleep = self._clock.monotonic()
+            ready = selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS)
+            awake = self._clock.monotonic()
+            if awake - asleep > BEAT_SECONDS + STILL_SECONDS:
+                self.inflight.shared_until = max(self.inflight.shared_until, awake + OWNED_SECONDS)
+            for key, _ in ready:
                 if key.fileobj is self._wake_receiver:
                     self._wake_receiver.recv(4096)
                 else:
@@ -297,6 +306,7 @@ class Worker:
                     if self._link.closed:
                         selector.unregister(self._link)
                         self._orphaned_at = now
+                        self.inflight.shared_until = float("inf")
                         log.warning("daemon_gone", leaving_in_seconds=ORPHAN_SECONDS)
             if self._signals or now - self._orphaned_at > ORPHAN_SECONDS:
                 self._stopping = True

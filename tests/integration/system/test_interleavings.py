@@ -5,6 +5,7 @@ The loops of two workers are run by hand here, in the order that each trace want
 
 from __future__ import annotations
 
+import selectors
 import socket
 import threading
 from collections.abc import Iterator
@@ -26,9 +27,11 @@ from toc.store.batch import Failure, Guard
 from toc.task import TaskRow, TryRow
 from toc.topic import Backoff, Slot
 from toc.worker.entry import NO_FENCE, Entry, Held
+from toc.worker.fallback import OWNED_SECONDS
 from toc.worker.leases import LEASE_AFTER_SECONDS
 from toc.worker.link import Link
 from toc.worker.process import Worker
+from toc.worker.watch import OUT_SECONDS
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)
@@ -131,12 +134,47 @@ class Hands:
         self.reclaimer.look_now()
         self.reclaimer.run_once()
 
+    def lose_daemon(self) -> None:
+        """Let the main thread see that the daemon is gone."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._link, selectors.EVENT_READ)
+            selector.register(self._worker._wake_receiver, selectors.EVENT_READ)
+            self._worker._serve(selector, lambda: self._link.closed)
+
+    def stand_still(self, seconds: float) -> None:
+        """Be stopped for a while, as the main thread sees it."""
+        turns = iter((False, True))
+        with _Stopped(self.clock, seconds) as selector:
+            self._worker._serve(selector, lambda: next(turns))
+
+    def miss_redis(self) -> None:
+        """Find that it is out of reach."""
+        self._worker.watch.run_once()
+        self.clock.slept += OUT_SECONDS
+        self._worker.watch.run_once()
+
+    def take_without_redis(self) -> None:
+        """Take by leases what is due, where Redis is out of reach."""
+        self._worker.fallback.run_once()
+
     def close(self) -> None:
         self._go_on.set()
         self.dispatcher.close()
         for end in (self._link, self._worker._wake_receiver, self._worker._wake_sender):
             end.close()
         self._center.close()
+
+
+class _Stopped(selectors.DefaultSelector):
+    """The process is stopped while it waits."""
+
+    def __init__(self, clock: PausedClock, seconds: float) -> None:
+        super().__init__()
+        self._clock, self._seconds = clock, seconds
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:  # noqa: ARG002
+        self._clock.slept += self._seconds
+        return []
 
 
 @pytest.fixture
@@ -709,3 +747,87 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(system: System, hands: tupl
     again.row, again.checked = entry.row, True
     first._worker.lease_keeper.run_once()
     assert second.store.read_tries([job_id])[job_id].lease > 0
+
+
+def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    """Another owns the slot as well by now, and takes what has no lease once it has lost Redis."""
+    orphan, owner = hands
+    job_id = submit_due(system)
+    orphan.take()
+    orphan.lose_daemon()
+    orphan.start()
+    assert until(lambda: orphan.inflight.get(job_id) is None, 10), "what had no lease yet is let go"
+    orphan.take()
+    assert until(lambda: len(orphan.runs) == 1, 10), "it is taken again, with a lease"
+    assert owner.store.leases.take({job_id: 30}) == set()
+    orphan.end()
+    orphan.finish()
+    assert row_of(system, job_id).status == TaskStatus.PROCESSED
+
+
+def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphan, owner = hands
+    orphan.lose_daemon()
+    job_id = submit_due(system)
+    read = orphan.store.read_tries
+
+    def leased_since(job_ids: list[int]) -> dict[int, TryRow]:
+        monkeypatch.undo()
+        rows = read(job_ids)
+        assert owner.store.leases.take({job_id: 30}) == {job_id}
+        return rows
+
+    monkeypatch.setattr(orphan.store, "read_tries", leased_since)
+    orphan.take()
+    orphan.start()
+    assert until(lambda: orphan.inflight.get(job_id) is None, 10), "it is let go"
+    assert not orphan.runs
+
+
+def test_a_worker_without_its_daemon_takes_nothing_without_redis(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    """Another owns the slot as well by now: with Redis back, it may have begun what has no lease yet."""
+    orphan, owner = hands
+    job_id = submit_due(system)
+    orphan.lose_daemon()
+    with out_of_reach(clean_redis):
+        for worker in (orphan, owner):
+            worker.miss_redis()
+            worker.take_without_redis()
+        assert orphan.inflight.get(job_id) is None
+        assert owner.inflight.get(job_id) is not None
+
+
+def test_a_worker_that_stood_still_waits_whether_its_slots_are_still_its_own(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    """Others may have had them for seconds, with Redis back."""
+    sleeper, other = hands
+    job_id = submit_due(system)
+    with out_of_reach(clean_redis):
+        sleeper.miss_redis()
+        sleeper.stand_still(3)
+        sleeper.take_without_redis()
+        assert sleeper.inflight.get(job_id) is None
+        sleeper.clock.slept += OWNED_SECONDS
+        sleeper.take_without_redis()
+        assert sleeper.inflight.get(job_id) is not None
+    assert other.store.leases.take({job_id: 30}) == set()
+
+
+def test_a_worker_that_waits_for_a_second_has_not_stood_still(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, other = hands
+    job_id = submit_due(system)
+    worker.stand_still(1.1)
+    worker.take()
+    worker.start_and_wait()
+    assert other.store.leases.take({job_id: 30}) == {job_id}, "it runs for a moment only"
+    worker.end()
+    worker.finish()
