@@ -861,7 +861,7 @@ def machine(
 ) -> Iterator[type[Machine]]:
     FrozenClock.install(monkeypatch)
     # Leases are for life without Redis (model/leases.pml); here both workers share one store, and one name.
-    monkeypatch.setattr(LeaseKeeper, "cover", lambda *_: None)
+    monkeypatch.setattr(LeaseKeeper, "cover", lambda *_: True)
     for module in (client, finish, poll, reclaim, sweep):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
     url = f"sqlite:///{tmp_path}/toc.db"
