@@ -90,7 +90,6 @@ class Dispatcher:
         self._too_early = too_early
         self._let_go = let_go
         self._has_room = has_room
-        self._thread_count = threads
         self._async_limit = async_limit
         self._lines = {topic: _Line(topic) for topic, handler in handlers.items() if not handler.is_async}
         spare = max(1, threads // 4) if len(self._lines) > 1 else 0
@@ -102,8 +101,8 @@ class Dispatcher:
         self._wants_room: set[str] = set()
         self._lock = threading.Lock()
         self._idle = 0
-        """Threads that wait for a nod, without those that were sent one."""
-        self._nods: SimpleQueue[None] = SimpleQueue()
+        """Threads that sleep, without those that a wake-up is on its way to."""
+        self._wake_ups: SimpleQueue[None] = SimpleQueue()
         """Each wakes one idle thread. A Condition would, too, for twice the hand-overs between threads."""
         self._closed = False
         self._threads = [
@@ -125,7 +124,7 @@ class Dispatcher:
         """Start nothing more; threads end once their handler returns. Does not wait for handlers."""
         with self._lock:
             self._closed = True
-            self._nod(self._idle)
+            self._wake(self._idle)
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -170,7 +169,7 @@ class Dispatcher:
     def topics_changed(self) -> None:
         """A topic's concurrency may be another one now."""
         with self._lock:
-            self._nod(self._idle)
+            self._wake(self._idle)
         if self._loop is not None:
             for topic in self._async:
                 self._loop.call_soon_threadsafe(self._on_loop, self._start_waiting, topic)
@@ -201,7 +200,7 @@ class Dispatcher:
                     self._turns.append(line)
                 line.waiting.append(entry)
                 waiting += 1
-            self._nod(waiting)
+            self._wake(waiting)
         if coroutines and self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_loop, self._start_async, coroutines)
 
@@ -230,11 +229,11 @@ class Dispatcher:
 
     # --- threads
 
-    def _nod(self, count: int) -> None:
+    def _wake(self, count: int) -> None:
         """Wake so many idle threads, or as many as there are. Called under the lock."""
         for _ in range(min(count, self._idle)):
             self._idle -= 1
-            self._nods.put(None)
+            self._wake_ups.put(None)
 
     def _take(self) -> list[Entry]:
         """The next entry, or the next batch of a batch handler; empty when closed."""
@@ -246,7 +245,7 @@ class Dispatcher:
                 if line is not None:
                     return self._first_of(line)
                 self._idle += 1
-            self._nods.get()
+            self._wake_ups.get()
 
     def _first_of(self, line: _Line) -> list[Entry]:
         """What a thread takes from a line. Called under the lock."""
@@ -285,7 +284,7 @@ class Dispatcher:
                 line = self._lines[batch[0].topic.name]
                 line.running -= 1
                 if line.running == self._threads_for(line.topic) - 1 and line.waiting:
-                    self._nod(1)  # it may have a thread again
+                    self._wake(1)  # it may have a thread again
                 line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
             if self._wants_room:
                 self._tell_room()
