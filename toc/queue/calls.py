@@ -167,11 +167,11 @@ class _Round:
                     if self._send(node, wires[node], window):
                         sent.append((node, window))
                     else:
-                        wires.pop(node).close()
+                        node.drop(wires.pop(node))
                         self.again += waiting.pop(node, [])
                 for node, window in sent:
                     if not self._read(node, wires[node], window):
-                        wires.pop(node).close()
+                        node.drop(wires.pop(node))
                         self.again += waiting.pop(node, [])
         except BaseException:
             for wire in wires.values():  # replies may be left in them

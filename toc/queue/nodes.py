@@ -25,6 +25,7 @@ from redis.exceptions import AskError, RedisError
 from toc.errors import IndexUnavailable
 from toc.queue.refusals import REPLIES, meaning_of
 from toc.queue.url import Address, Kind, Location
+from toc.sockets import keep_timeouts
 
 HASH_SLOTS = 16384
 Command = Sequence[str | bytes | int | float]
@@ -32,6 +33,9 @@ Command = Sequence[str | bytes | int | float]
 _REST_S = 0.1
 _MAX_REST_S = 2.0
 _MIN_MAP_AGE_S = 0.05
+FRESH_SECONDS = 0.05
+"""A connection that was in use so short a time ago is not asked whether it still stands, unless another one
+to its server has just broken: each question is a moment in which other threads take the interpreter."""
 
 
 class Wire:
@@ -43,10 +47,13 @@ class Wire:
 
     def __init__(self, connection: Any, read_timeout: float) -> None:
         self._connection = connection
+        self.used = 0.0
+        """When it was given back last, on the monotonic clock."""
         connection.connect()
         info = self.ask("INFO", "server").decode(errors="replace")
         self.run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
-        self._socket().settimeout(read_timeout)
+        if not keep_timeouts(self._socket(), read_timeout, read_timeout):
+            self._socket().settimeout(read_timeout)
 
     def send(self, commands: Iterable[Command]) -> None:
         """Write commands at once. Raises RedisError; some may then have been executed."""
@@ -105,6 +112,8 @@ class Node:
         self._connect = connect
         self._read_timeout = read_timeout
         self._idle: deque[Wire] = deque()
+        self._broke = 0.0
+        """When a connection broke last."""
         self._rests_until = 0.0
         self._failure = ""
 
@@ -118,7 +127,8 @@ class Node:
                 wire = self._idle.pop()
             except IndexError:  # another thread was faster
                 break
-            if wire.is_quiet():
+            fresh = wire.used > max(self._broke, time.monotonic() - FRESH_SECONDS)
+            if fresh or wire.is_quiet():
                 return wire
             wire.close()
         return self.open()
@@ -169,7 +179,13 @@ class Node:
 
     def give(self, wire: Wire) -> None:
         """Take back a connection whose replies have all been read."""
+        wire.used = time.monotonic()
         self._idle.append(wire)
+
+    def drop(self, wire: Wire) -> None:
+        """Close a connection that broke: the others may have, too."""
+        self._broke = time.monotonic()
+        wire.close()
 
     def close(self) -> None:
         """Close idle connections."""

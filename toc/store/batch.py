@@ -79,6 +79,7 @@ class Batches:
         self._shards = shards
         self._leases = leases
         self._stamp = stamp
+        self._try_columns = {server: sql.try_columns(server) for server in shards.servers}
 
     # --- reading -------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class Batches:
         """As much of the rows as a try needs, by job_id."""
 
         def read(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TryRow]:
-            select = sql.select_by_id(server, sql.try_columns(server), self._shards.names, ids)
+            select = sql.select_by_id(server, self._try_columns[server], self._shards.names, ids)
             return self._leases.judged(server, sql.try_rows(server.run(select)))
 
         parts = self._shards.each(self._shards.group(job_ids), read)

@@ -17,6 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.sockets import keep_timeouts, reader
 from toc.store.server import Duplicate, Lost, Result, Server, Statement, Transient
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
@@ -128,12 +129,22 @@ class _Connection(pymysql.connections.Connection):
     """A connection that shares its TLS settings with the others of its process.
 
     The driver makes them anew for each connection, also where the server then speaks no TLS; reading the
-    system's certificates takes 20 ms, in which no other thread runs. And it can wait with reading answers.
+    system's certificates takes 20 ms, in which no other thread runs. The kernel keeps its time-outs. And it
+    can wait with reading answers.
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
     answers_after = 0.0
     """Seconds to wait before the answers to the next query are read."""
+
+    def connect(self, sock: Any = None) -> None:
+        super().connect(sock)
+        driver: Any = self  # it has no public way to its socket
+        read, write = driver._read_timeout, driver._write_timeout
+        if None not in (read, write) and keep_timeouts(driver._sock, read, write):
+            driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # as the socket has
+            driver._rfile.close()
+            driver._rfile = reader(driver._sock)
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
         settings = repr(sorted(sslp.items()))

@@ -21,6 +21,7 @@ from toc.local.resp import Refused
 from toc.local.servers import RedisServer
 from toc.queue.calls import IndexFull, ReplyLost
 from toc.queue.messages import Peek, Prepared, PrepareRequest
+from toc.queue.nodes import FRESH_SECONDS
 from toc.queue.queues import Queues
 from toc.queue.scores import fence
 from toc.topic import Slot
@@ -159,7 +160,21 @@ def test_connections_that_the_server_closed_while_idle_go_unnoticed(
 ) -> None:
     queues.add({SLOT: [(1, 1.0)]})
     server.call("CLIENT", "KILL", "TYPE", "normal")
+    time.sleep(2 * FRESH_SECONDS)
     assert [job_id for job_id, _ in take(queues).entries] == [1]
+
+
+def test_a_connection_that_was_in_use_a_moment_ago_is_trusted(queues: Queues, server: RedisServer) -> None:
+    """It is not asked whether it stands: a prepare may learn that it does not, others are sent again."""
+    queues.add({SLOT: [(1, 1.0)]})
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
+    take(queues, limit=1)
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    with contextlib.suppress(ReplyLost):  # surely, if not more than FRESH_SECONDS went by
+        take(queues, limit=1)
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    assert [job_id for job_id, _ in take(queues).entries] in ([], [2]), "one that broke: the others are asked"
 
 
 @pytest.fixture

@@ -1,0 +1,58 @@
+"""Time-outs that the kernel keeps."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from toc.sockets import keep_timeouts, reader
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, other = socket.socketpair()
+    with ours, other:
+        yield ours, other
+
+
+def test_a_read_of_a_silent_peer_ends(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, _ = pair
+    assert keep_timeouts(ours, 0.05, 5)
+    assert ours.gettimeout() is None, "Python waits for nothing itself"
+    began = time.monotonic()
+    with pytest.raises(BlockingIOError):
+        ours.recv(1)
+    assert 0.04 < time.monotonic() - began < 3
+
+
+def test_a_write_to_a_peer_that_reads_nothing_ends(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, _ = pair
+    assert keep_timeouts(ours, 5, 0.05)
+    with pytest.raises(BlockingIOError):
+        ours.sendall(bytes(1 << 24))
+
+
+def test_a_file_of_what_is_received(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, other = pair
+    assert keep_timeouts(ours, 0.05, 5)
+    file = reader(ours)
+    other.sendall(b"abcdef")
+    assert file.read(4) == b"abcd"
+    with pytest.raises(TimeoutError):
+        file.read(4)  # an answer that is cut off is no short answer
+    file.close()
+
+
+def test_tls_keeps_pythons_own_time_outs(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, _ = pair
+    ours.settimeout(0.05)
+    secure = ssl.create_default_context().wrap_socket(
+        ours, server_hostname="toc.test", do_handshake_on_connect=False
+    )
+    with secure:
+        assert not keep_timeouts(secure, 1, 1)
+        assert secure.gettimeout() == 0.05
