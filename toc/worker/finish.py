@@ -31,7 +31,7 @@ log = get_logger(__name__)
 IDLE_SECONDS = 3600.0
 RETRY_SECONDS = 0.5
 """Pause before rows or entries are written again after their server failed."""
-GATHER_SECONDS = 0.003
+GATHER_SECONDS = 0.006
 """The least time from one flush to the next. What ends within it is written together: the statements of
 a flush cost several times what their rows cost, and nobody waits for a finish."""
 FLUSH_LIMIT = 2000
