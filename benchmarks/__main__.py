@@ -45,6 +45,8 @@ def main() -> int:
     if not only or "rerun" in only:
         warn(f"[{time.monotonic() - began:4.0f} s] kill -9 in a handler, all at once")
         for entry, result in zip(entries, _reruns(entries, sizes), strict=True):
+            if runs[entry.name] and "cannot" in result:  # what was measured before stands
+                result = {"broke_off": result["cannot"]}
             for one in runs[entry.name] or [result]:
                 one.update(result)
             runs[entry.name] = runs[entry.name] or [result]
