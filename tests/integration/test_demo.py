@@ -73,7 +73,9 @@ def test_the_demo_runs_on_nothing_comes_out_right_and_leaves_nothing(
 ) -> None:
     report = demo(environment, tmp_path, "--count", 60, "--speed", 10)
     assert report["orders"] == 60
-    assert report["submitted"] == report["cancelled"] + report["fired"]
+    assert (
+        report["submitted"] <= report["cancelled"] + report["fired"] <= report["submitted"] + report["raced"]
+    )
     assert report["cancelled"] > 10
     assert report["fired"] > 10
     assert list(temporary.iterdir()) == []
@@ -89,14 +91,16 @@ def test_orders_from_a_file_come_out_as_the_file_says(environment: dict[str, str
     (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
     report = demo(environment, tmp_path, "--orders", "orders.csv", "--speed", 10)
     assert (report["orders"], report["submitted"]) == (70, 101)
-    assert (report["cancelled"], report["fired"]) == (31, 30 + 9 + 31)
+    assert abs(report["cancelled"] - 31) <= report["raced"]
+    assert abs(report["fired"] - (30 + 9 + 31)) <= report["raced"]
     assert report["stretched"] == 6  # 28:00 to 32:01: the margin is two and a half minutes of the orders
 
 
 @pytest.mark.skipif(not REAL_ORDERS.exists(), reason=f"there is no {REAL_ORDERS.name} beside the checkout")
 def test_every_real_order_comes_out_as_the_file_says(environment: dict[str, str], tmp_path: Path) -> None:
     report = demo(environment, tmp_path, "--orders", str(REAL_ORDERS), "--speed", 10)
-    assert (report["orders"], report["cancelled"]) == (1843, 1092)
+    assert report["orders"] == 1843
+    assert abs(report["cancelled"] - 1092) <= report["raced"]
 
 
 def test_the_demo_runs_on_configured_servers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from toc.demo.orders import (
     read_orders,
     synthetic_orders,
 )
-from toc.demo.report import Observed, Report, judge
+from toc.demo.report import RACE_SECONDS, Observed, Report, judge
 from toc.errors import InvalidInput
 from toc.task import CancelOutcome, TaskStatus
 
@@ -98,7 +99,7 @@ def test_deadlines_are_compressed_and_payments_keep_their_side_of_it(speed: floa
     assert offsets[1] == pytest.approx(min(length / 3, length - MIN_MARGIN))
     assert offsets[2:4] == [pytest.approx(length - MIN_MARGIN)] * 2
     assert offsets[4] == pytest.approx(length + MIN_MARGIN)
-    assert offsets[5] == pytest.approx(length + 10.0)
+    assert offsets[5] == pytest.approx(length + max(10.0 / speed, MIN_MARGIN))
     assert offsets[6] is None
     assert [closes[number].fires for number in range(len(paid))] == [False] * 4 + [True] * 3
     assert made.stretched == 3
@@ -143,12 +144,14 @@ LATE_NS = DUE_NS + 2_000_000
 
 def cancelled() -> Observed:
     deadline = Deadline("paid", CLOSE, 0, 1, 0.5, fires=False)
-    return Observed(deadline, DUE_MS, 1, DUE_NS - 1, CancelOutcome.CANCELLED, TaskStatus.CANCELLED)
+    asked, answered = DUE_NS - 150_000_000, DUE_NS - 120_000_000
+    return Observed(deadline, DUE_MS, 1, asked, answered, CancelOutcome.CANCELLED, TaskStatus.CANCELLED)
 
 
 def late_payment() -> Observed:
     deadline = Deadline("late", CLOSE, 0, 1, 1.5, fires=True)
-    return Observed(deadline, DUE_MS, 2, DUE_NS + 1, CancelOutcome.TOO_LATE, TaskStatus.PROCESSED)
+    asked, answered = DUE_NS + 1, DUE_NS + 2
+    return Observed(deadline, DUE_MS, 2, asked, answered, CancelOutcome.TOO_LATE, TaskStatus.PROCESSED)
 
 
 def confirmed() -> Observed:
@@ -177,6 +180,82 @@ def test_a_task_that_ran_again_because_its_worker_died_is_counted_apart_and_righ
     report = judge(seen, starts, {3: 1}, orders=3, stretched=0)
     assert report.right, report.problems
     assert (report.run_again, report.duplicates) == (1, 0)
+
+
+CANCELLED, MAY_HAVE_STARTED = CancelOutcome.CANCELLED, CancelOutcome.MAY_HAVE_STARTED
+TOO_LATE, UNKNOWN = CancelOutcome.TOO_LATE, CancelOutcome.UNKNOWN
+PROCESSED_ROW, CANCELLED_ROW = TaskStatus.PROCESSED, TaskStatus.CANCELLED
+
+
+def met(seen: Observed, answer: CancelOutcome, status: TaskStatus) -> Observed:
+    """As it is when the machine was slow: its cancel was under way when the deadline passed."""
+    if not seen.deadline.fires:
+        seen.cancel_issued_ns = DUE_NS - 1
+    seen.cancel_answered_ns = DUE_NS + 5
+    seen.cancel_outcome, seen.status = answer, status
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("which", "answer", "status", "began"),
+    [
+        (cancelled, MAY_HAVE_STARTED, CANCELLED_ROW, True),
+        (cancelled, MAY_HAVE_STARTED, CANCELLED_ROW, False),
+        (cancelled, TOO_LATE, PROCESSED_ROW, True),
+        (late_payment, MAY_HAVE_STARTED, CANCELLED_ROW, True),
+        (late_payment, MAY_HAVE_STARTED, CANCELLED_ROW, False),
+        (late_payment, CANCELLED, CANCELLED_ROW, False),
+    ],
+)
+def test_a_cancel_that_met_its_deadline_may_come_out_the_other_way_and_is_counted(
+    which: Callable[[], Observed], answer: CancelOutcome, status: TaskStatus, began: bool
+) -> None:
+    seen = met(which(), answer, status)
+    assert seen.job_id is not None
+    report = verdict(seen, starts={seen.job_id: [LATE_NS]} if began else {})
+    assert report.right, report.problems
+    assert report.raced == 1
+
+
+@pytest.mark.parametrize(
+    ("which", "answer", "status", "began", "counted"),
+    [
+        (cancelled, CANCELLED, CANCELLED_ROW, True, "handled_after_cancel"),
+        (cancelled, MAY_HAVE_STARTED, PROCESSED_ROW, True, "wrong"),
+        (cancelled, MAY_HAVE_STARTED, TaskStatus.PENDING, False, "lost"),
+        (cancelled, TOO_LATE, PROCESSED_ROW, False, "lost"),
+        (cancelled, TOO_LATE, CANCELLED_ROW, True, "wrong"),
+        (cancelled, UNKNOWN, CANCELLED_ROW, False, "wrong"),
+        (late_payment, CANCELLED, CANCELLED_ROW, True, "handled_after_cancel"),
+        (late_payment, CANCELLED, PROCESSED_ROW, True, "handled_after_cancel"),
+        (late_payment, MAY_HAVE_STARTED, PROCESSED_ROW, True, "wrong"),
+        (late_payment, UNKNOWN, PROCESSED_ROW, True, "wrong"),
+    ],
+)
+def test_what_a_cancel_that_met_its_deadline_answered_must_be_true(
+    which: Callable[[], Observed], answer: CancelOutcome, status: TaskStatus, began: bool, counted: str
+) -> None:
+    seen = met(which(), answer, status)
+    assert seen.job_id is not None
+    report = verdict(seen, starts={seen.job_id: [LATE_NS]} if began else {})
+    assert not report.right
+    assert getattr(report, counted) == 1
+    assert report.raced == 0
+
+
+def test_long_after_its_deadline_a_task_that_was_not_handled_is_lost_whatever_the_cancel_answers() -> None:
+    seen = met(late_payment(), CANCELLED, CANCELLED_ROW)
+    seen.cancel_issued_ns = DUE_NS + int(RACE_SECONDS * 1e9)
+    seen.cancel_answered_ns = seen.cancel_issued_ns + 1
+    report = verdict(seen, starts={})
+    assert (report.lost, report.wrong, report.raced) == (1, 1, 0)
+
+
+def test_a_driver_that_came_too_late_hides_no_handler_after_a_cancel() -> None:
+    seen = cancelled()
+    seen.cancel_issued_ns = seen.cancel_answered_ns = DUE_NS + 1
+    report = verdict(seen, starts={1: [LATE_NS]})
+    assert (report.driver_faults, report.handled_after_cancel) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def demo(
     """Watch a thousand orders: unpaid ones close, paid ones do not, delivered ones are confirmed.
 
     Needs nothing: it starts a private Redis, SQLite and a worker, and removes them at the end. Real cancels
-    race a real clock, and every outcome is checked. Ends with 0 only if all came out exactly right.
+    race a real clock, and every outcome is checked. Ends with 0 only if all came out right.
 
     Examples: toc demo
               toc demo --orders orders.csv --speed 10
@@ -166,6 +166,7 @@ def _print_report(report: Report, as_json: bool) -> None:
             "duplicates": report.duplicates,
             "run again after their worker died": report.run_again,
             "handled after a cancel": report.handled_after_cancel,
+            "cancels that met their deadline": report.raced,
             "otherwise wrong": report.wrong,
             "faults of the driver": report.driver_faults,
             "margins stretched": report.stretched,
@@ -176,7 +177,12 @@ def _print_report(report: Report, as_json: bool) -> None:
         say(f"wrong: {problem}")
     if len(report.problems) > 10:
         say(f"and {len(report.problems) - 10} more")
-    say("exactly right" if report.right else "NOT right")
+    if not report.right:
+        say("NOT right")
+    elif report.raced:
+        say(f"right; {report.raced} cancels met their deadline and came out the other way, as they may")
+    else:
+        say("exactly right")
 
 
 def dev(

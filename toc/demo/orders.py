@@ -26,7 +26,7 @@ COMPRESSED = 30.0
 MIN_MARGIN = 0.25
 """A payment is at least this many seconds of the run before or after its deadline: real clocks race."""
 LATE_CAP = 10.0
-"""A payment after the deadline, often days later, is tried at most this many seconds of the run after it."""
+"""A payment after the deadline, often days later, is tried at most this many seconds after it, at speed 1."""
 FAILOVER_MARGIN = 8.0
 """The least margin after the deadline on a cluster, whose hosts may be killed while it runs: their slots
 stand still until ZooKeeper has ended their session (2 s), and what they were running until PREPARE_TIMEOUT
@@ -139,6 +139,7 @@ def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MI
     if not SPEEDS[0] <= speed <= SPEEDS[1]:
         raise InvalidInput(f"--speed must be {SPEEDS[0]:g} to {SPEEDS[1]:g}, not {speed:g}")
     length = COMPRESSED / speed
+    late_cap = max(LATE_CAP / speed, late_margin)
     events = sum(1 + (order.paid_after is not None) + order.delivered for order in orders)
     window = max(length, events / EVENTS_PER_SECOND) / 2
     deadlines = []
@@ -151,7 +152,7 @@ def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MI
             if not order.closes:
                 moved = min(offset, length - MIN_MARGIN)
             else:
-                moved = min(max(offset, length + late_margin), length + LATE_CAP)
+                moved = min(max(offset, length + late_margin), length + late_cap)
             stretched += -MIN_MARGIN < offset - length < (late_margin if order.closes else MIN_MARGIN)
             cancel_at = start + moved
         deadlines.append(Deadline(order.order_id, CLOSE, start, start + length, cancel_at, order.closes))
@@ -159,4 +160,4 @@ def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MI
             begin = window + start
             deadlines.append(Deadline(order.order_id, CONFIRM, begin, begin + length, None, True))
     deadlines.sort(key=lambda deadline: deadline.submit_at)
-    return Plan(deadlines, stretched, 2 * window + length + LATE_CAP)
+    return Plan(deadlines, stretched, 2 * window + length + late_cap)

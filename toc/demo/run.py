@@ -180,6 +180,7 @@ def _cancel(center: TimeoutCenter, seen: Observed, submitted: Future[None]) -> N
     seen.cancel_issued_ns = time.time_ns()
     try:
         seen.cancel_outcome = center.cancel(seen.job_id)
+        seen.cancel_answered_ns = time.time_ns()
     except TocError as exc:
         seen.error = f"cancel: {exc}"
 
