@@ -28,12 +28,12 @@ from toc.metrics import WITHOUT_INDEX
 from toc.store.scan import DueRow, Position
 from toc.store.store import Store
 from toc.topic import Slot, Topic
+from toc.worker.agenda import MAX_UNWRITTEN
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.leases import LeaseKeeper
 from toc.worker.loop import Loop
-from toc.worker.poll import MAX_UNWRITTEN
 from toc.worker.slots import SlotBook
 from toc.worker.watch import IndexWatch
 

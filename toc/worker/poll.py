@@ -1,6 +1,6 @@
 """Poll: from due StoreQueue entries to checked entries in the dispatcher.
 
-The poller knows when each of its slots is due next and sleeps exactly until the earliest. Then one round trip
+The poller knows from its agenda when a slot is due next and sleeps exactly until then. Then one round trip
 per node takes what is due in all slots (prepare), one round trip per server reads the rows, and the rows
 decide what runs. It never asks Redis whether something is due: a wake-up message, or the slow peek of the
 reclaimer, tells it of entries that became due earlier.
@@ -21,38 +21,28 @@ from toc.handler import Handler
 from toc.log import get_logger
 from toc.metrics import ORPHANS, STALE, Step
 from toc.queue.calls import ReplyLost
-from toc.queue.messages import ExpiredRequest, Prepared, PrepareRequest
+from toc.queue.messages import ExpiredRequest, PrepareRequest
 from toc.queue.queues import Queues
 from toc.queue.scores import split
 from toc.store.store import Store
 from toc.task import TaskStatus, TryRow
 from toc.topic import Slot
+from toc.worker.agenda import Agenda
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import Entry, Held, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.leases import LeaseKeeper
 from toc.worker.loop import Loop
 from toc.worker.quarantine import Quarantine
-from toc.worker.resume import ResumeRate
-from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
+from toc.worker.slots import OwnedSlot, SlotBook
 
 log = get_logger(__name__)
 
-TAKE_LIMIT = 200
-"""Most entries that one prepare takes from one slot: it bounds how long the script holds the server."""
-ROUND_LIMIT = 400
-"""Most entries of one topic that one round takes: other topics wait while their rows are read."""
 IDLE_SECONDS = 60.0
 RETRY_MS = 500
 """Pause before a slot is tried again whose node did not answer, and before rows are read again."""
 NO_TIMEOUT = 10**9
 """Seconds: no entry is so old, so only those under the claim are listed."""
-MAX_UNWRITTEN = 5000
-"""Tries that have ended and are not written, beyond which nothing is taken: what runs twice after a crash,
-and memory, stay bounded when MySQL is slow or refuses writes."""
-BEHIND_LOOK_MS = 50
-PAUSED_LOOK_MS = 1000
-"""How often the poller looks whether a paused topic was resumed."""
 MOVING_MS = 50
 """When to look for an entry that was not held because a move of the try before it was under way."""
 RECONCILE_AFTER_MS = (0, 1000, 4000)
@@ -80,6 +70,7 @@ class Poller:
         self._clock = clock
         self._handlers = handlers
         self._book = book
+        self._agenda = Agenda(catalog=catalog, clock=clock, handlers=handlers, book=book, finisher=finisher)
         self._inflight = inflight
         self._finisher = finisher
         self.dispatcher: Dispatcher
@@ -95,14 +86,9 @@ class Poller:
         """Heap of entries that Redis's clock calls due and this machine's does not yet. Numbered: an id may
         wait twice, and entries have no order."""
         self._numbers = count()
-        self._due: list[tuple[int, Slot]] = []
-        """Heap of (due, slot); stale pairs are skipped when they surface."""
-        self._no_room: dict[Slot, int] = {}
-        """Slots that are due, since when; those that wait longest are served first."""
         self._reconcile: list[tuple[int, Slot]] = []
         self._let_go: set[Slot] = set()
         """Slots of entries that were let go before they started, told by other threads."""
-        self._resume = ResumeRate(clock)
         self._taking = True
         self._between = threading.Lock()
         self._prepare_step = Step("prepare")
@@ -163,8 +149,8 @@ class Poller:
             if not self._taking:
                 return self._until_next(now)
             self._settle_lost_replies(now)
-            requests = self._choose(now)
-            if requests and not self._take(requests) and self._no_room:
+            requests = self._agenda.choose(now, self.dispatcher)
+            if requests and not self._take(requests) and self._agenda.crowded:
                 return 0.0  # nothing that runs will make room for the others: go on with them
             return self._until_next(self._clock.now_ms())
 
@@ -174,39 +160,15 @@ class Poller:
             early, self._early = self._early, []
             for entry in early:
                 heapq.heappush(self._waiting, (entry.row.next_time, next(self._numbers), entry))
-        owned = self._book.owned
-        if None in news:
-            for member in owned.values():
-                self._look(member, news[None])
-        for slot, due in news.items():
-            if slot is not None and slot in owned:
-                self._look(owned[slot], due)
-        if self._no_room:
-            blocked, self._no_room = self._no_room, {}
-            for slot, due in blocked.items():
-                if slot in owned:
-                    self._look(owned[slot], due)
-
-    def _look(self, owned: OwnedSlot, due: int) -> None:
-        if due < owned.due:
-            owned.due = due
-            heapq.heappush(self._due, (owned.due, owned.slot))
-            if len(self._due) > 2 * len(self._book.owned) + 64:  # stale pairs that lie far ahead
-                self._due = [(o.due, o.slot) for o in self._book.owned.values() if o.due < NEVER]
-                heapq.heapify(self._due)
+        self._agenda.hear(news)
 
     def _until_next(self, now: int) -> float:
         if self._news or self._early or self._let_go:
             return 0.0
         times = []
         if self._taking:
-            while self._due:
-                due, slot = self._due[0]
-                owned = self._book.owned.get(slot)
-                if owned is not None and owned.due == due:
-                    times.append(due)
-                    break
-                heapq.heappop(self._due)
+            if (due := self._agenda.next_due()) is not None:
+                times.append(due)
             if self._reconcile:
                 times.append(self._reconcile[0][0])
         with self._lock:
@@ -219,47 +181,6 @@ class Poller:
         return min(max(wait, 0.0), IDLE_SECONDS)
 
     # --- choose
-
-    def _choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
-        """Which due slots to take from, and how many entries at most: no more than can be started soon."""
-        owned = self._book.owned
-        by_topic: dict[str, list[OwnedSlot]] = {}
-        while self._due and self._due[0][0] <= now:
-            due, slot = heapq.heappop(self._due)
-            member = owned.get(slot)
-            if member is None or member.due != due:
-                continue
-            by_topic.setdefault(slot.topic, []).append(member)
-        requests: list[tuple[OwnedSlot, PrepareRequest]] = []
-        topics = self._catalog.known()
-        behind = self._finisher.backlog > MAX_UNWRITTEN
-        for name, members in by_topic.items():
-            since = {member.slot: member.due for member in members}
-            for member in members:
-                member.due = NEVER  # until something is known
-            if behind:
-                for member in members:
-                    self._look(member, now + BEHIND_LOOK_MS)
-                continue
-            topic = topics.get(name)
-            if topic is None or topic.paused or name not in self._handlers:
-                for member in members:
-                    self._look(member, now + PAUSED_LOOK_MS)
-                continue
-            room = min(self.dispatcher.room(name), ROUND_LIMIT)
-            if topic.resume_rate:
-                mine = sum(slot.topic == name for slot in owned)
-                members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
-                for member in waiting:
-                    self._look(member, now + wait)
-            chosen, limit = _share(members, room)
-            if len(chosen) < len(members):
-                self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
-                self.dispatcher.want_room(name)
-            requests += [
-                (member, PrepareRequest(member.slot, limit, topic.retries, member.claim)) for member in chosen
-            ]
-        return requests
 
     # --- take
 
@@ -275,16 +196,13 @@ class Poller:
             result = results[owned.slot]
             if isinstance(result, IndexUnavailable):
                 failures.append(result)
-                self._look(owned, now + RETRY_MS)
+                self._agenda.look(owned, now + RETRY_MS)
                 if isinstance(result, ReplyLost):
                     for delay in RECONCILE_AFTER_MS:
                         heapq.heappush(self._reconcile, (now + delay, owned.slot))
                 continue
             taken += self._hold(owned, result.entries, result.redis_now_ms, before)
-            owned.full = len(result.entries) == limit
-            if owned.slot.topic in self._resume.topics:
-                self._resume.took(owned.slot, len(result.entries), result.next_due)
-            self._plan(owned, result, now)
+            self._agenda.took(owned, limit, result, now)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         if taken:
@@ -292,16 +210,6 @@ class Poller:
             self.check(taken)
         self._prepare_step.took(prepared, len(taken))  # after what is due has been handed over
         return len(taken)
-
-    def _plan(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
-        """When to look at the slot next."""
-        if result.next_due is None:
-            return
-        due = instant_of(result.next_due)
-        if due <= now:
-            # Due by our clock: either there is more, or Redis's clock is behind ours and says not yet.
-            due = now + max(due - result.redis_now_ms, 0)
-        self._look(owned, due)
 
     def _hold(
         self, owned: OwnedSlot, entries: Iterable[tuple[int, float]], taken: int, kept: float
@@ -449,23 +357,6 @@ class Poller:
         if found:
             log.info("entries_adopted", tasks=len(found))
             self.check(found)
-
-
-def _share(members: list[OwnedSlot], room: int) -> tuple[list[OwnedSlot], int]:
-    """The slots to take from now, of those that are due, and how many entries of each at most.
-
-    Where all that is due has room, every slot may give its full share. Otherwise few slots that are known to
-    be full give many each, rather than many slots few: a batch of one slot lies in few tables, and reading
-    and finishing cost by the table.
-    """
-    if room < 1:
-        return [], 0
-    limit = TAKE_LIMIT
-    if room < TAKE_LIMIT * len(members):
-        full = sum(member.full for member in members)
-        members = members[: max(1, room // TAKE_LIMIT) if 2 * full > len(members) else room]
-        limit = min(TAKE_LIMIT, room // len(members)) if members else 0
-    return members, limit
 
 
 def _fence(score: float) -> float:

@@ -11,7 +11,7 @@ from toc import NewTask, TaskStatus
 from toc.local.servers import MariaDB, RedisServer
 from toc.sharding import table_of_job
 from toc.topic import Slot
-from toc.worker.poll import TAKE_LIMIT, _share
+from toc.worker.agenda import TAKE_LIMIT, share
 from toc.worker.slots import OwnedSlot
 
 MOVED_MS = 3000
@@ -57,9 +57,9 @@ def test_a_worker_whose_handlers_are_all_busy_does_not_ask_for_more(
 def test_nothing_is_asked_of_a_full_slot_while_there_is_no_room() -> None:
     full = OwnedSlot(Slot("order.close", 0), 1, {})
     full.full = True
-    assert _share([full], 0) == ([], 0)
-    assert _share([full], 1) == ([full], 1)
-    assert _share([full], 10**6) == ([full], TAKE_LIMIT)
+    assert share([full], 0) == ([], 0)
+    assert share([full], 1) == ([full], 1)
+    assert share([full], 10**6) == ([full], TAKE_LIMIT)
 
 
 def _scripts_run(server: RedisServer) -> int:

@@ -1,0 +1,166 @@
+"""Agenda: when each slot is looked at next, and which of those that are due are served now.
+
+A slot is due when its first entry is, as far as the worker knows: a prepare tells what is left in it, a
+wake-up message or the slow peek of the reclaimer tells of entries that became due earlier. Of the slots that
+are due as many are served as their topic has room for; those that wait longest come first, and the others
+wait until the dispatcher says that there is room again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+
+from toc.catalog import TopicCatalog
+from toc.clock import Clock
+from toc.handler import Handler
+from toc.queue.messages import Prepared, PrepareRequest
+from toc.topic import Slot
+from toc.worker.dispatch import Dispatcher
+from toc.worker.finish import Finisher
+from toc.worker.resume import ResumeRate
+from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
+
+TAKE_LIMIT = 200
+"""Most entries that one prepare takes from one slot: it bounds how long the script holds the server."""
+ROUND_LIMIT = 400
+"""Most entries of one topic that one round takes: other topics wait while their rows are read."""
+MAX_UNWRITTEN = 5000
+"""Tries that have ended and are not written, beyond which nothing is taken: what runs twice after a crash,
+and memory, stay bounded when MySQL is slow or refuses writes."""
+BEHIND_LOOK_MS = 50
+PAUSED_LOOK_MS = 1000
+"""How often the poller looks whether a paused topic was resumed."""
+
+
+class Agenda:
+    """The due times of this worker's slots. Only the poller's thread uses it."""
+
+    def __init__(
+        self,
+        *,
+        catalog: TopicCatalog,
+        clock: Clock,
+        handlers: Mapping[str, Handler],
+        book: SlotBook,
+        finisher: Finisher,
+    ) -> None:
+        self._catalog = catalog
+        self._handlers = handlers
+        self._book = book
+        self._finisher = finisher
+        self._due: list[tuple[int, Slot]] = []
+        """Heap of (due, slot); stale pairs are skipped when they surface."""
+        self._no_room: dict[Slot, int] = {}
+        """Slots that are due, since when; those that wait longest are served first."""
+        self._resume = ResumeRate(clock)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether slots are due that their topics have no room for."""
+        return bool(self._no_room)
+
+    def hear(self, news: Mapping[Slot | None, int]) -> None:
+        """Slots (None: every slot) may hold something that is due at these instants. Begins a round."""
+        owned = self._book.owned
+        if None in news:
+            for member in owned.values():
+                self.look(member, news[None])
+        for slot, due in news.items():
+            if slot is not None and slot in owned:
+                self.look(owned[slot], due)
+        if self._no_room:
+            blocked, self._no_room = self._no_room, {}
+            for slot, due in blocked.items():
+                if slot in owned:
+                    self.look(owned[slot], due)
+
+    def look(self, owned: OwnedSlot, due: int) -> None:
+        """Look at a slot at ``due`` (ms), if not before."""
+        if due < owned.due:
+            owned.due = due
+            heapq.heappush(self._due, (owned.due, owned.slot))
+            if len(self._due) > 2 * len(self._book.owned) + 64:  # stale pairs that lie far ahead
+                self._due = [(o.due, o.slot) for o in self._book.owned.values() if o.due < NEVER]
+                heapq.heapify(self._due)
+
+    def next_due(self) -> int | None:
+        """When the next slot is due (ms); None when nothing is known to be."""
+        while self._due:
+            due, slot = self._due[0]
+            owned = self._book.owned.get(slot)
+            if owned is not None and owned.due == due:
+                return due
+            heapq.heappop(self._due)
+        return None
+
+    def choose(self, now: int, dispatcher: Dispatcher) -> list[tuple[OwnedSlot, PrepareRequest]]:
+        """Which due slots to take from, and how many entries at most: no more than can be started soon."""
+        owned = self._book.owned
+        by_topic: dict[str, list[OwnedSlot]] = {}
+        while self._due and self._due[0][0] <= now:
+            due, slot = heapq.heappop(self._due)
+            member = owned.get(slot)
+            if member is None or member.due != due:
+                continue
+            by_topic.setdefault(slot.topic, []).append(member)
+        requests: list[tuple[OwnedSlot, PrepareRequest]] = []
+        topics = self._catalog.known()
+        behind = self._finisher.backlog > MAX_UNWRITTEN
+        for name, members in by_topic.items():
+            since = {member.slot: member.due for member in members}
+            for member in members:
+                member.due = NEVER  # until something is known
+            if behind:
+                for member in members:
+                    self.look(member, now + BEHIND_LOOK_MS)
+                continue
+            topic = topics.get(name)
+            if topic is None or topic.paused or name not in self._handlers:
+                for member in members:
+                    self.look(member, now + PAUSED_LOOK_MS)
+                continue
+            room = min(dispatcher.room(name), ROUND_LIMIT)
+            if topic.resume_rate:
+                mine = sum(slot.topic == name for slot in owned)
+                members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
+                for member in waiting:
+                    self.look(member, now + wait)
+            chosen, limit = share(members, room)
+            if len(chosen) < len(members):
+                self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
+                dispatcher.want_room(name)
+            requests += [
+                (member, PrepareRequest(member.slot, limit, topic.retries, member.claim)) for member in chosen
+            ]
+        return requests
+
+    def took(self, owned: OwnedSlot, limit: int, result: Prepared, now: int) -> None:
+        """A prepare has taken this from a slot, ``limit`` entries at most: when to look at it next."""
+        owned.full = len(result.entries) == limit
+        if owned.slot.topic in self._resume.topics:
+            self._resume.took(owned.slot, len(result.entries), result.next_due)
+        if result.next_due is None:
+            return
+        due = instant_of(result.next_due)
+        if due <= now:
+            # Due by our clock: either there is more, or Redis's clock is behind ours and says not yet.
+            due = now + max(due - result.redis_now_ms, 0)
+        self.look(owned, due)
+
+
+def share(members: list[OwnedSlot], room: int) -> tuple[list[OwnedSlot], int]:
+    """The slots to take from now, of those that are due, and how many entries of each at most.
+
+    Where all that is due has room, every slot may give its full share. Otherwise few slots that are known to
+    be full give many each, rather than many slots few: a batch of one slot lies in few tables, and reading
+    and finishing cost by the table.
+    """
+    if room < 1:
+        return [], 0
+    limit = TAKE_LIMIT
+    if room < TAKE_LIMIT * len(members):
+        full = sum(member.full for member in members)
+        members = members[: max(1, room // TAKE_LIMIT) if 2 * full > len(members) else room]
+        limit = min(TAKE_LIMIT, room // len(members)) if members else 0
+    return members, limit
