@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -220,6 +221,34 @@ def test_a_wrong_topic_is_refused_and_nothing_is_written(
     assert says in toc.refused("topic", *words)
     assert toc.json("topic", "list") == before
     assert [each["name"] for each in before] == [topic]
+
+
+class Terminal(io.StringIO):
+    """A stderr that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_may_take_long_says_on_a_terminal_how_far_it_is_and_nowhere_else(
+    toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[tuple[list[str], str]] = [
+        (["doctor", "--json"], "looking for overdue tasks"),
+        (["topic", "show", topic, "--json"], "0 pending"),
+        (["rebuild", "--json"], "0 rows, 0 added"),
+        (["db", "upgrade"], "4 of 4 tables"),
+    ]
+    for words, text in commands:
+        if words[0] == "db":
+            monkeypatch.setenv("TOC_DATABASE_URLS", f"sqlite:///{tmp_path / 'new.db'}")
+        with monkeypatch.context() as patched:
+            patched.setenv("TERM", "xterm")
+            patched.setattr(sys, "stderr", terminal := Terminal())
+            toc(*words)
+        assert text in terminal.getvalue()
+        assert "%" in terminal.getvalue()
+        assert "%" not in toc(*words).err
 
 
 # --- tasks ------------------------------------------------------------------------------------------------

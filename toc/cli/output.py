@@ -47,14 +47,23 @@ def console() -> Console:
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[float, str], None]]:
     """A bar on stderr where that is a terminal, else nothing. Call it with the part that is done, 0 to 1, and
-    what there is to say; it begins with ``what``, and goes at the end."""
+    what there is to say; it begins with ``what``, and goes at the end. Something turns meanwhile."""
     if not sys.stderr.isatty():
         yield lambda _part, _text: None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    columns = (SpinnerColumn(), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(*columns, text, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=1.0)
         yield lambda part, text: progress.update(task, completed=part, description=text)
 
