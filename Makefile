@@ -38,9 +38,12 @@ servers: ## as root on Debian: install the servers that tests need; else say whi
 test: $(STAMP) servers check ## everything: servers, check, all tests
 	$(BIN)/pytest -n 2 --dist loadfile  # most tests wait; each of the two has servers of its own
 
-SECURED := tests/integration/system tests/contract tests/integration/coordination \
-	tests/integration/queue/test_transitions.py tests/integration/queue/test_wake.py
-secured: $(STAMP) servers ## tests of the system, ZooKeeper and the scripts over TLS, with the accounts of deploy/ alone
+# Not among them: what starts servers of its own to break, cut off or mistrust them (the rest of integration/queue,
+# test_backup, test_local_servers, test_demo, ...); test_tls, whose servers are secured in any case.
+SECURED := tests/integration/system tests/contract tests/integration/coordination tests/integration/store \
+	tests/integration/queue/test_transitions.py tests/integration/queue/test_wake.py \
+	tests/integration/queue/test_strays.py tests/integration/test_cli.py tests/integration/test_doctor.py
+secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with the accounts of deploy/ alone
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each

@@ -30,6 +30,9 @@ from toc.topic import Slot, Topic, check_topic_name
 if TYPE_CHECKING:
     from toc.store.migrate import Migrator
 
+_TABLES_COUNTED = 16
+"""Neighbours in number lie on different servers, so all of them work on it."""
+
 
 class UnknownTask(TocError):
     """No task has that job_id."""
@@ -67,9 +70,37 @@ def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
     return alter_topic(store, name, {"paused": False, "resume_rate": rate, "resumed_at": now_ms})
 
 
-def tasks_under_former_slots(store: Store, topic: Topic) -> int:
-    """How many pending tasks keep slots of a former slot_amount in use. Reads every pending row."""
-    return store.count_stamped_above(topic.biz_type, topic.slot_amount) if topic.former_slots else 0
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """How many pending tasks keep each slot_amount, in so many ``tables`` of ``of``."""
+
+    tasks: Mapping[int, int]
+    tables: int
+    of: int
+
+
+def pending_by_slots(
+    store: Store,
+    topic: Topic,
+    *,
+    seconds: float | None = None,
+    progress: Callable[[float, str], None] = lambda _part, _text: None,
+) -> Stamped:
+    """How far a change of slot_amount has come: the slot_amounts that pending tasks were stamped with.
+
+    Reads every pending row, a few tables at a time, and begins no more of them after ``seconds``.
+    ``progress`` gets the part that is done (0 to 1) and what was found. Raises StoreUnavailable.
+    """
+    tables = sorted(table for tables in store.tables_of_server() for table in tables)
+    until = None if seconds is None else time.monotonic() + seconds
+    found: Counter[int] = Counter()
+    counted = 0
+    while counted < len(tables) and (until is None or not counted or time.monotonic() < until):
+        part = tables[counted : counted + _TABLES_COUNTED]
+        found += store.count_stamped(part, topic.biz_type)
+        counted += len(part)
+        progress(counted / len(tables), f"{found.total():,} pending")
+    return Stamped(dict(sorted(found.items())), counted, len(tables))
 
 
 # --- dead tasks -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from toc import admin
@@ -54,13 +54,21 @@ def exit_code(lines: Iterable[Line]) -> int:
     return 2 if Level.REFUSE in levels else 1 if Level.WARN in levels else 0
 
 
-def examine(center: TimeoutCenter) -> list[Line]:
-    """Everything that can be said, the worst first. Raises ConfigError where a setting makes no sense."""
+def examine(
+    center: TimeoutCenter, progress: Callable[[float, str], None] = lambda _part, _text: None
+) -> list[Line]:
+    """Everything that can be said, the worst first. Raises ConfigError where a setting makes no sense.
+
+    ``progress`` gets the part that is done (0 to 1) and what is looked at next: a server that does not answer
+    takes its time-out, and there are several looks at each.
+    """
     settings = center.settings
     settings.need_database_urls()
     settings.need_redis_url()
     lines = [Line(finding.level, "database", *finding[1:]) for finding in center.store.examine()]
+    progress(0.2, "looking at Redis")
     lines += [Line(finding.level, "redis", *finding[1:]) for finding in preflight.examine(center.queues)]
+    progress(0.4, "looking at topics and slots")
     try:
         topics = center.store.topics.list()
     except TocError as exc:
@@ -70,11 +78,13 @@ def examine(center: TimeoutCenter) -> list[Line]:
     peeks = center.queues.peek(slots)
     lines += _index_rights(center, peeks, lines)
     lines += _without_index(peeks)
+    progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
     if settings.zookeeper:
         lines += _cluster(center, settings.zookeeper, topics)
     else:
         lines += _alone(center, topics)
     lines += _topics(topics, peeks)
+    progress(0.8, "looking for overdue tasks")
     try:
         lines += _overdue(center, topics)
     except TocError as exc:

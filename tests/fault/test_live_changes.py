@@ -68,7 +68,7 @@ def test_all_that_can_be_changed_is_changed_under_load_and_nothing_is_lost_doubl
                 assert said["slot_amount"] == amount
             if amount == 8:
                 shown = json.loads(run(f"toc topic show {TOPICS[0]} --json"))
-                assert (shown["former_slots"], shown["tasks_under_former_slots"] > 0) == (16, True)
+                assert (shown["former_slots"], shown["pending_by_slots"]["16"] > 0) == (16, True)
                 for job_id in distant:
                     client.cancel(job_id)
             else:

@@ -96,7 +96,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
             run(undrain)
             cluster.wait(lambda: cluster.even() and cluster.owned("host2") > 0, "it has slots again")
 
-        with cluster.timed("Double the slots of a topic") as (show, alter, slots):
+        with cluster.timed("Double the slots of a topic") as (show, alter, slots, count):
             assert "8" in run(show)
             run(alter)
             named = slots.replace("order.close", TOPIC)
@@ -104,6 +104,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
                 lambda: sum(row["owner"] is not None for row in cluster.json(named)) == 16,
                 "each new slot has an owner",
             )
+            assert re.search(r"^pending by slots +.* under ", run(count), re.MULTILINE)
 
         with cluster.timed("Find out why tasks are late") as (slots, show, resume, workers, intents, *rest):
             undrain, doctor = rest

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from toc import Settings, TimeoutCenter, Topic
+from toc.admin import pending_by_slots
 from toc.queue.calls import Call, Calls
 from toc.queue.queues import Queues
 from toc.store.server import Statement
@@ -56,7 +57,7 @@ def read_final(center: TimeoutCenter) -> Final:
     index: dict[int, list[Place]] = {}
     for topic in topics.values():
         # A lowered slot_amount leaves slots beyond the present ones.
-        amount = max({topic.slot_amount, *center.store.stamped_amounts(topic.biz_type)})
+        amount = max([topic.slot_amount, *pending_by_slots(center.store, topic).tasks])
         for number in range(amount):
             for job_id, place in _entries(center.queues, Slot(topic.name, number)):
                 index.setdefault(job_id, []).append(place)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -134,7 +136,7 @@ def test_a_topic_is_created_with_every_policy_and_shown(toc: Toc) -> None:
         "resume_rate": None,
         "resumed_at": None,
     }
-    assert toc.json("topic", "show", "order.remind") == made
+    assert made.items() <= toc.json("topic", "show", "order.remind").items()
     assert toc.json("topic", "list") == [made]
     assert "order.remind" in toc.ok("topic", "list")
 
@@ -149,6 +151,40 @@ def test_topics_are_altered_paused_and_resumed(toc: Toc, topic: str) -> None:
     assert (said["topic"], said["changes"]) == (topic, "paused=True")
     assert toc.json("topic", "show", topic)["paused"] is True
     assert toc.json("topic", "resume", topic)["paused"] is False
+
+
+def test_show_tells_how_many_pending_tasks_keep_each_number_of_slots(
+    toc: Toc, topic: str, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown() -> dict[str, int]:
+        found = toc.json("topic", "show", topic)
+        assert found["tables_counted"] == found["tables"] == Settings().tables
+        return found["pending_by_slots"]  # type: ignore[no-any-return]
+
+    assert shown() == {}
+    assert re.search(r"pending by slots +none$", toc.ok("topic", "show", topic), re.MULTILINE)
+    old = [center.submit(topic, biz_id=n, delay=3600) for n in range(9)]
+    assert "those that are pending keep theirs" in toc("topic", "alter", topic, "--slots", 8).err
+    center.catalog.refresh()
+    center.submit_many([NewTask(topic, biz_id=n, delay=3600) for n in range(40)])
+    assert shown() == {"4": 9, "8": 40}
+    assert re.search(
+        r"pending by slots +9 under 4, 40 under 8$", toc.ok("topic", "show", topic), re.MULTILINE
+    )
+    for job_id in old:
+        center.cancel(job_id)
+    assert shown() == {"8": 40}
+    toc.ok("topic", "alter", topic, "--slots", 2)
+    assert "8 are consumed until none of those is left" in toc.err
+    assert (toc.json("topic", "show", topic)["former_slots"], shown()) == (8, {"8": 40})
+
+    monkeypatch.setattr("toc.cli.topic.COUNT_SECONDS", 0)
+    monkeypatch.setattr("toc.admin._TABLES_COUNTED", 1)
+    part = toc.json("topic", "show", topic)
+    assert (part["tables_counted"], part["pending_by_slots"]["8"] < 40) == (1, True)
+    assert f"counted 1 of {part['tables']} tables" in toc.err
+    assert toc.json("topic", "show", topic, "--count")["pending_by_slots"] == {"8": 40}
+    assert toc.err == ""
 
 
 @pytest.mark.parametrize(
@@ -185,6 +221,34 @@ def test_a_wrong_topic_is_refused_and_nothing_is_written(
     assert says in toc.refused("topic", *words)
     assert toc.json("topic", "list") == before
     assert [each["name"] for each in before] == [topic]
+
+
+class Terminal(io.StringIO):
+    """A stderr that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_may_take_long_says_on_a_terminal_how_far_it_is_and_nowhere_else(
+    toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[tuple[list[str], str]] = [
+        (["doctor", "--json"], "looking for overdue tasks"),
+        (["topic", "show", topic, "--json"], "0 pending"),
+        (["rebuild", "--json"], "0 rows, 0 added"),
+        (["db", "upgrade"], "4 of 4 tables"),
+    ]
+    for words, text in commands:
+        if words[0] == "db":
+            monkeypatch.setenv("TOC_DATABASE_URLS", f"sqlite:///{tmp_path / 'new.db'}")
+        with monkeypatch.context() as patched:
+            patched.setenv("TERM", "xterm")
+            patched.setattr(sys, "stderr", terminal := Terminal())
+            toc(*words)
+        assert text in terminal.getvalue()
+        assert "%" in terminal.getvalue()
+        assert "%" not in toc(*words).err
 
 
 # --- tasks ------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from toc.cli.output import ago, most_urgent, table
 from toc.cli.top import _drawn, _reached
+from toc.cli.worker import WATCH_SPARE, _in_one_line
 from toc.top import Picture, TopicNow, WorkerNow
 
 SLOTS: list[dict[str, Any]] = [
@@ -49,6 +50,39 @@ def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
         assert record["owner"] in line
         assert str(record["waiting"]) in line
     assert "61234" in "".join(lines)
+
+
+MOVING: list[dict[str, Any]] = [
+    record
+    | {
+        "moving_to": None if number % 3 else "host2-0-5e6f7a8b",
+        "why": "pinned to host2-0-5e6f7a8b by somebody@a-machine-with-a-long-name"
+        if number % 2
+        else "balance",
+        "prepared": 12,
+        "error": None if number % 4 else "127.0.0.1:24257: no connection: Connection refused",
+    }
+    for number, record in enumerate(SLOTS)
+]
+
+
+@pytest.mark.parametrize("name", ["order.close", "order.confirmation", "order.confirmation.reminder.of.x"])
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_watched_slot_takes_one_line_and_its_ids_and_lateness_are_whole(width: int, name: str) -> None:
+    records = [record | {"slot": f"{name}_{number}"} for number, record in enumerate(MOVING)]
+    drawn, _ = table([_in_one_line(record) for record in records], width, WATCH_SPARE, cut="why")
+    lines = printed(drawn, width)
+    assert max(map(len, lines)) <= width
+    found = [[line for line in lines if f"{record['slot']} " in line] for record in records]
+    assert [len(each) for each in found] == [1] * len(records)
+    assert len(lines) <= len(records) + (2 if width == 80 else 4)
+    for [line], record in zip(found, records, strict=True):
+        assert record["owner"] in line
+    assert "61234" in found[0][0]
+    assert "127.0.0.1:2" in found[0][0]  # as much of it as there is room for
+    assert name != "order.close" or "1000" in found[0][0]
+    if width == 200:
+        assert "to host2-0-5e6f7a8b: balance" in found[6][0]
 
 
 def test_a_table_that_fits_no_terminal_is_printed_and_nothing_of_it_is_cut_off() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import typer
 
-from toc.cli.output import say, show
+from toc.cli.output import progress_bar, say, show
 from toc.cli.values import Json, load_settings
 
 app = typer.Typer(no_args_is_help=True, help="The schema of the task table, over every shard.")
@@ -22,11 +23,17 @@ def upgrade() -> None:
 
     settings = load_settings()
     began = time.monotonic()
-    migrator(settings).upgrade(
-        lambda server, database, done, tables, seconds: say(
-            f"{server} {database}: {done} of {tables} tables, {seconds:.1f} s"
-        )
-    )
+    with progress_bar("looking at every table") as bar:
+        databases: dict[str, None] = {}
+
+        def progress(server: str, database: str, done: int, tables: int, seconds: float) -> None:
+            databases[database] = None
+            text = f"{database}: {done} of {tables} tables"
+            bar((len(databases) - 1 + done / tables) / settings.databases, text)
+            if not sys.stderr.isatty():
+                say(f"{server} {text}, {seconds:.1f} s")
+
+        migrator(settings).upgrade(progress)
     took = time.monotonic() - began
     say(f"every shard is up to date: {settings.databases} databases, {settings.tables} tables, {took:.1f} s")
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import typer
 
-from toc.cli.output import say, show
+from toc.cli.output import progress_bar, say, show
 from toc.cli.values import Json, opened
 
 
@@ -19,8 +19,8 @@ def doctor(as_json: Json = False) -> None:
     from toc import doctor as doctors
     from toc.log import redact
 
-    with opened() as center:
-        lines = doctors.examine(center)
+    with opened() as center, progress_bar("looking at the databases") as progress:
+        lines = doctors.examine(center, progress)
     show(
         [
             {

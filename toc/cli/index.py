@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.output import say, show_one
+from toc.cli.output import progress_bar, say, show_one
 from toc.cli.values import Json, opened
 
 if TYPE_CHECKING:
     from toc.client import TimeoutCenter
-    from toc.sweep import SweepCounts
     from toc.topic import Topic
 
 
@@ -55,8 +51,12 @@ def rebuild(
 def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> None:
     from toc import admin
 
-    with _bar() as progress:
-        counts = admin.refill(center, topic=topic, progress=progress)
+    with progress_bar("rows") as progress:
+        counts = admin.refill(
+            center,
+            topic=topic,
+            progress=lambda part, seen: progress(part, f"{seen.rows:,} rows, {seen.added:,} added"),
+        )
     show_one(
         {"rows": counts.rows, "added": counts.added, "not_indexed": counts.failed},
         as_json=as_json,
@@ -64,21 +64,3 @@ def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> Non
     if counts.failed:
         say(f"{counts.failed} rows could not be indexed: Redis is out of reach in part; run it again")
         raise typer.Exit(4)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[float, SweepCounts], None]]:
-    """A progress bar on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _part, _counts: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("rows", total=1.0)
-
-        def show(part: float, counts: SweepCounts) -> None:
-            progress.update(task, completed=part, description=f"{counts.rows:,} rows, {counts.added:,} added")
-
-        yield show

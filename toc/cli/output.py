@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +44,30 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=200)
 
 
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[float, str], None]]:
+    """A bar on stderr where that is a terminal, else nothing. Call it with the part that is done, 0 to 1, and
+    what there is to say; it begins with ``what``, and goes at the end. Something turns meanwhile."""
+    if not sys.stderr.isatty():
+        yield lambda _part, _text: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    columns = (SpinnerColumn(), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(*columns, text, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=1.0)
+        yield lambda part, text: progress.update(task, completed=part, description=text)
+
+
 def show(
     records: Sequence[Mapping[str, Any]],
     *,
@@ -74,11 +99,13 @@ def table(
     spare: Sequence[str] = (),
     *,
     words: Collection[str] | None = None,
+    cut: str | None = None,
 ) -> tuple[Table, Sequence[str]]:
     """Records of like keys as a table, and which of the ``spare`` columns it lacks to fit into ``width``.
 
     Before any column goes, the lines do. Numbers stand to the right: all columns but ``words``, by default
-    those that have nothing but numbers. A value may be a styled Text.
+    those that have nothing but numbers. A value may be a styled Text. ``cut`` is a column of sentences that
+    end with an ellipsis where there is no room for them, so that a record takes one line.
     """
     from rich.table import Table
 
@@ -87,10 +114,14 @@ def table(
     for gap, sentence, left_out in [(3, _SENTENCE, spare[:0]), *wider, (1, _SENTENCE // 2, spare)]:
         keys = [key for key in texts if key not in left_out]
         room = {
-            key: max(_least_width(text, sentence) for text in [_title(key, narrow=gap == 1), *texts[key]])
+            key: max(
+                _least_width(text, sentence, whole=key != cut)
+                for text in [_title(key, narrow=gap == 1), *texts[key]]
+            )
             for key in keys
         }
-        fits = sum(room.values()) + gap * len(keys) < width
+        left = width - 1 - sum(room.values()) - gap * len(keys)
+        fits = left >= 0
         if fits:
             break
     if words is None:
@@ -99,15 +130,19 @@ def table(
         }
     else:
         numeric = set(keys) - set(words)
+    if fits and cut in room:
+        room[cut] = min(room[cut] + left, max(map(len, [_title(cut), *texts[cut]])))
     drawn = Table() if gap == 3 else Table(box=None, pad_edge=False, collapse_padding=gap == 1)
     for key in keys:
         # Where all fit, only sentences share what is left, and no id is torn apart.
-        fixed = fits and all(len(text) <= room[key] for text in texts[key])
+        fixed = key == cut or (fits and all(len(text) <= room[key] for text in texts[key]))
         drawn.add_column(
             _title(key),
             justify="right" if key in numeric else "left",
             width=room[key] if fixed else None,
-            overflow="fold",  # what has no room goes on in the next line; nothing is cut off
+            # else what has no room goes on in the next line; nothing is cut off
+            overflow="ellipsis" if key == cut else "fold",
+            no_wrap=key == cut,
         )
     for record in records:
         drawn.add_row(*(_shown(record[key]) for key in keys))
@@ -120,8 +155,10 @@ def _title(key: str, *, narrow: bool = False) -> str:
     return max(words, key=len) if narrow else " ".join(words)
 
 
-def _least_width(text: str, sentence: int) -> int:
-    """What a text needs not to be torn apart: its longest word, and so much if it is a sentence."""
+def _least_width(text: str, sentence: int, *, whole: bool) -> int:
+    """What a text needs: so much if it is a sentence, and its longest word, unless it may be cut off."""
+    if not whole:
+        return min(len(text), _SENTENCE // 2)
     return max([min(len(text), sentence), *map(len, text.split())])
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import print_json, say, show, show_one, topic_record
+from toc.cli.output import print_json, progress_bar, say, show, show_one, topic_record
 from toc.cli.values import Json, duration, opened, who, whole_seconds
 from toc.log import get_logger
 from toc.topic import Backoff, Topic, TopicType
+
+if TYPE_CHECKING:
+    from toc.admin import Stamped
+
+COUNT_SECONDS = 5
+"""`show` counts pending tasks no longer than this, unless it is told to."""
 
 app = typer.Typer(no_args_is_help=True, help="Create topics and change their policies.")
 
@@ -131,17 +137,41 @@ def list_topics(as_json: Json = False) -> None:
 
 
 @app.command("show")
-def show_topic(name: Name, as_json: Json = False) -> None:
-    """Show a topic with its policies, and how far a change of its slots has come."""
+def show_topic(
+    name: Name,
+    count: Annotated[
+        bool, typer.Option("--count", help=f"Count to the end, if it takes more than {COUNT_SECONDS} s.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a topic with its policies, and how far a change of its slots has come.
+
+    `pending by slots` tells how many pending tasks keep each number of slots: that under which they were
+    submitted. A change is over when all keep the present one. Where it takes more than 5 s to read them,
+    that is told of as many tables as were read by then.
+    """
     from toc import admin
 
     with opened() as center:
         topic = admin.get_topic(center.store, name)
-        record = topic_record(topic)
-        if topic.former_slots:
-            # pending tasks that slots from slot_amount on are kept for
-            record["tasks_under_former_slots"] = admin.tasks_under_former_slots(center.store, topic)
-        show_one(record, as_json=as_json)
+        with progress_bar("tables") as progress:
+            seconds = None if count else COUNT_SECONDS
+            found = admin.pending_by_slots(center.store, topic, seconds=seconds, progress=progress)
+    record = topic_record(topic)
+    if as_json:
+        counted = {"pending_by_slots": found.tasks, "tables_counted": found.tables, "tables": found.of}
+        print_json(record | counted)
+    else:
+        show_one(record | {"pending_by_slots": _amounts(found)}, as_json=False)
+    if found.tables < found.of:
+        say(
+            f"counted {found.tables} of {found.of} tables in {COUNT_SECONDS} s, so there may be more; "
+            "--count reads all"
+        )
+
+
+def _amounts(found: Stamped) -> str:
+    return ", ".join(f"{tasks} under {amount}" for amount, tasks in found.tasks.items()) or "none"
 
 
 @app.command()
@@ -183,10 +213,13 @@ def alter(
     with opened(account=True) as center:
         topic = admin.alter_topic(center.store, name, changes)
         _log_change(topic, changes)
-    if slots is not None and topic.former_slots:
+    if slots is not None:
+        rest = (
+            f"; {topic.former_slots} are consumed until none of those is left" if topic.former_slots else ""
+        )
         say(
-            f"new tasks go to {topic.slot_amount} slots; {topic.former_slots} are consumed until no task is "
-            f"pending that was submitted before: `toc topic show {name}` counts them"
+            f"new tasks go to {topic.slot_amount} slots, those that are pending keep theirs{rest}: "
+            f"`toc topic show {name}` counts them"
         )
     show_one(topic_record(topic), as_json=as_json)
 

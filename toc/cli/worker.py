@@ -28,6 +28,8 @@ SlotName = Annotated[
 ]
 
 SLOT_SPARE = ("state", "since", "dead", "next_due")
+WATCH_SPARE = (*SLOT_SPARE, "prepared", "waiting")
+"""On a terminal that is watched a slot has one line, so that as many as possible are seen."""
 
 
 def worker(
@@ -273,10 +275,21 @@ def _watch(center: TimeoutCenter, topic: str | None) -> None:
         while True:
             views = _slot_views(center, topic)
             seen = most_urgent(views, live.console.height - 5, _urgency)
-            lines = _slot_lines(center, seen)
-            drawn = table(lines, live.console.width, SLOT_SPARE)[0] if lines else "no topics, so no slots"
+            lines = [_in_one_line(each) for each in _slot_lines(center, seen)]
+            drawn = (
+                table(lines, live.console.width, WATCH_SPARE, cut="why")[0]
+                if lines
+                else "no topics, so no slots"
+            )
             live.update(Group(drawn, and_more(len(views) - len(seen), "slots")), refresh=True)
             time.sleep(1)
+
+
+def _in_one_line(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of ``_slot_lines`` without columns that are seldom filled: ``why`` begins with theirs."""
+    going, error = record.pop("moving_to", None), record.pop("error", None)
+    words = [error, going and f"to {going}", record["why"]]
+    return record | {"why": ": ".join(word for word in words if word) or None}
 
 
 def _urgency(view: SlotView) -> tuple[int, bool]:

@@ -9,6 +9,7 @@ next_time) then serves the sweep (toc.store.scan), the list of the dead and the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -98,16 +99,6 @@ class Batches:
         parts = self._shards.each(self._shards.group(job_ids), read)
         return {row.job_id: row for part in parts for row in part}
 
-    def stamped_amounts(self, biz_type: int) -> set[int]:
-        """The slot_amounts that pending rows of a biz_type carry."""
-        results = self._scan(
-            range(self._shards.tables),
-            lambda _table, name: (
-                f"SELECT DISTINCT slot_amount FROM {name} WHERE status={PENDING} AND biz_type={biz_type:d}"
-            ),
-        )
-        return {row[0] for result in results for row in result.rows}
-
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
         """Those of the tables in which a pending row carries a larger slot_amount."""
         where = _above(biz_type, slot_amount)
@@ -116,13 +107,20 @@ class Batches:
         )
         return {row[0] for result in results for row in result.rows}
 
-    def count_stamped_above(self, biz_type: int, slot_amount: int) -> int:
-        """How many pending rows carry a larger slot_amount."""
+    def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
+        """How many pending rows of these tables carry each slot_amount."""
         results = self._scan(
-            range(self._shards.tables),
-            lambda _table, name: f"SELECT COUNT(*) FROM {name} WHERE {_above(biz_type, slot_amount)}",
+            tables,
+            lambda _table, name: (
+                f"SELECT slot_amount,COUNT(*) FROM {name} WHERE status={PENDING} AND biz_type={biz_type:d} "
+                "GROUP BY slot_amount"
+            ),
         )
-        return sum(row[0] for result in results for row in result.rows)
+        counts: Counter[int] = Counter()
+        for result in results:
+            for amount, count in result.rows:
+                counts[amount] += count
+        return counts
 
     # --- guarded changes -------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
@@ -273,10 +274,6 @@ class Store:
         """The job_ids of all rows that are meant now."""
         return self._selections.ids(wanted)
 
-    def stamped_amounts(self, biz_type: int) -> set[int]:
-        """The slot_amounts that pending rows of a biz_type carry. Reads every pending row, so not often."""
-        return self._batches.stamped_amounts(biz_type)
-
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
         """Those of the tables in which a pending row of a biz_type carries a larger slot_amount.
 
@@ -284,9 +281,12 @@ class Store:
         """
         return self._batches.stamped_above(tables, biz_type, slot_amount)
 
-    def count_stamped_above(self, biz_type: int, slot_amount: int) -> int:
-        """How many pending rows of a biz_type carry a larger slot_amount. Reads every pending row."""
-        return self._batches.count_stamped_above(biz_type, slot_amount)
+    def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
+        """How many pending rows of a biz_type carry each slot_amount, in these tables.
+
+        Reads every pending row of them, so give a few of many tables at a time.
+        """
+        return self._batches.count_stamped(tables, biz_type)
 
     # --- purging -------------------------------------------------------------------------------------------
 

@@ -384,9 +384,10 @@ def test_rows_of_larger_slot_amounts_are_those_pending_ones_of_the_topic(
     fresh_store.finish([(rows[3].job_id, 0)])
     tables = [table for tables in fresh_store.tables_of_server() for table in tables]
     for amount, count in ((8, 3), (16, 2), (32, 0)):
-        assert fresh_store.count_stamped_above(7, amount) == count
         assert len(fresh_store.stamped_above(tables, 7, amount)) in range(bool(count), count + 1)
-    assert fresh_store.stamped_amounts(7) == {16, 32}
+    assert fresh_store.count_stamped(tables, 7) == {16: 1, 32: 2}
     (table,) = fresh_store.stamped_above(tables, 8, 64)
+    assert fresh_store.count_stamped([table], 8) == {128: 1}
+    assert fresh_store.count_stamped([t for t in tables if t != table], 8) == {}
     assert fresh_store.stamped_above([t for t in tables if t != table], 8, 64) == set()
     assert fresh_store.stamped_above([table], 8, 128) == set()
