@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,7 +24,7 @@ from toc.demo.orders import (
 )
 from toc.demo.report import RACE_SECONDS, Observed, Report, judge
 from toc.errors import InvalidInput
-from toc.task import CancelOutcome, TaskStatus
+from toc.task import CancelOutcome, Dead, Task, TaskStatus
 
 HEADER = "order_id,status,purchased_at,approved_at,shipped_at,delivered_at,estimated_delivery\n"
 
@@ -302,3 +306,28 @@ def test_starts_that_should_not_be_or_are_missing_make_it_wrong(
     report = verdict(cancelled(), late_payment(), confirmed(), starts=starts)
     assert not report.right
     assert getattr(report, counted) == 1
+
+
+def test_who_practises_may_ask_a_handler_for_trouble_that_a_redrive_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOC_DEMO_HISTORY", str(tmp_path / "starts"))
+    monkeypatch.delitem(sys.modules, "toc.demo.app", raising=False)
+    app = importlib.import_module("toc.demo.app")
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    asked = {"die": "connection refused", "take": 20}
+    task = Task(7, CLOSE, 1, 990_001, TaskStatus.PENDING, datetime.now(UTC), asked, 1, 0)
+    for handle in (app.close_unpaid, app.confirm_receipt):
+        with pytest.raises(Dead, match="connection refused"):
+            handle(task)
+        assert slept == []
+        handle(task._replace(version=1))  # as a redrive leaves it
+        assert slept == [20]
+        handle(task._replace(attribute={}))
+        slept.clear()
+    history = History(tmp_path / "starts")
+    history.read()
+    assert len(history.starts[7]) == 6
+    app.center.close()
+    monkeypatch.delitem(sys.modules, "toc.demo.app")

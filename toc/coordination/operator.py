@@ -152,11 +152,22 @@ class Operator:
 def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
     """See Operator.slots."""
     wanted = read_intents(session, paths)
+    hosts = {member.worker_id: member.host for member in read_members(session, paths)}
+
+    def pinned(pin: Pin) -> str:
+        if hosts.get(pin.target, pin.target) in wanted.drains:
+            why_not = ", but that is drained"
+        elif pin.target not in hosts and pin.target not in hosts.values():
+            why_not = ", but that is not there"
+        else:
+            why_not = ""
+        return f"pinned to {pin.target} by {pin.by}{why_not}"
+
     return slot_rows(
         _read_assignment(session, paths),
         _read_claims(session, paths),
-        {member.worker_id: member.host for member in read_members(session, paths)},
-        pins={slot: f"pinned to {pin.target} by {pin.by}" for slot, pin in wanted.pins.items()},
+        hosts,
+        pins={slot: pinned(pin) for slot, pin in wanted.pins.items()},
         drains={host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()},
     )
 

@@ -154,15 +154,22 @@ def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_pinned_elsewher
     def at(host: str) -> bool:
         return slot in pair.running[host].claimed()[f"{host}-0"] and min(map(pair.load, pair.running)) >= 0
 
+    def reason(visit: Operator) -> str:
+        [row] = [row for row in visit.slots() if (row.topic, row.number) == slot]
+        return row.reason
+
     with pair.visit() as visit:
         visit.pin(slot, target, by="ann")
         pair.until(lambda: at("h2"))
         [pin] = visit.pins()
         assert (Slot(pin.topic, pin.number), pin.target, pin.by) == (slot, target, "ann")
-        [row] = [row for row in visit.slots() if (row.topic, row.number) == slot]
-        assert row.reason == f"pinned to {target} by ann"
+        assert reason(visit) == f"pinned to {target} by ann"
+        visit.drain("h2", by="bob")
+        pair.until(lambda: at("h1"))  # so the pin is not why it is there
+        assert reason(visit) == f"pinned to {target} by ann, but that is drained"
+        visit.pin(slot, "h3", by="ann")
+        assert reason(visit) == "pinned to h3 by ann, but that is not there"
         visit.pin(slot, "h1", by="bob")
-        pair.until(lambda: at("h1"))
         assert [pin.by for pin in visit.pins()] == ["bob"]
         assert visit.unpin(slot)
         assert not visit.unpin(slot)
