@@ -36,9 +36,15 @@ class Launch(Protocol):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """kazoo leaves sockets whose handshake failed to the garbage collector, whichever test that meets."""
     if secured.SECURED:
+        # kazoo leaves sockets whose handshake failed to the garbage collector, whichever test that meets.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <ssl.SSLSocket:ResourceWarning")
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        # Hundreds of processes are started, and each would compile all of toc again: two seconds of a core.
+        # What they compile goes to a place of its own, as nobody wants it in the tree.
+        bytecode = tempfile.mkdtemp(prefix="toc-bytecode-")
+        os.environ["PYTHONPYCACHEPREFIX"] = bytecode  # for the processes of xdist too, which start after this
+        config.add_cleanup(lambda: shutil.rmtree(bytecode, ignore_errors=True))
 
 
 @pytest.fixture(scope="session")
@@ -151,7 +157,7 @@ def no_leaked_threads() -> Iterator[None]:
     """After each test the threads are gone that it started."""
     before = set(threading.enumerate())
     yield
-    if not until(lambda: set(threading.enumerate()) <= before, 5):
+    if not until(lambda: set(threading.enumerate()) <= before, 30):
         left = sorted(thread.name for thread in set(threading.enumerate()) - before)
         pytest.fail(f"threads still running after the test: {', '.join(left)}")
 

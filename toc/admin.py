@@ -14,7 +14,7 @@ from toc.catalog import REFRESH_SECONDS
 from toc.client import TimeoutCenter
 from toc.config import Settings
 from toc.coordination.coordinator import SlotRow
-from toc.errors import IndexUnavailable, InvalidInput, StoreUnavailable, TocError, UnknownTopic
+from toc.errors import IndexUnavailable, InvalidInput, StoreUnavailable, UnknownTask, UnknownTopic
 from toc.intake import check_job_id
 from toc.queue.messages import Peek
 from toc.queue.queues import Queues
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 _TABLES_COUNTED = 16
 """Neighbours in number lie on different servers, so all of them work on it."""
-
-
-class UnknownTask(TocError):
-    """No task has that job_id."""
 
 
 # --- topics -------------------------------------------------------------------------------------------------

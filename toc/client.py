@@ -265,7 +265,7 @@ class TimeoutCenter:
         """All tasks of a biz_id that are kept, oldest first. Raises StoreUnavailable."""
         biz_type = None if topic is None else self.catalog.get(topic).biz_type
         rows = self.store.find(BizId.of(biz_id), biz_type)
-        return [self._task(row) for row in sorted(rows)]
+        return [self._task(row) for row in rows]
 
     # --- inside
 

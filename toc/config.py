@@ -48,6 +48,10 @@ _REDIS_HINT = (
     "redis://host:6379/0, rediss://..., unix:///path, redis+cluster://h1:p1,h2:p2 or "
     "redis+sentinel://h1:p1,h2:p2/service"
 )
+URL_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+"""What an option of a server's URL that is a flag may say, in lower case."""
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _ADDRESS = re.compile(r"(?:[^\s:/@\[\]]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _ZOOKEEPER = re.compile(r"(?:[^\s/@]+@)?[^\s,/@?]+(?:,[^\s,/@?]+)*(?:/[^\s,?]+)?(?:\?\S+)?")

@@ -101,6 +101,10 @@ class WrongShardConnection(InvalidInput):
 # --- the state of the system forbids it
 
 
+class UnknownTask(TocError):
+    """A command asks for a job_id that no row has."""
+
+
 class SchemaBehind(TocError):
     """At least one shard has not the schema that this code needs: run ``toc db upgrade``."""
 

@@ -180,14 +180,16 @@ def test_a_paused_process_comes_back_and_its_late_success_is_harmless(pair: Cont
 def test_ten_thousand_tasks_of_one_instant_start_within_seconds_and_cancelled_ones_do_not(
     pair: Contract,
 ) -> None:
-    due = datetime.now(UTC) + timedelta(seconds=12)
-    job_ids = pair.center.submit_many(
-        [NewTask("c.async", 40_000 + n, action_time=due) for n in range(10_000)]
-    )
-    cancelled = job_ids[::100]
-    for job_id in cancelled:
-        assert pair.center.cancel(job_id) is CancelOutcome.CANCELLED
-    assert datetime.now(UTC) < due, "the machine took too long to submit and to cancel"
+    for ahead in (6, 20, 80):  # all must be written, and some cancelled, before they are due
+        due = datetime.now(UTC) + timedelta(seconds=ahead)
+        job_ids = pair.center.submit_many(
+            [NewTask("c.async", 40_000 + n, action_time=due) for n in range(10_000)]
+        )
+        cancelled = job_ids[::100]
+        outcomes = {pair.center.cancel(job_id) for job_id in cancelled}
+        if datetime.now(UTC) < due:
+            break
+    assert outcomes == {CancelOutcome.CANCELLED}
     pair.wait(lambda: not any(pair.keys().values()), "all are handled")
     starts = _starts(pair)
     at = [starts[job_id][0]["at"] / 1e6 - ms(due) for job_id in job_ids if job_id not in set(cancelled)]

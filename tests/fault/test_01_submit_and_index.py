@@ -106,7 +106,7 @@ def test_a_worker_that_dies_between_rows_and_index_repeats_nothing_that_is_done(
         daemon = system.start(env={"TOC_FAILPOINT": name, "TOC_FAILPOINT_ONCE": str(once)})
     if name.startswith("reclaim"):  # which needs something to reclaim
         system.client.submit("test.sync", biz_id=9_000_000, delay=0.2, attribute={"die": 1})
-    assert until(lambda: once.exists() and once.read_text().endswith("\n"), 20), system.logs()
+    assert until(lambda: once.exists() and once.read_text().endswith("\n"), 60), system.logs()
     pid = int(once.read_text().split()[1])
     with system.recorder.fault("kill", pids=[pid], note=name):
         system.wait(lambda: f'"pid": {pid}, "exit_code": -9' in daemon.log.read_text(), "it is seen", 60)

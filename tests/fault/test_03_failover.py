@@ -77,7 +77,7 @@ def test_a_failover_by_sentinels_loses_and_doubles_nothing(
     master, replica = launch(RedisServer), launch(RedisServer)
     servers.replicate(replica, master)
     with Sentinel(tmp_path / "sentinel", master=master) as sentinel:
-        assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 20)
+        assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 60)
         system = build(sentinel.url)
         _lose_the_master(system, line, master, replica)
 

@@ -48,11 +48,11 @@ def test_every_passing_refusal_of_redis_is_outlived(
         with system.recorder.fault("redis_down", note="cannot save"):
             (redis.directory / "dump.rdb").mkdir()  # nothing can be renamed to that
             redis.call("BGSAVE")
-            assert until(lambda: info(redis, "persistence")["rdb_last_bgsave_status"] == "err", 10)
+            assert until(lambda: info(redis, "persistence")["rdb_last_bgsave_status"] == "err", 60)
             more(60)
             (redis.directory / "dump.rdb").rmdir()
             redis.call("BGSAVE")
-            assert until(lambda: info(redis, "persistence")["rdb_last_bgsave_status"] == "ok", 10)
+            assert until(lambda: info(redis, "persistence")["rdb_last_bgsave_status"] == "ok", 60)
         more(30)
         told += errors_told([redis])
         with system.recorder.fault("redis_down", note="loading"):

@@ -40,14 +40,18 @@ def test_sweeps_without_pause_double_nothing_and_revive_nothing(
         client.purge_dead(purged)
         counts["purged"] += len(purged)
 
+    def enough() -> bool:
+        return counts["rows swept"] > 5_000 and counts["redriven"] >= 5 and counts["purged"] >= 5
+
     client.submit_many(tasks(1500, ahead=(0.5, seconds), fail=0.3))
     doomed = [NewTask("test.doomed", n, 0.3 + seconds * n / 400) for n in range(400)]
     client.submit_many(doomed)
     with Load(client, rate=100, fail=0.2), _Loops([sweep, sweep, operate]) as loops:
         time.sleep(seconds)
+        system.wait(lambda: bool(loops.errors) or enough(), "each has met the others", 60)
     assert not loops.errors, loops.errors
     line.prove(
-        counts["rows swept"] > 5_000 and counts["redriven"] >= 5 and counts["purged"] >= 5,
+        enough(),
         ", ".join(f"{number:,} {what}" for what, number in sorted(counts.items())),
     )
     line.judge(system, within=5)

@@ -82,7 +82,7 @@ def test_a_daemon_whose_background_thread_dies_ends(
         system.start(processes=1, env=env, app=APP)
     (daemon,) = system.daemons
     try:
-        assert until(lambda: daemon.process.poll() is not None, 15)
+        assert until(lambda: daemon.process.poll() is not None, 60)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(daemon.process.pid, signal.SIGKILL)  # its processes would work on for a while

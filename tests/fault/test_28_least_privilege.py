@@ -89,7 +89,7 @@ def guarded_cluster(launch: Launch) -> RedisCluster:
         node.restart()
     for node in cluster.nodes:
         with redis_client(node.port, "admin") as client:
-            assert until(lambda: serves(client), 20)
+            assert until(lambda: serves(client), 60)
     return cluster
 
 

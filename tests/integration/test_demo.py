@@ -157,8 +157,8 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
         environment[name] = value
 
         words = ("submit", "order.close", "--biz-id", 5, "--delay", "100ms")
-        assert until(lambda: toc(environment, shop, *words).returncode == 0, 30)
-        assert until((shop / "closed-5").exists, 30)
+        assert until(lambda: toc(environment, shop, *words).returncode == 0, 60)
+        assert until((shop / "closed-5").exists, 60)
     finally:
         dev.send_signal(signal.SIGINT)
         assert dev.wait(60) == 0

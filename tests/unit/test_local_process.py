@@ -26,7 +26,7 @@ def test_a_process_runs_in_a_group_of_its_own_and_ends_when_told(tmp_path: Path)
     try:
         assert process.alive()
         assert os.getpgid(process.pid) == process.pid
-        assert until(lambda: tail(tmp_path / "log") == "up", 10)
+        assert until(lambda: tail(tmp_path / "log") == "up", 60)
     finally:
         process.stop(10)
     assert not process.alive()
@@ -47,11 +47,11 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pa
         "child = os.fork(); child and print(child, flush=True); time.sleep(600)"
     )
     process = Process.spawn([sys.executable, "-c", program], tmp_path / "log")
-    assert until(lambda: tail(tmp_path / "log").isdigit(), 10)
+    assert until(lambda: tail(tmp_path / "log").isdigit(), 60)
     child = Path("/proc", tail(tmp_path / "log"), "stat")
     process.stop(0.05)
     assert not process.alive()
-    assert until(lambda: not child.exists() or ") Z " in child.read_text(), 10)
+    assert until(lambda: not child.exists() or ") Z " in child.read_text(), 60)
 
 
 def test_a_stranger_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_process_started_to_die_with_its_parent_does_and_another_does_not(tmp_
         assert parent.stdout is not None
         numbers = [int(word) for word in parent.stdout.readline().split()]
         bound, free = Process(*numbers[:2]), Process(*numbers[2:])
-        assert until(lambda: tail(tmp_path / "log").count("up") == 2, 10)
+        assert until(lambda: tail(tmp_path / "log").count("up") == 2, 60)
         assert bound.alive()
         parent.kill()
         parent.wait()

@@ -23,7 +23,7 @@ from toc.cli.bulk import (
     selected,
 )
 from toc.cli.output import history_record, row_record, say, show, show_one
-from toc.cli.values import Biz, JobId, Json, Text, opened
+from toc.cli.values import Biz, JobId, Json, Text, job_number, opened
 from toc.errors import InvalidInput
 from toc.task import TaskStatus
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that ran out of tries.")
 
-JobIds = Annotated[list[int] | None, typer.Argument(metavar="[JOB_ID]...", help="Which tasks.")]
+JobIds = Annotated[list[str] | None, typer.Argument(metavar="[JOB_ID]...", help="Which tasks.")]
 
 
 @app.command("list")
@@ -66,10 +66,11 @@ def list_dead(
 
 
 @app.command("show")
-def show_dead(job_id: JobId, as_json: Json = False) -> None:
+def show_dead(wanted: JobId, as_json: Json = False) -> None:
     """Show everything that is kept about a task, with what each failed try raised."""
     from toc import admin
 
+    job_id = job_number(wanted)
     with opened() as center:
         row = admin.get_row(center.store, job_id)
         names = {each.biz_type: each.name for each in center.store.topics.list()}
@@ -79,7 +80,7 @@ def show_dead(job_id: JobId, as_json: Json = False) -> None:
 
 @app.command()
 def redrive(
-    job_ids: JobIds = None,
+    wanted: JobIds = None,
     topic: Topic = None,
     biz: Biz = None,
     text: Text = False,
@@ -102,6 +103,7 @@ def redrive(
 
     log = get_logger(__name__)
     filters = Filters(topic, biz, text, after, before, error)
+    job_ids = [job_number(one) for one in wanted or ()]
     _check(job_ids, filters, every, rate)
     with opened(account=True) as center:
         chosen = _chosen(center, job_ids, filters)
@@ -118,7 +120,7 @@ def redrive(
 
 @app.command()
 def purge(
-    job_ids: JobIds = None,
+    wanted: JobIds = None,
     topic: Topic = None,
     biz: Biz = None,
     text: Text = False,
@@ -143,6 +145,7 @@ def purge(
 
     log = get_logger(__name__)
     filters = Filters(topic, biz, text, after, before, error)
+    job_ids = [job_number(one) for one in wanted or ()]
     _check(job_ids, filters, every, rate)
     with opened(account=True) as center:
         chosen = _chosen(center, job_ids, filters)
@@ -163,23 +166,21 @@ def purge(
     _all_of_them(job_ids, counts["purged"])
 
 
-def _check(job_ids: list[int] | None, filters: Filters, every: bool, rate: float | None) -> None:
+def _check(job_ids: list[int], filters: Filters, every: bool, rate: float | None) -> None:
     filtered = bool(filters.given())
     if bool(job_ids) == (filtered and every) or every != filtered:
         raise InvalidInput("give JOB_IDs, or --topic NAME (or another filter) together with --all")
     check_rate(rate)
 
 
-def _chosen(center: TimeoutCenter, job_ids: list[int] | None, filters: Filters) -> Sequence[int]:
-    from toc.intake import check_job_id
-
+def _chosen(center: TimeoutCenter, job_ids: list[int], filters: Filters) -> Sequence[int]:
     if job_ids:
-        rows = center.store.read([check_job_id(job_id) for job_id in job_ids])
+        rows = center.store.read(job_ids)
         return [job_id for job_id, row in rows.items() if row.status == TaskStatus.DEAD]
     return center.store.ids(selected(center, TaskStatus.DEAD, filters))
 
 
-def _all_of_them(job_ids: list[int] | None, done: int) -> None:
+def _all_of_them(job_ids: list[int], done: int) -> None:
     """Say so, and end with 1, where ids were given that nothing was done to."""
     if job_ids and done < len(set(job_ids)):
         say(f"{len(set(job_ids)) - done} of them are not dead, or not known, and were left alone")

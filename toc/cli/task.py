@@ -11,7 +11,19 @@ import typer
 
 from toc.cli.bulk import Account, DryRun, Filters, Rate, Yes, check_rate, confirm, selected
 from toc.cli.output import history_record, print_json, row_record, say, show, show_one, task_record
-from toc.cli.values import Biz, JobId, Json, Text, attribute, biz_id, duration, instant, opened
+from toc.cli.values import (
+    Biz,
+    JobId,
+    Json,
+    MaybeJobId,
+    Text,
+    attribute,
+    biz_id,
+    duration,
+    instant,
+    job_number,
+    opened,
+)
 from toc.errors import InvalidInput, NaiveDatetime, NotInFuture
 from toc.task import TaskStatus
 from toc.tracing import is_traced, trace_id
@@ -63,13 +75,14 @@ def submit(
         print(job_id)
 
 
-def get(job_id: JobId, as_json: Json = False) -> None:
+def get(wanted: JobId, as_json: Json = False) -> None:
     """Show one task.
 
     Example: toc get 894573895733248
     """
     from toc import admin
 
+    job_id = job_number(wanted)
     with opened() as center:
         row = admin.get_row(center.store, job_id)
         topic = center.catalog.of_type(row.biz_type)
@@ -110,7 +123,7 @@ def find(
 
 
 def cancel(
-    job_id: Annotated[int | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")] = None,
+    wanted: MaybeJobId = None,
     topic: Annotated[
         str | None,
         typer.Option(help="With --biz-id: every task of it on this topic. With --all: every task."),
@@ -134,6 +147,7 @@ def cancel(
     from toc.log import get_logger
 
     log = get_logger(__name__)
+    job_id = None if wanted is None else job_number(wanted)
     one = _is_one(job_id, topic, biz, every)
     check_rate(rate)
     with opened(account=not one) as center:
@@ -177,7 +191,7 @@ def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: b
 
 
 def reschedule(
-    job_id: Annotated[int | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")] = None,
+    wanted: MaybeJobId = None,
     delay: Annotated[
         str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")
     ] = None,
@@ -206,6 +220,7 @@ def reschedule(
     """
     if (delay is None) == (action_time is None):
         raise InvalidInput("give --delay or --action-time")
+    job_id = None if wanted is None else job_number(wanted)
     one = _is_one(job_id, topic, biz, every)
     check_rate(rate)
     with opened(account=not one) as center:

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toc.clock import to_ms
-from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime
+from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime, shown
+from toc.sharding import valid_job_id
 
 if TYPE_CHECKING:
     from toc.client import TimeoutCenter
     from toc.config import Settings
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
-JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The number that submit returned.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB_ID", help="The number that submit returned.")]
+MaybeJobId = Annotated[str | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")]
 Biz = Annotated[
     str | None,
     typer.Option("--biz-id", metavar="ID", help="Usually the order's id: digits are a number, else a text."),
@@ -32,6 +34,7 @@ Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text ev
 
 _DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_JOB_ID = re.compile(r"[0-9]{1,19}")
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 
 
@@ -76,6 +79,17 @@ def moment(text: str, now_ms: int) -> int:
     if at.tzinfo is None:
         raise NaiveDatetime(f"{text!r} has no time zone; append Z or an offset such as +01:00")
     return max(0, to_ms(at))
+
+
+def job_number(text: str) -> int:
+    """A job_id. Raises InvalidInput."""
+    number = int(text) if _JOB_ID.fullmatch(text) else 0
+    if not valid_job_id(number):
+        raise InvalidInput(
+            f"{shown(text)} is not a job_id: that is the number which `toc submit` prints; "
+            "`toc find --biz-id ID` lists the tasks of a biz_id with theirs"
+        )
+    return number
 
 
 def biz_id(text: str, *, as_text: bool) -> int | str:

@@ -21,11 +21,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
+from toc.config import URL_FLAGS
 from toc.errors import ConfigError
 
 _PATH_OPTIONS = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"})
 _TEXT_OPTIONS = _PATH_OPTIONS | {"ssl_password", "ssl_cert_reqs"}
-_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _EXAMPLE = "redis://host:6379, redis+cluster://h1:p1,h2:p2 or redis+sentinel://h1:p1,h2:p2/service"
 
 
@@ -163,8 +163,8 @@ def _tls_options(query: dict[str, str]) -> dict[str, Any]:
         if not Path(options[name]).exists():
             raise ConfigError(f"TOC_REDIS_URL names {name}={options[name]}, which is not there")
     if "ssl_check_hostname" in query:
-        flag = query.pop("ssl_check_hostname").lower()
-        if flag not in _FLAGS:
+        flag = URL_FLAGS.get(query.pop("ssl_check_hostname").lower())
+        if flag is None:
             raise ConfigError("ssl_check_hostname in TOC_REDIS_URL must be true or false")
-        options["ssl_check_hostname"] = _FLAGS[flag]
+        options["ssl_check_hostname"] = flag
     return options

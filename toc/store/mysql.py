@@ -16,6 +16,7 @@ from pymysql.constants import CLIENT
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
+from toc.config import URL_FLAGS
 from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import keep_timeouts, reader
 from toc.store.server import Duplicate, Lost, Result, Server, Statement, Transient
@@ -33,7 +34,6 @@ _DUPLICATE = 1062
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
 _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
-_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 _ANSWER_SECONDS = 0.0001
 _MOST_ANSWER_SECONDS = 0.003
@@ -112,9 +112,9 @@ def _options(url: URL) -> dict[str, Any]:
         if name in _QUERY:
             options[name] = value
         elif name in _QUERY_FLAGS:
-            if value.lower() not in _FLAGS:  # what is mistyped must not turn a check off
+            if value.lower() not in URL_FLAGS:  # what is mistyped must not turn a check off
                 raise ConfigError(f"{where} can be true or false")
-            options[name] = _FLAGS[value.lower()]
+            options[name] = URL_FLAGS[value.lower()]
         elif name != "charset":  # always utf8mb4
             raise ConfigError(f"{where} is not known")
     if "ssl_ca" in options:

@@ -139,14 +139,14 @@ class Store:
         return self._batches.read([job_id]).get(job_id)
 
     def find(self, biz: BizId, biz_type: int | None = None) -> list[TaskRow]:
-        """All rows of a biz_id, of one biz_type or of all, soonest action_time first."""
+        """All rows of a biz_id, of one biz_type or of all, oldest first."""
         table = biz.crc % self._shards.tables
         server = self._shards.server_of[table]
         where = f"biz_id={biz.number:d}" + ("" if biz_type is None else f" AND biz_type={biz_type:d}")
         where += " AND biz_key IS NULL" if biz.key is None else " AND biz_key=%s"
         select = f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {where}"
         rows = sql.task_rows(server.run([Statement(select, () if biz.key is None else (biz.key.encode(),))]))
-        return sorted(rows, key=lambda row: (row.action_time, row.job_id))
+        return sorted(rows)
 
     def cancel(self, job_id: int) -> tuple[bool, TaskRow | None]:
         """Cancel a pending task. Returns whether this call did it, and the row as it was before.

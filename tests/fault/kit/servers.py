@@ -41,10 +41,10 @@ def replicate(replica: RedisServer, master: RedisServer) -> None:
         server.call("CONFIG", "SET", "repl-diskless-sync-delay", 0)  # it need not wait for more replicas
         server.call("CONFIG", "SET", "shutdown-timeout", 0)  # nor at its end for those that lag
     replica.call("REPLICAOF", "127.0.0.1", master.port)
-    assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 20), "no link"
-    assert until(lambda: caught_up(replica, master), 20), "the replica lags"
+    assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 60), "no link"
+    assert until(lambda: caught_up(replica, master), 60), "the replica lags"
     # While it writes what it was sent into a first append-only file, it ignores SIGTERM.
-    assert until(lambda: info(replica, "persistence")["aof_rewrite_in_progress"] == "0", 20)
+    assert until(lambda: info(replica, "persistence")["aof_rewrite_in_progress"] == "0", 60)
 
 
 def caught_up(replica: RedisServer, master: RedisServer) -> bool:
@@ -62,7 +62,7 @@ def pause_replication(replica: RedisServer) -> None:
 def promote(replica: RedisServer) -> None:
     """Make a replica the master of what it has."""
     replica.call("REPLICAOF", "NO", "ONE")
-    assert until(lambda: info(replica, "replication")["role"] == "master", 10)
+    assert until(lambda: info(replica, "replication")["role"] == "master", 60)
 
 
 def wipe(server: RedisServer) -> None:
@@ -123,9 +123,9 @@ def cluster_replica(master: RedisServer, directory: Path) -> Iterator[RedisServe
     config = ["cluster-enabled yes", "cluster-node-timeout 1000", f"cluster-port {free_port()}"]
     with RedisServer(directory, config=config) as replica:
         replica.call("CLUSTER", "MEET", "127.0.0.1", master.port, master.kept_port("bus"))
-        assert until(lambda: node_id in str(replica.call("CLUSTER", "NODES")), 10)
+        assert until(lambda: node_id in str(replica.call("CLUSTER", "NODES")), 60)
         replica.call("CLUSTER", "REPLICATE", node_id)
-        assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 20)
+        assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 60)
         yield replica
 
 
@@ -176,7 +176,7 @@ class Reshard:
             views[:] = [self._view(node) for node in self.nodes]
             return all(view == views[0] for view in views)
 
-        assert until(agree, 20)
+        assert until(agree, 60)
         for node_id, (_, *spans) in views[0].items():
             for span in spans:
                 first, _, last = span.partition("-")

@@ -44,7 +44,7 @@ class Cluster:
         return Operator(self.address, cluster=self.cluster)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline
             for host, coordinator in self.running.items():
@@ -117,7 +117,7 @@ def test_a_slot_that_nobody_handles_is_shown_as_unassigned(pair: Cluster) -> Non
 
 
 def test_a_drained_host_gives_all_its_slots_away_and_gets_them_back_when_undrained(pair: Cluster) -> None:
-    before = time.time() * 1000
+    before = int(time.time() * 1000)
     with pair.visit() as visit:
         visit.drain("h1", by="ann")
         pair.until(lambda: pair.load("h1") == 0 and pair.load("h2") == 12)
@@ -236,7 +236,7 @@ def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair:
     with pair.visit() as visit:
         visit.drain("h1", by="ann")
         stays = pair.running["h1"]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while stays.desired()["h1-0"]:
             assert time.monotonic() < deadline
             stays.wait(0.02)

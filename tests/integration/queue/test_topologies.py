@@ -196,7 +196,7 @@ def test_a_promoted_replica_of_a_cluster_is_found(launch: Launch, tmp_path: Path
     victim = servers.nodes[0]
     with cluster_replica(victim, tmp_path / "replica") as replica:
         queues.add({slot: [(1, 1.0)] for slot in SLOTS})
-        assert until(lambda: caught_up(replica, victim), 10)
+        assert until(lambda: caught_up(replica, victim), 60)
         victim.kill()
         assert until(
             lambda: not any(isinstance(peek, IndexUnavailable) for peek in queues.peek(SLOTS).values()), 30
@@ -211,15 +211,15 @@ def test_a_promoted_replica_of_a_cluster_is_found(launch: Launch, tmp_path: Path
 def test_after_a_failover_the_new_master_is_asked_of_the_sentinels(launch: Launch, tmp_path: Path) -> None:
     master = launch(RedisServer)
     replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
-    assert until(lambda: "master_link_status:up" in str(replica.call("INFO", "replication")), 20)
+    assert until(lambda: "master_link_status:up" in str(replica.call("INFO", "replication")), 60)
     with Sentinel(tmp_path / "sentinel", master=master) as sentinel:
-        assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 20)
+        assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 60)
         queues = Queues(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main")
         assert queues.add({SLOTS[0]: [(1, 1.0)]}) == {SLOTS[0]: 1}
         assert [node.address.port for node in queues.nodes.masters()] == [master.port]
-        assert until(lambda: caught_up(replica, master), 10)
+        assert until(lambda: caught_up(replica, master), 60)
         master.kill()
-        assert until(lambda: queues.add({SLOTS[0]: [(2, 2.0)]})[SLOTS[0]] == 1, 30)
+        assert until(lambda: queues.add({SLOTS[0]: [(2, 2.0)]})[SLOTS[0]] == 1, 60)
         assert [node.address.port for node in queues.nodes.masters()] == [replica.port]
         reply = queues.prepare([PrepareRequest(SLOTS[0], 9, 16, 7)])[SLOTS[0]]
         assert not isinstance(reply, IndexUnavailable)

@@ -53,6 +53,15 @@ def test_a_biz_id_and_its_text_are_two_ids_on_one_table(store: Store, new_row: N
     assert store.find(BizId.of("5"), 501) == [text]
 
 
+def test_find_returns_the_oldest_first_whenever_they_are_due(store: Store, new_row: NewRow) -> None:
+    first = new_row()
+    later = [new_row(first.biz_id, action_time=first.action_time - 1000 * n) for n in (2, 0, 1)]
+    store.insert_many([*reversed(later), first])
+    assert [row.job_id for row in store.find(BizId.of(first.biz_id))] == [
+        row.job_id for row in (first, *later)
+    ]
+
+
 def test_insert_many_returns_ids_in_order_over_all_servers(store: Store, new_row: NewRow) -> None:
     rows = [new_row(dedup_key=f"k{n}" if n % 3 else None, attribute=f'{{"n":{n}}}') for n in range(2500)]
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.hands import Hands
 from harness.system import System
 
 from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.topic import Backoff
 
 
 @pytest.fixture
@@ -50,3 +52,14 @@ def cluster(
     )
     yield one
     one.stop()
+
+
+@pytest.fixture
+def hands(system: System, clean_redis: RedisServer) -> Iterator[tuple[Hands, Hands]]:
+    """Two workers that own the same slot, their loops in the hands of the test."""
+    system.create_topics(slots=1, retries=3, backoff=Backoff.IMMEDIATE)
+    system.center.catalog.refresh()
+    pair = Hands(system, clean_redis, "a:1"), Hands(system, clean_redis, "b:1")
+    yield pair
+    for one in pair:
+        one.close()

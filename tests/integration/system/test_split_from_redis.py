@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -40,6 +40,12 @@ class Split:
         with Operator(zookeeper, cluster=self.system.settings.cluster) as operator:
             operator.drain("host-a", by="test")
 
+    def given_back(self, host: str) -> int:
+        """How many timed-out entries the host has put back into their StoreQueues."""
+        (told,) = (daemon.log.read_text() for daemon in self.system.daemons if daemon.host == host)
+        lines = (json.loads(line) for line in told.splitlines() if '"reclaimed"' in line)
+        return sum(line["tasks"] for line in lines)
+
     def logged(self, event: str) -> bool:
         return f'"{event}"' in self.system.daemons[0].log.read_text()
 
@@ -63,7 +69,7 @@ def test_a_try_whose_worker_lost_redis_is_not_run_again_by_the_next_owner(split:
     split.join()
     other = center.submit("test.sync", biz_id=50, delay=1)
     split.system.wait(lambda: _status(split, other) == TaskStatus.PROCESSED, "host-b works", 15)
-    time.sleep(4.5)  # longer than prepare_timeout: it finds the entries
+    split.system.wait(lambda: split.given_back("host-b") >= 3, "host-b has found the entries", 15)
     enough.touch()
     split.system.wait(
         lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 20

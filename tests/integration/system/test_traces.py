@@ -82,7 +82,7 @@ def test_submit_and_every_try_of_a_task_are_one_trace_that_tells_nothing_of_the_
 
     system.wait(ended, "all have ended", 30)
     daemon.terminate()
-    assert daemon.process.wait(20) == 0, daemon.log.read_text()
+    assert daemon.process.wait(60) == 0, daemon.log.read_text()
     lines = [line for file in directory.iterdir() for line in file.read_text().splitlines()]
     theirs = [json.loads(line) for line in lines]  # exported though the worker has ended at once
 

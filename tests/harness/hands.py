@@ -1,0 +1,243 @@
+"""A worker whose loops run when a test says so, for tests that take steps in an order of their own."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from harness.system import PATIENCE, System
+from toc import Task, TimeoutCenter
+from toc.clock import Clock
+from toc.local.process import until
+from toc.local.servers import RedisServer
+from toc.topic import Slot
+from toc.worker.link import Link
+from toc.worker.process import Worker
+from toc.worker.watch import OUT_SECONDS
+
+TOPIC = "test.sync"
+SLOT = Slot(TOPIC, 0)
+
+
+class PausedClock(Clock):
+    """The wall clock of the machine, and a monotonic one on which only what the test wants takes time.
+
+    Else a machine that stands still for a second would be a worker that did, and take other steps.
+    """
+
+    def __init__(self) -> None:
+        self._began = super().monotonic()
+        self.slept = 0.0
+
+    def monotonic(self) -> float:
+        return self._began + self.slept
+
+
+class Hands:
+    """A worker whose loops run when the test says so."""
+
+    def __init__(self, system: System, redis: RedisServer, name: str) -> None:
+        self._system = system
+        self.clock = PausedClock()
+        self._center = TimeoutCenter(system.settings, clock=self.clock)
+        self._center.handler(TOPIC)(self._handle)
+        self._center.catalog.refresh()
+        self.store, self.queues, self._redis = self._center.store, self._center.queues, redis
+        here, there = socket.socketpair()
+        there.close()
+        self._link = Link(here)
+        self._worker = worker = Worker(self._center, name, self._link, app="unused:center", threads=1)
+        self.inflight, self.finisher, self.poller = worker.inflight, worker.finisher, worker.poller
+        self.dispatcher, self.keeper, self.reclaimer = worker.dispatcher, worker.keeper, worker.reclaimer
+        self.leases, self.book = worker.lease_keeper, worker.book
+        self.book.want([SLOT])
+        self.book.claim_missing()
+        self.runs: list[Task] = []
+        self.fails = False
+        self._go_on = threading.Event()
+        self._started = False
+
+    def _handle(self, task: Task) -> None:
+        self.runs.append(task)
+        assert self._go_on.wait(PATIENCE)
+        if self.fails:
+            raise RuntimeError("as the test wants")
+
+    def take_one(self) -> int:
+        """Take a task that has just become due; returns its job_id."""
+        job_id = submit_due(self._system)
+        self.take()
+        return job_id
+
+    def begin_one(self) -> int:
+        """Take a task that has just become due and see it running; returns its job_id."""
+        before = len(self.runs)
+        job_id = self.take_one()
+        self.start()
+        self.await_runs(before + 1)
+        return job_id
+
+    def fail_one(self) -> int:
+        """Let a task that has just become due fail; returns its job_id."""
+        job_id = self.begin_one()
+        self.end_and_finish(fails=True)
+        return job_id
+
+    def take(self) -> None:
+        """Prepare what is due, and check it."""
+        self.poller.look_at(SLOT, 0)
+        self.poller.run_once()
+
+    def start(self) -> None:
+        """Let waiting tries start."""
+        if not self._started:
+            self._started = True
+            self.dispatcher.start()
+
+    def start_and_wait(self) -> None:
+        """Let the first try start, and see it running."""
+        before = len(self.runs)
+        self.start()
+        self.await_runs(before + 1)
+
+    def await_runs(self, number: int) -> None:
+        """Wait until so many tries have started."""
+        assert until(lambda: len(self.runs) >= number, PATIENCE), f"{len(self.runs)} of {number} have started"
+        assert len(self.runs) == number
+
+    def await_gone(self, job_id: int) -> None:
+        """Wait until it holds the task no more."""
+        assert until(lambda: self.inflight.get(job_id) is None, PATIENCE), "it is held"
+
+    def end(self, *, fails: bool = False) -> None:
+        """Let the running try end; its end is not written yet."""
+        self.fails = fails
+        self._go_on.set()
+        assert until(lambda: self.finisher.backlog > 0, PATIENCE), "no try has ended"
+        self._go_on.clear()
+
+    def end_and_finish(self, *, fails: bool = False) -> None:
+        """Let the running try end, and write it."""
+        self.end(fails=fails)
+        self.finish()
+
+    def finish(self) -> None:
+        """Write and move what has ended."""
+        self.finisher.run_once()
+        self.finisher.run_once()
+
+    def sleep(self) -> None:
+        """Be paused for much longer than prepare_timeout: nobody has kept alive what is held."""
+        self.clock.slept += 1000
+        for job_id, score in self.snapshot().items():
+            self._redis.call("ZADD", self.queues.keys(SLOT).prepare, f"{score - 1_000_000:.17g}", job_id)
+
+    def snapshot(self) -> dict[str, float]:
+        """What is prepared, as a snapshot of Redis remembers it."""
+        entries = self._redis.call("ZRANGE", self.queues.keys(SLOT).prepare, "0", "-1", "WITHSCORES")
+        assert isinstance(entries, list)
+        return {str(job_id): float(score) for job_id, score in zip(entries[::2], entries[1::2], strict=True)}
+
+    def restore(self, snapshot: dict[str, float]) -> None:
+        """Redis comes back with a snapshot so old that everything in it has timed out."""
+        keys = self.queues.keys(SLOT)
+        self._redis.call("DEL", keys.store, keys.prepare)
+        for job_id, score in snapshot.items():
+            self._redis.call("ZADD", keys.prepare, f"{score - 1_000_000:.17g}", job_id)
+
+    def forget(self) -> None:
+        """Hold nothing any more, as if another process took its place."""
+        self.inflight.depart(self.inflight.snapshot())
+        self.inflight.arrived()
+
+    def reclaim(self) -> None:
+        """Look for what others have left."""
+        self.reclaimer.look_now()
+        self.reclaimer.run_once()
+
+    def lose_daemon(self) -> None:
+        """Let the main thread see that the daemon is gone."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._link, selectors.EVENT_READ)
+            selector.register(self._worker._wake_receiver, selectors.EVENT_READ)
+            self._worker._serve(selector, lambda: self._link.closed)
+
+    def stand_still(self, seconds: float) -> None:
+        """Be stopped for a while, as the main thread sees it."""
+        turns = iter((False, True))
+        with _Stopped(self.clock, seconds) as selector:
+            self._worker._serve(selector, lambda: next(turns))
+
+    def miss_redis(self) -> None:
+        """Find that it is out of reach."""
+        self._worker.watch.run_once()
+        self.clock.slept += OUT_SECONDS
+        self._worker.watch.run_once()
+
+    def take_without_redis(self) -> None:
+        """Take by leases what is due, where Redis is out of reach."""
+        self._worker.fallback.run_once()
+
+    def close(self) -> None:
+        self._go_on.set()
+        self.dispatcher.close()
+        for end in (self._link, self._worker._wake_receiver, self._worker._wake_sender):
+            end.close()
+        self._center.close()
+
+
+class _Stopped(selectors.DefaultSelector):
+    """The process is stopped while it waits."""
+
+    def __init__(self, clock: PausedClock, seconds: float) -> None:
+        super().__init__()
+        self._clock, self._seconds = clock, seconds
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:  # noqa: ARG002
+        self._clock.slept += self._seconds
+        return []
+
+
+def submit_due(system: System) -> int:
+    """Submit a task; returns once it is due."""
+    job_id = system.center.submit(TOPIC, biz_id=1, delay=0.02)
+    due = system.row(job_id).action_time
+    assert until(lambda: system.center.clock.now_ms() > due, PATIENCE)
+    return job_id
+
+
+def in_five_minutes() -> datetime:
+    """A deadline that no test lives to see."""
+    return datetime.now(UTC) + timedelta(minutes=5)
+
+
+def meanwhile(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *steps: Callable[[], object]
+) -> None:
+    """Whoever calls ``owner.name`` next finds that these steps were taken just before. Later calls do not."""
+    call = getattr(owner, name)
+
+    def first_the_steps(*asked: Any) -> Any:
+        monkeypatch.setattr(owner, name, call)
+        for step in steps:
+            step()
+        return call(*asked)
+
+    monkeypatch.setattr(owner, name, first_the_steps)
+
+
+@contextmanager
+def out_of_reach(server: RedisServer) -> Iterator[None]:
+    """The server does not answer."""
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()

@@ -1,0 +1,202 @@
+"""Orders of events in which a lease once came too late, or where none was due. See test_interleavings.py."""
+
+from __future__ import annotations
+
+import pytest
+from harness.hands import SLOT, TOPIC, Hands, meanwhile, out_of_reach, submit_due
+from harness.system import System
+
+from toc import TaskStatus
+from toc.errors import StoreUnavailable
+from toc.local.servers import RedisServer
+from toc.task import TryRow
+from toc.worker.entry import NO_FENCE, Entry, Held
+from toc.worker.fallback import OWNED_SECONDS
+from toc.worker.leases import LEASE_AFTER_SECONDS
+
+
+def test_a_lease_that_is_asked_for_while_the_failure_is_written_is_not_given(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, other = hands
+    job_id = worker.begin_one()
+    worker.end(fails=True)
+    meanwhile(monkeypatch, worker.store.leases, "take", worker.finish)
+    worker.clock.slept += LEASE_AFTER_SECONDS
+    worker.leases.run_once()
+    assert system.row(job_id).attempts == 1
+    assert other.store.leases.take({job_id: 30}) == {job_id}, "the failed try has left a lease"
+
+
+def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(
+    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, other = hands
+    job_id = worker.take_one()
+
+    def give_back() -> None:
+        worker.finisher.give_back(worker.inflight.snapshot())
+        worker.finish()
+
+    meanwhile(monkeypatch, worker.store.leases, "take", give_back)
+    worker.clock.slept += LEASE_AFTER_SECONDS
+    worker.leases.run_once()
+    worker.leases.run_once()
+    assert other.store.leases.take({job_id: 30}) == {job_id}, "nothing runs, and there is a lease"
+
+
+def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MySQL was away between prepare and row check; meanwhile the slot went to a worker that has no Redis."""
+    first, second = hands
+    job_id = submit_due(system)
+    read = first.store.read_tries
+    calls = iter(("away", "back"))
+
+    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
+        if next(calls) == "away":
+            first.clock.slept += 3
+            raise StoreUnavailable("away")
+        rows = read(job_ids)
+        assert second.store.leases.take({job_id: 30}) == {job_id}
+        return rows
+
+    monkeypatch.setattr(first.store, "read_tries", read_tries)
+    first.take()
+    first.start()
+    first.await_gone(job_id)
+    assert not first.runs
+
+
+def test_what_waits_long_for_its_row_starts_all_the_same(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read takes longer than an entry may be old that starts without a lease."""
+    first, second = hands
+    job_id = submit_due(system)
+    read = first.store.read_tries
+
+    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
+        rows = read(job_ids)
+        first.clock.slept += 2
+        return rows
+
+    monkeypatch.setattr(first.store, "read_tries", read_tries)
+    first.take()
+    first.start_and_wait()
+    assert second.store.read_tries([job_id])[job_id].lease > 0
+    first.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    """What it holds without lease and fence stands in a slot that may be another's by now."""
+    first, second = hands
+    job_id = submit_due(system)
+    topic = system.center.catalog.get(TOPIC)
+    handler = first._center.handlers[TOPIC]
+    entry = Entry(job_id, SLOT, NO_FENCE, topic, handler, 0, first.clock.monotonic() - 5)
+    entry.checked = True
+    assert first.inflight.hold_if_free(entry)
+    first._worker.lease_keeper.run_once()
+    assert second.store.read_tries([job_id])[job_id].lease == 0
+
+
+def test_a_lease_that_was_given_up_is_asked_for_anew(hands: tuple[Hands, Hands]) -> None:
+    """The id may be taken anew before its move begins; then it is asked for as for any other."""
+    first, second = hands
+    job_id = first.take_one()
+    entry = first.inflight.get(job_id)
+    assert entry is not None
+    assert first._worker.lease_keeper.take([entry]) == [entry]
+    first.finisher._release([entry])
+    assert second.store.read_tries([job_id])[job_id].lease == 0
+    again = Entry(job_id, SLOT, entry.fence, entry.topic, entry.handler, 0, first.clock.monotonic() - 5)
+    assert first.inflight.hold(again) is Held.NEW
+    again.row, again.checked = entry.row, True
+    first._worker.lease_keeper.run_once()
+    assert second.store.read_tries([job_id])[job_id].lease > 0
+
+
+def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    """Another owns the slot as well by now, and takes what has no lease once it has lost Redis."""
+    orphan, owner = hands
+    job_id = orphan.take_one()
+    orphan.lose_daemon()
+    orphan.start()
+    orphan.await_gone(job_id)  # what had no lease yet is let go
+    orphan.take()
+    orphan.await_runs(1)  # it is taken again, with a lease
+    assert owner.store.leases.take({job_id: 30}) == set()
+    orphan.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphan, owner = hands
+    orphan.lose_daemon()
+    job_id = submit_due(system)
+    read = orphan.store.read_tries
+
+    def leased_since(job_ids: list[int]) -> dict[int, TryRow]:
+        monkeypatch.undo()
+        rows = read(job_ids)
+        assert owner.store.leases.take({job_id: 30}) == {job_id}
+        return rows
+
+    monkeypatch.setattr(orphan.store, "read_tries", leased_since)
+    orphan.take()
+    orphan.start()
+    orphan.await_gone(job_id)
+    assert not orphan.runs
+
+
+def test_a_worker_without_its_daemon_takes_nothing_without_redis(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    """Another owns the slot as well by now: with Redis back, it may have begun what has no lease yet."""
+    orphan, owner = hands
+    job_id = submit_due(system)
+    orphan.lose_daemon()
+    with out_of_reach(clean_redis):
+        for worker in (orphan, owner):
+            worker.miss_redis()
+            worker.take_without_redis()
+        assert orphan.inflight.get(job_id) is None
+        assert owner.inflight.get(job_id) is not None
+
+
+def test_a_worker_that_stood_still_waits_whether_its_slots_are_still_its_own(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    """Others may have had them for seconds, with Redis back."""
+    sleeper, other = hands
+    job_id = submit_due(system)
+    with out_of_reach(clean_redis):
+        sleeper.miss_redis()
+        sleeper.stand_still(3)
+        sleeper.take_without_redis()
+        assert sleeper.inflight.get(job_id) is None
+        sleeper.clock.slept += OWNED_SECONDS
+        sleeper.take_without_redis()
+        assert sleeper.inflight.get(job_id) is not None
+    assert other.store.leases.take({job_id: 30}) == set()
+
+
+def test_a_worker_that_waits_for_a_second_has_not_stood_still(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, other = hands
+    job_id = submit_due(system)
+    worker.stand_still(1.1)
+    worker.take()
+    worker.start_and_wait()
+    assert other.store.leases.take({job_id: 30}) == {job_id}, "it runs for a moment only"
+    worker.end_and_finish()
