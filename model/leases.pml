@@ -5,6 +5,9 @@
  * here by ticks: in a tick every living worker has asked for a lease of what it has checked, what was taken before
  * is too old to be started without one, and who owns the slot, or has lost Redis, has done so for long. A row check
  * may take longer than a tick.
+ *
+ * Two may take the slot for theirs: one that has lost its daemon works on beside the new owner, for good; one that
+ * stood still does until its daemon has told it, which it has done within a tick.
  */
 
 #ifndef CUTS
@@ -17,7 +20,11 @@
 #define PAUSES 0        /* workers that are paused, for any time */
 #endif
 #ifndef MOVES
-#define MOVES 0         /* the slot goes to the other worker, while the first keeps what it holds */
+#define MOVES 0         /* the slot goes to the other worker, while the first keeps what it holds; from one that is
+                           paused without its knowing */
+#endif
+#ifndef ORPHANS
+#define ORPHANS 0       /* 1: the owner's daemon dies, the owner works on, and the slot goes to the other as well */
 #endif
 #ifndef HANDOVERS
 #define HANDOVERS 0     /* each worker gives back what it has not started, in good order */
@@ -44,6 +51,21 @@
 #define FRESH true
 #else
 #define FRESH fresh[w]
+#endif
+#ifdef NO_ALONE_OR_LEASED
+#define ALONE true
+#else
+#define ALONE !shared[w]
+#endif
+#ifdef NO_TAKES_ALONE
+#define TAKES_ALONE true
+#else
+#define TAKES_ALONE !shared[w]
+#endif
+#ifdef NO_STOOD_STILL
+#define stood_still() skip
+#else
+#define stood_still() shared[w] = 1
 #endif
 #ifdef NO_LEASED_ELSEWHERE
 #define WAITS false
@@ -73,7 +95,7 @@
 #ifdef NO_OWNED_LONG
 #define OWNED_LONG true
 #else
-#define OWNED_LONG owned_long
+#define OWNED_LONG (owned_long || owner != w)
 #endif
 #ifdef NO_LEASE_FIRST
 #define UNTAKEN true
@@ -136,12 +158,16 @@ bit late[2];            /* prepare_timeout has passed since it last kept its ent
 bit cut[2], out[2];     /* Redis does not answer it; and has not for long */
 bit paused[2];
 bit excused[2];         /* its try may run beside another: it was paused, or Redis forgot it before it had a lease */
-bit owner, owned_long = 1;
+bit owner, owned_long = 1;  /* who is to have the slot, and whether for long */
+bit owns[2];            /* the worker takes the slot for its own */
+bit orphan[2];          /* its daemon is gone: it is never told that the slot is not its own any more */
+bit shared[2];          /* it knows that others may have the slot too */
 unsigned crashes_left : 2 = CRASHES, pauses_left : 2 = PAUSES;
 
 #define others_lease(w)   (row.lease != NOBODY && row.lease != w + 1)
 #define tries_left(used)  (used >= TRIES -> 1 : TRIES - used)
 #define stands(tries, of) (prepare.there && prepare.remaining == tries && prepare.claim == of)
+#define told(w)           (paused[w] || orphan[w] || !owns[w] || owner == w)
 #define same_try          (row.version == ver[w] && row.attempts == attempts && row.crashes == crashes)
 
 inline drop_store() { store = 0; left = 0 }
@@ -214,7 +240,7 @@ proctype Worker(bit w) {
 end:
   do
      /* poll: prepare */
-  :: d_step { !paused[w] && !cut[w] && owner == w && store && !moving ->
+  :: d_step { !paused[w] && !cut[w] && owns[w] && store && !moving ->
        if
        :: prepare.there
        :: else ->
@@ -228,7 +254,7 @@ end:
        drop_store() }
 
      /* ... adopt what stands under its claim and is not held */
-  :: d_step { !paused[w] && !cut[w] && owner == w && stage[w] == IDLE && !moving && prepare.there && prepare.claim == w + 1 ->
+  :: d_step { !paused[w] && !cut[w] && owns[w] && stage[w] == IDLE && !moving && prepare.there && prepare.claim == w + 1 ->
        prepare.listed = 0; fenced[w] = 1; remaining = prepare.remaining; fresh[w] = 1; stage[w] = TAKEN }
 
      /* the row check */
@@ -270,11 +296,12 @@ end:
        :: else -> prepare.listed = 0
        fi }
 
-     /* start, or let go: what stands under its claim is adopted then. [rule: fresh-or-leased] [rule: covered] */
-  :: atomic { !paused[w] && stage[w] == READY && !(fenced[w] && late[w]) && ((fenced[w] && FRESH) || leased[w]) ->
+     /* start, or let go: what stands under its claim is adopted then. [rule: fresh-or-leased] [rule: covered]
+      * Who may not have the slot alone starts nothing without a lease. [rule: alone-or-leased] */
+  :: atomic { !paused[w] && stage[w] == READY && !(fenced[w] && late[w]) && ((fenced[w] && FRESH && ALONE) || leased[w]) ->
        starts(); begun = 1; stage[w] = RUNNING }
   :: d_step { !paused[w] && stage[w] == READY && COVERED &&
-              ((fenced[w] && late[w]) || !((fenced[w] && FRESH) || leased[w])) -> let_go() }
+              ((fenced[w] && late[w]) || !((fenced[w] && FRESH && ALONE) || leased[w])) -> let_go() }
 
   :: !paused[w] && stage[w] == RUNNING -> stage[w] = DONE
   :: !paused[w] && stage[w] == RUNNING -> stage[w] = FAILED
@@ -320,8 +347,8 @@ end:
        moving = 0; moving_left = 0 }
 
      /* without Redis: what is due and free is taken under a lease, then checked as ever. [rule: taken-by-lease]
-      * Only by who has owned the slot for long. [rule: owned-long] */
-  :: d_step { !paused[w] && out[w] && owner == w && OWNED_LONG && stage[w] == IDLE && !moving &&
+      * Only by who has owned the slot for long, [rule: owned-long] and has it alone. [rule: takes-alone] */
+  :: d_step { !paused[w] && out[w] && owns[w] && OWNED_LONG && TAKES_ALONE && stage[w] == IDLE && !moving &&
               row.status == PENDING && row.due && (UNTAKEN || (others_lease(w) && row.gone)) ->
        if
        :: UNTAKEN -> row.lease = w + 1; row.gone = 0; leased[w] = 1; asked[w] = 1
@@ -334,6 +361,9 @@ end:
 #endif
 
      /* faults */
+#if MOVES && PAUSES
+  :: d_step { !paused[w] && !told(w) -> owns[w] = 0 }
+#endif
   :: cuts && !cut[w] -> cuts--; cut[w] = 1
   :: cut[w] -> cut[w] = 0       /* or never: fairness does not ask for it */
 #if PAUSES
@@ -341,6 +371,12 @@ end:
        pauses_left--; paused[w] = 1; excused[w] = is_live(w) }
   :: atomic { paused[w] ->      /* it wakes up after any time: its clocks tell */
        paused[w] = 0; fresh[w] = 0;
+#if MOVES
+       if                       /* for so long that others may have the slot. [rule: stood-still] */
+       :: owns[w] -> stood_still()
+       :: !owns[w] || owner == w
+       fi;
+#endif
        if
        :: row.lease == w + 1 && !row.gone
        :: leased[w] = 0; asked[w] = 0
@@ -369,16 +405,21 @@ end:
 /* --- whoever else acts ------------------------------------------------------------------------------------------- */
 
 /* The owner of the slot gives back what has timed out, or what the dead have left. */
+#define may_reclaim(x) (owns[x] && !cut[x] && !paused[x] && prepare.claim != x + 1)
+
 proctype Reclaim() {
   unsigned remaining : 2, whose : 2, status : 2, version : 2, attempts : 2, crashes : 2;
   bit w, leased_elsewhere, lost;
 
 end:
   do
-  :: d_step { prepare.there && !cut[owner] && !paused[owner] && prepare.claim != owner + 1 &&
-              (prepare.claim == OF_DEAD || paused[prepare.claim - 1] ||
+  :: atomic { prepare.there && (may_reclaim(0) || may_reclaim(1)) && (prepare.claim == OF_DEAD || paused[prepare.claim - 1] ||
                (out[prepare.claim - 1] && cut[prepare.claim - 1] && !fresh[prepare.claim - 1])) ->
-       w = owner; remaining = prepare.remaining; whose = prepare.claim; prepare.listed = 1;
+       if
+       :: may_reclaim(0) -> w = 0
+       :: may_reclaim(1) -> w = 1
+       fi;
+       remaining = prepare.remaining; whose = prepare.claim; prepare.listed = 1;
        if
        :: whose != OF_DEAD -> late[whose - 1] = 1
        :: else
@@ -421,9 +462,11 @@ end:
 proctype Time() {
 end:
   do
-  :: d_step { (paused[0] || asks_in_time(0)) && (paused[1] || asks_in_time(1)) &&
-              (fresh[0] || fresh[1] || !owned_long || out[0] != cut[0] || out[1] != cut[1]) ->
-       fresh[0] = 0; fresh[1] = 0; owned_long = 1; out[0] = cut[0]; out[1] = cut[1] }
+  :: d_step { (paused[0] || asks_in_time(0)) && (paused[1] || asks_in_time(1)) && told(0) && told(1) &&
+              (fresh[0] || fresh[1] || !owned_long || out[0] != cut[0] || out[1] != cut[1] ||
+               shared[0] != orphan[0] || shared[1] != orphan[1]) ->
+       fresh[0] = 0; fresh[1] = 0; owned_long = 1; out[0] = cut[0]; out[1] = cut[1];
+       shared[0] = orphan[0]; shared[1] = orphan[1] }
   :: !row.due -> row.due = 1
   od
 }
@@ -440,13 +483,19 @@ end:
 }
 #endif
 
-#if MOVES
+#if MOVES || ORPHANS
 proctype Coordinator() {
-  unsigned moves : 2 = MOVES;
+  unsigned moves : 2 = MOVES, orphans : 1 = ORPHANS;
 
 end:
   do
-  :: d_step { moves -> moves--; owner = 1 - owner; owned_long = 0 }
+  :: d_step { moves && !orphan[0] && !orphan[1] -> moves--;
+       owns[owner] = (paused[owner] || shared[owner]);       /* it does not know yet */
+       owner = 1 - owner; owns[owner] = 1; owned_long = 0 }
+#if ORPHANS
+  :: d_step { orphans && !shared[1 - owner] -> orphans--; orphan[owner] = 1; shared[owner] = 1 }
+  :: d_step { orphan[owner] -> owner = 1 - owner; owns[owner] = 1; owned_long = 0 }
+#endif
   od
 }
 #endif
@@ -517,7 +566,7 @@ proctype Reschedule() {
 
 init {
   atomic {
-    store = 1; left = TRIES; row.due = 1;
+    store = 1; left = TRIES; row.due = 1; owns[0] = 1;
     run Worker(0);
     run Worker(1);
     run Reclaim();
@@ -526,7 +575,7 @@ init {
 #if CRASHES || PAUSES
     run Leases();
 #endif
-#if MOVES
+#if MOVES || ORPHANS
     run Coordinator();
 #endif
 #if FORGETS

@@ -478,6 +478,8 @@ class _Check:
 
         ``before`` must have been in flight when it happened: not ended, or ended and perhaps not written. Or
         ``run`` was taken, checked and held by a process that was stopped or cut off until it was too late.
+        That Redis was out of reach explains nothing by itself: leases on rows say meanwhile what runs. Only
+        when MySQL was out of reach at the same time was ``before`` cut off.
         """
         if before.outcome == "die":
             return "die"
@@ -504,7 +506,9 @@ class _Check:
                 elif fault.kind == "cut":
                     both = fault.holds(run.pid, before.pid) and fault.begin <= ended
                 else:
-                    both = fault.begin <= ended
+                    both = fault.begin <= ended and (
+                        fault.kind == "redis_loss" or self._without_mysql(fault, before, min(ended, run.mono))
+                    )
                 if both and fault.pids:
                     return fault.kind
                 if both and everywhere in (None, "redis_down"):
@@ -514,6 +518,14 @@ class _Check:
             if pid == before.pid and death <= run.mono and death <= ended:
                 return "die"
         return everywhere
+
+    def _without_mysql(self, outage: _Fault, before: _Run, until: int) -> bool:
+        """Whether MySQL was out of reach during an outage of Redis, while this try was in flight."""
+        begin, end = max(outage.begin, before.mono - self._hold), min(outage.end, until)
+        return any(
+            fault.kind == "store_down" and fault.begin <= end and fault.end >= begin
+            for fault in self.past.faults
+        )
 
     def _written(self, ended: int, within: int) -> int:
         """Until when the row of a try may have been unwritten; MySQL's absence makes it longer."""

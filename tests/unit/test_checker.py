@@ -301,11 +301,7 @@ def test_two_runs_at_once_in_one_process_are_never_explained(story: Story) -> No
         ("cut", [], True),
         ("cut", [3], False),
         ("redis_loss", [], True),
-        ("redis_down", [], True),
-        *(
-            (kind, [], False)
-            for kind in sorted(FAULTS.keys() - {"kill", "pause", "cut", "redis_loss", "redis_down"})
-        ),
+        *((kind, [], False) for kind in sorted(FAULTS.keys() - {"kill", "pause", "cut", "redis_loss"})),
     ],
 )
 def test_what_explains_that_a_run_without_an_end_was_repeated(
@@ -319,10 +315,35 @@ def test_what_explains_that_a_run_without_an_end_was_repeated(
 
 def test_a_duplicate_counts_for_the_fault_that_says_most(story: Story) -> None:
     story.submit().run(0.1).run(4, 4.1, pid=2).fault("redis_down", -3, -2).row(ended=4.2)
-    assert story.verdict().duplicates == {"redis_down": 1}
+    assert story.fault("store_down", -2.5, -2).verdict().duplicates == {"redis_down": 1}
     assert story.fault("redis_loss", -1, 3).verdict().duplicates == {"redis_loss": 1}
     assert story.fault("redis_down", 0.2, 0.3).verdict().duplicates == {"redis_loss": 1}
     assert story.fault("pause", 0.5, 3.5, 1).verdict().duplicates == {"pause": 1}
+
+
+def test_an_outage_of_redis_explains_nothing_by_itself(story: Story) -> None:
+    """Neither for what began before or in it nor for what had ended; and MySQL was away only afterwards."""
+    story.submit(1).run(0.1, job=1).run(6, 6.1, pid=2, job=1).row(ended=6.2, job=1)
+    story.submit(2).run(2, 7, job=2).run(3, 7, pid=2, job=2).row(ended=7, job=2)
+    story.submit(3).run(0.1, 0.9, job=3).run(4, 4.1, pid=2, job=3).row(ended=4.2, job=3)
+    story.fault("redis_down", 1, 5).fault("store_down", 5.1, 5.5).fault("zk_down", 0, 6)
+    verdict = story.verdict()
+    assert [(finding.invariant, finding.job_id) for finding in verdict.findings["D"]] == [
+        ("D", 1),
+        ("D", 2),
+        ("D", 3),
+    ]
+    assert not verdict.duplicates
+
+
+def test_both_servers_out_of_reach_cut_off_what_was_in_flight_then(story: Story) -> None:
+    story.submit(1).run(0.1, job=1).run(6, 6.1, pid=2, job=1).row(ended=6.2, job=1)
+    story.fault("redis_down", 1, 5).fault("store_down", 0.5, 2)
+    verdict = story.verdict()
+    assert verdict.clean, verdict
+    assert verdict.duplicates == {"redis_down": 1}
+    story.submit(2).run(7.5, 9, job=2).run(8, 9, pid=2, job=2).row(ended=9, job=2)
+    assert broken(story.verdict()) == "D", "that began long after"
 
 
 def test_a_fault_long_before_the_first_run_explains_nothing(story: Story) -> None:
@@ -380,7 +401,7 @@ def test_a_failed_try_that_was_not_charged(story: Story) -> None:
 
 def test_a_try_that_failed_twice_at_once_for_a_reason_is_charged_once(story: Story) -> None:
     story.submit().run(0.1, 0.11, "raise").run(0.14, 0.15, "raise", pid=2).run(0.3, 0.4, attempt=2)
-    story.row(attempts=1, ended=0.5).fault("redis_down", -4, -2)
+    story.row(attempts=1, ended=0.5).fault("redis_loss", -4, -2)
     assert story.verdict().clean
     assert broken(story.run(0.2, 0.25, "raise", attempt=2).verdict()) == "R"
 

@@ -152,7 +152,7 @@ class Inflight:
                 return False
             indexed = entry.fence != NO_FENCE
             timed_out = indexed and now - entry.kept > entry.topic.prepare_timeout
-            ours = now >= self.shared_until
+            ours = now >= self.shared_until  # [rule: alone-or-leased]
             fresh = indexed and ours and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
             if entry.lost or timed_out or not (fresh or now < entry.leased):  # [rule: last-look]
                 del self._entries[entry.job_id]

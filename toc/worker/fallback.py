@@ -112,7 +112,7 @@ class Fallback:
         """One look, if some slot's node is out of reach; returns the seconds until the next."""
         now = self._clock.monotonic()
         slots = self._slots(now)
-        if not slots or not self._taking or now < self._inflight.shared_until:
+        if not slots or not self._taking or now < self._inflight.shared_until:  # [rule: takes-alone]
             self._after.clear()
             self._finisher.give_back_unread(chain.from_iterable(self._unsure.values()))
             self._unsure.clear()

@@ -295,7 +295,7 @@ class Worker:
             asleep = self._clock.monotonic()
             ready = selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS)
             awake = self._clock.monotonic()
-            if awake - asleep > BEAT_SECONDS + STILL_SECONDS:
+            if awake - asleep > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
                 self.inflight.shared_until = max(self.inflight.shared_until, awake + OWNED_SECONDS)
             for key, _ in ready:
                 if key.fileobj is self._wake_receiver:
