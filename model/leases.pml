@@ -45,7 +45,7 @@
 #ifdef NO_LEASE_OF_HELD
 #define asks_in_time(w) true
 #else
-#define asks_in_time(w) (asked[w] || stage[w] < READY || stage[w] > FAILED || (stage[w] == READY && !fenced[w]))
+#define asks_in_time(w) (asked[w] || stage[w] < READY || stage[w] > FAILED || (stage[w] == READY && (!fenced[w] || late[w])))
 #endif
 #ifdef NO_FRESH_CHECK
 #define FRESH true
@@ -80,7 +80,12 @@
 #ifdef NO_MAY_ASK
 #define MAY_ASK true
 #else
-#define MAY_ASK (fenced[w] || leased[w] || stage[w] != READY)
+#ifdef NO_LATE_ASK
+#define IN_TIME true
+#else
+#define IN_TIME !late[w]
+#endif
+#define MAY_ASK ((fenced[w] && IN_TIME) || leased[w] || stage[w] != READY)
 #endif
 #ifdef NO_COVER
 #define COVERED true
@@ -273,7 +278,7 @@ end:
        fi }
 
      /* the keeper of leases: what is held for a while has one; renewed before it runs out. What was taken without
-      * Redis has one or never gets it. [rule: first-lease] */
+      * Redis, or was not kept alive there in time, has one or never gets it. [rule: first-lease] */
   :: d_step { !paused[w] && stage[w] >= READY && stage[w] <= FAILED && MAY_ASK &&
               (!asked[w] || (leased[w] && (row.lease != w + 1 || row.gone)) ||
                (!leased[w] && row.status == PENDING && (row.lease == NOBODY || row.lease == w + 1))) ->
@@ -471,11 +476,13 @@ end:
   od
 }
 
-#if CRASHES || PAUSES
+#if CRASHES || PAUSES || MOVES || ORPHANS
 proctype Leases() {
 end:
   do
   :: d_step { row.lease == OF_DEAD && !row.gone -> row.gone = 1 }
+     /* nobody renews it: who had it was refused the start, as it was late */
+  :: d_step { row.lease != NOBODY && row.lease != OF_DEAD && !leased[row.lease - 1] && !row.gone -> row.gone = 1 }
 #if PAUSES
   :: d_step { row.lease != NOBODY && row.lease != OF_DEAD && paused[row.lease - 1] && !row.gone -> row.gone = 1 }
 #endif
@@ -572,7 +579,7 @@ init {
     run Reclaim();
     run Sweep();
     run Time();
-#if CRASHES || PAUSES
+#if CRASHES || PAUSES || MOVES || ORPHANS
     run Leases();
 #endif
 #if MOVES || ORPHANS

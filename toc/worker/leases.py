@@ -106,7 +106,11 @@ class LeaseKeeper:
         now = self._clock.monotonic()
         shared = now < self._inflight.shared_until
         long_ago = now - LEASE_AFTER_SECONDS
-        late = [entry for entry in entries if (shared or entry.held < long_ago) and not entry.leased]
+        late = [
+            entry
+            for entry in entries
+            if (shared or entry.held < long_ago) and not entry.leased and _may_ask(entry, now)
+        ]
         if late:
             try:
                 self.take(late)
@@ -161,8 +165,12 @@ class LeaseKeeper:
 
 
 def _may_ask(entry: Entry, now: float) -> bool:
-    """Not for a lease of what was taken without Redis, has none and has not started.
+    """Not for a first lease of what must not start.
 
-    It may stand in a slot that went to another worker. Only the fallback, which looks at that, may take it.
+    What was taken without Redis may stand in a slot that went to another worker: only the fallback, which looks
+    at that, may take a lease for it. What nobody has kept alive in time may run elsewhere, with no lease yet.
     """
-    return entry.fence != NO_FENCE or entry.started > 0 or now < entry.leased  # [rule: first-lease]
+    if entry.started > 0 or now < entry.leased:
+        return True
+    alive = not entry.lost and now - entry.kept <= entry.topic.prepare_timeout
+    return entry.fence != NO_FENCE and alive  # [rule: first-lease]

@@ -90,6 +90,35 @@ def test_what_waits_long_for_its_row_starts_all_the_same(
     assert system.row(job_id).status == TaskStatus.PROCESSED
 
 
+def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It will not start, and another, who found that it had timed out, has begun it a moment ago."""
+    first, second = hands
+    job_id = submit_due(system)
+    read = first.store.read_tries
+
+    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
+        monkeypatch.undo()
+        first.sleep()
+        second.reclaim()
+        second.take()
+        second.start_and_wait()
+        return read(job_ids)
+
+    monkeypatch.setattr(first.store, "read_tries", read_tries)
+    first.take()
+    first.leases.run_once()
+    second.clock.slept += LEASE_AFTER_SECONDS
+    second.leases.run_once()
+    entry = second.inflight.get(job_id)
+    assert entry is not None
+    assert entry.leased > 0
+    second.end()
+    second.finish()
+    assert row_of(system, job_id).status == TaskStatus.PROCESSED
+
+
 def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
     system: System, hands: tuple[Hands, Hands]
 ) -> None:
