@@ -167,8 +167,9 @@ class LeaseKeeper:
 def _may_ask(entry: Entry, now: float) -> bool:
     """Not for a first lease of what must not start.
 
-    What was taken without Redis may stand in a slot that went to another worker: only the fallback, which looks
-    at that, may take a lease for it. What nobody has kept alive in time may run elsewhere, with no lease yet.
+    What was taken without Redis may stand in a slot that went to another worker: only the fallback, which
+    looks at that, may take a lease for it. What nobody has kept alive in time may run elsewhere by now,
+    with no lease yet.
     """
     if entry.started > 0 or now < entry.leased:
         return True
