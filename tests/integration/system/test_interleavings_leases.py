@@ -116,7 +116,7 @@ def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
     assert entry.leased > 0
     second.end()
     second.finish()
-    assert row_of(system, job_id).status == TaskStatus.PROCESSED
+    assert system.row(job_id).status == TaskStatus.PROCESSED
 
 
 def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
