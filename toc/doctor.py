@@ -82,7 +82,7 @@ def examine(
     if settings.zookeeper:
         lines += _cluster(center, settings.zookeeper, topics)
     else:
-        lines += _alone(center, topics)
+        lines += _alone(center, topics, lines)
     lines += _topics(topics, peeks)
     progress(0.8, "looking for overdue tasks")
     try:
@@ -95,9 +95,18 @@ def examine(
 def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
     """An error as a line, unless another tells of it already."""
     text = str(exc)
-    if any(line.what == text for line in lines):
+    if _said(lines, text):
         return []
     return [Line(Level.REFUSE, part, "-", text, "see the other lines; then run this again")]
+
+
+def _said(lines: list[Line], text: str) -> bool:
+    """Whether a line tells of it; of a Redis that cannot be reached, be it by another of its addresses."""
+    away = [of for level, part, of, *_ in lines if part == "redis" and level is Level.REFUSE]
+    servers = [server for of in away for server in of.split(", ")]
+    return any(line.what == text for line in lines) or text.startswith(
+        tuple(f"Redis at {server} cannot be reached" for server in servers)
+    )
 
 
 # --- the index: may we do there what we must? -------------------------------------------------------------
@@ -114,7 +123,6 @@ def _index_rights(
         *center.queues.purge_dead({slot: [NO_MEMBER] for slot in slots}).values(),
     ]
     texts = dict.fromkeys(str(answer) for answer in answers if isinstance(answer, IndexUnavailable))
-    known = {line.what for line in lines}
     found = [
         Line(
             Level.REFUSE,
@@ -124,7 +132,7 @@ def _index_rights(
             "if it refuses: deploy/redis-acl.conf has the rights of the account",
         )
         for text in texts
-        if text not in known
+        if not _said(lines, text)
     ]
     if slots and not texts:
         found.append(Line(Level.OK, "redis", "-", f"{len(peeks)} slots can be read and changed", ""))
@@ -145,7 +153,7 @@ def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Li
 # --- who works --------------------------------------------------------------------------------------------
 
 
-def _alone(center: TimeoutCenter, topics: list[Topic]) -> list[Line]:
+def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> list[Line]:
     lines = [
         Line(
             Level.NOTE,
@@ -160,7 +168,7 @@ def _alone(center: TimeoutCenter, topics: list[Topic]) -> list[Line]:
     try:
         owned = admin.local_workers(center.store, center.queues)
     except TocError as exc:
-        return [*lines, *_unless_said(lines, "workers", exc)]
+        return [*lines, *_unless_said(known, "workers", exc)]
     slots = sum(topic.consumed for topic in topics)
     if not owned:
         return [*lines, _nobody()]

@@ -53,6 +53,21 @@ def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path
     assert having(lines, Level.NOTE, "no topics")
 
 
+def test_a_redis_cluster_that_is_away_is_said_once(tmp_path: Path) -> None:
+    nodes = ",".join(f"127.0.0.1:{free_port()}" for _ in range(6))
+    settings = Settings(
+        database_urls=[f"sqlite:///{tmp_path}/toc.db"],
+        databases=1,
+        tables=4,
+        redis_url=f"redis+cluster://{nodes}",
+    )
+    Migrator(settings.database_urls, databases=1, tables=4).upgrade()
+    with TimeoutCenter(settings) as center:
+        center.store.topics.create(Topic(name="order.close", biz_type=1, slot_amount=4))
+        lines = doctor.examine(center)
+    assert [line.part for line in lines if line.level is Level.REFUSE] == ["redis"]
+
+
 def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(system: System) -> None:
     center = system.center
     system.create_topics(slots=4)
