@@ -42,8 +42,9 @@ def configure(
     structlog.configure(
         processors=processors,
         wrapper_class=wrapper,
-        # not cached, so that a later configuration counts; looked up late, so that a redirected stderr does
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        # Not cached, so that a later configuration counts; looked up late, so that a redirected stderr does.
+        # It writes a line as one: processes share a log, and Python may have been told not to buffer.
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
 
@@ -108,7 +109,7 @@ class _Logger:
         if structlog.is_configured():
             return getattr(structlog.get_logger(source=self._name), method)
         processors, wrapper = _style("info", "auto", ())
-        printer = structlog.PrintLogger(sys.stderr)
+        printer = structlog.WriteLogger(sys.stderr)
         logger = structlog.wrap_logger(
             printer, processors=processors, wrapper_class=wrapper, source=self._name
         )

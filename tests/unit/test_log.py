@@ -1,0 +1,26 @@
+"""The log that the processes of a daemon share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+MANY = """
+from toc.log import configure, get_logger
+configure("info", "json")
+log = get_logger("toc.test")
+for number in range(2000):
+    log.info("counted", number=number)
+"""
+
+
+def test_processes_that_share_a_log_leave_each_others_lines_whole(tmp_path: Path) -> None:
+    """Unbuffered, as in most images: there a line and its end are two writes if they are printed apart."""
+    path = tmp_path / "log"
+    with path.open("ab") as file:
+        processes = [subprocess.Popen([sys.executable, "-u", "-c", MANY], stderr=file) for _ in range(4)]
+        assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 8000
