@@ -293,7 +293,8 @@ import sys
 from pathlib import Path
 from toc.local import cluster
 cluster._DAEMON = [sys.executable, "-c", {STUB!r}, "worker"]
-cluster.LocalCluster(Path(sys.argv[1]), processes=3).start(lambda settings: print("prepared", settings["cluster"]))
+local = cluster.LocalCluster(Path(sys.argv[1]), processes=3)
+local.start(lambda settings: print("prepared", settings["cluster"]))
 """
 
 
