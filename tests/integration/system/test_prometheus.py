@@ -120,7 +120,7 @@ def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
         system.wait(lambda: down() == {away}, "it has noticed which one is away", 30)
 
         for fails in (0, 1):
-            system.center.submit("test.sync", biz_id=1, delay=0, attribute={"fail": fails})
+            system.center.submit("test.sync", biz_id=1, delay=0.2, attribute={"fail": fails})
         asked = {name for query in dashboard_queries() for name in re.findall(r"\btoc_\w+", query)}
 
         def unseen() -> set[str]:
@@ -132,7 +132,8 @@ def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
 
         # What has never happened is not shown; that its name is right, test_alerts sees.
         system.wait(lambda: unseen() <= NEVER_HERE, "the daemon shows whatever the panels ask for", 30)
+        # A rate wants something that goes on, and no slot moves; all else has an answer.
         for query in dashboard_queries():
             found = prometheus.ask("query", query=query)["result"]
-            stands = not re.search(r"rate\(|increase\(", query)  # a rate wants something that goes on
-            assert found or not stands or re.findall(r"toc_\w+", query)[0] in NEVER_HERE, query
+            if not re.search(r"rate\(|increase\(|moving", query):
+                assert found or set(re.findall(r"\btoc_\w+", query)) <= NEVER_HERE, query
