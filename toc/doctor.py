@@ -69,11 +69,13 @@ def examine(
     progress(0.2, "looking at Redis")
     lines += [Line(finding.level, "redis", *finding[1:]) for finding in preflight.examine(center.queues)]
     progress(0.4, "looking at topics and slots")
+    topics: list[Topic] = []
     try:
         topics = center.store.topics.list()
     except TocError as exc:
-        topics = []
         lines += _unless_said(lines, "topics", exc)
+    else:
+        lines += _none_yet(topics)
     slots = [slot for topic in topics for slot in topic.slots()]
     peeks = center.queues.peek(slots)
     lines += _index_rights(center, peeks, lines)
@@ -270,7 +272,7 @@ def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> 
         yield Line(Level.NOTE, "intents", drain.host, what + absent, f"toc undrain {drain.host}")
     for slot, pin in wanted.pins.items():
         what = f"pinned to {pin.target} by {pin.by} since {_when(pin.at)}"
-        if slot.number >= amounts.get(slot.topic, 0):
+        if topics and slot.number >= amounts.get(slot.topic, 0):  # none: perhaps they cannot be read
             yield Line(
                 Level.WARN, "intents", str(slot), f"{what}; there is no such slot", f"toc unpin {slot}"
             )
@@ -291,10 +293,13 @@ def _when(milliseconds: int) -> str:
 # --- topics and their tasks -------------------------------------------------------------------------------
 
 
-def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
+def _none_yet(topics: list[Topic]) -> Iterator[Line]:
     if not topics:
         do = "toc topic create NAME --biz-type N --slots N"
         yield Line(Level.NOTE, "topics", "-", "there are no topics yet", do)
+
+
+def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
     dead: Counter[str] = Counter()
     for slot, peek in peeks.items():
         if isinstance(peek, Peek):

@@ -263,4 +263,5 @@ def test_servers_out_of_reach_are_lines_of_the_report_and_the_command_ends_with_
     assert {line["part"] for line in lines if line["level"] == "wrong"} == {"database", "redis", "zookeeper"}
     assert sum(line["level"] == "warn" and line["part"] == "zookeeper" for line in lines) == 2
     assert all(line["do"] for line in lines if line["level"] in ("wrong", "warn"))
+    assert not any(line["part"] == "topics" for line in lines), "of what cannot be read nothing is said"
     assert "canary" not in done.stdout + done.stderr

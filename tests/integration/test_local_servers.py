@@ -293,7 +293,8 @@ import sys
 from pathlib import Path
 from toc.local import cluster
 cluster._DAEMON = [sys.executable, "-c", {STUB!r}, "worker"]
-cluster.LocalCluster(Path(sys.argv[1])).start(lambda settings: print("prepared", settings["cluster"]))
+local = cluster.LocalCluster(Path(sys.argv[1]), processes=3)
+local.start(lambda settings: print("prepared", settings["cluster"]))
 """
 
 
@@ -330,7 +331,7 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
 
         said = tail(Path(status["host2"]["log"]))
         assert said == (
-            f"['worker', '--app', 'toc.demo.app:center', '--processes', '2'] host2 {local.config} None"
+            f"['worker', '--app', 'toc.demo.app:center', '--processes', '3'] host2 {local.config} None"
         )
         with pytest.raises(ConfigError, match="runs already"):
             local.start(lambda _settings: None)
@@ -350,6 +351,7 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
         assert all(part["running"] for part in back.values())
         assert all(back[name]["address"] == status[name]["address"] for name in lost[:3])
         assert back["redis1"]["pid"] == status["redis1"]["pid"], "what runs is left alone"
+        assert "'--processes', '3'" in tail(Path(back["host3"]["log"])), "as the other hosts"
         with pytest.raises(ConfigError, match="'redis7' is not one of"):
             local.start_parts(["redis7"])
     finally:

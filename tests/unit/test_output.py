@@ -10,7 +10,7 @@ from rich.console import Console
 
 from toc.cli.output import ago, most_urgent, table
 from toc.cli.top import _drawn, _reached
-from toc.cli.worker import WATCH_SPARE, _in_one_line
+from toc.cli.worker import WATCH_SPARE, _in_one_line, _spare
 from toc.top import Picture, TopicNow, WorkerNow
 
 SLOTS: list[dict[str, Any]] = [
@@ -50,6 +50,27 @@ def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
         assert record["owner"] in line
         assert str(record["waiting"]) in line
     assert "61234" in "".join(lines)
+
+
+def test_eighty_columns_have_room_for_what_one_asks_of_slots_at_rest() -> None:
+    at_rest = {
+        "owner": "host1-0-1a2b3c4d",
+        "since": "12 min ago",
+        "why": "balance",
+        "dead": 0,
+        "next_due": "in 30 s",
+    }
+    records = [
+        {**SLOTS[number], **at_rest, "slot": f"demo.order.close_{number}", "overdue_ms": 0}
+        for number in range(8)
+    ]
+    drawn, lacks = table(records, 80, _spare(records))
+    assert list(lacks) == ["state", "why", "dead"]
+    lines = printed(drawn, 80)
+    assert len(lines) == len(records) + 2, "each in one line, below titles in two"
+    assert max(map(len, lines)) <= 80
+    records[3]["why"] = "no worker that is not drained handles the topic"
+    assert "why" not in table(records, 80, _spare(records))[1]
 
 
 MOVING: list[dict[str, Any]] = [

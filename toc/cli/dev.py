@@ -246,7 +246,12 @@ def start(
         ),
     ] = None,
     daemons: Annotated[int, typer.Option(metavar="N", help="Worker daemons; each stands for a host.")] = 2,
-    processes: Annotated[int, typer.Option(metavar="N", help="Worker processes of each daemon.")] = 2,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Worker processes of each daemon. Default: as those there have, or 2."
+        ),
+    ] = None,
     zookeepers: Annotated[
         int, typer.Option(metavar="N", min=1, max=9, help="ZooKeeper servers: three survive the loss of one.")
     ] = 3,

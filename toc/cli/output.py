@@ -103,15 +103,16 @@ def table(
 ) -> tuple[Table, Sequence[str]]:
     """Records of like keys as a table, and which of the ``spare`` columns it lacks to fit into ``width``.
 
-    Before any column goes, the lines do. Numbers stand to the right: all columns but ``words``, by default
-    those that have nothing but numbers. A value may be a styled Text. ``cut`` is a column of sentences that
-    end with an ellipsis where there is no room for them, so that a record takes one line.
+    Before any column goes, lines and gaps do, and titles break. Numbers stand to the right: all columns but
+    ``words``, by default those that have nothing but numbers. A value may be a styled Text. ``cut`` is a
+    column of sentences that end with an ellipsis where there is no room for them, so that a record takes one
+    line.
     """
     from rich.table import Table
 
     texts = {key: [str(_shown(record[key])) for record in records] for key in records[0]}
-    wider = [(2, _SENTENCE, spare[:count]) for count in range(len(spare) + 1)]
-    for gap, sentence, left_out in [(3, _SENTENCE, spare[:0]), *wider, (1, _SENTENCE // 2, spare)]:
+    ways = [(gap, _SENTENCE, spare[:count]) for count in range(len(spare) + 1) for gap in (2, 1)]
+    for gap, sentence, left_out in [(3, _SENTENCE, spare[:0]), *ways, (1, _SENTENCE // 2, spare)]:
         keys = [key for key in texts if key not in left_out]
         room = {
             key: max(
@@ -120,7 +121,8 @@ def table(
             )
             for key in keys
         }
-        left = width - 1 - sum(room.values()) - gap * len(keys)
+        between = gap * len(keys) + (1 if gap == 3 else -gap)  # lines stand at both ends, gaps do not
+        left = width - sum(room.values()) - between
         fits = left >= 0
         if fits:
             break

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COUNT_SECONDS = 5
 """`show` counts pending tasks no longer than this, unless it is told to."""
 
+_NOT_COUNTED = "not counted: --count does"
+
 app = typer.Typer(no_args_is_help=True, help="Create topics and change their policies.")
 
 Name = Annotated[
@@ -140,30 +142,33 @@ def list_topics(as_json: Json = False) -> None:
 def show_topic(
     name: Name,
     count: Annotated[
-        bool, typer.Option("--count", help=f"Count to the end, if it takes more than {COUNT_SECONDS} s.")
+        bool, typer.Option("--count", help="Count pending tasks by their number of slots, to the end.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Show a topic with its policies, and how far a change of its slots has come.
 
     `pending by slots` tells how many pending tasks keep each number of slots: that under which they were
-    submitted. A change is over when all keep the present one. Where it takes more than 5 s to read them,
-    that is told of as many tables as were read by then.
+    submitted. A change is over when all keep the present one. To know it, every pending row is read: with
+    --count, and for at most 5 s while slots are being given up; what was not read by then is told.
     """
     from toc import admin
 
     with opened() as center:
         topic = admin.get_topic(center.store, name)
-        with progress_bar("tables") as progress:
-            seconds = None if count else COUNT_SECONDS
-            found = admin.pending_by_slots(center.store, topic, seconds=seconds, progress=progress)
+        found = admin.Stamped({}, 0, center.settings.tables)
+        if count or topic.former_slots:
+            with progress_bar("tables") as progress:
+                seconds = None if count else COUNT_SECONDS
+                found = admin.pending_by_slots(center.store, topic, seconds=seconds, progress=progress)
     record = topic_record(topic)
     if as_json:
-        counted = {"pending_by_slots": found.tasks, "tables_counted": found.tables, "tables": found.of}
+        tasks = found.tasks if found.tables else None
+        counted = {"pending_by_slots": tasks, "tables_counted": found.tables, "tables": found.of}
         print_json(record | counted)
     else:
         show_one(record | {"pending_by_slots": _amounts(found)}, as_json=False)
-    if found.tables < found.of:
+    if 0 < found.tables < found.of:
         say(
             f"counted {found.tables} of {found.of} tables in {COUNT_SECONDS} s, so there may be more; "
             "--count reads all"
@@ -171,6 +176,8 @@ def show_topic(
 
 
 def _amounts(found: Stamped) -> str:
+    if not found.tables:
+        return _NOT_COUNTED
     return ", ".join(f"{tasks} under {amount}" for amount, tasks in found.tasks.items()) or "none"
 
 
@@ -219,7 +226,7 @@ def alter(
         )
         say(
             f"new tasks go to {topic.slot_amount} slots, those that are pending keep theirs{rest}: "
-            f"`toc topic show {name}` counts them"
+            f"`toc topic show {name} --count` counts them"
         )
     show_one(topic_record(topic), as_json=as_json)
 

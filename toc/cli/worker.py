@@ -27,7 +27,7 @@ SlotName = Annotated[
     ),
 ]
 
-SLOT_SPARE = ("state", "since", "dead", "next_due")
+SLOT_SPARE = ("state", "dead", "since", "next_due")
 WATCH_SPARE = (*SLOT_SPARE, "prepared", "waiting")
 """On a terminal that is watched a slot has one line, so that as many as possible are seen."""
 
@@ -77,7 +77,7 @@ def slots(
         else:
             views = _slot_views(center, topic)
             records = [_slot_record(view) for view in views] if as_json else _slot_lines(center, views)
-            show(records, as_json=as_json, empty="no topics, so no slots", spare=SLOT_SPARE)
+            show(records, as_json=as_json, empty="no topics, so no slots", spare=_spare(records))
 
 
 def workers(as_json: Json = False) -> None:
@@ -285,6 +285,12 @@ def _watch(center: TimeoutCenter, topic: str | None) -> None:
             time.sleep(1)
 
 
+def _spare(records: list[dict[str, Any]]) -> tuple[str, ...]:
+    """What a narrow terminal lacks first: reasons too, if no slot has one that is worth telling."""
+    usual = all(record["why"] in (None, "balance") for record in records)
+    return ("state", "why", *SLOT_SPARE[1:]) if usual else SLOT_SPARE
+
+
 def _in_one_line(record: dict[str, Any]) -> dict[str, Any]:
     """A record of ``_slot_lines`` without columns that are seldom filled: ``why`` begins with theirs."""
     going, error = record.pop("moving_to", None), record.pop("error", None)
@@ -328,14 +334,15 @@ def _slot_record(view: SlotView) -> dict[str, Any]:
     from toc.coordination.coordinator import SlotState
 
     seat, seen = view.seat, view.queues
-    going = "; to be given up when it is empty" if view.going else ""
+    reasons = [seat.reason] if seat and not (view.going and seat.reason == "balance") else []
+    reasons += ["given up when empty"] if view.going else []
     record: dict[str, Any] = {
         "slot": str(view.slot),
         "state": seat and str(seat.state),
         "owner": seat and seat.owner,
         "since": instant(seat.since) if seat and seat.since else None,
         "moving_to": seat.assigned if seat and seat.state is SlotState.MOVING else None,
-        "why": (seat.reason if seat else "") + going or None,
+        "why": "; ".join(reasons) or None,
     }
     if isinstance(seen, IndexUnavailable):
         counts = dict.fromkeys(("waiting", "prepared", "dead", "next_due", "overdue_ms"))

@@ -47,8 +47,7 @@ def _members(place: Address, timeout: float) -> Iterator[Finding]:
             Level.REFUSE, place.hosts, f"its certificate or key cannot be read: {exc}", "correct it"
         )
         return
-    members = [_split(member.strip()) for member in place.hosts.split(",")]
-    for host, port in members:
+    for host, port in (_split(member.strip()) for member in place.hosts.split(",")):
         name = f"{host}:{port}"
         try:
             said = _ask(host, port, timeout, context)
@@ -58,9 +57,8 @@ def _members(place: Address, timeout: float) -> Iterator[Finding]:
             yield Finding(Level.WARN, name, f"no TLS with it: {why}", do)
             continue
         except OSError as exc:
-            rest = "; the others serve on" if len(members) > 1 else ""
             do = "bring it back: of an ensemble more than half must run"
-            yield Finding(Level.WARN, name, f"it does not answer ({type(exc).__name__}){rest}", do)
+            yield Finding(Level.WARN, name, f"it does not answer ({type(exc).__name__})", do)
             continue
         mode = re.search(r"^Mode: (\w+)", said, re.MULTILINE)
         version = re.search(r"^Zookeeper version: ([0-9.]+)", said, re.MULTILINE)

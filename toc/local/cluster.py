@@ -30,6 +30,7 @@ _HOST = re.compile(r"host[1-9][0-9]*")
 class LocalCluster:
     """The cluster of one directory. ``daemons`` stand for hosts: host1, host2, ...
 
+    ``processes`` is how many workers each has: by default as many as those that are there, or 2.
     ``zookeepers`` is how many members its ZooKeeper has.
 
     Stopping keeps the data; starting again finds it on the same ports.
@@ -40,7 +41,7 @@ class LocalCluster:
         directory: Path,
         *,
         daemons: int = 2,
-        processes: int = 2,
+        processes: int | None = None,
         zookeepers: int = 3,
         app: str = "toc.demo.app:center",
     ) -> None:
@@ -196,6 +197,7 @@ class LocalCluster:
     ) -> None:
         # A variable of the caller's shell must not lead a daemon to other servers.
         outside = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+        size = self.processes or max(part.get("processes", 0) for part in [{}, *self._parts().values()]) or 2
         processes = []
         for name in names:
             progress(name)
@@ -206,9 +208,9 @@ class LocalCluster:
                 "TOC_METRICS_ADDRESS": f"127.0.0.1:{free_port()}",
             }
             process = Process.spawn(
-                [*_DAEMON, "--app", self.app, "--processes", str(self.processes)], log, env=outside | own
+                [*_DAEMON, "--app", self.app, "--processes", str(size)], log, env=outside | own
             )
-            self._note(name, process, log, own["TOC_METRICS_ADDRESS"])
+            self._note(name, process, log, own["TOC_METRICS_ADDRESS"], processes=size)
             processes.append((process, log))
         # A daemon that cannot run at all says so at once.
         until(lambda: not all(process.alive() for process, _ in processes), 1.5)
@@ -253,9 +255,13 @@ class LocalCluster:
         if server.process is not None:
             self._note(name, server.process, server.log, f"127.0.0.1:{server.port}")
 
-    def _note(self, name: str, process: Process, log: Path, address: str | None) -> None:
+    def _note(
+        self, name: str, process: Process, log: Path, address: str | None, *, processes: int | None = None
+    ) -> None:
         """Add a process to the state file. Replaced at once, so that no reader finds half of it."""
         part = {"pid": process.pid, "started": process.started, "log": str(log), "address": address}
+        if processes is not None:
+            part["processes"] = processes
         fresh = self._state.with_suffix(".new")
         fresh.write_text(json.dumps({**self._parts(), name: part}, indent=2))
         fresh.replace(self._state)

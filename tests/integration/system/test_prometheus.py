@@ -19,6 +19,20 @@ from toc.local.process import free_port
 from toc.local.server import Server
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "prometheus"
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY.parent / "grafana" / "toc.json").read_text())
+NEVER_HERE = {
+    "toc_zookeeper_up",
+    "toc_drained",
+    "toc_index_losses_total",
+    "toc_stale_entries_total",
+    "toc_orphans_total",
+    "toc_fences_lost_total",
+    "toc_reclaimed_tasks_total",
+    "toc_quarantined_tasks_total",
+    "toc_worker_exits_total",
+    "toc_purged_rows_total",
+}
+"""What is shown only once it has happened, or where there is ZooKeeper."""
 
 
 class Prometheus(Server):
@@ -65,7 +79,15 @@ class Prometheus(Server):
             return False
 
 
-def test_prometheus_collects_from_the_daemons_and_no_rule_fails(system: System, tmp_path: Path) -> None:
+def dashboard_queries() -> list[str]:
+    """What its panels ask, with what Grafana puts in for its variables."""
+    written = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [query.replace("$__rate_interval", "5s").replace("$topic", ".*") for query in written]
+
+
+def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
+    system: System, tmp_path: Path
+) -> None:
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     system.create_topics()
@@ -96,3 +118,22 @@ def test_prometheus_collects_from_the_daemons_and_no_rule_fails(system: System, 
             return {one["instance"] for one in alerts if one["alertname"] == "TocDaemonDown"}
 
         system.wait(lambda: down() == {away}, "it has noticed which one is away", 30)
+
+        for fails in (0, 1):
+            system.center.submit("test.sync", biz_id=1, delay=0.2, attribute={"fail": fails})
+        asked = {name for query in dashboard_queries() for name in re.findall(r"\btoc_\w+", query)}
+
+        def unseen() -> set[str]:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+                types = re.findall(r"^# TYPE (\w+) (\w+)", answer.read().decode(), re.MULTILINE)
+            histograms = {name for name, kind in types if kind == "histogram"}
+            parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+            return asked - {name for name, _ in types} - parts
+
+        # What has never happened is not shown; that its name is right, test_alerts sees.
+        system.wait(lambda: unseen() <= NEVER_HERE, "the daemon shows whatever the panels ask for", 30)
+        # A rate wants something that goes on, and no slot moves; all else has an answer.
+        for query in dashboard_queries():
+            found = prometheus.ask("query", query=query)["result"]
+            if not re.search(r"rate\(|increase\(|moving", query):
+                assert found or set(re.findall(r"\btoc_\w+", query)) <= NEVER_HERE, query
