@@ -110,7 +110,7 @@ class _Packets:
             data, end, at = b"".join(parts), end - at, 0
         if header >> 24 != self._sequence:
             if header >> 24:
-                raise OperationalError(CR.CR_MALFORMED_PACKET, "the server's answers are out of order")
+                raise OperationalError(CR.CR_COMMANDS_OUT_OF_SYNC, "the server's answers are out of order")
             raise OperationalError(CR.CR_SERVER_LOST, "the server is shutting down")
         self._sequence = (self._sequence + 1) & 0xFF
         self._data, self._at = data, end

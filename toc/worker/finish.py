@@ -266,20 +266,25 @@ class Finisher:
         if deaths:
             guards |= self._store.die(list(deaths.values()))  # [rule: dead-first]
         lost: list[Entry] = []
-        for entry, _ in failed:
+        for entry, error in failed:
+            # Its class alone: what an error says may be a payload's.
+            about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": type(error).__name__}
             if guards[entry.job_id] is Guard.LOST:
                 self._outcomes[entry.topic.name, "overtaken"] += 1
                 lost.append(entry)
             elif entry.job_id in deaths:
                 self._outcomes[entry.topic.name, "dead"] += 1
-                log.warning("task_dead", job_id=entry.job_id, topic=entry.topic.name)
+                log.warning("task_dead", attempts=deaths[entry.job_id].new_attempts, **about)
                 moves.bury.append(entry)
             else:
                 self._outcomes[entry.topic.name, "failed"] += 1
                 entry.leased = 0.0  # the row has no lease any more
                 failure = retries[entry.job_id]
+                wait = (failure.next_time - now) / 1000
+                log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
                 left = entry.topic.remaining(failure.new_attempts)
                 moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
+            log.debug("handler_raised", exc_info=error, **about)
         self._by_row(lost, moves)
 
     def _by_row(self, entries: list[Entry], moves: Moves) -> None:
