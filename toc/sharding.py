@@ -16,7 +16,7 @@ import random
 import threading
 import weakref
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from toc.clock import Clock
 from toc.errors import InvalidBizId, InvalidKey
@@ -56,8 +56,7 @@ def check_key(name: str, text: object) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class BizId:
+class BizId(NamedTuple):
     """A business id as it is stored.
 
     ``number`` is the biz_id column, ``key`` the text where the id was given as one (else None), ``crc``

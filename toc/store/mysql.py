@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pymysql
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, COMMAND, CR
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from toc.config import URL_FLAGS
 from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.sockets import keep_timeouts, reader
+from toc.sockets import READ_BYTES, keep_timeouts, reader
+from toc.store.answers import read_answers
 from toc.store.server import Duplicate, Lost, Result, Server, Statement, Transient
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
@@ -130,12 +131,10 @@ class _Connection(pymysql.connections.Connection):
 
     The driver makes them anew for each connection, also where the server then speaks no TLS; reading the
     system's certificates takes 20 ms, in which no other thread runs. The kernel keeps its time-outs. And it
-    can wait with reading answers.
+    reads the answers to a batch by itself.
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
-    answers_after = 0.0
-    """Seconds to wait before the answers to the next query are read."""
 
     def connect(self, sock: Any = None) -> None:
         super().connect(sock)
@@ -156,11 +155,32 @@ class _Connection(pymysql.connections.Connection):
             self._contexts[settings] = context
         return context
 
-    def _read_query_result(self, unbuffered: bool = False) -> Any:
-        if self.answers_after:
-            time.sleep(self.answers_after)
-            self.answers_after = 0.0
-        return super()._read_query_result(unbuffered)  # type: ignore[misc]
+    def batch(self, sql: str, answers_after: float) -> list[Result]:
+        """Send statements; their results, read after so many seconds. Raises the driver's errors."""
+        driver: Any = self
+        driver._execute_command(COMMAND.COM_QUERY, sql)
+        if answers_after:
+            time.sleep(answers_after)
+        if driver._current_timeout != driver._read_timeout:
+            driver._sock.settimeout(driver._read_timeout)
+            driver._current_timeout = driver._read_timeout
+        return read_answers(self._receive, driver.decoders)
+
+    def _receive(self) -> bytes:
+        driver: Any = self
+        try:
+            data: bytes = driver._rfile.read1(READ_BYTES)
+        except OSError as exc:
+            driver._force_close()
+            raise pymysql.err.OperationalError(
+                CR.CR_SERVER_LOST, f"Lost connection to MySQL server during query ({exc})"
+            ) from exc
+        if not data:
+            driver._force_close()
+            raise pymysql.err.OperationalError(
+                CR.CR_SERVER_LOST, "Lost connection to MySQL server during query"
+            )
+        return data
 
 
 def server_name(url: URL) -> str:
@@ -201,21 +221,14 @@ class MySqlServer(Server):
         transaction: bool,
         patient: bool,
     ) -> list[Result]:
-        cursor: Any = connection.cursor()
-        parts = [cursor.mogrify(sql, params) if params else sql for sql, params in statements]
+        driver: Any = connection.driver_connection
+        parts = [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
         transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
         if transaction:
             parts = ["START TRANSACTION", *parts, "COMMIT"]
-        results = []
-        if patient:
-            seconds = min(len(parts) * _ANSWER_SECONDS, _MOST_ANSWER_SECONDS)
-            connection.driver_connection.answers_after = seconds  # type: ignore[union-attr]
+        after = min(len(parts) * _ANSWER_SECONDS, _MOST_ANSWER_SECONDS) if patient else 0.0
         try:
-            cursor.execute(";".join(parts))
-            while True:
-                results.append(Result(cursor.fetchall() if cursor.description else (), cursor.rowcount))
-                if not cursor.nextset():
-                    break
+            results: list[Result] = driver.batch(";".join(parts), after)
         except pymysql.err.MySQLError as exc:
             # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
             # would release the locks only when the server gets to notice.
@@ -225,7 +238,6 @@ class MySqlServer(Server):
                 except pymysql.err.MySQLError:
                     connection.invalidate()
             raise
-        cursor.close()
         return results[1:-1] if transaction else results
 
     def _hung_up(self, connection: PoolProxiedConnection) -> bool:

@@ -34,6 +34,8 @@ RETRY_SECONDS = 0.5
 GATHER_SECONDS = 0.006
 """The least time from one flush to the next. What ends within it is written together: the statements of
 a flush cost several times what their rows cost, and nobody waits for a finish."""
+MAX_GATHER_SECONDS = 0.05
+"""A flush that took long was large: the next one waits as long as it took, but no more than this."""
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
 MAX_ERROR_CHARS = 1000
@@ -103,7 +105,7 @@ class Finisher:
         self._finish_step = Step("finish")
         self._commit_step = Step("commit")
         self.busy = False
-        self._flushed_at = 0.0
+        self._flush_at = 0.0
         self.loop = Loop("finish", self.run_once)
 
     def ended(self, entry: Entry, error: BaseException | None) -> None:
@@ -164,9 +166,9 @@ class Finisher:
     def run_once(self) -> float:
         """Flush what is there. Returns the seconds until the next call."""
         self.busy = True
+        self.loop.pause(self._flush_at - self._clock.monotonic())
+        began = self._clock.monotonic()
         try:
-            self.loop.pause(self._flushed_at + GATHER_SECONDS - self._clock.monotonic())
-            self._flushed_at = self._clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
             moves = self._moves.popleft() if self._moves else Moves()
             while self._moves:
@@ -191,6 +193,8 @@ class Finisher:
                 return pause
             return IDLE_SECONDS
         finally:
+            took = self._clock.monotonic() - began
+            self._flush_at = began + min(max(GATHER_SECONDS, 2 * took), took + MAX_GATHER_SECONDS)
             self.busy = False
 
     # --- rows
@@ -266,20 +270,25 @@ class Finisher:
         if deaths:
             guards |= self._store.die(list(deaths.values()))  # [rule: dead-first]
         lost: list[Entry] = []
-        for entry, _ in failed:
+        for entry, error in failed:
+            # Its class alone: what an error says may be a payload's.
+            about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": type(error).__name__}
             if guards[entry.job_id] is Guard.LOST:
                 self._outcomes[entry.topic.name, "overtaken"] += 1
                 lost.append(entry)
             elif entry.job_id in deaths:
                 self._outcomes[entry.topic.name, "dead"] += 1
-                log.warning("task_dead", job_id=entry.job_id, topic=entry.topic.name)
+                log.warning("task_dead", attempts=deaths[entry.job_id].new_attempts, **about)
                 moves.bury.append(entry)
             else:
                 self._outcomes[entry.topic.name, "failed"] += 1
                 entry.leased = 0.0  # the row has no lease any more
                 failure = retries[entry.job_id]
+                wait = (failure.next_time - now) / 1000
+                log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
                 left = entry.topic.remaining(failure.new_attempts)
                 moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
+            log.debug("handler_raised", exc_info=error, **about)
         self._by_row(lost, moves)
 
     def _by_row(self, entries: list[Entry], moves: Moves) -> None:

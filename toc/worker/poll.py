@@ -180,8 +180,6 @@ class Poller:
         wait = min(times) / 1000 - self._clock.time() if min(times) > now else 0.0
         return min(max(wait, 0.0), IDLE_SECONDS)
 
-    # --- choose
-
     # --- take
 
     def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> int:

@@ -44,7 +44,7 @@ OUT_SECONDS = 1.0
 """How long a node has not answered when its slots begin to be served without it."""
 LOOK_SECONDS = 1.0
 LOOK_MOST_SECONDS = 5.0
-LOOK_SLOTS = 250
+LOOK_SLOTS = 100
 """Every slot that is owned is looked at each ``LOOK_SECONDS``. A worker that owns more than ``LOOK_SLOTS``
 looks less often in proportion, but each ``LOOK_MOST_SECONDS``: idle, it must cost next to nothing."""
 SPREAD_SECONDS = 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -63,7 +64,7 @@ def test_all_invariants_hold_while_one_worker_is_killed_and_one_daemon_is_stoppe
 
 def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(system: System) -> None:
     system.create_topics(backoff=Backoff.IMMEDIATE)
-    system.start()
+    daemon = system.start(env={"TOC_LOG_LEVEL": "debug"})
     center = system.center
     job_id = center.submit("test.doomed", biz_id=42, delay=0.1)
     system.wait(lambda: system.row(job_id).status == TaskStatus.DEAD, "the task is dead", 20)
@@ -72,6 +73,14 @@ def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(sys
     assert row is not None
     assert row.attempts == 16
     assert row.last_error == "RuntimeError: attempt 16 fails as always"
+    told = [json.loads(line) for line in daemon.log.read_text().splitlines() if f'"job_id": {job_id}' in line]
+    tries = [event for event in told if event["event"] in ("try_failed", "task_dead")]
+    assert [(event["attempts"], event["error"]) for event in tries] == [
+        (n, "RuntimeError") for n in range(1, 17)
+    ]
+    assert not [event for event in tries if "fails as always" in str(event)], "what an error says may be data"
+    raised = [event for event in told if event["event"] == "handler_raised"]
+    assert "attempt 16 fails as always" in raised[-1]["exception"], "for who debugs, with its traceback"
     slot = center.catalog.get("test.doomed").slot(row.slot_crc)
     system.wait(lambda: job_id in dict(center.queues.dead(slot, 10)), "it is in the DeadQueue", 5)
     assert center.cancel(job_id) is CancelOutcome.TOO_LATE

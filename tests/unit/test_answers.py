@@ -1,0 +1,136 @@
+"""The answers of a MySQL server, however the network cuts them: packets as the protocol describes them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+from pymysql.converters import decoders
+from pymysql.err import OperationalError, ProgrammingError
+
+from toc.store.answers import read_answers
+from toc.store.server import Result
+
+LONGLONG, VAR_STRING, DATETIME = 8, 253, 12
+UTF8, BINARY = 45, 63
+MORE = 0x08
+NULL = b"\xfb"
+
+
+def packets(*bodies: bytes) -> bytes:
+    """As they go over the wire: length, number, body; what is too long for one goes on in the next."""
+    wire = b""
+    number = 1
+    for body in bodies:
+        while True:
+            part, body = body[:0xFFFFFF], body[0xFFFFFF:]
+            wire += struct.pack("<I", len(part))[:3] + bytes([number & 0xFF]) + part
+            number += 1
+            if len(part) < 0xFFFFFF:
+                break
+    return wire
+
+
+def length(number: int) -> bytes:
+    if number < 0xFB:
+        return bytes([number])
+    for mark, size in ((0xFC, 2), (0xFD, 3), (0xFE, 8)):
+        if number < 1 << 8 * size:
+            return bytes([mark]) + number.to_bytes(size, "little")
+    raise AssertionError(number)
+
+
+def value(text: bytes) -> bytes:
+    return length(len(text)) + text
+
+
+def ok(matched: int, status: int = 0) -> bytes:
+    return b"\x00" + length(matched) + length(0) + struct.pack("<HH", status, 0)
+
+
+def column(kind: int, charset: int = UTF8) -> bytes:
+    names = b"".join(value(name) for name in (b"def", b"", b"t", b"t", b"c", b"c"))
+    return names + b"\x0c" + struct.pack("<HIBHB2x", charset, 255, kind, 0, 0)
+
+
+def end(status: int = 0) -> bytes:
+    return b"\xfe" + struct.pack("<HH", 0, status)
+
+
+def error(code: int, text: str) -> bytes:
+    return b"\xff" + struct.pack("<H", code) + b"#42S02" + text.encode()
+
+
+def from_wire(wire: bytes, size: int) -> Callable[[], bytes]:
+    """A connection that gives so many bytes at a time."""
+    parts = iter([wire[at : at + size] for at in range(0, len(wire), size)])
+    return lambda: next(parts)
+
+
+LONG = "ä" * 40_000  # its length takes three bytes, and it spans several reads
+TABLE = (
+    b"\x04",
+    column(LONGLONG),
+    column(VAR_STRING),
+    column(VAR_STRING, BINARY),
+    column(DATETIME),
+    end(MORE),
+)
+WIRE = packets(
+    ok(0, MORE),
+    *TABLE,
+    value(b"-7") + value(LONG.encode()) + value(b"\xff\x00") + value(b"2026-01-02 03:04:05"),
+    value(b"9223372036854775807") + NULL + NULL + NULL,
+    value(b"1") + value(b"") + value(b"x" * 251) + NULL,
+    end(MORE),
+    *TABLE,
+    end(MORE),
+    ok(300, MORE),
+    ok(70_000),
+)
+RESULTS = [
+    Result((), 0),
+    Result(
+        [
+            (-7, LONG, b"\xff\x00", datetime(2026, 1, 2, 3, 4, 5)),  # noqa: DTZ001 - as the driver gives it
+            (9223372036854775807, None, None, None),
+            (1, "", b"x" * 251, None),
+        ],
+        3,
+    ),
+    Result([], 0),
+    Result((), 300),
+    Result((), 70_000),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 1000, 1 << 16, 1 << 20])
+def test_answers_are_read_however_the_network_cuts_them(size: int) -> None:
+    assert read_answers(from_wire(WIRE, size), decoders) == RESULTS
+
+
+def test_a_value_longer_than_a_packet_goes_on_in_the_next() -> None:
+    text = b"y" * (0xFFFFFF + 10)
+    wire = packets(b"\x01", column(VAR_STRING), end(), value(text), end())
+    assert read_answers(from_wire(wire, 1 << 20), decoders) == [Result([(text.decode(),)], 1)]
+
+
+def test_the_first_error_ends_the_batch_as_the_driver_would_raise_it() -> None:
+    wire = packets(ok(1, MORE), error(1146, "Table 'x' doesn't exist"))
+    with pytest.raises(ProgrammingError, match="doesn't exist") as raised:
+        read_answers(from_wire(wire, 7), decoders)
+    assert raised.value.args[0] == 1146
+
+
+def test_an_answer_out_of_order_is_not_taken_for_ours() -> None:
+    wire = bytearray(packets(ok(1)))
+    wire[3] = 9
+    with pytest.raises(OperationalError, match="out of order") as raised:
+        read_answers(from_wire(bytes(wire), 100), decoders)
+    assert raised.value.args[0] == 2014, "a code that means: nobody knows whether it took effect"
+    wire[3] = 0  # as MariaDB says that it shuts down
+    with pytest.raises(OperationalError, match="shutting down") as raised:
+        read_answers(from_wire(bytes(wire), 100), decoders)
+    assert raised.value.args[0] == 2013, "the same"

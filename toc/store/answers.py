@@ -1,0 +1,155 @@
+"""What a MySQL server answers to a batch of statements, read from the wire.
+
+The driver makes an object of every packet and wakes up for each: reading two rows takes it 13 packets. Here a
+read takes all that has come, and values are cut out of it where they stand. Sending, logging in, TLS and
+errors are the driver's. The format: MySQL's "Client/Server Protocol, Text Protocol".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pymysql.constants import CR, FIELD_TYPE
+from pymysql.err import OperationalError, raise_mysql_exception
+
+from toc.store.server import Result
+
+_OK, _NULL, _EOF, _ERROR = 0x00, 0xFB, 0xFE, 0xFF
+_EOF_BELOW = 9
+"""A packet that begins like an end and is as long as this is a row with a very long value."""
+_MORE_RESULTS = 0x08
+"""Of the status: the answer to another statement follows."""
+_WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
+"""How many bytes hold a length that one byte cannot."""
+_WHOLE = 0xFFFFFF
+"""A packet of this size goes on in the next one."""
+_BINARY = 63
+_TEXTS = frozenset(
+    {
+        FIELD_TYPE.VARCHAR,
+        FIELD_TYPE.VAR_STRING,
+        FIELD_TYPE.STRING,
+        FIELD_TYPE.TINY_BLOB,
+        FIELD_TYPE.BLOB,
+        FIELD_TYPE.MEDIUM_BLOB,
+        FIELD_TYPE.LONG_BLOB,
+    }
+)
+_NUMBERS = frozenset(
+    {FIELD_TYPE.TINY, FIELD_TYPE.SHORT, FIELD_TYPE.INT24, FIELD_TYPE.LONG, FIELD_TYPE.LONGLONG}
+)
+
+_header = struct.Struct("<I").unpack_from
+Convert = Callable[[bytes], Any]
+
+
+def read_answers(receive: Callable[[], bytes], decoders: Mapping[int, Any]) -> list[Result]:
+    """The results of all statements of a query that was sent. Nothing of them is left unread.
+
+    ``receive`` returns what has come, at least one byte; ``decoders`` are the driver's, by type of column,
+    for what is neither text nor integer. Raises the driver's error for the first statement that failed.
+    """
+    packets = _Packets(receive)
+    results = []
+    more = True
+    while more:
+        first = packets.next()
+        if first[0] == _OK:
+            matched, at = _length(first, 1)
+            _, at = _length(first, at)  # the last number that AUTO_INCREMENT gave
+            more = bool(first[at] & _MORE_RESULTS)
+            results.append(Result((), matched))
+            continue
+        converts = [_convert(packets.next(), decoders) for _ in range(_length(first, 0)[0])]
+        packets.next()  # the end of the columns
+        rows = []
+        while not _is_end(packet := packets.next()):
+            rows.append(_row(packet, converts))
+        more = bool(packet[3] & _MORE_RESULTS)
+        results.append(Result(rows, len(rows)))
+    return results
+
+
+class _Packets:
+    """Cuts what comes into packets."""
+
+    __slots__ = ("_at", "_data", "_receive", "_sequence")
+
+    def __init__(self, receive: Callable[[], bytes]) -> None:
+        self._receive = receive
+        self._data = b""
+        self._at = 0
+        self._sequence = 1
+
+    def next(self) -> bytes:
+        """The next packet. Raises what it says if it is an error."""
+        packet = self._one()
+        if len(packet) == _WHOLE:
+            parts = [packet]
+            while len(parts[-1]) == _WHOLE:
+                parts.append(self._one())
+            packet = b"".join(parts)
+        if packet[0] == _ERROR:
+            raise_mysql_exception(packet)
+        return packet
+
+    def _one(self) -> bytes:
+        data, at = self._data, self._at
+        while len(data) < at + 4:
+            data, at = data[at:] + self._receive(), 0
+        (header,) = _header(data, at)
+        end = at + 4 + (header & _WHOLE)
+        if end > len(data):
+            parts = [data[at:]]
+            missing = end - len(data)
+            while missing > 0:
+                parts.append(self._receive())
+                missing -= len(parts[-1])
+            data, end, at = b"".join(parts), end - at, 0
+        if header >> 24 != self._sequence:
+            if header >> 24:
+                raise OperationalError(CR.CR_COMMANDS_OUT_OF_SYNC, "the server's answers are out of order")
+            raise OperationalError(CR.CR_SERVER_LOST, "the server is shutting down")
+        self._sequence = (self._sequence + 1) & 0xFF
+        self._data, self._at = data, end
+        return data[at + 4 : end]
+
+
+def _is_end(packet: bytes) -> bool:
+    return packet[0] == _EOF and len(packet) < _EOF_BELOW
+
+
+def _length(packet: bytes, at: int) -> tuple[int, int]:
+    """A number of variable width, and where it ends."""
+    first = packet[at]
+    if first < _NULL:
+        return first, at + 1
+    end = at + 1 + _WIDTHS[first]
+    return int.from_bytes(packet[at + 1 : end], "little"), end
+
+
+def _row(packet: bytes, converts: Sequence[Convert]) -> tuple[Any, ...]:
+    values: list[Any] = []
+    at = 0
+    for convert in converts:
+        if packet[at] == _NULL:
+            at += 1
+            values.append(None)
+            continue
+        size, at = _length(packet, at)
+        values.append(convert(packet[at : at + size]))
+        at += size
+    return tuple(values)
+
+
+def _convert(column: bytes, decoders: Mapping[int, Any]) -> Convert:
+    """How values of a column are read, by the end of its description: character set, length, type, ..."""
+    kind = column[-6]
+    if kind in _NUMBERS:
+        return int
+    if kind in _TEXTS:
+        return bytes if int.from_bytes(column[-12:-10], "little") == _BINARY else bytes.decode
+    decode = decoders.get(kind, str)
+    return lambda value: decode(value.decode())
