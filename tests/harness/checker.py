@@ -359,7 +359,7 @@ class _Check:
             breach("L", row.job_id, f"its deadline became {row.action_time}, acknowledged were {_list(dues)}")
         if row.status == PENDING and row.next_time <= self.final.now_ms:
             breach("L", row.job_id, f"is pending, due {self.final.now_ms - row.next_time} ms ago{_runs(job)}")
-        elif row.status == PENDING and row.attempts:
+        elif row.status == PENDING and (row.attempts or row.action_time <= self.final.now_ms):
             breach("L", row.job_id, f"has not ended: waits for try {row.attempts + 1}{_runs(job)}")
         elif row.status == PENDING:
             self.verdict.counts["not due yet"] += 1
@@ -434,6 +434,8 @@ class _Check:
                 if any(call.op == "redrive" for call in calls) and job.due is not None:
                     dues.append(job.due)
                 due = min(dues, default=None)
+                if due is not None and run.version == row.version:  # of former ones: one of these
+                    due = row.action_time
             if due is None:
                 self.verdict.breach("U", row.job_id, f"ran as version {run.version}, which nobody made")
             elif run.wall < due * 1_000_000:
