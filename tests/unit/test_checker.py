@@ -525,6 +525,24 @@ def test_settle_counts_from_the_due_time_and_from_the_end_of_the_fault(story: St
     assert broken(story.verdict(settle=4)) == "T"
 
 
+@pytest.mark.parametrize(("begins", "found"), [(60, ""), (70, "T")])
+def test_settle_of_a_later_try_counts_from_the_failure_of_the_one_before(
+    story: Story, begins: float, found: str
+) -> None:  # 30 s to settle and as long a prepare_timeout; a backoff of at most 2 s
+    story.submit().run(0.1, 0.2, "raise").run(begins, begins + 0.1, attempt=2)
+    verdict = story.row(ended=begins + 0.1, attempts=1).verdict()
+    assert broken(verdict) == found
+    assert not found or story.fault("zk_down", 0, 20).verdict().clean
+
+
+@pytest.mark.parametrize(("begins", "found"), [(60, ""), (90, "T")])
+def test_settle_of_a_repeated_try_counts_from_the_end_of_the_fault(
+    story: Story, begins: float, found: str
+) -> None:
+    story.submit().run(0.1, pid=1).fault("kill", 0.5, 5, 1).run(begins, begins + 0.1, pid=2, attempt=2)
+    assert broken(story.row(ended=begins + 0.1, attempts=1).verdict()) == found
+
+
 def test_a_start_after_the_row_had_ended(story: Story) -> None:
     story.submit().run(0.1, 0.2).run(9, 9.1, pid=2).row(ended=0.3).fault("redis_loss", 0.1, 8.9)
     assert "U" in broken(story.verdict())
