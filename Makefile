@@ -46,12 +46,14 @@ SECURED := tests/integration/system tests/contract tests/integration/coordinatio
 secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with the accounts of deploy/ alone
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
+# Besides the table's: outages of Redis seen from within, which no other target runs in full.
+OUTAGES := tests/integration/system/test_split_from_redis.py tests/integration/system/test_without_redis.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
-	$(BIN)/pytest tests/fault -m "not chaos" $(ARGS)
+	$(BIN)/pytest tests/fault $(OUTAGES) -m "not chaos" $(ARGS)
 
-faults-long: $(STAMP) servers ## the fault tests that take several minutes each
-	$(BIN)/pytest tests/fault -m chaos $(ARGS)
+faults-long: $(STAMP) servers ## the tests that take several minutes each, most of them of faults
+	$(BIN)/pytest tests -m chaos $(ARGS)
 
 runbook: $(STAMP) servers ## the recipes of docs/operations.md as they are written, under load, timed
 	$(BIN)/pytest tests/fault/test_runbook.py -m chaos -s $(ARGS)

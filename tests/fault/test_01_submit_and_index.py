@@ -163,12 +163,12 @@ def test_a_minute_without_redis_under_load_loses_no_submit(
             ended = time.time()
         count = len(load.job_ids)
         system.wait(lambda: len(load.job_ids) > count + 300, "the load goes on", 60)
-    judged = line.judge(system, within=10, at_most=20, wait=120)
+    line.judge(system, within=10, at_most=20, wait=120)
     late = lateness(system, began, ended)
     line.prove(
-        acknowledged > 4500 and late.p99 <= LATE_WITHOUT_REDIS_MS,
+        acknowledged > 4500,
         f"{acknowledged} submits acknowledged without Redis; {late.tasks:,} tasks ran meanwhile, lateness "
         f"p50 {late.p50:.0f} ms, p99 {late.p99:.0f} ms, most {late.most:.0f} ms",
     )
-    assert not load.errors
-    assert judged.duplicates.total() <= 20
+    assert not load.errors, load.said  # every submit was acknowledged
+    assert late.p99 <= LATE_WITHOUT_REDIS_MS

@@ -16,7 +16,6 @@ from harness.system import System
 
 from toc import NewTask
 from toc.local.servers import RedisServer
-from toc.queue.messages import Generation
 
 
 def in_index(system: System) -> dict[int, float]:
@@ -96,7 +95,7 @@ def test_an_emptied_redis_has_its_two_hundred_thousand_tasks_back_the_soonest_fi
     redis = launch(RedisServer)
     system = build(redis.url, databases=8, tables=64)
     system.start()
-    system.wait(lambda: _whole(system), "the index is recorded as whole", 20)
+    system.wait(system.whole, "the index is recorded as whole", 20)
     for first in range(0, 190_000, 5000):
         system.client.submit_many(tasks(5000, ahead=(3600, 7200), first=first))
     system.client.submit_many(tasks(10_000, ahead=(5, 95), first=1_000_000))
@@ -119,13 +118,6 @@ def test_an_emptied_redis_has_its_two_hundred_thousand_tasks_back_the_soonest_fi
     assert everything <= BACK_ALL
     assert late.most <= MOST_LATE_MS
     line.judge(system, within=MOST_LATE_MS / 1000, at_most=20)
-
-
-def _whole(system: System) -> bool:
-    """Whether every slot is recorded as built on the server that serves it: a loss is seen from then on."""
-    slots = [slot for topic in system.center.store.topics.list() for slot in topic.slots()]
-    found = system.center.queues.generations(slots).values()
-    return all(isinstance(one, Generation) and one.recorded == one.serving for one in found)
 
 
 def _back(system: System, redis: RedisServer, began: float, until_ms: int) -> float:

@@ -7,10 +7,15 @@ from collections.abc import Callable
 
 import pytest
 from fault.conftest import Build, Verdict
-from fault.kit.load import Load
+from fault.kit.load import TOPICS, Load
 from fault.kit.table import lateness
+from harness.final import read_final
+from harness.system import DaemonProcess, System
 
+from toc.coordination.operator import Operator
 from toc.local.servers import RedisServer, ZooKeeper
+
+SLOTS = 8
 
 
 @pytest.mark.parametrize(
@@ -32,9 +37,10 @@ def test_without_zookeeper_lateness_is_what_it_was_and_every_slot_keeps_its_owne
 ) -> None:
     line = verdict(12, "ZooKeeper unreachable", request.node.callspec.id)
     keeper = launch(ZooKeeper)
-    system = build(clean_redis.url, zookeeper=keeper.url, cluster="fault", session_timeout=2)
+    system = build(clean_redis.url, zookeeper=keeper.url, cluster="fault", session_timeout=2, slots=SLOTS)
     daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
-    # One that runs from here on tells that every slot has its owner.
+    with Operator(keeper.url, cluster="fault") as visit:
+        system.wait(lambda: shared(visit) == {"host-a", "host-b"}, "each host has its slots", 20)
     with Load(system.client, rate=100, ahead=(0.2, 1.0), fail=0.0) as load:
         system.wait(lambda: len(load.job_ids) > 300, "the load runs", 20)
         before = time.time()
@@ -54,9 +60,39 @@ def test_without_zookeeper_lateness_is_what_it_was_and_every_slot_keeps_its_owne
     without = lateness(system, before, after)
     line.prove(
         away >= len(daemons),
-        f"{away} sessions suspended; p99 lateness {without.p99:.0f} ms, before {usual.p99:.0f} ms",
+        f"{away} sessions suspended; lateness p50 {without.p50:.0f} ms, p99 {without.p99:.0f} ms, before "
+        f"{usual.p50:.0f} and {usual.p99:.0f} ms",
     )
+    assert without.p50 < usual.p50 + 50
     assert without.p99 < usual.p99 + 250
+    kept, amount = hosts_by_slot(system, daemons, before, after), len(TOPICS) * SLOTS
+    assert len(kept) == amount, "a slot whose tasks nobody ran"
+    assert all(len(hosts) == 1 for hosts in kept.values()), f"slots changed hands: {kept}"
+    line.prove(
+        len(set().union(*kept.values())) == 2, f"each of {amount} slots was served by one of two hosts"
+    )
     assert {daemon.process.poll() for daemon in daemons} == {None}
     assert not load.errors
     line.judge(system, within=3)
+
+
+def shared(visit: Operator) -> set[str]:
+    """The hosts that have slots; none while a slot is on its way to another one."""
+    rows = visit.slots()
+    settled = all(row.owner == row.assigned for row in rows)
+    return {row.owner.rsplit("-", 2)[0] for row in rows if row.owner} if settled else set()
+
+
+def hosts_by_slot(
+    system: System, daemons: list[DaemonProcess], since: float, before: float
+) -> dict[tuple[int, int], set[str]]:
+    """Which hosts started handlers between two instants (seconds since 1970), by biz_type and slot."""
+    host_of = {pid: daemon.host for daemon in daemons for pid in daemon.workers()}
+    slot_of = {
+        row.job_id: (row.biz_type, row.slot_crc % row.slot_amount) for row in read_final(system.center).rows
+    }
+    found: dict[tuple[int, int], set[str]] = {}
+    for event in system.history():
+        if event.event == "start" and since <= event.at / 1e9 < before:
+            found.setdefault(slot_of[event.job_id], set()).add(host_of[event.pid])
+    return found

@@ -20,6 +20,8 @@ AGAIN = 1.0
 """Seconds until what a dead process ran runs again, where its daemon lives."""
 TAKEN_OVER = SESSION + 3.0
 """Seconds until what is due on a dead host and had not started runs."""
+UNWRITTEN = 15
+"""How many more a process may have begun, or ended and not written, as it is killed."""
 LOADED = 5
 """The quick test allows so many times the promised seconds: others run beside it. Slow ones are strict."""
 
@@ -32,26 +34,31 @@ def test_what_a_killed_process_ran_runs_again_within_a_second_while_its_daemon_l
     build: Build, clean_redis: RedisServer, verdict: Verdict, kills: int, slack: float
 ) -> None:
     line = verdict(24, "kill -9 of a worker process", f"{kills} times, one of two processes")
-    system = build(clean_redis.url)
+    # The long ones, some killed three times in a row, would run alone from then on, one after the other.
+    system = build(clean_redis.url, max_crashes=100)
     daemon = system.start(processes=2)
     again: list[float] = []
+    flying = 0
     with Load(system.client, rate=60, ahead=(0.2, 1.0), attribute={"sleep": 0.01}):
         for number in range(kills):
             # Else nobody would be left to take it over.
             system.wait(lambda: daemon.told().count("worker_ready") == number + 2, "two are ready", 60)  # noqa: B023
             long_ones = set(system.client.submit_many(_long(20, number)))
             system.wait(lambda: len(system.late(long_ones)) == 20, "the long ones run", 60)  # noqa: B023
-            victim = max(daemon.workers(), key=lambda pid: len(_held(system, pid, long_ones)))
-            held = _held(system, victim, long_ones)
+            victim = max(daemon.workers(), key=lambda pid: len(_held(system, pid) & long_ones))
+            running = _held(system, victim)
+            held = running & long_ones
+            flying += len(running)
             killed = _kill(system, [victim])
             again += _again(system, held, killed, 20)
     worst = max(again)
     line.prove(
         len(again) >= kills,
-        f"{kills} kills, {len(again)} handlers were running and ran again within {worst:.2f} s",
+        f"{kills} kills, {flying} tasks in flight, {len(again)} of them long ones that ran again within "
+        f"{worst:.2f} s",
     )
     assert worst < AGAIN * slack
-    line.judge(system, within=3 * slack, at_most=len(again) + 30 * kills)
+    line.judge(system, within=3 * slack, at_most=flying + UNWRITTEN * kills)
 
 
 @pytest.mark.slow
@@ -78,7 +85,8 @@ def test_a_killed_host_is_replaced(
         long_ones = set(system.client.submit_many(_long(60, 0)))
         system.wait(lambda: len(system.late(long_ones)) == 60, "the long ones run", 60)
         workers = first.workers()
-        held = {job_id for pid in workers for job_id in _held(system, pid, long_ones)}
+        running = {job_id for pid in workers for job_id in _held(system, pid)}
+        held = running & long_ones
         unstarted = system.client.submit_many([NewTask("test.async", n, 1.0) for n in range(200)])
         killed = _kill(system, [first.process.pid, *workers] if whole else workers)
         again = _again(system, held, killed, 30)
@@ -92,7 +100,7 @@ def test_a_killed_host_is_replaced(
     )
     assert worst < (PREPARE_TIMEOUT + 1 if whole else AGAIN)
     assert late < (TAKEN_OVER if whole else AGAIN)
-    line.judge(system, within=TAKEN_OVER, at_most=len(held) + 100)
+    line.judge(system, within=TAKEN_OVER, at_most=len(running) + UNWRITTEN * len(workers))
 
 
 @pytest.mark.slow
@@ -135,11 +143,11 @@ def _long(count: int, number: int) -> list[NewTask]:
     return [NewTask("test.async", 1000 * number + n, 0.2, attribute={"sleep": 4}) for n in range(count)]
 
 
-def _held(system: System, pid: int, wanted: set[int]) -> set[int]:
-    """Those of the wanted that this process runs now."""
+def _held(system: System, pid: int) -> set[int]:
+    """What this process runs now."""
     running: set[int] = set()
     for event in system.history():
-        if event.pid == pid and event.job_id in wanted:
+        if event.pid == pid:
             (running.add if event.event == "start" else running.discard)(event.job_id)
     return running
 

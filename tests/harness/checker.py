@@ -7,7 +7,8 @@
     X dead        a dead task came back without an operator, or its DeadQueue entry is missing or wrong
     R retries     tries were charged that were neither the task's own nor a crash's, or were forgotten; a
                   task died of a crash; a failed try did not raise the number of tries
-    T settle      after its due time, and after the last fault before it, a task waited longer than stated
+    T settle      after its due time, and after the last fault before it, a task waited longer than stated, or
+                  a later try for longer than that and its backoff and prepare_timeout
     U unexpected  a handler or a row of a task that nobody submitted; a start after the row had ended
     O orphan      an index entry without a row, or in two places, or in another slot than the row says
 
@@ -341,6 +342,7 @@ class _Check:
             self._duplicates(row, job, topic)
             self._after_end(row, job)
             self._settled(row, job)
+            self._resumed(row, job, topic)
         self._retries(row, job, topic)
 
     def _no_row(self, job_id: int, job: _Job) -> None:
@@ -359,7 +361,7 @@ class _Check:
             breach("L", row.job_id, f"its deadline became {row.action_time}, acknowledged were {_list(dues)}")
         if row.status == PENDING and row.next_time <= self.final.now_ms:
             breach("L", row.job_id, f"is pending, due {self.final.now_ms - row.next_time} ms ago{_runs(job)}")
-        elif row.status == PENDING and row.attempts:
+        elif row.status == PENDING and (row.attempts or row.action_time <= self.final.now_ms):
             breach("L", row.job_id, f"has not ended: waits for try {row.attempts + 1}{_runs(job)}")
         elif row.status == PENDING:
             self.verdict.counts["not due yet"] += 1
@@ -434,6 +436,8 @@ class _Check:
                 if any(call.op == "redrive" for call in calls) and job.due is not None:
                     dues.append(job.due)
                 due = min(dues, default=None)
+                if due is not None and run.version == row.version:  # of former ones: one of these
+                    due = row.action_time
             if due is None:
                 self.verdict.breach("U", row.job_id, f"ran as version {run.version}, which nobody made")
             elif run.wall < due * 1_000_000:
@@ -571,6 +575,26 @@ class _Check:
             self.verdict.breach(
                 "T", row.job_id, f"started {waited:.1f} s after it was due and all faults had ended"
             )
+
+    def _resumed(self, row: Row, job: _Job, topic: Topic) -> None:
+        """A later try may wait for its backoff, and until what held the one before it is given up."""
+        overtime = topic.max_runtime * NS
+        for before, run in pairwise(job.runs):
+            if run.version != before.version:
+                continue
+            ended = 0 < before.end <= run.mono
+            free = before.end if ended else before.mono
+            if not ended and free + overtime <= run.mono:
+                free += overtime
+            number = bisect_right(self._begins, run.mono)
+            if number:
+                free = max(free, self._recovered[number - 1])
+            set_back = max(0, (before.wall - before.mono) - (run.wall - run.mono))  # backoff is of that clock
+            backoff = min(topic.backoff_base * 2.0**before.attempt, topic.backoff_cap)
+            waited = (run.mono - free - set_back) / NS - topic.prepare_timeout - backoff
+            if waited > self.limits.settle:
+                text = f"try {run.attempt} came {waited:.1f} s after its time and the end of all faults"
+                self.verdict.breach("T", row.job_id, text + _runs(job))
 
     def _retries(self, row: Row, job: _Job, topic: Topic) -> None:
         if row.status == CANCELLED:  # a cancel that came late marks the row as tried

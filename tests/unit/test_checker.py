@@ -137,6 +137,14 @@ def test_lost_an_acknowledged_task_that_still_waits(story: Story) -> None:
     assert broken(story.submit().row(TaskStatus.PENDING, 0).verdict()) == "L"
 
 
+def test_lost_a_task_that_was_due_and_was_put_off_without_a_try(story: Story) -> None:
+    assert broken(story.submit().row(TaskStatus.PENDING, ended=2000).verdict()) == "L"
+
+
+def test_a_task_that_is_not_due_yet_may_wait(story: Story) -> None:
+    assert story.submit(due=2000).row(TaskStatus.PENDING, ended=2000, due=2000).verdict().clean
+
+
 def test_lost_a_task_that_nobody_ran_and_that_is_marked_as_processed(story: Story) -> None:
     assert broken(story.submit().row().verdict()) == "L"
     assert broken(story.run(0.1).verdict()) == "L"  # a start is no success
@@ -189,6 +197,12 @@ def test_early_by_a_millisecond(story: Story) -> None:
 def test_early_for_a_deadline_that_was_moved(story: Story) -> None:
     story.submit().call("reschedule", -5, "rescheduled", due=2).row(ended=2.5, version=1, due=2)
     assert broken(story.run(1.9, 2.5, version=1).verdict()) == "E"
+
+
+def test_early_for_the_last_of_two_deadlines_though_not_for_the_first(story: Story) -> None:
+    story.submit().call("reschedule", -5, "rescheduled", due=2).call("reschedule", -4, "rescheduled", due=6)
+    story.row(ended=6.5, version=2, due=6)
+    assert broken(story.run(4, 6.5, version=2).verdict()) == "E"
 
 
 def test_a_task_that_was_moved_runs_at_its_new_time(story: Story) -> None:
@@ -509,6 +523,24 @@ def test_settle_counts_from_the_due_time_and_from_the_end_of_the_fault(story: St
     assert verdict.clean
     assert verdict.settled_s == pytest.approx(5)
     assert broken(story.verdict(settle=4)) == "T"
+
+
+@pytest.mark.parametrize(("begins", "found"), [(60, ""), (70, "T")])
+def test_settle_of_a_later_try_counts_from_the_failure_of_the_one_before(
+    story: Story, begins: float, found: str
+) -> None:  # 30 s to settle and as long a prepare_timeout; a backoff of at most 2 s
+    story.submit().run(0.1, 0.2, "raise").run(begins, begins + 0.1, attempt=2)
+    verdict = story.row(ended=begins + 0.1, attempts=1).verdict()
+    assert broken(verdict) == found
+    assert not found or story.fault("zk_down", 0, 20).verdict().clean
+
+
+@pytest.mark.parametrize(("begins", "found"), [(60, ""), (90, "T")])
+def test_settle_of_a_repeated_try_counts_from_the_end_of_the_fault(
+    story: Story, begins: float, found: str
+) -> None:
+    story.submit().run(0.1, pid=1).fault("kill", 0.5, 5, 1).run(begins, begins + 0.1, pid=2, attempt=2)
+    assert broken(story.row(ended=begins + 0.1, attempts=1).verdict()) == found
 
 
 def test_a_start_after_the_row_had_ended(story: Story) -> None:

@@ -258,3 +258,16 @@ def test_python_blocks_compile() -> None:
 def test_readme_has_the_two_commands_before_anything_else_to_run() -> None:
     first = _FENCE.findall((ROOT / "README.md").read_text())[0]
     assert [line.split("#")[0].strip() for line in first[1].splitlines()] == ["make run", "make test"]
+
+
+def test_every_test_that_make_test_leaves_out_is_run_by_another_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(
+        r"^\t\$\(BIN\)/pytest tests -m chaos ", makefile, re.MULTILINE
+    )  # these: wherever they are
+    whole = re.findall(r"tests/\w+(?= .*-m \"not chaos\")", makefile)
+    marked = "pytest.mark." + "slow"
+    slow = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    slow = [path for path in slow if marked in (ROOT / path).read_text()]
+    assert len(slow) > 20
+    assert [path for path in slow if not path.startswith(tuple(whole)) and path not in makefile] == []
