@@ -45,7 +45,7 @@
 #ifdef NO_LEASE_OF_HELD
 #define asks_in_time(w) true
 #else
-#define asks_in_time(w) (asked[w] || stage[w] < READY || stage[w] > FAILED || (stage[w] == READY && (!fenced[w] || late[w])))
+#define asks_in_time(w) ((asked[w] || !in_hand(w) || !in_time(w)) && !would_get(w))
 #endif
 #ifdef NO_FRESH_CHECK
 #define FRESH true
@@ -78,14 +78,32 @@
 #define RAN_OUT (others_lease(w) && row.gone)
 #endif
 #ifdef NO_MAY_ASK
-#define MAY_ASK true
+#define FIRST true
 #else
 #ifdef NO_LATE_ASK
 #define IN_TIME true
 #else
 #define IN_TIME !late[w]
 #endif
-#define MAY_ASK ((fenced[w] && IN_TIME) || leased[w] || stage[w] != READY)
+#ifdef NO_RENEW_ONLY
+#define RENEW_ONLY (stage[w] == READY && !leased[w])
+#else
+#define RENEW_ONLY true
+#endif
+#define FIRST ((fenced[w] && IN_TIME) || !RENEW_ONLY)
+#endif
+#ifdef NO_ASK_AGAIN
+#define would_get(x) false
+#else                   /* it has no lease, and gets one as soon as it asks again. [rule: asked-again] */
+#define would_get(x) (in_hand(x) && in_time(x) && !leased[x] && row.status == PENDING && (row.lease == NOBODY || row.lease == x + 1))
+#endif
+#ifdef NO_GIVING_UP
+#define holds_in_vain(x) false
+#define GIVES_UP false
+#else                   /* it has a lease and will not start: its entry is gone. It gives that up. [rule: lease-given-up] */
+#define holds_in_vain(x) ((stage[x] == READY || stage[x] == LEAVING) && fenced[x] && row.lease == x + 1 && \
+                          !(prepare.there && prepare.claim == x + 1))
+#define GIVES_UP (row.lease == w + 1)
 #endif
 #ifdef NO_COVER
 #define COVERED true
@@ -162,13 +180,19 @@ bit fresh[2];           /* what it holds was taken, or found to stand, not long 
 bit late[2];            /* prepare_timeout has passed since it last kept its entry alive */
 bit cut[2], out[2];     /* Redis does not answer it; and has not for long */
 bit paused[2];
-bit excused[2];         /* its try may run beside another: it was paused, or Redis forgot it before it had a lease */
+bit excused[2];         /* its try may run beside another: it was paused, Redis forgot it before it had a lease, or it
+                           has run beside another */
 bit owner, owned_long = 1;  /* who is to have the slot, and whether for long */
 bit owns[2];            /* the worker takes the slot for its own */
 bit orphan[2];          /* its daemon is gone: it is never told that the slot is not its own any more */
 bit shared[2];          /* it knows that others may have the slot too */
 unsigned crashes_left : 2 = CRASHES, pauses_left : 2 = PAUSES;
 
+#define in_hand(w)        (stage[w] >= READY && stage[w] <= FAILED)
+#define in_time(w)        (fenced[w] && !late[w])
+/* Nobody has kept its entry alive for prepare_timeout. Within that, whoever had a lease in vain while it was refused one has
+ * given that up, as it was in time for the last time before this entry was taken; and this one has asked again. */
+#define silent(x)         (out[x] && cut[x] && !fresh[x] && !would_get(x) && !holds_in_vain(1 - (x)))
 #define others_lease(w)   (row.lease != NOBODY && row.lease != w + 1)
 #define tries_left(used)  (used >= TRIES -> 1 : TRIES - used)
 #define stands(tries, of) (prepare.there && prepare.remaining == tries && prepare.claim == of)
@@ -196,6 +220,11 @@ inline starts() {
   assert(!quiet || blind);                                   /* C: cancel holds */
   assert(!(moved && ver[w] + 1 == row.version) || blind);
   assert(!(is_live(1 - w) && ver[1 - w] == ver[w]) || excused[0] || excused[1]);  /* D: no two at once */
+  if
+  :: is_live(1 - w) && ver[1 - w] == ver[w] ->               /* they had an excuse: there is one lease for the two */
+     excused[1 - w] = 1; excused[w] = excused[w] || blind
+  :: else
+  fi;
   newest = w + 1;
   ran = ran || ver[w] == row.version;
   ran_before = ran_before || ver[w] + 1 == row.version
@@ -278,14 +307,15 @@ end:
        fi }
 
      /* the keeper of leases: what is held for a while has one; renewed before it runs out. What was taken without
-      * Redis, or was not kept alive there in time, has one or never gets it. [rule: first-lease] */
-  :: d_step { !paused[w] && stage[w] >= READY && stage[w] <= FAILED && MAY_ASK &&
+      * Redis, or was not kept alive there in time, has one or never gets it, [rule: first-lease] whether it waits or runs:
+      * it only renews. [rule: renew-only] */
+  :: d_step { !paused[w] && in_hand(w) && (FIRST || leased[w] || (stage[w] != READY && row.lease == w + 1)) &&
               (!asked[w] || (leased[w] && (row.lease != w + 1 || row.gone)) ||
                (!leased[w] && row.status == PENDING && (row.lease == NOBODY || row.lease == w + 1))) ->
        asked[w] = 1;                                         /* [rule: lease-of-held] */
 #ifndef NO_LEASE_OF_HELD
        if
-       :: row.status == PENDING && (row.lease == NOBODY || row.lease == w + 1) ->
+       :: row.status == PENDING && (row.lease == w + 1 || (row.lease == NOBODY && FIRST)) ->
           row.lease = w + 1; row.gone = 0; leased[w] = 1
        :: else -> leased[w] = 0
        fi
@@ -301,12 +331,19 @@ end:
        :: else -> prepare.listed = 0
        fi }
 
-     /* start, or let go: what stands under its claim is adopted then. [rule: fresh-or-leased] [rule: covered]
-      * Who may not have the slot alone starts nothing without a lease. [rule: alone-or-leased] */
+     /* ... or not in time, by its own clock */
+  :: d_step { !paused[w] && stage[w] != IDLE && fenced[w] && !late[w] && silent(w) -> late[w] = 1 }
+
+     /* start, or let go: what stands under its claim is adopted then; what has a lease goes back without it.
+      * [rule: fresh-or-leased] [rule: covered] Who may not have the slot alone starts nothing without a lease. [rule: alone-or-leased] */
   :: atomic { !paused[w] && stage[w] == READY && !(fenced[w] && late[w]) && ((fenced[w] && FRESH && ALONE) || leased[w]) ->
        starts(); begun = 1; stage[w] = RUNNING }
   :: d_step { !paused[w] && stage[w] == READY && COVERED &&
-              ((fenced[w] && late[w]) || !((fenced[w] && FRESH && ALONE) || leased[w])) -> let_go() }
+              ((fenced[w] && late[w]) || !((fenced[w] && FRESH && ALONE) || leased[w])) ->
+       if
+       :: GIVES_UP -> back = 1; stage[w] = LEAVING
+       :: else -> let_go()
+       fi }
 
   :: !paused[w] && stage[w] == RUNNING -> stage[w] = DONE
   :: !paused[w] && stage[w] == RUNNING -> stage[w] = FAILED
@@ -409,8 +446,8 @@ end:
 
 /* --- whoever else acts ------------------------------------------------------------------------------------------- */
 
-/* The owner of the slot gives back what has timed out, or what the dead have left. */
-#define may_reclaim(x) (owns[x] && !cut[x] && !paused[x] && prepare.claim != x + 1)
+/* The owner of the slot gives back what has timed out, or what the dead have left; not what it holds itself. */
+#define may_reclaim(x) (owns[x] && !cut[x] && !paused[x] && prepare.claim != x + 1 && stage[x] == IDLE)
 
 proctype Reclaim() {
   unsigned remaining : 2, whose : 2, status : 2, version : 2, attempts : 2, crashes : 2;
@@ -419,7 +456,7 @@ proctype Reclaim() {
 end:
   do
   :: atomic { prepare.there && (may_reclaim(0) || may_reclaim(1)) && (prepare.claim == OF_DEAD || paused[prepare.claim - 1] ||
-               (out[prepare.claim - 1] && cut[prepare.claim - 1] && !fresh[prepare.claim - 1])) ->
+               silent((prepare.claim - 1))) ->
        if
        :: may_reclaim(0) -> w = 0
        :: may_reclaim(1) -> w = 1

@@ -136,6 +136,10 @@ class Hands:
     def sleep(self) -> None:
         """Be paused for much longer than prepare_timeout: nobody has kept alive what is held."""
         self.clock.slept += 1000
+        self.time_out()
+
+    def time_out(self) -> None:
+        """Let everything that is prepared in the slot be as old as if nobody had kept it alive."""
         for job_id, score in self.snapshot().items():
             self._redis.call("ZADD", self.queues.keys(SLOT).prepare, f"{score - 1_000_000:.17g}", job_id)
 

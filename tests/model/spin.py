@@ -37,6 +37,7 @@ class Search:
     finds: str = ""
     model: str = "toc"
     slow: bool = False
+    compress: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def run(search: Search, directory: Path) -> Result:
     defines = [f"-D{flag}" for flag in search.flags.split()]
     _call(["spin", "-a", *defines, str(MODEL / f"{search.model}.pml")], place)
     options = ["-DNFAIR=3"] if liveness else ["-DSAFETY", "-DNOCLAIM"]
+    if search.compress:
+        options.append("-DCOLLAPSE")
     quick = "-O0" if search.kind == "mutation" else "-O2"
     _call(["gcc", quick, "-w", *options, f"-DMEMLIM={MEMORY_MB}", "-o", "pan", "pan.c"], place)
     output = _call(["./pan", f"-m{MAX_DEPTH}", *(["-a", "-f"] if liveness else [])], place)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from toc.store import rows as sql
 from toc.store.history import FailedTry, line
-from toc.store.leases import Leases
+from toc.store.leases import NO_LEASE, Leases
 from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import Result, Server, Statement
 from toc.store.shards import Shards
@@ -175,6 +175,10 @@ class Batches:
         """Write failed tries on rows that are still as they were read, and that nobody else has leased."""
         return self._fail(items, self._leases.free)  # [rule: lease-fence]
 
+    def count(self, items: Sequence[Failure]) -> dict[int, Guard]:
+        """The same for tries that begin: they keep the lease that this worker has."""
+        return self._fail(items, self._leases.free, self._leases.kept())
+
     def crash(self, items: Sequence[Failure]) -> dict[int, Guard]:
         """Write tries that ended with their workers; not where a living worker has a lease by now.
 
@@ -182,7 +186,9 @@ class Batches:
         """
         return self._fail(items, self._leases.unleased)  # [rule: crash-unleased]
 
-    def _fail(self, items: Sequence[Failure], free: Callable[[Server], str]) -> dict[int, Guard]:
+    def _fail(
+        self, items: Sequence[Failure], free: Callable[[Server], str], lease: str = NO_LEASE
+    ) -> dict[int, Guard]:
         now = self._stamp()
         return self._guarded(
             items,
@@ -192,6 +198,7 @@ class Batches:
                 f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
                 f"{_noted(server, item, now)}"
             ),
+            lease,
         )
 
     def die(self, items: Sequence[Failure]) -> dict[int, Guard]:
@@ -212,6 +219,7 @@ class Batches:
         items: Iterable[Failure],
         free: Callable[[Server], str],
         changes: Callable[[Server, Failure], str],
+        lease: str = NO_LEASE,
     ) -> dict[int, Guard]:
         by_id = {item.job_id: item for item in items}
 
@@ -221,8 +229,7 @@ class Batches:
             results = server.run(
                 [
                     Statement(
-                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},"
-                        f"lease_owner=NULL,lease_until=NULL"
+                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},{lease}"
                         f"{'' if item.error is None else ',last_error=%s'} "
                         # [rule: failure-fence]
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
@@ -275,7 +282,7 @@ class Batches:
                 statements.append(
                     Statement(  # [rule: new-version]
                         f"UPDATE {name} SET status={PENDING},version=version+1,attempts=0,crashes=0,"
-                        f"next_time={now},gmt_modified={stamp},lease_owner=NULL,lease_until=NULL "
+                        f"next_time={now},gmt_modified={stamp},{NO_LEASE} "
                         f"WHERE {where} AND status={DEAD}"
                     )
                 )

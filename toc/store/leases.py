@@ -11,7 +11,7 @@ server, so whatever the clocks of workers say, they agree about each lease.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from toc.store import rows as sql
 from toc.store.server import Server, Statement
@@ -22,6 +22,8 @@ PENDING = int(TaskStatus.PENDING)
 RAN_OUT = -1
 """What ``TryRow.lease`` says of a lease whose owner died or fell silent: a try ended with it."""
 
+NO_LEASE = "lease_owner=NULL,lease_until=NULL"
+"""The assignments by which a row has no lease any more."""
 LEASED_IS_TRIED = "CASE WHEN lease_owner IS NULL THEN attempts ELSE {greatest}(attempts,1) END"
 """The attempts of a row of which somebody may be running the first try."""  # [rule: lease-is-tried]
 
@@ -78,6 +80,11 @@ class Leases:
         """The condition that no worker that may be living has a lease on a row, this one included."""
         return self._none_but(server, 0)
 
+    def kept(self) -> str:
+        """The assignments by which a row keeps the lease of this worker, and no other."""
+        mine = f"CASE WHEN lease_owner={self._me:d} THEN"
+        return f"lease_until={mine} lease_until END,lease_owner={mine} lease_owner END"
+
     def untaken(self) -> str:
         """The same for reading rows that can be taken, on any server: they are of one kind."""
         return self.unleased(self._shards.servers[0])
@@ -88,29 +95,36 @@ class Leases:
 
     # --- statements of its own
 
-    def take(self, seconds: Mapping[int, int], tries: Mapping[int, TryRow] | None = None) -> set[int]:
+    def take(
+        self,
+        seconds: Mapping[int, int],
+        tries: Mapping[int, TryRow] | None = None,
+        renew: Collection[int] = frozenset(),
+    ) -> set[int]:
         """Take or renew leases on pending rows on which no other has one, each for so many seconds from now.
 
         One that ran out is not taken over: first the try that ended with it is charged (``Batches.fail``).
         Nor is a row leased on which the failure of the try that asks was written: ``tries`` are the rows as
-        these had read them. Returns the ids of the rows whose leases are ours now. May be repeated after a
-        lost answer.
+        these had read them. The leases of those in ``renew`` are renewed only: not taken where nobody has
+        one. Returns the ids of the rows whose leases are ours now. May be repeated after a lost answer.
         """
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> set[int]:
-            groups: dict[tuple[int, int, str], list[int]] = {}
+            groups: dict[tuple[int, int, str, str], list[int]] = {}
             for table, part in ids.items():
                 for job_id in part:
                     row = tries.get(job_id) if tries else None
-                    groups.setdefault((table, seconds[job_id], _unfailed(row)), []).append(job_id)
+                    nobodys = "" if job_id in renew else "lease_owner IS NULL OR "  # [rule: renew-only]
+                    key = (table, seconds[job_id], nobodys, _unfailed(row))
+                    groups.setdefault(key, []).append(job_id)
             updates = [
                 Statement(
                     f"UPDATE {self._shards.names[table]} SET lease_owner={self._me:d},"
                     f"lease_until={server.from_now(lasts * 1000)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
-                    f"AND (lease_owner IS NULL OR lease_owner={self._me:d}){unfailed}"
+                    f"AND ({nobodys}lease_owner={self._me:d}){unfailed}"
                 )
-                for (table, lasts, unfailed), part in groups.items()
+                for (table, lasts, nobodys, unfailed), part in groups.items()
             ]
             matched = sum(result.matched for result in server.run(updates, transaction=True))
             asked = {job_id for part in ids.values() for job_id in part}
@@ -132,7 +146,7 @@ class Leases:
             server.run(
                 [
                     Statement(
-                        f"UPDATE {self._shards.names[table]} SET lease_owner=NULL,lease_until=NULL "
+                        f"UPDATE {self._shards.names[table]} SET {NO_LEASE} "
                         f"WHERE job_id IN ({sql.numbers(part)}) AND lease_owner={self._me:d}"
                     )
                     for table, part in ids.items()

@@ -227,6 +227,10 @@ class Store:
         """Write failed tries on pending rows whose version, attempts and crashes are still as given."""
         return self._batches.fail(items)
 
+    def count(self, items: Sequence[Failure]) -> dict[int, Guard]:
+        """The same for tries that begin here: they keep their leases."""
+        return self._batches.count(items)
+
     def crash(self, items: Sequence[Failure]) -> dict[int, Guard]:
         """The same for tries that ended with their workers: not where any living worker has a lease."""
         return self._batches.crash(items)

@@ -70,6 +70,10 @@ class Entry:
         self.leased = 0.0
         self.lease_at = 0.0
 
+    def timed_out(self, now: float) -> bool:
+        """Whether others may have found by now that it fell silent: nobody here has kept it alive in time."""
+        return self.fence != NO_FENCE and now - self.kept > self.topic.prepare_timeout
+
     def row_score(self, at: int | None = None) -> float:
         """The StoreQueue score that the row asks for: its next time (or ``at``), its tries left."""
         row = self.row
@@ -102,6 +106,8 @@ class Inflight:
         """Until when (monotonic) others may have our slots too. They may have lost Redis, or we: it does not
         say who has what. So nothing starts here without a lease, and nothing is taken without Redis."""
         self._entries: dict[int, Entry] = {}
+        self._refused: list[Entry] = []
+        """What was not started and has a lease, perhaps."""
         self._moving: dict[int, float] = {}
         """Fences of the entries that the finisher is moving out of the PrepareQueue just now."""
         self._lock = threading.Lock()
@@ -146,6 +152,8 @@ class Inflight:
         And when it was taken too long ago, unless it has a lease: who has lost Redis may have it. (How long
         ago its row was checked says nothing: the slot may have gone to another worker before.) Nor does
         anything start without a lease while others may have the slot too.
+
+        What has a lease stays held until that is given up: ``refuse`` finds it.
         """
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
@@ -155,10 +163,27 @@ class Inflight:
             ours = now >= self.shared_until  # [rule: alone-or-leased]
             fresh = indexed and ours and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
             if entry.lost or timed_out or not (fresh or now < entry.leased):  # [rule: last-look]
-                del self._entries[entry.job_id]
+                if entry.leased:
+                    entry.lost = True
+                    self._refused.append(entry)
+                else:
+                    del self._entries[entry.job_id]
                 return False
             entry.started = now
             return True
+
+    def refuse(self, entries: Iterable[Entry], now: float) -> list[Entry]:
+        """What will not start any more of these, and what was refused that; each is returned once.
+
+        They are held still: who has a lease gives it up first.
+        """
+        with self._lock:
+            late = [e for e in entries if not e.started and (e.lost or e.timed_out(now))]
+            refused = [e for e in dict.fromkeys(self._refused + late) if not e.settled]
+            self._refused.clear()
+            for entry in refused:
+                entry.lost = entry.settled = True  # [rule: lease-given-up]
+            return refused
 
     def drop(self, entries: Iterable[Entry]) -> None:
         """Hold these no longer: they have not started, and stand in the PrepareQueue no more."""

@@ -28,6 +28,8 @@ log = get_logger(__name__)
 TICK_SECONDS = 0.25
 LEASE_AFTER_SECONDS = 0.75
 """How long after it was taken an entry gets a lease. Most tries have ended by then and cost nothing."""
+AGAIN_SECONDS = 1.0
+"""How soon what got no lease asks again: whoever has it may be about to give it up."""
 COMPLAIN_SECONDS = 60.0
 
 
@@ -51,13 +53,14 @@ class LeaseKeeper:
         """Ask for the leases that are due; returns the seconds until the next look."""
         now = self._clock.monotonic()
         self._release_gone()
+        self._give_back_refused(now)
         # What has ended and is not written yet counts too: nobody else may begin it meanwhile.
         due = [
             entry
             for entry in self._inflight.snapshot()
             if entry.checked  # [rule: lease-of-held]
             and now >= (entry.lease_at or entry.held + LEASE_AFTER_SECONDS)
-            and _may_ask(entry, now)
+            and (entry.started or now < entry.leased or _in_time(entry, now))
         ]
         self._asked = due
         if due:
@@ -79,21 +82,39 @@ class LeaseKeeper:
                 log.warning("leases_not_kept", tasks=len(gone), error=str(exc))  # they will run out
         self._asked = []
 
+    def _give_back_refused(self, now: float) -> None:
+        """Give back what will not start any more and has a lease: who has begun it elsewhere needs that.
+
+        The finisher gives up the lease before it lets the entry go.
+        """
+        waiting = [
+            entry
+            for entry in self._inflight.snapshot()
+            # Not what quarantine has: there the row decides whether it runs.
+            if entry.checked and entry.leased and not entry.started and entry.row.crashes < self._max_crashes
+        ]
+        refused = self._inflight.refuse(waiting, now)
+        if refused:
+            self._finisher.give_back(refused)
+
     def take(self, entries: Sequence[Entry]) -> list[Entry]:
         """Take or renew leases on the rows of entries; returns those that have one now.
 
         Raises StoreUnavailable.
         """
         asked = self._clock.monotonic()
+        checked = [entry for entry in entries if entry.checked]
         ours = self._store.leases.take(
             {entry.job_id: entry.topic.prepare_timeout for entry in entries},
             # The finisher may write at the same time how it ended: a lease after that would tell of a crash.
-            {entry.job_id: entry.row for entry in entries if entry.checked},
+            {entry.job_id: entry.row for entry in checked},
+            {entry.job_id for entry in checked if not _in_time(entry, asked)},
         )
         for entry in entries:
             timeout = entry.topic.prepare_timeout
             entry.leased = asked + timeout if entry.job_id in ours else 0.0
-            entry.lease_at = asked + timeout / 3
+            again = timeout / 3 if entry.leased else AGAIN_SECONDS  # [rule: asked-again]
+            entry.lease_at = asked + again
         return [entry for entry in entries if entry.leased]
 
     def cover(self, entries: Sequence[Entry]) -> bool:
@@ -109,7 +130,7 @@ class LeaseKeeper:
         late = [
             entry
             for entry in entries
-            if (shared or entry.held < long_ago) and not entry.leased and _may_ask(entry, now)
+            if (shared or entry.held < long_ago) and not entry.leased and _in_time(entry, now)
         ]
         if late:
             try:
@@ -164,14 +185,12 @@ class LeaseKeeper:
         self._finisher.give_back(entry for entry, _ in crashed)
 
 
-def _may_ask(entry: Entry, now: float) -> bool:
-    """Not for a first lease of what must not start.
+def _in_time(entry: Entry, now: float) -> bool:
+    """Whether a first lease is due to it; what has one may renew it in any case.
 
-    What was taken without Redis may stand in a slot that went to another worker: only the fallback, which
-    looks at that, may take a lease for it. What nobody has kept alive in time may run elsewhere by now,
-    with no lease yet.
+    Not to what nobody has kept alive in time: it may run elsewhere by now, with no lease yet, and would be
+    refused one there. And what was taken without Redis may stand in a slot that went to another worker: only
+    the fallback, which looks at that, takes the first lease for it.
     """
-    if entry.started > 0 or now < entry.leased:
-        return True
-    alive = not entry.lost and now - entry.kept <= entry.topic.prepare_timeout
-    return entry.fence != NO_FENCE and alive  # [rule: first-lease]
+    # [rule: first-lease]
+    return entry.fence != NO_FENCE and not entry.lost and not entry.timed_out(now)

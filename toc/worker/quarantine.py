@@ -273,10 +273,9 @@ class Quarantine:
             with self._counting:
                 if entry.settled:
                     return False  # abandoned meanwhile
-                (guard,) = self._store.fail([_change(row, counted, ALONE)]).values()
+                (guard,) = self._store.count([_change(row, counted, ALONE)]).values()
                 if guard is Guard.APPLIED:
                     entry.row = counted
-                    entry.lease_at = 0.0  # the row has no lease any more
                     return True
         except StoreUnavailable as exc:
             log.warning("rows_not_written", tries=1, error=str(exc))

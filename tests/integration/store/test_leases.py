@@ -171,6 +171,30 @@ def test_without_a_name_a_lease_is_always_anothers(place: Any, one: Store, row: 
     nobody.close()
 
 
+def test_who_only_renews_takes_no_lease_where_nobody_has_one(one: Store, two: Store, row: TaskRow) -> None:
+    mine = {row.job_id: 30}
+    assert one.leases.take(mine, renew=mine) == set()
+    assert lease(two, row) == 0
+    assert one.leases.take(mine) == set(mine)
+    assert one.leases.take(mine, renew=mine) == set(mine)
+    assert two.leases.take(mine, renew=mine) == set()
+    one.leases.release(mine)
+    assert one.leases.take(mine, renew=mine) == set()
+
+
+def test_what_is_counted_as_it_begins_keeps_the_lease_of_its_worker_alone(
+    one: Store, two: Store, row: TaskRow
+) -> None:
+    begun = Failure(row.job_id, row.version, row.attempts, row.crashes, 0, 1, row.next_time, "alone")
+    assert one.leases.take({row.job_id: 30}) == {row.job_id}
+    assert two.count([begun]) == {row.job_id: Guard.LOST}
+    assert one.count([begun]) == {row.job_id: Guard.APPLIED}
+    assert lease(two, row) > 0
+    two.leases.set_dead(["worker-one"])
+    assert two.count([begun._replace(crashes=1, new_crashes=2)]) == {row.job_id: Guard.APPLIED}
+    assert lease(two, row) == 0
+
+
 def test_a_crash_is_not_written_where_this_very_worker_has_a_lease(
     one: Store, two: Store, row: TaskRow
 ) -> None:

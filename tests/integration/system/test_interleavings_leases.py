@@ -9,10 +9,13 @@ from harness.system import System
 from toc import TaskStatus
 from toc.errors import StoreUnavailable
 from toc.local.servers import RedisServer
+from toc.store.batch import Failure, Guard
 from toc.task import TryRow
 from toc.worker.entry import NO_FENCE, Entry, Held
 from toc.worker.fallback import OWNED_SECONDS
-from toc.worker.leases import LEASE_AFTER_SECONDS
+from toc.worker.leases import AGAIN_SECONDS, LEASE_AFTER_SECONDS
+
+PREPARE_TIMEOUT = 30  # as the topic has it
 
 
 def test_a_lease_that_is_asked_for_while_the_failure_is_written_is_not_given(
@@ -117,6 +120,179 @@ def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
     second.end()
     second.finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def begun_beside_a_sleeper(hands: tuple[Hands, Hands]) -> int:
+    """The first worker sleeps while it runs a task, the second reclaims and begins it; both want leases."""
+    first, second = hands
+    job_id = first.begin_one()
+    first.sleep()
+    second.reclaim()
+    second.take()
+    second.start_and_wait()
+    first.leases.run_once()
+    second.clock.slept += LEASE_AFTER_SECONDS
+    second.leases.run_once()
+    return job_id
+
+
+def test_who_slept_while_it_ran_takes_no_lease_from_the_next_try(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    """It has the slot again, its late failure is refused, and it has lost Redis: it looks at the table."""
+    first, second = hands
+    job_id = begun_beside_a_sleeper(hands)
+    first.end_and_finish(fails=True)
+    with out_of_reach(clean_redis):
+        first.miss_redis()
+        first.take_without_redis()
+        assert first.inflight.get(job_id) is None, "it runs beside the newest try"
+    second.end()
+    second.finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_who_slept_while_it_ran_does_not_reclaim_the_next_try(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    """Whoever runs that has lost Redis since, but writes leases."""
+    first, second = hands
+    job_id = begun_beside_a_sleeper(hands)
+    first.end_and_finish(fails=True)
+    second.time_out()
+    first.reclaim()
+    assert system.row(job_id).crashes == 1, "the newest try is charged while it runs"
+    second.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_who_slept_while_it_ran_under_a_lease_renews_it(system: System, hands: tuple[Hands, Hands]) -> None:
+    """As long as nobody has charged its try, no other runs: its entry and its lease ran out, no more."""
+    first, second = hands
+    job_id = first.begin_one()
+    first.clock.slept += LEASE_AFTER_SECONDS
+    first.leases.run_once()
+    first.sleep()
+    first.leases.run_once()
+    entry = first.inflight.get(job_id)
+    assert entry is not None
+    assert entry.leased > first.clock.monotonic()
+    second.reclaim()
+    assert system.row(job_id).crashes == 0
+    first.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_what_will_not_start_gives_its_lease_to_who_runs_it(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis is emptied just before a worker without its daemon gets the lease by which it may start."""
+    orphan, owner = hands
+    orphan.lose_daemon()
+    job_id = submit_due(system)
+
+    def begin_elsewhere() -> None:
+        clean_redis.call("FLUSHALL")
+        system.center.queues.add({SLOT: [(job_id, float(system.row(job_id).action_time))]})
+        owner.take()
+        owner.start_and_wait()
+
+    meanwhile(monkeypatch, orphan.store.leases, "take", begin_elsewhere)
+    orphan.take()
+    owner.clock.slept += LEASE_AFTER_SECONDS
+    owner.leases.run_once()
+    assert owner.store.read_tries([job_id])[job_id].lease > 0, "the one that waits has it"
+    orphan.clock.slept += PREPARE_TIMEOUT / 3 + 1
+    orphan.keeper.run_once()  # its entry is gone
+    orphan.leases.run_once()
+    orphan.finish()
+    assert orphan.inflight.get(job_id) is None
+    owner.clock.slept += AGAIN_SECONDS
+    owner.leases.run_once()
+    assert orphan.store.read_tries([job_id])[job_id].lease > 0, "the one that runs has it"
+    owner.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_what_is_refused_its_start_gives_up_its_lease_before_it_is_let_go(
+    hands: tuple[Hands, Hands],
+) -> None:
+    """It slept just before the start; nobody else has found that, and it runs uncharged."""
+    first, second = hands
+    job_id = first.take_one()
+    first.clock.slept += LEASE_AFTER_SECONDS
+    first.leases.run_once()
+    assert second.store.leases.take({job_id: 30}) == set()
+    entry = first.inflight.get(job_id)
+    assert entry is not None
+    first.clock.slept += PREPARE_TIMEOUT + 1
+    assert not first.inflight.start(entry, first.clock.monotonic())
+    first.leases.run_once()
+    first.finish()
+    assert first.inflight.get(job_id) is None
+    second.take()
+    second.start_and_wait()
+    assert [(task.attempt, task.job_id) for task in second.runs] == [(1, job_id)]
+
+
+def test_what_is_refused_its_start_is_let_go_though_its_lease_is_gone(
+    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper of leases is just renewing it, and learns that another has it."""
+    first, second = hands
+    job_id = first.take_one()
+    entry = first.inflight.get(job_id)
+    assert entry is not None
+    first.clock.slept += LEASE_AFTER_SECONDS
+    first.leases.run_once()
+
+    def refuse() -> None:
+        assert not first.inflight.start(entry, first.clock.monotonic() + PREPARE_TIMEOUT)
+        first.store.leases.release([job_id])
+        assert second.store.leases.take({job_id: 30}) == {job_id}
+
+    meanwhile(monkeypatch, first.store.leases, "take", refuse)
+    first.clock.slept += PREPARE_TIMEOUT / 3 + 1
+    first.leases.run_once()
+    assert entry.leased == 0
+    first.leases.run_once()
+    first.finish()
+    assert first.inflight.get(job_id) is None
+
+
+def test_what_is_refused_a_lease_asks_again_soon(hands: tuple[Hands, Hands]) -> None:
+    """Whoever has it may be about to give it up; until prepare_timeout / 3 much may happen."""
+    first, second = hands
+    job_id = first.begin_one()
+    assert second.store.leases.take({job_id: 30}) == {job_id}
+    first.clock.slept += LEASE_AFTER_SECONDS
+    first.leases.run_once()
+    second.store.leases.release([job_id])
+    first.clock.slept += AGAIN_SECONDS
+    first.leases.run_once()
+    assert second.store.leases.take({job_id: 30}) == set()
+    first.end_and_finish()
+
+
+def test_a_run_alone_without_redis_keeps_its_lease(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    """It is counted on its row when it begins; without a fence it could take no first lease after that."""
+    worker, other = hands
+    job_id = submit_due(system)
+    row, limit = system.row(job_id), system.settings.max_crashes
+    suspected = Failure(job_id, row.version, 0, 0, 0, limit, row.next_time, None)
+    assert worker.store.fail([suspected]) == {job_id: Guard.APPLIED}
+    with out_of_reach(clean_redis):
+        worker.miss_redis()
+        worker.take_without_redis()
+        entry = worker.inflight.get(job_id)
+        assert entry is not None
+        assert worker._worker.quarantine._count(entry, worker.clock.now_ms())
+        worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
+        worker.leases.run_once()
+        assert entry.leased > 0
+        assert other.store.leases.take({job_id: 30}) == set()
 
 
 def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
