@@ -146,9 +146,9 @@ def redrive(
 
 def get_row(store: Store, job_id: int) -> TaskRow:
     """A task's row with what only operators need. Raises InvalidInput, UnknownTask."""
+    store.check_layout()
     row = store.get(check_job_id(job_id))
     if row is None:
-        store.check_layout()
         raise UnknownTask(
             f"there is no task {job_id}; finished ones are purged after their topic's retention"
         )
