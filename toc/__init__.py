@@ -16,29 +16,51 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toc.client import TimeoutCenter
     from toc.config import Settings
-    from toc.errors import TocError
+    from toc.errors import (
+        DedupConflict,
+        InvalidInput,
+        SubmitUnknown,
+        TocError,
+        Unavailable,
+        WrongShardConnection,
+    )
     from toc.task import CancelOutcome, Dead, NewTask, RescheduleOutcome, Retry, Task, TaskStatus
     from toc.topic import Topic
 
 __all__ = [
     "CancelOutcome",
     "Dead",
+    "DedupConflict",
+    "InvalidInput",
     "NewTask",
     "RescheduleOutcome",
     "Retry",
     "Settings",
+    "SubmitUnknown",
     "Task",
     "TaskStatus",
     "TimeoutCenter",
     "TocError",
     "Topic",
+    "Unavailable",
+    "WrongShardConnection",
 ]
 
 _MODULES = {
     "TimeoutCenter": "toc.client",
     "Settings": "toc.config",
-    "TocError": "toc.errors",
     "Topic": "toc.topic",
+    **dict.fromkeys(
+        (
+            "DedupConflict",
+            "InvalidInput",
+            "SubmitUnknown",
+            "TocError",
+            "Unavailable",
+            "WrongShardConnection",
+        ),
+        "toc.errors",
+    ),
 }
 
 

@@ -146,6 +146,7 @@ def redrive(
 
 def get_row(store: Store, job_id: int) -> TaskRow:
     """A task's row with what only operators need. Raises InvalidInput, UnknownTask."""
+    store.check_layout()
     row = store.get(check_job_id(job_id))
     if row is None:
         raise UnknownTask(

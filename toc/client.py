@@ -59,6 +59,7 @@ class TimeoutCenter:
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
         self._index_paused_until = float("-inf")
+        self._layout_checked = False
         self._lock = threading.RLock()
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _fresh_lock(reference()))
@@ -192,7 +193,9 @@ class TimeoutCenter:
 
         Optional: the sweep does it within a second. Ids that are unknown or not pending are ignored.
         """
-        rows = self.store.read([check_job_id(job_id) for job_id in job_ids])
+        checked = [check_job_id(job_id) for job_id in job_ids]
+        self._check_layout()
+        rows = self.store.read(checked)
         self._index(row for row in rows.values() if row.status == TaskStatus.PENDING)
 
     # --- change
@@ -203,7 +206,7 @@ class TimeoutCenter:
         Row first, then the index. When a PrepareQueue entry stands once the task was due, or the
         index cannot be asked and the due time is near, a try may have started.
         """
-        check_job_id(job_id)
+        job_id = check_job_id(job_id)
         self._check_places()
         changed, row = self.store.cancel(job_id)  # [rule: row-first]
         failpoint("cancel.row-written")
@@ -222,13 +225,15 @@ class TimeoutCenter:
 
         Raises InvalidBizId, UnknownTopic; StoreUnavailable as ``cancel`` does, when some may be cancelled.
         """
+        biz = BizId.of(biz_id)
         biz_type = self.catalog.get(topic).biz_type
-        rows = self.store.find(BizId.of(biz_id), biz_type)
+        self._check_layout()
+        rows = self.store.find(biz, biz_type)
         return {row.job_id: self.cancel(row.job_id) for row in rows}
 
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
         """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
-        check_job_id(job_id)
+        job_id = check_job_id(job_id)
         self._check_places()
         row = self.store.get(job_id)
         if row is None:
@@ -258,13 +263,17 @@ class TimeoutCenter:
 
     def get(self, job_id: int) -> Task | None:
         """The task, or None. Raises StoreUnavailable."""
-        row = self.store.get(check_job_id(job_id))
+        job_id = check_job_id(job_id)
+        self._check_layout()
+        row = self.store.get(job_id)
         return None if row is None else self._task(row)
 
     def find(self, *, biz_id: int | str, topic: str | None = None) -> list[Task]:
         """All tasks of a biz_id that are kept, oldest first. Raises StoreUnavailable."""
+        biz = BizId.of(biz_id)
         biz_type = None if topic is None else self.catalog.get(topic).biz_type
-        rows = self.store.find(BizId.of(biz_id), biz_type)
+        self._check_layout()
+        rows = self.store.find(biz, biz_type)
         return [self._task(row) for row in rows]
 
     # --- inside
@@ -287,11 +296,19 @@ class TimeoutCenter:
         return seen is not None and (seen.attempts > 0 or seen.last_error is not None)
 
     def _check_places(self) -> None:
-        """A wrong URL of either server is told before anything is written. Connects to none."""
+        """A wrong URL of either server, or a wrong layout, is told before anything is written."""
         _ = self.store, self.queues
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        """Raise SchemaBehind before a row is written, or looked for, where no worker looks for it."""
+        if not self._layout_checked:
+            self.store.check_layout()
+            self._layout_checked = True
 
     def _submit(self, row: TaskRow, connection: Connection | None) -> int:
         if connection is not None:
+            self._check_layout()
             return self.store.insert_with(connection, row)
         self._check_places()
         job_id = self.store.insert(row)  # [rule: row-first]

@@ -106,7 +106,8 @@ class UnknownTask(TocError):
 
 
 class SchemaBehind(TocError):
-    """At least one shard has not the schema that this code needs: run ``toc db upgrade``."""
+    """At least one shard has not the schema that this code needs: run ``toc db upgrade``. Or its tables were
+    made for other numbers of databases and tables than are configured."""
 
     exit_code = 3
 

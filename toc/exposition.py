@@ -6,7 +6,7 @@ used, only its formats: OpenMetrics for who asks for it, else the older text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -107,8 +107,3 @@ def quantile(buckets: Sequence[float], cells: Sequence[float], part: float) -> f
         before += count
         low = bound
     return buckets[-1]
-
-
-def by_label(values: Mapping[Key, Sequence[float]], name: str) -> dict[Key, Sequence[float]]:
-    """The series of one metric, by their label values."""
-    return {key[1:]: cells for key, cells in values.items() if key[0] == name}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import ceil
 
-from toc.clock import Clock, to_ms
+from toc.clock import Clock, from_ms, to_ms
 from toc.errors import DedupConflict, InvalidDelay, InvalidInput, NaiveDatetime, NotInFuture, shown
 from toc.sharding import BizId, JobIds, check_key, crc32, valid_job_id
 from toc.task import NewTask, TaskRow, TaskStatus, encode_attribute
@@ -14,6 +14,9 @@ from toc.topic import Topic, TopicType
 
 MAX_DELAY_SECONDS = 1e12
 """Beyond this a number of seconds is refused without looking at TOC_MAX_DELAY, which is shorter."""
+
+EARLIEST_MS = to_ms(datetime(1000, 1, 1, tzinfo=UTC))
+"""The first instant of MySQL's DATETIME: tasks of instant topics may be due long ago."""
 
 
 class Intake:
@@ -77,9 +80,13 @@ class Intake:
         else:
             raise InvalidInput("give a delay or an action_time (only tasks of instant topics run now)")
         if due <= now and (topic is None or topic.topic_type is TopicType.TIMED):
+            given = "a delay of 0" if action_time is None else f"action_time {action_time}"
             raise NotInFuture(
-                f"action_time {due} ms is not after now ({now} ms); a timed topic takes deadlines ahead"
+                f"{given} is not after now ({from_ms(now).isoformat(timespec='milliseconds')}); "
+                "a timed topic takes deadlines ahead"
             )
+        if due < EARLIEST_MS:
+            raise InvalidInput(f"action_time {action_time} is before the year 1000, which MySQL cannot store")
         if due - now > self._max_delay_ms + 1:
             raise InvalidDelay(
                 f"the deadline is {(due - now) / 86_400_000:.0f} days ahead; at most "
@@ -92,7 +99,7 @@ def check_job_id(job_id: int) -> int:
     """Return ``job_id`` if it can be one. Raises InvalidInput."""
     if not valid_job_id(job_id):
         raise InvalidInput(f"{shown(job_id)} is not a job_id; submit returned one as an int")
-    return job_id
+    return int(job_id)
 
 
 def check_same_dedup(rows: Sequence[TaskRow]) -> None:
@@ -132,4 +139,4 @@ def _delay_ms(delay: object) -> int:
 
 def _not_allowed(delay: timedelta | float) -> InvalidDelay:
     text = delay if not isinstance(delay, int) or abs(delay) < 10**30 else "of that size"
-    return InvalidDelay(f"delay {text} is not allowed; it must be a finite time from now on, not before now")
+    return InvalidDelay(f"delay {text} is not allowed; it must be 0 or more seconds, and not without end")

@@ -87,7 +87,7 @@ class Retry(Exception):
 class Dead(Exception):
     """Raised by a handler: the task can never succeed; it is dead at once, with this reason."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str = "no reason given") -> None:
         super().__init__(reason)
         self.reason = reason
 

@@ -58,6 +58,8 @@ def behave(task: Task) -> None:
             raise Retry(after=timedelta.max)
         case "dead":
             raise Dead("cannot ever work")
+        case "dead without a reason":
+            raise Dead
         case "unspeakable":
             raise Unspeakable
         case "exit":

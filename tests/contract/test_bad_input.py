@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -106,6 +106,13 @@ def test_submit_refuses(untouched: Contract, case: str) -> None:
         untouched.center.submit(arguments.pop("topic"), **arguments)
     assert isinstance(caught.value, TocError)
     assert str(caught.value)
+
+
+@pytest.mark.parametrize("hours", [-9, 0, 9])
+def test_an_instant_task_of_the_year_1_is_refused_in_any_zone(untouched: Contract, hours: int) -> None:
+    first = datetime.min.replace(tzinfo=timezone(timedelta(hours=hours)))
+    with pytest.raises(errors.InvalidInput, match="year 1000"):
+        untouched.center.submit("c.now", biz_id=1, action_time=first)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -384,6 +391,53 @@ def test_shards_that_are_behind_are_named_and_nothing_starts(contract: Contract)
     other = contract.settings.model_copy(update={"database_prefix": contract.prefix + "x"})
     with TimeoutCenter(other) as center, pytest.raises(errors.SchemaBehind):
         center.submit("c.plain", biz_id=1, delay=9)
+
+
+@pytest.mark.parametrize("wrong", [{"tables": 4}, {"databases": 4}, {"databases": 1, "tables": 4}])
+def test_a_program_set_for_other_tables_is_refused_before_it_writes_or_looks_in_the_wrong_one(
+    contract: Contract, wrong: dict[str, int]
+) -> None:
+    # In the right table nobody would find the task: acknowledged, and never run. biz_id 1 is in table 7 of 8.
+    job_id = contract.center.submit("c.plain", biz_id=1, delay=3600, dedup_key="layout")
+    before = (contract.rows(), contract.keys())
+    calls: dict[str, Callable[[TimeoutCenter], object]] = {
+        "submit": lambda center: center.submit("c.plain", biz_id=1, delay=9),
+        "submit_many": lambda center: center.submit_many([NewTask("c.plain", 1, delay=9)]),
+        "index": lambda center: center.index([job_id]),
+        "cancel": lambda center: center.cancel(job_id),
+        "cancel_by_biz": lambda center: center.cancel_by_biz("c.plain", biz_id=1),
+        "reschedule": lambda center: center.reschedule(job_id, action_time=LATER),
+        "get": lambda center: center.get(job_id),
+        "find": lambda center: center.find(biz_id=1),
+    }
+    for name, call in calls.items():
+        with (
+            TimeoutCenter(contract.settings.model_copy(update=wrong)) as center,
+            pytest.raises(errors.SchemaBehind, match="TOC_DATABASES and TOC_TABLES"),
+        ):
+            pytest.fail(f"{name} answered {call(center)}")
+    assert (contract.rows(), contract.keys()) == before
+    variables = {f"TOC_{name.upper()}": str(value) for name, value in wrong.items()}
+    for words in (
+        ["get", str(job_id)],
+        ["dead", "list"],
+        ["dead", "redrive", str(job_id)],
+        ["cancel", "--topic", "c.plain", "--all", "--yes"],
+    ):
+        done = contract.toc(*words, env=variables)
+        _refused(done, 3)
+        assert "TOC_TABLES" in done.stderr
+
+
+def test_a_copy_of_a_task_table_that_somebody_left_beside_it_stops_nothing(contract: Contract) -> None:
+    copy = f"`{contract.prefix}0`.`timeout_task_0000_before`"
+    contract.query(f"CREATE TABLE {copy} LIKE `{contract.prefix}0`.`timeout_task_0000`")
+    try:
+        assert contract.toc("db", "check").returncode == 0
+        with TimeoutCenter(contract.settings) as center:
+            assert center.get(center.submit("c.plain", biz_id=1, delay=3600)) is not None
+    finally:
+        contract.query(f"DROP TABLE {copy}")
 
 
 BAD_SETTINGS = {

@@ -89,12 +89,18 @@ def test_a_task_goes_through_the_command_line(contract: Contract) -> None:
     task = contract.center.get(job_id)
     assert task is not None
     assert task.action_time == at
+    moved = contract.json("reschedule", str(job_id), "--delay", "200d")  # of microseconds none is kept
+    task = contract.center.get(job_id)
+    assert task is not None
+    assert datetime.fromisoformat(moved["action_time"]) == task.action_time
+    assert contract.json("get", str(job_id))["biz_type"] == task.biz_type
     cancelled = contract.json("cancel", str(job_id))
     assert str(cancelled["outcome"]).lower() == "cancelled"
     assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
-    late = contract.toc("reschedule", str(job_id), "--delay", "1h")
+    late = contract.toc("reschedule", str(job_id), "--delay", "1h", "--json")
     assert late.returncode == 1
-    assert "too_late" in (late.stdout + late.stderr).lower().replace(" ", "_")
+    assert json.loads(late.stdout) == {"job_id": job_id, "outcome": "too_late", "action_time": None}
+    assert "ended" in late.stderr
     assert contract.toc("get", str(job_id ^ 1)).returncode == 1
     assert contract.toc("cancel", str(job_id ^ 1)).returncode == 1
     assert contract.toc("cancel", "--topic", "c.plain", "--biz-id", "42").returncode == 0

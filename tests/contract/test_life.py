@@ -106,10 +106,13 @@ def _slots(topic: str) -> int:
     return {"c.thrice": 2, "c.async": 2}.get(topic, 1)
 
 
-def test_dead_is_dead_at_once_with_its_reason(running: Contract) -> None:
-    job_id = submit(running, "c.plain", 5, **{"raise": "dead"})
+@pytest.mark.parametrize(
+    ("how", "reason"), [("dead", "cannot ever work"), ("dead without a reason", "no reason given")]
+)
+def test_dead_is_dead_at_once_with_its_reason(running: Contract, how: str, reason: str) -> None:
+    job_id = submit(running, "c.plain", 5, **{"raise": how})
     until_status(running, job_id, 4)
-    assert running.row(job_id)["last_error"] == "cannot ever work"
+    assert running.row(job_id)["last_error"] == reason
     assert len(running.history(job_id)) == 1
     running.wait(lambda: all(key.startswith("dead_{") for key in running.scores(job_id)), "buried")
 
@@ -346,3 +349,15 @@ def _forge(contract: Contract, key: str, member: int | str, score: float = 1.0) 
     """An index entry as nobody in the system would write it; the waker is told as the add script would."""
     contract.redis.zadd(key, {str(member): score})
     contract.redis.publish(f"wake_{{{key}}}", f"{score:.17g}")
+
+
+def test_no_task_starts_once_toc_topic_pause_has_returned(running: Contract) -> None:
+    assert running.toc("topic", "pause", "c.plain").returncode == 0
+    try:
+        job_id = running.center.submit("c.plain", biz_id=1, delay=0.01)
+        later = running.center.submit("c.async", biz_id=1, delay=0.5)
+        running.wait_status(later, 2)
+        assert (running.status(job_id), running.history(job_id)) == (0, [])
+    finally:
+        assert running.toc("topic", "resume", "c.plain").returncode == 0
+    running.wait_status(job_id, 2)

@@ -25,6 +25,9 @@ def test_the_names_of_the_contract_are_importable() -> None:
 
     for name in (CancelOutcome, Dead, NewTask, Retry, Settings, Task, TaskStatus, TimeoutCenter):
         assert name.__name__ in toc.__all__
+    for error in ("DedupConflict", "SubmitUnknown", "WrongShardConnection"):
+        assert issubclass(getattr(toc, error), toc.TocError)
+        assert getattr(toc, error) is getattr(errors, error)
     assert {outcome.name for outcome in CancelOutcome} == {
         "CANCELLED",
         "MAY_HAVE_STARTED",

@@ -56,7 +56,7 @@ class Filters(NamedTuple):
 
 
 def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Selection:
-    """What the filters mean. Raises InvalidInput, UnknownTopic, InvalidBizId before anything is done."""
+    """What the filters mean. Raises InvalidInput, UnknownTopic, SchemaBehind before anything is done."""
     from toc import admin
     from toc.sharding import BizId
     from toc.store import Selection
@@ -69,6 +69,7 @@ def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Sel
         raise InvalidInput(f"--after {after} is not before --before {before}: nothing lies between them")
     if error == "":
         raise InvalidInput("--error is empty; give a part of the error's text")
+    center.store.check_layout()
     return Selection(
         status,
         biz_type=None if topic is None else admin.get_topic(center.store, topic).biz_type,

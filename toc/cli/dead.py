@@ -175,6 +175,7 @@ def _check(job_ids: list[int], filters: Filters, every: bool, rate: float | None
 
 def _chosen(center: TimeoutCenter, job_ids: list[int], filters: Filters) -> Sequence[int]:
     if job_ids:
+        center.store.check_layout()
         rows = center.store.read(job_ids)
         return [job_id for job_id, row in rows.items() if row.status == TaskStatus.DEAD]
     return center.store.ids(selected(center, TaskStatus.DEAD, filters))

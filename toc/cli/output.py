@@ -234,6 +234,7 @@ def task_record(task: Task) -> dict[str, Any]:
         "job_id": task.job_id,
         "topic": task.topic,
         "biz_id": task.biz_id,
+        "biz_type": task.biz_type,
         "status": status_name(task.status),
         "action_time": task.action_time.isoformat(timespec="milliseconds"),
         "due_in_seconds": round((task.action_time - datetime.now(UTC)).total_seconds(), 3)

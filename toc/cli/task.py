@@ -24,12 +24,20 @@ from toc.cli.values import (
     job_number,
     opened,
 )
+from toc.clock import from_ms, to_ms
 from toc.errors import InvalidInput, NaiveDatetime, NotInFuture
-from toc.task import TaskStatus
+from toc.task import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.tracing import is_traced, trace_id
 
 if TYPE_CHECKING:
     from toc.client import TimeoutCenter
+
+_MEANS = {
+    "may_have_started": "a try may be running, or have run",
+    "too_late": "it has ended already; `toc get` shows how",
+    "unknown": "there is no such task; finished ones are purged after their topic's retention",
+}
+"""What an outcome means that is not simply what was asked for."""
 
 
 def submit(
@@ -118,7 +126,7 @@ def find(
             [task_record(task) for task in tasks],
             as_json=as_json,
             empty=f"no tasks of biz_id {biz}",
-            spare=("version", "due_in_seconds", "biz_id", "attempt", "attribute"),
+            spare=("biz_type", "version", "due_in_seconds", "biz_id", "attempt", "attribute"),
         )
 
 
@@ -168,6 +176,8 @@ def cancel(
     records = [{"job_id": job, "outcome": outcome.value} for job, outcome in outcomes.items()]
     if job_id is not None:
         show_one(records[0], as_json=as_json)
+        if outcomes[job_id] is not CancelOutcome.CANCELLED:
+            say(_MEANS[outcomes[job_id].value])
     else:
         show(records, as_json=as_json, empty=f"no tasks of biz_id {biz} on {topic}")
     if any(record["outcome"] != "cancelled" for record in records):
@@ -234,9 +244,11 @@ def reschedule(
             return
         at = due()
         outcome = center.reschedule(job_id or 0, action_time=at)
-    show_one({"job_id": job_id, "outcome": outcome.value, "action_time": at.isoformat()}, as_json=as_json)
-    if outcome.value != "rescheduled":
-        say("the task was not simply rescheduled")
+    moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
+    due_at = from_ms(to_ms(at)).isoformat(timespec="milliseconds") if moved else None
+    show_one({"job_id": job_id, "outcome": outcome.value, "action_time": due_at}, as_json=as_json)
+    if outcome is not RescheduleOutcome.RESCHEDULED:
+        say(_MEANS[outcome.value])
         raise typer.Exit(1)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toc.catalog import REFRESH_SECONDS
 from toc.cli.output import print_json, progress_bar, say, show, show_one, topic_record
 from toc.cli.values import Json, duration, opened, who, whole_seconds
 from toc.log import get_logger
@@ -15,6 +17,8 @@ from toc.topic import Backoff, Topic, TopicType
 if TYPE_CHECKING:
     from toc.admin import Stamped
 
+NOTICED_SECONDS = REFRESH_SECONDS + 0.5
+"""After so long every worker that reaches MySQL has read the topic table again."""
 COUNT_SECONDS = 5
 """`show` counts pending tasks no longer than this, unless it is told to."""
 
@@ -233,12 +237,16 @@ def alter(
 
 @app.command()
 def pause(name: Name, as_json: Json = False) -> None:
-    """Stop running tasks of a topic. They are still accepted and kept; what runs is finished."""
+    """Start no more tasks of a topic. They are still accepted and kept; what runs is finished.
+
+    Returns when every worker has had the time to read it, after some 3 s.
+    """
     from toc import admin
 
     with opened(account=True) as center:
         topic = admin.alter_topic(center.store, name, {"paused": True})
         _log_change(topic, {"paused": True})
+    time.sleep(NOTICED_SECONDS)  # what is said next is to be so
     _tell(topic, "paused", as_json)
 
 

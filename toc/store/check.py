@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toc.errors import SchemaBehind
@@ -11,7 +13,9 @@ from toc.store.schema import REVISION, TOPIC_TABLE, task_table_name
 from toc.store.server import Server, Statement
 from toc.store.shards import Shards
 
+_TASK_TABLE = re.compile("timeout_task_[0-9]{4}")
 _VERSIONS = "alembic_version"
+_OTHER_LAYOUT = "TOC_DATABASES and TOC_TABLES are not those that the tables were made for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +66,32 @@ def require(shards: Shards) -> None:
         return
     shown = "; ".join(str(status) for status in behind[:8]) + ("; ..." if len(behind) > 8 else "")
     if any(status.revision is not None and status.unexpected_tables for status in behind):
-        raise SchemaBehind(
-            f"{shown}: TOC_DATABASES and TOC_TABLES are not those that the tables were made for"
-        )
+        raise SchemaBehind(f"{shown}: {_OTHER_LAYOUT} ({shards.layout.databases} and {shards.layout.tables})")
     if any(status.revision is not None and status.missing_tables for status in behind):
         raise SchemaBehind(f"{shown}: tables are gone that were there; restore them from a backup")
     raise SchemaBehind(f"{shown}: run `toc db upgrade`")
 
 
-def check_server(shards: Shards, server: Server) -> list[ShardStatus]:
-    """The state of the databases of one server. Raises StoreUnavailable."""
-    layout = shards.layout
-    names = [layout.database_name(database) for database in server.databases]
-    if layout.sqlite:
+def require_layout(shards: Shards) -> None:
+    """Raise SchemaBehind if the tables were made for other TOC_DATABASES and TOC_TABLES.
+
+    A task would else be written into a table in which nobody looks for its job_id. The tables of the first
+    database tell; that one is missing is left to whoever needs it.
+    """
+    name = shards.layout.database_name(0)
+    expected = {task_table_name(table) for table in shards.layout.tables_of(0)}
+    found = _tables(shards, shards.topic_server, [name])[name]
+    unexpected = sorted(table for table in found - expected if _TASK_TABLE.fullmatch(table))
+    if unexpected:
+        raise SchemaBehind(
+            f"{shards.topic_server.name} {name}: {len(unexpected)} tables unexpected, first {unexpected[0]}: "
+            f"{_OTHER_LAYOUT} ({shards.layout.databases} and {shards.layout.tables})"
+        )
+
+
+def _tables(shards: Shards, server: Server, names: Sequence[str]) -> dict[str, set[str]]:
+    """The names of the tables in each of these databases."""
+    if shards.layout.sqlite:
         query = f"SELECT '{names[0]}', name FROM sqlite_master WHERE type = 'table'"
     else:
         schemas = ",".join(f"'{name}'" for name in names)
@@ -85,6 +102,14 @@ def check_server(shards: Shards, server: Server) -> list[ShardStatus]:
     tables: dict[str, set[str]] = {name: set() for name in names}
     for schema, table in server.run([Statement(query)])[0].rows:
         tables[schema].add(table)
+    return tables
+
+
+def check_server(shards: Shards, server: Server) -> list[ShardStatus]:
+    """The state of the databases of one server. Raises StoreUnavailable."""
+    layout = shards.layout
+    names = [layout.database_name(database) for database in server.databases]
+    tables = _tables(shards, server, names)
     migrated = [name for name in names if _VERSIONS in tables[name]]
     revisions = server.run(
         [Statement(f"SELECT version_num FROM {server.table(name, _VERSIONS)}") for name in migrated]
@@ -97,7 +122,7 @@ def check_server(shards: Shards, server: Server) -> list[ShardStatus]:
         expected = {task_table_name(table) for table in layout.tables_of(database)}
         if database == 0:
             expected.add(TOPIC_TABLE)
-        found = {table for table in tables[name] if table.startswith("timeout_task_") or table == TOPIC_TABLE}
+        found = {table for table in tables[name] if _TASK_TABLE.fullmatch(table) or table == TOPIC_TABLE}
         statuses.append(
             ShardStatus(
                 server.name,

@@ -11,11 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from toc.log import get_logger
 from toc.sharding import table_of_job
 from toc.store import rows as sql
 from toc.store.server import Server
 from toc.store.shards import Shards
 from toc.task import TaskStatus
+
+log = get_logger(__name__)
+
+MOST_TOLD = 100
+"""Of so many rows in wrong tables the log tells, once each."""
 
 
 class Position(NamedTuple):
@@ -58,6 +64,7 @@ class Scans:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
+        self._told: set[int] = set()
 
     def look(
         self,
@@ -87,7 +94,7 @@ class Scans:
             what = _columns(server, DueRow._fields if whole else ("job_id", "next_time"))
             pages = [
                 f"SELECT {what} FROM {names[table]} WHERE "
-                f"{_after(server, TaskStatus.PENDING, position)} AND next_time<{end} "
+                f"{_after(server, TaskStatus.PENDING, position)} AND next_time<{end}{self._at_home(table)} "
                 f"ORDER BY next_time,job_id LIMIT {limit:d}"
                 for table, position in part.items()
                 if position is not None
@@ -138,22 +145,55 @@ class Scans:
         ``where`` is one more condition (see ``of_type``).
         """
 
-        def send(server: Server, part: Mapping[int, Position]) -> list[DueRow]:
-            what, end = _columns(server, DueRow._fields), server.instant(to_ms)
-            selects = [
-                f"SELECT {what} FROM {self._shards.names[table]} WHERE {_after(server, status, start)} "
-                f"AND next_time<{end}{where} ORDER BY next_time,job_id LIMIT {limit:d}"
-                for table, start in part.items()
-            ]
-            return _due_rows(server, selects)
-
+        found = self._page(starts, to_ms, limit, status, where)
+        strays = [(table, row.job_id) for table, row in found if self._shards.table_of(row.job_id) != table]
+        if strays:
+            self._tell(strays)
+            found = self._page(starts, to_ms, limit, status, where, at_home=True)
         pages: dict[int, list[DueRow]] = {table: [] for table in starts}
-        for rows in self._shards.each(self._shards.group_tables(starts), send):
-            for row in rows:
-                pages[table_of_job(row.job_id, self._shards.tables)].append(row)
+        for table, row in found:
+            pages[table].append(row)
         for page in pages.values():
             page.sort(key=_place)
         return pages
+
+    def _page(
+        self,
+        starts: Mapping[int, Position],
+        to_ms: int,
+        limit: int,
+        status: TaskStatus,
+        where: str,
+        *,
+        at_home: bool = False,
+    ) -> list[tuple[int, DueRow]]:
+        """The rows, each with the table that it was found in."""
+
+        def send(server: Server, part: Mapping[int, Position]) -> list[tuple[int, DueRow]]:
+            what, end = _columns(server, DueRow._fields), server.instant(to_ms)
+            selects = [
+                f"SELECT {server.joined([f'{table:d}', what])} FROM {self._shards.names[table]} "
+                f"WHERE {_after(server, status, start)} AND next_time<{end}{where}"
+                f"{self._at_home(table) if at_home else ''} ORDER BY next_time,job_id LIMIT {limit:d}"
+                for table, start in part.items()
+            ]
+            results = server.run(sql.unions(server, selects))
+            numbers = [list(map(int, text.split(","))) for result in results for (text,) in result.rows]
+            return [(table, DueRow._make(rest)) for table, *rest in numbers]
+
+        parts = self._shards.each(self._shards.group_tables(starts), send)
+        return [found for part in parts for found in part]
+
+    def _at_home(self, table: int) -> str:
+        """A condition: rows whose job_id names this table. Another program, or one that was set for other
+        tables, may have written others here, where nobody looks for them: they must hold up nothing."""
+        return f" AND ((job_id>>12)&{self._shards.tables - 1:d})={table:d}"
+
+    def _tell(self, strays: Sequence[tuple[int, int]]) -> None:
+        for table, job_id in strays:
+            if job_id not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(job_id)
+                log.error("row_in_wrong_table", job_id=job_id, table=self._shards.names[table])
 
 
 def of_type(biz_type: int) -> str:

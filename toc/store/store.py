@@ -16,7 +16,7 @@ from toc.sharding import BizId, JobIds
 from toc.store import fitness
 from toc.store import rows as sql
 from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard
-from toc.store.check import require
+from toc.store.check import require, require_layout
 from toc.store.ended import FINAL, Ended, EndedRow, Place
 from toc.store.history import FailedTry, parse
 from toc.store.leases import LEASED_IS_TRIED, Leases
@@ -81,6 +81,10 @@ class Store:
     def check(self) -> None:
         """Raise SchemaBehind, naming the shards, unless every one has the schema that this code needs."""
         require(self._shards)
+
+    def check_layout(self) -> None:
+        """Raise SchemaBehind if the tables were made for other TOC_DATABASES and TOC_TABLES. One query."""
+        require_layout(self._shards)
 
     def examine(self) -> list[Finding]:
         """What can be said of every server, its settings, rights, schema; one out of reach is a finding."""

@@ -9,11 +9,13 @@ from typing import Any
 
 import pymysql
 import pytest
+import structlog
 from sqlalchemy.engine import make_url
 
 from toc.store import Failure, Store
 from toc.store.mysql import MySqlServer
 from toc.store.scan import DueRow, Position
+from toc.store.server import Statement
 from toc.task import TaskRow, TaskStatus
 
 T0 = 1_900_000_000_000
@@ -157,3 +159,29 @@ def _extra(place: Any, statement: str) -> str:
     with _connected(place) as connection, connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {statement}")
         return ";".join(str(row[-1]) for row in cursor.fetchall())
+
+
+def test_a_row_in_a_table_that_its_job_id_does_not_name_is_told_and_holds_up_no_other(
+    fresh_store: Store, new_row: NewRow, tables: list[int]
+) -> None:
+    rows = [new_row(action_time=T0 + at) for at in range(40)]
+    fresh_store.insert_many(rows)
+    shards = fresh_store._shards
+    home = shards.table_of(rows[3].job_id)
+    wrong = next(
+        table for table in tables if table != home and shards.server_of[table] is shards.server_of[home]
+    )
+    row = f"{shards.names[home]} WHERE job_id={rows[3].job_id}"
+    for text in (f"INSERT INTO {shards.names[wrong]} SELECT * FROM {row}", f"DELETE FROM {row}"):
+        shards.server_of[home].run([Statement(text)])
+    others = [due(row) for row in rows if row is not rows[3]]
+    with structlog.testing.capture_logs() as logs:
+        assert sorted(row for page in pages(fresh_store, tables, 2) for row in page) == sorted(others)
+        alone = [row for page in pages(fresh_store, [wrong], 2) for row in page]
+    assert alone == [row for row in others if shards.table_of(row.job_id) == wrong]
+    assert [(line["event"], line["job_id"]) for line in logs] == [("row_in_wrong_table", rows[3].job_id)]
+    starts = dict.fromkeys(tables, Position(T0))
+    looked = fresh_store.scans.look([], starts, T0, T0 + 1000, 100)
+    assert sorted(job_id for ids in looked.ids.values() for job_id, _ in ids) == sorted(
+        row.job_id for row in others
+    )
