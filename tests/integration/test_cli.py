@@ -238,7 +238,7 @@ def test_what_may_take_long_says_on_a_terminal_how_far_it_is_and_nowhere_else(
 ) -> None:
     commands: list[tuple[list[str], str]] = [
         (["doctor", "--json"], "looking for overdue tasks"),
-        (["topic", "show", topic, "--json"], "0 pending"),
+        (["topic", "show", topic, "--count", "--json"], "0 pending"),
         (["rebuild", "--json"], "0 rows, 0 added"),
         (["db", "upgrade"], "4 of 4 tables"),
     ]
