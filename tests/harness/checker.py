@@ -632,7 +632,7 @@ class _Check:
         return sum(
             fault.kind in CHARGING and fault.end + DYING_NS >= begin and fault.begin <= until
             for fault in self.past.faults
-        ) + sum(begin <= death <= until for death, _ in self.past.deaths)
+        ) + sum(death + DYING_NS >= begin and death <= until for death, _ in self.past.deaths)
 
     def _died_rightly(self, row: Row, runs: Sequence[_Run], topic: Topic) -> bool:
         newest = max((run.attempt for run in runs if run.outcome == "ok"), default=0)

@@ -432,6 +432,14 @@ def test_a_try_that_was_taken_by_a_process_that_was_about_to_die(story: Story) -
     assert story.fault("kill", -0.07, -0.06, 3).verdict().clean
 
 
+def test_a_try_that_was_taken_by_a_process_that_its_own_handler_was_ending(story: Story) -> None:
+    """Its other threads go on until the kernel has ended them."""
+    story.submit().run(0.3, 0.4, attempt=2).row(attempts=1)
+    story.submit(job=2, due=-1).run(-0.5, -0.06, "die", job=2, pid=3).run(0.2, 0.3, job=2, attempt=2)
+    story.row(job=2, attempts=1, crashes=0, due=-1)
+    assert story.verdict().clean
+
+
 def test_a_try_that_was_charged_for_a_kill_long_before(story: Story) -> None:
     story.submit().run(0.3, 0.4, attempt=2).row(attempts=1)
     assert broken(story.fault("kill", -3, -2, 3).verdict()) == "R"

@@ -34,8 +34,6 @@ RETRY_SECONDS = 0.5
 GATHER_SECONDS = 0.006
 """The least time from one flush to the next. What ends within it is written together: the statements of
 a flush cost several times what their rows cost, and nobody waits for a finish."""
-MAX_GATHER_SECONDS = 0.05
-"""A flush that took long was large: the next one waits as long as it took, but no more than this."""
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
 MAX_ERROR_CHARS = 1000
@@ -105,7 +103,7 @@ class Finisher:
         self._finish_step = Step("finish")
         self._commit_step = Step("commit")
         self.busy = False
-        self._flush_at = 0.0
+        self._flushed_at = 0.0
         self.loop = Loop("finish", self.run_once)
 
     def ended(self, entry: Entry, error: BaseException | None) -> None:
@@ -166,9 +164,9 @@ class Finisher:
     def run_once(self) -> float:
         """Flush what is there. Returns the seconds until the next call."""
         self.busy = True
-        self.loop.pause(self._flush_at - self._clock.monotonic())
-        began = self._clock.monotonic()
         try:
+            self.loop.pause(self._flushed_at + GATHER_SECONDS - self._clock.monotonic())
+            self._flushed_at = self._clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
             moves = self._moves.popleft() if self._moves else Moves()
             while self._moves:
@@ -193,8 +191,6 @@ class Finisher:
                 return pause
             return IDLE_SECONDS
         finally:
-            took = self._clock.monotonic() - began
-            self._flush_at = began + min(max(GATHER_SECONDS, 2 * took), took + MAX_GATHER_SECONDS)
             self.busy = False
 
     # --- rows
