@@ -29,18 +29,6 @@ class TaskStatus(IntEnum):
     DEAD = 4
     """Out of tries. Stays so until an operator redrives or purges it."""
 
-    def may_become(self, other: TaskStatus) -> bool:
-        """Whether a row of this status may be given the ``other``."""
-        return other in _TRANSITIONS[self]
-
-
-_TRANSITIONS = {
-    TaskStatus.PENDING: frozenset({TaskStatus.PROCESSED, TaskStatus.CANCELLED, TaskStatus.DEAD}),
-    TaskStatus.PROCESSED: frozenset[TaskStatus](),
-    TaskStatus.CANCELLED: frozenset[TaskStatus](),
-    TaskStatus.DEAD: frozenset({TaskStatus.PENDING}),  # redrive
-}
-
 
 class CancelOutcome(Enum):
     """What a cancel came to."""

@@ -129,4 +129,4 @@ def _each_table(template: str) -> None:
     for first in range(0, len(tables), BATCH):
         part = tables[first : first + BATCH]
         context.config.attributes["execute"]([template.replace("{n}", f"{n:04d}") for n in part])
-        context.config.attributes["migrated"](first + len(part))
+        context.config.attributes["migrated"](revision, first + len(part))

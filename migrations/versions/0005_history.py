@@ -38,7 +38,7 @@ def _each_table(mysql: str, sqlite: str, *, wanted: bool) -> None:
         left = [f"{n:04d}" for n in part if _has_it(inspector, n) is not wanted]
         if left:
             context.config.attributes["execute"]([template.replace("{n}", n) for n in left])
-        context.config.attributes["migrated"](first + len(part))
+        context.config.attributes["migrated"](revision, first + len(part))
 
 
 def _has_it(inspector, table: int) -> bool:  # type: ignore[no-untyped-def]

@@ -26,9 +26,11 @@ def upgrade() -> None:
     with progress_bar("looking at every table") as bar:
         databases: dict[str, None] = {}
 
-        def progress(server: str, database: str, done: int, tables: int, seconds: float) -> None:
+        def progress(
+            server: str, database: str, revision: str, done: int, tables: int, seconds: float
+        ) -> None:
             databases[database] = None
-            text = f"{database}: {done} of {tables} tables"
+            text = f"{database}, revision {revision}: {done} of {tables} tables"
             bar((len(databases) - 1 + done / tables) / settings.databases, text)
             if not sys.stderr.isatty():
                 say(f"{server} {text}, {seconds:.1f} s")

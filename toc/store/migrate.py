@@ -28,8 +28,8 @@ from toc.store.shards import Layout, Shards
 LOCK_SECONDS = 600
 """How long an upgrade waits for another one on the same server."""
 
-Progress = Callable[[str, str, int, int, float], None]
-"""Called with server, database, tables done, tables in all, seconds so far (for this database)."""
+Progress = Callable[[str, str, str, int, int, float], None]
+"""Called with server, database, revision, tables done, tables in all, seconds so far (for this database)."""
 
 
 class Migrator:
@@ -109,10 +109,10 @@ class Migrator:
         tables = self._layout.tables_of(database)
         started = time.monotonic()
 
-        def migrated(done: int) -> None:
+        def migrated(revision: str, done: int) -> None:
             if progress is not None:
                 name = self._layout.database_name(database)
-                progress(server.name, name, done, len(tables), time.monotonic() - started)
+                progress(server.name, name, revision, done, len(tables), time.monotonic() - started)
 
         config = Config()
         config.set_main_option("script_location", str(directory()).replace("%", "%%"))

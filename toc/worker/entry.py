@@ -158,11 +158,10 @@ class Inflight:
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
                 return False
-            indexed = entry.fence != NO_FENCE
-            timed_out = indexed and now - entry.kept > entry.topic.prepare_timeout
-            ours = now >= self.shared_until  # [rule: alone-or-leased]
-            fresh = indexed and ours and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
-            if entry.lost or timed_out or not (fresh or now < entry.leased):  # [rule: last-look]
+            ours = entry.fence != NO_FENCE and now >= self.shared_until  # [rule: alone-or-leased]
+            fresh = ours and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
+            late = entry.lost or entry.timed_out(now)
+            if late or not (fresh or now < entry.leased):  # [rule: last-look]
                 if entry.leased:
                     entry.lost = True
                     self._refused.append(entry)
