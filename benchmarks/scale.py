@@ -64,8 +64,24 @@ def growth(system: System, most: int) -> dict[str, Any]:
                 system.submit(count, time.time_ns() + HOUR, 10 * HOUR // count)
                 if first % 500_000 == 0:
                     warn(f"    {pending - missing + first:,} pending")
-        found[f"{pending}"] = lateness(system, sizes, 1000)
+        settled = settle(system)
+        found[f"{pending}"] = {"settled_after": settled, **lateness(system, sizes, 1000)}
     return found
+
+
+def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
+    """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
+
+    Returns the seconds that took, ``most`` if they do not come to rest.
+    """
+    assert system.servers is not None
+    began = time.monotonic()
+    while (took := time.monotonic() - began) < most:
+        before = sum(map(processes.cpu_seconds, system.servers.pids().values()))
+        time.sleep(2)
+        if sum(map(processes.cpu_seconds, system.servers.pids().values())) - before < 2 * rest:
+            break
+    return took
 
 
 def idle(system: System, seconds: float = 20) -> dict[str, Any]:
