@@ -24,8 +24,9 @@ log = get_logger(__name__)
 INPUTS = ("workers", *intents.DIRECTORIES)
 """The directories that the assignment depends on; only the leader watches them."""
 
-DEBOUNCE = 0.15
-"""Seconds from the first change to the assignment: processes that start together cost one or two."""
+DEBOUNCE = 0.3
+"""Seconds from the first change to the assignment: processes that start together, or hosts drained in
+one go, cost one or two. Each assignment less is slots that do not change hands twice."""
 
 GATHER = 1.5
 """Seconds that a leader whose session is young waits for workers that the assignment in force names: after an
