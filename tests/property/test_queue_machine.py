@@ -887,6 +887,7 @@ def test_any_order_of_steps_keeps_every_promise(machine: type[Machine]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_any_order_of_steps_keeps_every_promise_whatever_is_drawn(machine: type[Machine]) -> None:
     """Others each time; a failure prints its steps."""
     run_state_machine_as_test(machine, settings=settings(_SETTINGS, max_examples=600, derandomize=False))
