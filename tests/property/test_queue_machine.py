@@ -382,7 +382,7 @@ class Machine(RuleBasedStateMachine):
                 self._started(party, entry)
             elif inflight.get(entry.job_id) is None:  # let go, as it was not kept alive in time
                 self.tasks[entry.job_id].losses += 1
-                party.worker.poller.look_for({entry.slot})
+                party.worker.poller.look_for([entry])
 
     def _started(self, party: Party, entry: Entry) -> None:
         task = self.tasks[entry.job_id]

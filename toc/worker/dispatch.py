@@ -80,7 +80,7 @@ class Dispatcher:
         threads: int,
         async_limit: int,
         too_early: Callable[[Sequence[Entry]], None],
-        let_go: Callable[[Iterable[Slot]], None],
+        let_go: Callable[[Iterable[Entry]], None],
         has_room: Callable[[], None],
     ) -> None:
         self._inflight = inflight
@@ -301,7 +301,7 @@ class Dispatcher:
             batch = [entry for entry in batch if entry.row.next_time <= now]
         due = [entry for entry in batch if self._inflight.start(entry, started)]
         if len(due) < len(batch):
-            self._let_go({entry.slot for entry in batch if not entry.started})
+            self._let_go([entry for entry in batch if not entry.started])
         return due
 
     def _run_one(self, entry: Entry) -> None:

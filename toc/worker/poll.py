@@ -23,13 +23,13 @@ from toc.metrics import ORPHANS, STALE, Step
 from toc.queue.calls import ReplyLost
 from toc.queue.messages import ExpiredRequest, PrepareRequest
 from toc.queue.queues import Queues
-from toc.queue.scores import split
+from toc.queue.scores import fence_of, split
 from toc.store.store import Store
 from toc.task import TaskStatus, TryRow
 from toc.topic import Slot
 from toc.worker.agenda import Agenda
 from toc.worker.dispatch import Dispatcher
-from toc.worker.entry import Entry, Held, Inflight
+from toc.worker.entry import NO_FENCE, Entry, Held, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.leases import LeaseKeeper
 from toc.worker.loop import Loop
@@ -90,9 +90,11 @@ class Poller:
         """Heap of entries that Redis's clock calls due and this machine's does not yet. Numbered: an id may
         wait twice, and entries have no order."""
         self._numbers = count()
-        self._reconcile: list[tuple[int, Slot]] = []
-        self._let_go: set[Slot] = set()
-        """Slots of entries that were let go before they started, told by other threads."""
+        self._reconcile: list[tuple[int, Slot, int]] = []
+        """Heap of (when, slot, claim): there entries of ours may stand that are not held."""
+        self._let_go: set[tuple[Slot, int]] = set()
+        """Where entries stand that were let go before they started, told by other threads."""
+        self._settling = False
         self._taking = True
         self._between = threading.Lock()
         self._prepare_step = Step("prepare")
@@ -119,11 +121,16 @@ class Poller:
             self._early.extend(entries)
         self.loop.wake()
 
-    def look_for(self, slots: Iterable[Slot]) -> None:
-        """Entries of these slots were let go; they may still stand under our claim."""
+    def look_for(self, entries: Iterable[Entry]) -> None:
+        """These entries were let go; they may still stand under our claim."""
         with self._lock:
-            self._let_go.update(slots)
+            self._let_go.update((e.slot, claim_of(e.fence)) for e in entries if e.fence != NO_FENCE)
         self.loop.wake()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing that was let go has yet to be looked for."""
+        return not self._let_go and not self._settling
 
     def pause_taking(self) -> None:
         """Take nothing more; returns when the round that is under way has ended."""
@@ -150,9 +157,9 @@ class Poller:
             now = self._clock.now_ms()
             self._hear()
             self._release_waiting(now)
+            self._settle_lost_replies(now)
             if not self._taking:
                 return self._until_next(now)
-            self._settle_lost_replies(now)
             requests = self._agenda.choose(now, self.dispatcher)
             if requests and not self._take(requests) and self._agenda.crowded:
                 return 0.0  # nothing that runs will make room for the others: go on with them
@@ -170,11 +177,10 @@ class Poller:
         if self._news or self._early or self._let_go:
             return 0.0
         times = []
-        if self._taking:
-            if (due := self._agenda.next_due()) is not None:
-                times.append(due)
-            if self._reconcile:
-                times.append(self._reconcile[0][0])
+        if self._taking and (due := self._agenda.next_due()) is not None:
+            times.append(due)
+        if self._reconcile:
+            times.append(self._reconcile[0][0])
         with self._lock:
             if self._waiting:
                 times.append(self._waiting[0][0])
@@ -203,9 +209,9 @@ class Poller:
                 self._agenda.look(owned, now + RETRY_MS)
                 if isinstance(result, ReplyLost):
                     for delay in RECONCILE_AFTER_MS:
-                        heapq.heappush(self._reconcile, (now + delay, owned.slot))
+                        heapq.heappush(self._reconcile, (now + delay, owned.slot, owned.claim))
                 continue
-            taken += self._hold(owned, result.entries, result.redis_now_ms, before)
+            taken += self._hold(owned.slot, result.entries, result.redis_now_ms, before)
             self._agenda.took(owned, limit, result, now)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
@@ -215,22 +221,21 @@ class Poller:
         self._prepare_step.took(prepared, len(taken))  # after what is due has been handed over
         return len(taken)
 
-    def _hold(
-        self, owned: OwnedSlot, entries: Iterable[tuple[int, float]], taken: int, kept: float
-    ) -> list[Entry]:
+    def _hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
         """Hold entries as (job_id, fence), known to stand since ``kept``; returns those to be checked."""
-        topic = self._catalog.known().get(owned.slot.topic)
+        topic = self._catalog.known().get(slot.topic)
         if topic is None:  # it was removed meanwhile: they time out, and stand there if it comes back
             return []
         handler = self._handlers[topic.name]
         held: list[Entry] = []
         for job_id, fence in entries:
-            entry = Entry(job_id, owned.slot, fence, topic, handler, taken, kept)
+            entry = Entry(job_id, slot, fence, topic, handler, taken, kept)
             what = self._inflight.hold(entry)
             if what is Held.NEW:
                 held.append(entry)
             elif what is Held.MOVING:
-                heapq.heappush(self._reconcile, (self._clock.now_ms() + MOVING_MS, owned.slot))
+                at = self._clock.now_ms() + MOVING_MS
+                heapq.heappush(self._reconcile, (at, slot, claim_of(fence)))
             # else ours already: timed out while this process was paused. It runs on under the new fence;
             # its late failure will find another (attempts, crashes) on the row.
         return held
@@ -323,46 +328,58 @@ class Poller:
     def _settle_lost_replies(self, now: int) -> None:
         """Adopt what stands under our claim and is not held: a prepare took it whose reply never came.
 
-        Only this thread can: it has no prepare out. Each is kept alive first, since it may be old.
+        Only this thread can: it has no prepare out. Each is kept alive first, since it may be old. What
+        stands in a slot that we no longer have goes back: nobody else would, but for its time-out, which
+        costs a try.
         """
         with self._lock:
             let_go, self._let_go = self._let_go, set()
-        for slot in let_go:
-            heapq.heappush(self._reconcile, (now, slot))
-        owned: dict[Slot, OwnedSlot] = {}
+            self._settling = True
+        for slot, claim in let_go:
+            heapq.heappush(self._reconcile, (now, slot, claim))
+        claims: dict[Slot, set[int]] = {}
         while self._reconcile and self._reconcile[0][0] <= now:
-            _, slot = heapq.heappop(self._reconcile)
-            member = self._book.owned.get(slot)
-            if member is not None:
-                owned[slot] = member
-        if not owned:
-            return
+            _, slot, claim = heapq.heappop(self._reconcile)
+            claims.setdefault(slot, set()).add(claim)
+        if claims:
+            self._adopt(claims, now)
+        self._settling = False
+
+    def _adopt(self, claims: Mapping[Slot, set[int]], now: int) -> None:
         results = self._queues.expired(
-            [ExpiredRequest(slot, NO_TIMEOUT, [member.claim]) for slot, member in owned.items()]
+            [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
         )
         found: list[Entry] = []
         for slot, result in results.items():
             if isinstance(result, IndexUnavailable):
-                heapq.heappush(self._reconcile, (now + RETRY_MS, slot))
+                for claim in claims[slot]:
+                    heapq.heappush(self._reconcile, (now + RETRY_MS, slot, claim))
                 continue
-            mine = [(job_id, _fence(score)) for job_id, score in result if self._inflight.get(job_id) is None]
+            mine = [
+                (job_id, fence_of(score)) for job_id, score in result if self._inflight.get(job_id) is None
+            ]
             kept = self._clock.monotonic()
             # Held before it is seen to stand, not after it: a move that was under way may end in between.
-            held = self._hold(owned[slot], mine, now, kept)
+            held = self._hold(slot, mine, now, kept)
             if not held:
                 continue
             asked = [(entry.job_id, entry.fence) for entry in held]
             standing = self._queues.extend({slot: asked})[slot]  # [rule: adopted-alive]
             if isinstance(standing, IndexUnavailable):
-                heapq.heappush(self._reconcile, (now + RETRY_MS, slot))
+                for claim in claims[slot]:
+                    heapq.heappush(self._reconcile, (now + RETRY_MS, slot, claim))
                 standing = [False] * len(held)
             self._inflight.drop(entry for entry, stands in zip(held, standing, strict=True) if not stands)
             found += [entry for entry, stands in zip(held, standing, strict=True) if stands]
-        if found:
-            log.info("entries_adopted", tasks=len(found))
-            self.check(found)
+        if not found:
+            return
+        log.info("entries_adopted", tasks=len(found))
+        owned = self._book.owned if self._taking else {}
+        self._finisher.give_back_unread(entry for entry in found if entry.slot not in owned)
+        if ours := [entry for entry in found if entry.slot in owned]:
+            self.check(ours)
 
 
-def _fence(score: float) -> float:
-    _, remaining, claim = split(score)
-    return remaining + claim / 4096
+def claim_of(fence: float) -> int:
+    """The claim number in a fence."""
+    return split(fence).claim

@@ -374,8 +374,9 @@ class Worker:
         self.dispatcher.close()
 
     def _done(self) -> bool:
-        # In this order: an entry leaves the held ones only inside a flush, which makes the finisher busy.
-        return not len(self.inflight) and self.finisher.idle
+        # In this order: what was let go is held anew, and an entry leaves the held ones only inside a flush,
+        # which makes the finisher busy.
+        return self.poller.settled and not len(self.inflight) and self.finisher.idle
 
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over; a process that is only recycled has none."""

@@ -16,6 +16,7 @@ from harness.system import PATIENCE, System
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.local.process import until
 from toc.queue.scores import store_score
+from toc.worker.entry import UNLEASED_SECONDS
 
 
 def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(
@@ -47,6 +48,32 @@ def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(
     sleeper.end_and_finish()
     row = system.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+
+
+@pytest.mark.parametrize("why", ["its slot has moved", "its worker leaves"])
+def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(
+    system: System, hands: tuple[Hands, Hands], why: str
+) -> None:
+    """It waited so long that it may not start without a lease, and MySQL gave none."""
+    worker, other = hands
+    job_id = worker.take_one()
+    worker.clock.slept += 2 * UNLEASED_SECONDS
+    if why == "its slot has moved":
+        worker.book.give_up([SLOT])
+    else:
+        worker.poller.pause_taking()
+    worker.start()
+    worker.await_gone(job_id)
+    assert until(lambda: not worker.poller.settled, PATIENCE), "nobody waits for what was let go"
+    worker.poller.run_once()
+    assert worker.poller.settled
+    worker.finish()
+    other.take()
+    other.start_and_wait()
+    other.end_and_finish()
+    row = system.row(job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+    assert worker.runs == []
 
 
 def test_a_late_failure_does_not_touch_a_newer_try_whatever_tries_the_entry_carried(
@@ -143,6 +170,8 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
 ) -> None:
     worker, other = hands
     job_id = worker.begin_one()
+    entry = worker.inflight.get(job_id)
+    assert entry is not None
     worker.end(fails=True)
     rollback, extend = worker.queues.rollback, worker.queues.extend
     moved: list[Any] = []
@@ -156,7 +185,7 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
 
         with monkeypatch.context() as patch:
             patch.setattr(worker.queues, "extend", moved_meanwhile)
-            worker.poller.look_for([SLOT])
+            worker.poller.look_for([entry])
             worker.poller.run_once()
         return moved[0] if moved else rollback(entries)
 
