@@ -24,9 +24,12 @@ log = get_logger(__name__)
 INPUTS = ("workers", *intents.DIRECTORIES)
 """The directories that the assignment depends on; only the leader watches them."""
 
-DEBOUNCE = 0.3
-"""Seconds from the first change to the assignment: processes that start together, or hosts drained in
-one go, cost one or two. Each assignment less is slots that do not change hands twice."""
+DEBOUNCE = 0.15
+"""Seconds from a change to a look at all that counts, and from there to another if that found news."""
+
+DEBOUNCE_MOST = 1.0
+"""Seconds after which the assignment is made though there are news still. Hosts that start or are drained
+together so cost one or two assignments: each more would be slots that change hands twice."""
 
 GATHER = 1.5
 """Seconds that a leader whose session is young waits for workers that the assignment in force names: after an
@@ -52,6 +55,9 @@ class Leader:
         self._enrolled = 0.0
         self._node: str | None = None
         self._due: float | None = None
+        self._changed_at = 0.0
+        self._looked: object = None
+        """What the last look found."""
         self._sweep_dead = 0.0
 
     @property
@@ -70,7 +76,8 @@ class Leader:
     def inputs_changed(self) -> None:
         """The assignment may have to change."""
         if self._due is None:
-            self._due = time.monotonic() + DEBOUNCE
+            self._changed_at = time.monotonic()
+            self._due = self._changed_at + DEBOUNCE
 
     def enroll(self, session_id: int) -> None:
         """Stand for election in a session that is new."""
@@ -118,10 +125,15 @@ class Leader:
         """Work the assignment out and write what has changed; False when a write was refused."""
         workers = intents.read_members(self._session, self._paths, self._watches["workers"])
         wanted = intents.read_intents(self._session, self._paths, self._watches.get)
+        now = time.monotonic()
+        if self._looked != (workers, wanted) and now < self._changed_at + DEBOUNCE_MOST:
+            self._looked = workers, wanted
+            self._due = now + DEBOUNCE
+            return True
         alive = {member.worker_id for member in workers}
         missing = {owner for each in assignment.values() for owner in each.owners if owner} - alive
         gathered = self._enrolled + GATHER
-        if missing and time.monotonic() < gathered:
+        if missing and now < gathered:
             self._due = gathered
             return True
         began = time.perf_counter()
