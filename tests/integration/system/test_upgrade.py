@@ -43,7 +43,7 @@ def upgrade():
     inspector = inspect(op.get_bind())
     for number, table in enumerate(context.config.attributes["tables"], start=1):
         add("timeout_task_%04d" % table, inspector)
-        context.config.attributes["migrated"](number)
+        context.config.attributes["migrated"](revision, number)
     if 0 in context.config.attributes["tables"]:
         add("timeout_topic", inspector)
 
