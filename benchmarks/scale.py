@@ -72,16 +72,16 @@ def growth(system: System, most: int) -> dict[str, Any]:
 def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
     """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
 
-    Returns the seconds that took, ``most`` if they do not come to rest.
+    Returns the seconds that took, ``most`` or more if they do not come to rest.
     """
     assert system.servers is not None
     began = time.monotonic()
-    while (took := time.monotonic() - began) < most:
+    while time.monotonic() - began < most:
         before = sum(map(processes.cpu_seconds, system.servers.pids().values()))
         time.sleep(2)
         if sum(map(processes.cpu_seconds, system.servers.pids().values())) - before < 2 * rest:
             break
-    return took
+    return time.monotonic() - began
 
 
 def idle(system: System, seconds: float = 20) -> dict[str, Any]:

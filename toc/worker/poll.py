@@ -95,6 +95,7 @@ class Poller:
         self._let_go: set[tuple[Slot, int]] = set()
         """Where entries stand that were let go before they started, told by other threads."""
         self._settling = False
+        """Whether what was let go is being looked for just now."""
         self._taking = True
         self._between = threading.Lock()
         self._prepare_step = Step("prepare")
@@ -124,7 +125,7 @@ class Poller:
     def look_for(self, entries: Iterable[Entry]) -> None:
         """These entries were let go; they may still stand under our claim."""
         with self._lock:
-            self._let_go.update((e.slot, claim_of(e.fence)) for e in entries if e.fence != NO_FENCE)
+            self._let_go.update((e.slot, split(e.fence).claim) for e in entries if e.fence != NO_FENCE)
         self.loop.wake()
 
     @property
@@ -235,7 +236,7 @@ class Poller:
                 held.append(entry)
             elif what is Held.MOVING:
                 at = self._clock.now_ms() + MOVING_MS
-                heapq.heappush(self._reconcile, (at, slot, claim_of(fence)))
+                heapq.heappush(self._reconcile, (at, slot, split(fence).claim))
             # else ours already: timed out while this process was paused. It runs on under the new fence;
             # its late failure will find another (attempts, crashes) on the row.
         return held
@@ -346,14 +347,15 @@ class Poller:
         self._settling = False
 
     def _adopt(self, claims: Mapping[Slot, set[int]], now: int) -> None:
+        """Hold, or give back, what stands under these claim numbers and is not held."""
         results = self._queues.expired(
             [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
         )
         found: list[Entry] = []
+        again: list[Slot] = []
         for slot, result in results.items():
             if isinstance(result, IndexUnavailable):
-                for claim in claims[slot]:
-                    heapq.heappush(self._reconcile, (now + RETRY_MS, slot, claim))
+                again.append(slot)
                 continue
             mine = [
                 (job_id, fence_of(score)) for job_id, score in result if self._inflight.get(job_id) is None
@@ -366,11 +368,13 @@ class Poller:
             asked = [(entry.job_id, entry.fence) for entry in held]
             standing = self._queues.extend({slot: asked})[slot]  # [rule: adopted-alive]
             if isinstance(standing, IndexUnavailable):
-                for claim in claims[slot]:
-                    heapq.heappush(self._reconcile, (now + RETRY_MS, slot, claim))
+                again.append(slot)
                 standing = [False] * len(held)
             self._inflight.drop(entry for entry, stands in zip(held, standing, strict=True) if not stands)
             found += [entry for entry, stands in zip(held, standing, strict=True) if stands]
+        for slot in again:
+            for claim in claims[slot]:
+                heapq.heappush(self._reconcile, (now + RETRY_MS, slot, claim))
         if not found:
             return
         log.info("entries_adopted", tasks=len(found))
@@ -378,8 +382,3 @@ class Poller:
         self._finisher.give_back_unread(entry for entry in found if entry.slot not in owned)
         if ours := [entry for entry in found if entry.slot in owned]:
             self.check(ours)
-
-
-def claim_of(fence: float) -> int:
-    """The claim number in a fence."""
-    return split(fence).claim
