@@ -35,4 +35,4 @@ def to_ms(instant: datetime) -> int:
 
 def from_ms(milliseconds: int) -> datetime:
     """The aware UTC datetime of an instant in milliseconds."""
-    return _EPOCH + timedelta(milliseconds=milliseconds)
+    return _EPOCH + timedelta(0, 0, milliseconds * 1000)  # by its place: a name would cost as much again

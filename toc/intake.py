@@ -39,8 +39,8 @@ class Intake:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
         topic = topic_named(task.topic)
-        due = self.deadline(topic, task.delay, task.action_time)
         now = self._clock.now_ms()
+        due = self._due(topic, task.delay, task.action_time, now)
         return TaskRow(
             self._job_ids.make(biz.crc),
             biz.number,
@@ -66,7 +66,9 @@ class Intake:
 
         Of a ``topic`` that is not known (None) deadlines are checked as of a timed one.
         """
-        now = self._clock.now_ms()
+        return self._due(topic, delay, action_time, self._clock.now_ms())
+
+    def _due(self, topic: Topic | None, delay: object, action_time: object, now: int) -> int:
         if delay is not None and action_time is not None:
             raise InvalidInput("give a delay or an action_time, not both")
         if action_time is not None:

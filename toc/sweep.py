@@ -71,25 +71,31 @@ class Sweep:
         """How far ahead any topic keeps tasks in Redis."""
         return max((topic.horizon for topic in self._catalog.known().values()), default=0) * 1000
 
-    def add(self, rows: Iterable[DueRow], within_ms: int = 0) -> tuple[SweepCounts, set[int]]:
+    def add(
+        self, rows: Iterable[DueRow], within_ms: int = 0, *, missing: bool = False
+    ) -> tuple[SweepCounts, set[int]]:
         """Index pending rows; also returns the ids of those whose node is out of reach.
 
         Rows that are due within ``within_ms`` are indexed however near their topic's horizon is: the next
-        look at them may come too late.
+        look at them may come too late. ``missing``: most entries are probably absent, so they are added
+        without asking first.
         """
         now = self.clock.now_ms()
-        entries: dict[Slot, list[tuple[int, float]]] = {}
+        by_place: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        topics: dict[int, Topic] = {}
         count = 0
         for row in rows:
             count += 1
             topic = self._topic(row)
             if topic is not None and row.next_time - now <= max(topic.horizon * 1000, within_ms):
+                topics[row.biz_type] = topic
                 score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
-                slot = topic.slot(row.slot_crc, row.slot_amount)
-                entries.setdefault(slot, []).append((row.job_id, score))
+                place = row.biz_type, topic.slot_number(row.slot_crc, row.slot_amount)
+                by_place.setdefault(place, []).append((row.job_id, score))
                 if row.slot_amount > topic.consumed:
                     self._consume(topic, row.slot_amount)
-        added, failed = self._outcome(entries, self._queues.add(entries))
+        entries = {Slot(topics[biz_type].name, number): some for (biz_type, number), some in by_place.items()}
+        added, failed = self._complete(entries, missing)
         self.counts["rows"] += count
         self.counts["added"] += added
         SWEEP_ROWS.of().add(count)
@@ -113,6 +119,22 @@ class Sweep:
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("dead").add(added)
         return SweepCounts(count, added, len(failed)), failed
+
+    def _complete(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]], missing: bool
+    ) -> tuple[int, set[int]]:
+        """Add what is absent or too late; returns as ``_outcome``."""
+        if missing:
+            return self._outcome(entries, self._queues.add(entries))
+        lacking: dict[Slot, list[tuple[int, float]]] = {}
+        unknown: dict[Slot, IndexUnavailable] = {}
+        for slot, found in self._queues.lacking(entries).items():
+            if isinstance(found, IndexUnavailable):
+                unknown[slot] = found
+            elif found:
+                lacking[slot] = found
+        results = self._queues.add(lacking) if lacking else {}
+        return self._outcome(entries, {**results, **unknown})
 
     def _outcome(
         self,
@@ -168,7 +190,8 @@ class Sweep:
 class Crawl:
     """One pass over all rows of a status in some tables, in steps: each table soonest first.
 
-    ``where`` is one more SQL condition on the rows. A step that raises StoreUnavailable can be repeated.
+    ``where`` is one more SQL condition on the rows, ``missing`` as in ``Sweep.add``. A step that raises
+    StoreUnavailable can be repeated.
     """
 
     def __init__(
@@ -181,7 +204,9 @@ class Crawl:
         status: TaskStatus = TaskStatus.PENDING,
         where: str = "",
         rows_per_step: int = ROWS_PER_STEP,
+        missing: bool = False,
     ) -> None:
+        self._missing = missing
         self._sweep = sweep
         self._waiting = deque(tables)
         self._active: dict[int, Position] = {}
@@ -217,7 +242,10 @@ class Crawl:
         if rows:
             failpoint("sweep.rows-read")
         dead = self._status is TaskStatus.DEAD
-        counts, _ = self._sweep.restore_dead(rows) if dead else self._sweep.add(rows)
+        if dead:
+            counts, _ = self._sweep.restore_dead(rows)
+        else:
+            counts, _ = self._sweep.add(rows, missing=self._missing)
         for _ in range(len(starts) - len(self._active)):
             self._waiting.popleft()
         self._active = {table: page[-1].position for table, page in pages.items() if len(page) >= limit}
@@ -242,7 +270,16 @@ def sweep_all(
     now = sweep.clock.now_ms()
     near, far = now + NEAR_MS, now + max(NEAR_MS, sweep.horizon_ms())
     crawls = [
-        Crawl(sweep, tables, from_ms=start, to_ms=end, status=status, where=where, rows_per_step=FAST_ROWS)
+        Crawl(
+            sweep,
+            tables,
+            from_ms=start,
+            to_ms=end,
+            status=status,
+            where=where,
+            rows_per_step=FAST_ROWS,
+            missing=True,
+        )
         for status, start, end in (
             (TaskStatus.PENDING, 0, near),
             (TaskStatus.PENDING, near, far),

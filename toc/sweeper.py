@@ -53,6 +53,9 @@ PROBES_PER_STEP = 200
 
 REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 19
 """How many times longer than a step took the pass rests after it."""
+REST_BUSY = 9
+"""The same for the first pass while this process has a burst to start: it would read all of that, over and
+over, on the cores that start it."""
 REST_NEAR, REST_FAR = 1, 4
 """The same in a rush, for what is due within a minute and for the rest, and in new tables."""
 RUSH_ROWS = 500
@@ -143,7 +146,9 @@ class _Rush:
         now = sweep.clock.now_ms()
         near, far = now + NEAR_MS, now + max(NEAR_MS, sweep.horizon_ms())
         self.crawls = deque(
-            Crawl(sweep, tables, from_ms=start, to_ms=end, status=status, rows_per_step=RUSH_ROWS)
+            Crawl(
+                sweep, tables, from_ms=start, to_ms=end, status=status, rows_per_step=RUSH_ROWS, missing=True
+            )
             for status, start, end in (
                 (TaskStatus.PENDING, 0, near),
                 (TaskStatus.PENDING, near, far),
@@ -190,6 +195,8 @@ class Sweeper:
         self._dead_began = now
         self.wake: Callable[[], None] = lambda: None
         """Makes its thread call ``run_once`` now. Set by who has the thread."""
+        self.busy: Callable[[], bool] = lambda: False
+        """Whether a burst is being started here. Set by who knows."""
         self._rush: _Rush | None = None
         self._rush_at = now
         self._rush_wanted = float("-inf")
@@ -288,7 +295,7 @@ class Sweeper:
         self._look(soon, soon.take(), from_ms, to_ms)
         # More pages come at once, another slice when its time has come, another round after its period.
         until = began if soon.more else soon.began + SOON_EVERY * soon.part_done
-        self._soon_at = self._rest(began, REST_SOON, until)
+        self._soon_at = self._rest(began, REST_BUSY if self.busy() else REST_SOON, until)
 
     # --- overdue
 

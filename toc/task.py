@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
@@ -99,8 +98,7 @@ class Task(NamedTuple):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
+class NewTask(NamedTuple):
     """A task to submit. Give ``delay`` or ``action_time``, not both (neither on an instant topic: now).
 
     ``delay`` is a timedelta or a number of seconds.

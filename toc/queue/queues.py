@@ -119,6 +119,32 @@ class Queues:
 
         return self._in_batches(entries, call, sum)
 
+    def lacking(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
+    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+        """Those (job_id, score) that do not stand in the StoreQueues by then: ``add`` knows what to do about
+        them. Asking costs the server a fraction of adding what is there already.
+        """
+        calls: dict[Slot, list[Call]] = {}
+        for slot, items in entries.items():
+            keys = self.keys(slot)
+            ids = [job_id for job_id, _ in items]
+            calls[slot] = [
+                Call(keys.hash_slot, ("ZMSCORE", keys.store, *ids[start : start + MAX_IDS]))
+                for start in range(0, len(ids), MAX_IDS)
+            ]
+        self._calls.run(list(chain.from_iterable(calls.values())))
+        lacking: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
+        for slot, parts in calls.items():
+            failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
+            standing = chain.from_iterable(part.result for part in parts) if failed is None else ()
+            lacking[slot] = failed or [
+                item
+                for item, score in zip(entries[slot], standing, strict=True)
+                if score is None or float(score) > item[1]
+            ]
+        return lacking
+
     def prepare(self, requests: Sequence[PrepareRequest]) -> dict[Slot, Prepared | IndexUnavailable]:
         """Take what is due by the Redis clock, one request per slot.
 

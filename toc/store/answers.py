@@ -64,9 +64,13 @@ def read_answers(receive: Callable[[], bytes], decoders: Mapping[int, Any]) -> l
             continue
         converts = [_convert(packets.next(), decoders) for _ in range(_length(first, 0)[0])]
         packets.next()  # the end of the columns
+        one = converts[0] if len(converts) == 1 else None
         rows = []
-        while not _is_end(packet := packets.next()):
-            rows.append(_row(packet, converts))
+        while not ((packet := packets.next())[0] == _EOF and len(packet) < _EOF_BELOW):
+            if one is not None and packet[0] < _NULL:  # what is read most: one short text
+                rows.append((one(packet[1:]),))
+            else:
+                rows.append(_row(packet, converts))
         more = bool(packet[3] & _MORE_RESULTS)
         results.append(Result(rows, len(rows)))
     return results
@@ -115,10 +119,6 @@ class _Packets:
         self._sequence = (self._sequence + 1) & 0xFF
         self._data, self._at = data, end
         return data[at + 4 : end]
-
-
-def _is_end(packet: bytes) -> bool:
-    return packet[0] == _EOF and len(packet) < _EOF_BELOW
 
 
 def _length(packet: bytes, at: int) -> tuple[int, int]:

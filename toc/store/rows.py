@@ -13,6 +13,8 @@ from toc.task import TaskRow, TryRow
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
 _BINARY = frozenset({"biz_key", "dedup_key"})
 _INSERT = f"({','.join(TaskRow._fields)}) VALUES "
+_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s)"
+"""A row of it: %d takes nothing but a number; what may be NULL is NULL or the place of a parameter."""
 
 UNION = 200
 """Selects in one UNION ALL; SQLite takes at most 500."""
@@ -50,14 +52,15 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
         for (text,) in result.rows:
             parts = text.split(",", 11)
             key = parts[10]
-            biz_key = None if key == "-" else bytes.fromhex(key).decode()
-            rows.append(TryRow._make((*map(int, parts[:10]), biz_key, parts[11])))
+            parts[10] = None if key == "-" else bytes.fromhex(key).decode()
+            parts[:10] = map(int, parts[:10])
+            rows.append(TryRow._make(parts))
     return rows
 
 
 def numbers(values: Iterable[int]) -> str:
     """``1,2,3``; raises on anything but integers, so that nothing else gets into SQL."""
-    return ",".join([f"{value:d}" for value in values])
+    return ",".join(map(int.__repr__, values))
 
 
 def task_rows(results: Iterable[Result]) -> list[TaskRow]:
@@ -119,8 +122,8 @@ def insert(server: Server, name: str, rows: Sequence[TaskRow]) -> Statement:
             error = "%s"
             params.append(last_error)
         values.append(
-            f"({job_id:d},{biz_id:d},{key},{biz_type:d},{status:d},{instant(action_time)},{instant(next_time)},"
-            f"%s,{version:d},{attempts:d},{crashes:d},{slot_crc:d},{slot_amount:d},{dedup},{error},"
-            f"{instant(created)},{instant(modified)})"
-        )
+            _VALUES
+            % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
+               attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified))
+        )  # fmt: skip
     return Statement(f"INSERT INTO {name} {_INSERT}{','.join(values)}", params)

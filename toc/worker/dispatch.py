@@ -32,6 +32,8 @@ log = get_logger(__name__)
 
 START_WITHIN_SECONDS = 0.1
 """How far ahead the poller takes: as many entries as the threads can start within this time."""
+HURRIED = 500
+"""As many wait only where thousands start each second, since no more are taken than can start soon."""
 MAX_WAITING = 2000
 """Most entries of one topic that wait for a thread, however fast its handler is: it bounds memory."""
 FIRST_GUESS_SECONDS = 0.005
@@ -41,12 +43,14 @@ FIRST_GUESS_SECONDS = 0.005
 class _Line:
     """The waiting entries of one topic."""
 
-    __slots__ = ("running", "seconds", "topic", "waiting")
+    __slots__ = ("running", "seconds", "threads", "topic", "waiting")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.waiting: deque[Entry] = deque()
         self.running = 0
+        self.threads = 0
+        """How many threads it may occupy. Kept here: it is asked for twice a task."""
         self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one task takes a thread
 
 
@@ -95,6 +99,8 @@ class Dispatcher:
         spare = max(1, threads // 4) if len(self._lines) > 1 else 0
         self._line_limit = max(1, threads - spare)
         """Threads that one topic may occupy: some are left for the others, however slow it is."""
+        for line in self._lines.values():
+            line.threads = self._threads_for(line.topic)
         self._turns: deque[_Line] = deque()
         """Lines that have waiting entries, in the order in which they are served."""
         self._free = threads
@@ -144,13 +150,12 @@ class Dispatcher:
             room = limit - coroutines.taken
             return room if room >= limit // 8 else 0
         line = self._lines[topic]
-        limit = self._threads_for(topic)
-        free = min(self._free, limit - line.running)
-        ahead = int(START_WITHIN_SECONDS * limit / line.seconds)
+        ahead = int(START_WITHIN_SECONDS * line.threads / line.seconds)
         waiting = len(line.waiting)
-        return (
-            max(min(free + ahead, MAX_WAITING) - waiting, 0) if waiting <= min(ahead, MAX_WAITING) // 2 else 0
-        )
+        if waiting > min(ahead, MAX_WAITING) // 2:
+            return 0
+        free = min(self._free, line.threads - line.running)
+        return max(min(free + ahead, MAX_WAITING) - waiting, 0)
 
     def want_room(self, topic: str) -> None:
         """Call ``has_room`` once a handler has ended and there is room for ``topic``, or now if there is."""
@@ -160,15 +165,22 @@ class Dispatcher:
 
     def _tell_room(self) -> None:
         with self._lock:
-            found = any(self.room(topic) > 0 for topic in self._wants_room)
-            if found:
-                self._wants_room.clear()
+            found = self._finds_room()
         if found:
             self._has_room()
+
+    def _finds_room(self) -> bool:
+        """Whether the poller is to be told that there is room; it is told once. Called under the lock."""
+        found = any(self.room(topic) > 0 for topic in self._wants_room)
+        if found:
+            self._wants_room.clear()
+        return found
 
     def topics_changed(self) -> None:
         """A topic's concurrency may be another one now."""
         with self._lock:
+            for line in self._lines.values():
+                line.threads = self._threads_for(line.topic)
             self._wake(self._idle)
         if self._loop is not None:
             for topic in self._async:
@@ -186,7 +198,6 @@ class Dispatcher:
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Hand over entries that are due and checked."""
-        waiting = 0
         coroutines = []
         with self._lock:
             for entry in entries:
@@ -199,10 +210,14 @@ class Dispatcher:
                 if not line.waiting:
                     self._turns.append(line)
                 line.waiting.append(entry)
-                waiting += 1
-            self._wake(waiting)
+            # Not more than may run: who wakes up for nothing takes the interpreter from who works.
+            self._wake(sum(min(len(line.waiting), line.threads - line.running) for line in self._turns))
         if coroutines and self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_loop, self._start_async, coroutines)
+
+    def hurried(self) -> bool:
+        """Whether a burst is being started: the cores have better things to do than what can wait."""
+        return any(len(line.waiting) >= HURRIED for line in self._lines.values())
 
     def load(self) -> dict[str, tuple[int, int]]:
         """Of each topic, how many handlers run (a batch is one) and how many entries wait for one."""
@@ -235,17 +250,39 @@ class Dispatcher:
             self._idle -= 1
             self._wake_ups.put(None)
 
-    def _take(self) -> list[Entry]:
-        """The next entry, or the next batch of a batch handler; empty when closed."""
-        while True:
-            with self._lock:
-                if self._closed:
-                    return []
-                line = self._next_line()
-                if line is not None:
-                    return self._first_of(line)
-                self._idle += 1
+    def _take(self, batch: list[Entry], took: float) -> list[Entry]:
+        """The next entry, or the next batch of a batch handler; empty when closed.
+
+        ``batch`` is what the thread had before, if anything, and ``took`` the seconds it took for each of it.
+        """
+        with self._lock:
+            line = None
+            if batch:
+                line = self._lines[batch[0].topic.name]
+                line.running -= 1
+                line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
+                self._free += 1
+            following = self._next()
+            if line is not None and line.waiting and line.running == line.threads - 1:
+                self._wake(1)  # it may have a thread again, and this one has gone to another line
+            has_room = bool(self._wants_room) and self._finds_room()
+        if has_room:
+            self._has_room()
+        while following is None:
             self._wake_ups.get()
+            with self._lock:
+                following = self._next()
+        return following
+
+    def _next(self) -> list[Entry] | None:
+        """What the thread takes now: nothing when closed; None: it is to sleep. Called under the lock."""
+        if self._closed:
+            return []
+        line = self._next_line()
+        if line is None:
+            self._idle += 1
+            return None
+        return self._first_of(line)
 
     def _first_of(self, line: _Line) -> list[Entry]:
         """What a thread takes from a line. Called under the lock."""
@@ -265,13 +302,15 @@ class Dispatcher:
         """The line whose turn it is, of those that may have another thread; it is taken out of the turns."""
         for _ in range(len(self._turns)):
             line = self._turns.popleft()
-            if line.running < self._threads_for(line.topic):
+            if line.running < line.threads:
                 return line
             self._turns.append(line)
         return None
 
     def _work(self) -> None:
-        while batch := self._take():
+        batch: list[Entry] = []
+        took = 0.0
+        while batch := self._take(batch, took):
             started = self._clock.monotonic()
             due = self._due_now(batch, started)
             if due and due[0].handler.batch is not None:
@@ -279,15 +318,6 @@ class Dispatcher:
             elif due:
                 self._run_one(due[0])
             took = (self._clock.monotonic() - started) / len(batch)
-            with self._lock:
-                self._free += 1
-                line = self._lines[batch[0].topic.name]
-                line.running -= 1
-                if line.running == self._threads_for(line.topic) - 1 and line.waiting:
-                    self._wake(1)  # it may have a thread again
-                line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
-            if self._wants_room:
-                self._tell_room()
 
     def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
         """The entries of which this machine's clock says due too; the others go back to the poller.
@@ -295,13 +325,18 @@ class Dispatcher:
         The last look at the clock before a handler starts: never early, by the clock of who runs it.
         """
         now = self._clock.now_ms()
-        early = [entry for entry in batch if entry.row.next_time > now]
+        due, early, refused = [], [], []
+        for entry in batch:
+            if entry.row.next_time > now:
+                early.append(entry)
+            elif self._inflight.start(entry, started):
+                due.append(entry)
+            else:
+                refused.append(entry)
         if early:
             self._too_early(early)
-            batch = [entry for entry in batch if entry.row.next_time <= now]
-        due = [entry for entry in batch if self._inflight.start(entry, started)]
-        if len(due) < len(batch):
-            self._let_go([entry for entry in batch if not entry.started])
+        if refused:
+            self._let_go(refused)
         return due
 
     def _run_one(self, entry: Entry) -> None:

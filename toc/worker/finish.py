@@ -39,9 +39,6 @@ FLUSH_LIMIT = 2000
 MAX_ERROR_CHARS = 1000
 
 
-_OUTCOMES = {Finish.DONE: "processed", Finish.ALREADY: "duplicate"}
-
-
 class ProcessEnded(Dead):
     """The task ended the process in which it ran alone: it is dead, and its crashes stay on the row."""
 
@@ -233,7 +230,11 @@ class Finisher:
         reread: list[Entry] = []
         for entry in done:
             case = cases[entry.job_id]
-            self._outcomes[entry.topic.name, _OUTCOMES.get(case, "overtaken")] += 1
+            if case is Finish.DONE:
+                outcome = "processed"
+            else:
+                outcome = "duplicate" if case is Finish.ALREADY else "overtaken"
+            self._outcomes[entry.topic.name, outcome] += 1
             if case in (Finish.RESCHEDULED, Finish.DEAD):
                 reread.append(entry)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from toc.client import TimeoutCenter
 from toc.narrow import Narrowing
@@ -13,9 +13,12 @@ from toc.worker.loop import Loop
 
 
 class Upkeep:
-    """The loops over tables: one per database server that sweeps, one that purges, one that narrows."""
+    """The loops over tables: one per database server that sweeps, one that purges, one that narrows.
 
-    def __init__(self, center: TimeoutCenter) -> None:
+    ``busy`` tells whether a burst is being started.
+    """
+
+    def __init__(self, center: TimeoutCenter, busy: Callable[[], bool]) -> None:
         store, queues, catalog, clock = center.store, center.queues, center.catalog, center.clock
         self.sweepers = Sweepers(Sweep(store, queues, catalog, clock), store.tables_of_server())
         self._retention = Retention(store, catalog, clock)
@@ -26,7 +29,7 @@ class Upkeep:
         ]
         for number, sweeper in enumerate(self.sweepers.sweepers):
             loop = Loop(f"sweep-{number}", sweeper.run_once)
-            sweeper.wake = loop.wake
+            sweeper.wake, sweeper.busy = loop.wake, busy
             self.loops.append(loop)
 
     def add(self, tables: Collection[int]) -> None:

@@ -53,10 +53,10 @@ class Bench:
         self.added: list[int] = []
         add = self.sweep.add
 
-        def spy(rows: Any, within_ms: int = 0) -> tuple[SweepCounts, set[int]]:
+        def spy(rows: Any, within_ms: int = 0, *, missing: bool = False) -> tuple[SweepCounts, set[int]]:
             rows = list(rows)
             self.added.append(len(rows))
-            return add(rows, within_ms)
+            return add(rows, within_ms, missing=missing)
 
         self.sweep.add = spy  # type: ignore[method-assign]
         (self.sweeper,) = Sweepers(self.sweep, self.center.store.tables_of_server()).sweepers
