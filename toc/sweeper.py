@@ -54,8 +54,8 @@ PROBES_PER_STEP = 200
 REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 19
 """How many times longer than a step took the pass rests after it."""
 REST_BUSY = 9
-"""The same for the first pass while this process has a burst to start: it would read all of that, over and
-over, on the cores that start it."""
+"""The same for the first pass while more is due here than can be started at once: it would read all of that,
+over and over, on the cores that start it."""
 REST_NEAR, REST_FAR = 1, 4
 """The same in a rush, for what is due within a minute and for the rest, and in new tables."""
 RUSH_ROWS = 500
@@ -196,7 +196,7 @@ class Sweeper:
         self.wake: Callable[[], None] = lambda: None
         """Makes its thread call ``run_once`` now. Set by who has the thread."""
         self.busy: Callable[[], bool] = lambda: False
-        """Whether a burst is being started here. Set by who knows."""
+        """Whether more is due here than can be started at once. Set by who knows."""
         self._rush: _Rush | None = None
         self._rush_at = now
         self._rush_wanted = float("-inf")

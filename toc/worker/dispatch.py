@@ -32,8 +32,6 @@ log = get_logger(__name__)
 
 START_WITHIN_SECONDS = 0.1
 """How far ahead the poller takes: as many entries as the threads can start within this time."""
-HURRIED = 500
-"""As many wait only where thousands start each second, since no more are taken than can start soon."""
 MAX_WAITING = 2000
 """Most entries of one topic that wait for a thread, however fast its handler is: it bounds memory."""
 FIRST_GUESS_SECONDS = 0.005
@@ -214,10 +212,6 @@ class Dispatcher:
             self._wake(sum(min(len(line.waiting), line.threads - line.running) for line in self._turns))
         if coroutines and self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_loop, self._start_async, coroutines)
-
-    def hurried(self) -> bool:
-        """Whether a burst is being started: the cores have better things to do than what can wait."""
-        return any(len(line.waiting) >= HURRIED for line in self._lines.values())
 
     def load(self) -> dict[str, tuple[int, int]]:
         """Of each topic, how many handlers run (a batch is one) and how many entries wait for one."""

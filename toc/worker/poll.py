@@ -102,6 +102,10 @@ class Poller:
         self._read_step = Step("read")
         self.loop = Loop("poll", self.run_once)
 
+    def crowded(self) -> bool:
+        """Whether more is due than may be taken at once."""
+        return self._agenda.crowded
+
     # --- told by other threads
 
     def look_at(self, slot: Slot | None, due_ms: int) -> None:

@@ -152,7 +152,7 @@ class Worker:
             max_crashes=settings.max_crashes,
         )
         self.dead_check = DeadQueueCheck(center.store, center.queues, clock, self.book)
-        self.upkeep = Upkeep(center, self.dispatcher.hurried)
+        self.upkeep = Upkeep(center, self.poller.crowded)
         self._probes = Queues(
             settings.need_redis_url(),
             namespace=settings.namespace,

@@ -15,7 +15,7 @@ from toc.worker.loop import Loop
 class Upkeep:
     """The loops over tables: one per database server that sweeps, one that purges, one that narrows.
 
-    ``busy`` tells whether a burst is being started.
+    ``busy`` tells whether more is due than can be started at once.
     """
 
     def __init__(self, center: TimeoutCenter, busy: Callable[[], bool]) -> None:

@@ -28,6 +28,7 @@ if #due > 0 then
   end
   local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
   local moved = {}
+  local scores = {} -- by tries left: most have as many, and writing a number is dear
   for n = 1, #ids do
     if not prepared[n] then -- [rule: prepared-stays]
       local score = tonumber(due[2 * n])
@@ -35,7 +36,11 @@ if #due > 0 then
       if remaining == 0 or remaining ~= remaining then -- the second: the score is -inf
         remaining = retries
       end
-      local entry = string.format('%.17g', seconds * 1000 + remaining + claim / 4096)
+      local entry = scores[remaining]
+      if not entry then
+        entry = string.format('%.17g', seconds * 1000 + remaining + claim / 4096)
+        scores[remaining] = entry
+      end
       moved[#moved + 1] = entry
       moved[#moved + 1] = ids[n]
       taken[#taken + 1] = ids[n]
