@@ -31,10 +31,11 @@ def python_of(entry: Entry) -> Path:
     directory = ENVIRONMENTS / entry.module
     python = directory / "bin" / "python"
     installed = directory / "installed"
-    if not installed.exists() or installed.read_text() != repr(entry.packages):
+    wanted = repr((sys.base_prefix, sys.version, entry.packages))
+    if not installed.exists() or installed.read_text() != wanted:
         _run([sys.executable, "-m", "venv", "--without-pip", "--clear", str(directory)])
         _run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *entry.packages])
-        installed.write_text(repr(entry.packages))
+        installed.write_text(wanted)
     return python
 
 
