@@ -9,17 +9,20 @@ it, and a page begins after one. No page reads more than it returns, however man
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from toc.log import get_logger
 from toc.sharding import table_of_job
 from toc.store import rows as sql
-from toc.store.server import Server
+from toc.store.server import Server, Statement
 from toc.store.shards import Shards
 from toc.task import TaskStatus
 
 log = get_logger(__name__)
 
+_START, _END = "<start>", "<end>"
+"""Where a question that is kept gets its instants."""
 MOST_TOLD = 100
 """Of so many rows in wrong tables the log tells, once each."""
 
@@ -65,6 +68,8 @@ class Scans:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._told: set[int] = set()
+        # The same tables are asked every second, as many as there are: their questions are written once.
+        self._probes = lru_cache(64)(self._write_probes)
 
     def look(
         self,
@@ -81,25 +86,21 @@ class Scans:
 
         Of a quiet table the server reads one entry of the index, and tells nothing if that is due later.
         """
-        asked = {**dict.fromkeys(quiet), **busy}
+        probes = self._probes(tuple(quiet))
+        positions = self._shards.group_tables(busy)
 
-        def send(server: Server, part: Mapping[int, Position | None]) -> Looked:
-            names = self._shards.names
+        def send(server: Server, _: None) -> Looked:
             start, end = server.instant(from_ms), server.instant(to_ms)
-            probes = [
-                server.first_due(table, names[table], TaskStatus.PENDING, start, end)
-                for table, position in part.items()
-                if position is None
+            first = [
+                Statement(probe.replace(_START, start).replace(_END, end)) for probe in probes.get(server, ())
             ]
             what = _columns(server, DueRow._fields if whole else ("job_id", "next_time"))
             pages = [
-                f"SELECT {what} FROM {names[table]} WHERE "
+                f"SELECT {what} FROM {self._shards.names[table]} WHERE "
                 f"{_after(server, TaskStatus.PENDING, position)} AND next_time<{end}{self._at_home(table)} "
                 f"ORDER BY next_time,job_id LIMIT {limit:d}"
-                for table, position in part.items()
-                if position is not None
+                for table, position in positions.get(server, {}).items()
             ]
-            first = sql.unions(server, probes)
             results = server.run([*first, *sql.unions(server, pages)])
             stirring = [row[0] for result in results[: len(first)] for row in result.rows]
             found = [row for result in results[len(first) :] for row in result.rows]
@@ -110,12 +111,28 @@ class Scans:
                 ids.setdefault(table_of_job(job_id, self._shards.tables), []).append((job_id, due))
             return Looked(stirring, ids, rows)
 
-        parts = self._shards.each(self._shards.group_tables(asked), send)
+        parts = self._shards.each(dict.fromkeys([*probes, *positions]), send)
         return Looked(
             [table for part in parts for table in part.stirring],
             {table: sorted(ids, key=_by_time) for part in parts for table, ids in part.ids.items()},
             [row for part in parts for row in part.rows],
         )
+
+    def _write_probes(self, tables: Sequence[int]) -> dict[Server, list[str]]:
+        """The questions whether these tables hold anything that is pending and due from start to end."""
+        return {
+            server: [
+                statement.sql
+                for statement in sql.unions(
+                    server,
+                    [
+                        server.first_due(table, self._shards.names[table], TaskStatus.PENDING, _START, _END)
+                        for table in part
+                    ],
+                )
+            ]
+            for server, part in self._shards.group_tables(dict.fromkeys(tables)).items()
+        }
 
     def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
         """Those of these tasks that are pending."""

@@ -209,7 +209,9 @@ class Dispatcher:
                     self._turns.append(line)
                 line.waiting.append(entry)
             # Not more than may run: who wakes up for nothing takes the interpreter from who works.
-            self._wake(sum(min(len(line.waiting), line.threads - line.running) for line in self._turns))
+            self._wake(
+                sum(max(0, min(len(line.waiting), line.threads - line.running)) for line in self._turns)
+            )
         if coroutines and self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_loop, self._start_async, coroutines)
 

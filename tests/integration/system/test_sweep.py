@@ -16,6 +16,7 @@ from toc.clock import Clock
 from toc.local.servers import MariaDB, RedisServer
 from toc.queue.messages import Peek
 from toc.store import Store
+from toc.store.scan import Position
 from toc.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
 from toc.sweeper import KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
 from toc.task import TaskRow
@@ -161,6 +162,31 @@ def test_an_entry_that_vanished_unseen_comes_back_when_what_is_known_has_aged(
     clean_redis.call("FLUSHALL")
     bench.run(2 * KNOWN_SECONDS + 4)
     assert bench.indexed(job_ids) == set(job_ids)
+
+
+def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added_again(bench: Bench) -> None:
+    bench.settled()
+    late, well = (bench.row(NewTask("test.sync", n, delay=1.5)) for n in range(2))
+    for row, by in ((late, 60_000), (well, 0)):
+        bench.center.store.insert(row)
+        bench.ask("ZADD", bench._key(row), row.next_time + by, row.job_id)
+    before = bench.sweep.counts["added"]
+    bench.run(SOON_EVERY + 0.1)
+    assert [bench.score(late), bench.score(well)] == [late.next_time, well.next_time]
+    assert bench.sweep.counts["added"] == before + 1
+
+
+def test_the_first_pass_rests_longer_while_more_is_due_than_can_start(bench: Bench) -> None:
+    bench.settled()
+    sweeper = bench.sweeper
+    rests = []
+    for busy in (lambda: False, lambda: True):
+        sweeper.busy = busy
+        sweeper._soon_at = began = bench.clock.monotonic()
+        sweeper._soon.more = {0: Position(bench.clock.now_ms())}  # so that no period is waited for
+        sweeper._step_soon(began)
+        rests.append(sweeper._soon_at - bench.clock.monotonic())
+    assert rests[1] > 2 * rests[0] > 0, rests
 
 
 def test_a_row_whose_time_changed_is_asked_for_again(bench: Bench) -> None:
