@@ -16,7 +16,7 @@ from harness.final import read_final
 from harness.history import Client, Event, History, events
 from harness.secured import migrating
 from toc import Settings, TimeoutCenter, Topic
-from toc.queue.messages import Generation
+from toc.queue.messages import Generation, Peek
 from toc.store.migrate import Migrator
 from toc.task import TaskRow, TaskStatus
 
@@ -144,8 +144,20 @@ class System:
         return events(self.history_directory)
 
     def verdict(self, **limits: float | None) -> Verdict:
-        """What the checker says of all that happened; ``limits`` as in harness.checker.Limits."""
+        """What the checker says of all that happened; ``limits`` as in harness.checker.Limits.
+
+        An entry leaves its PrepareQueue in the moment after its row was written, and gets that moment.
+        """
+        until = time.monotonic() + 1.0
+        while self._prepared() and time.monotonic() < until:
+            time.sleep(0.02)
         return check(self.history_directory, read_final(self.center), Limits(**limits))  # type: ignore[arg-type]
+
+    def _prepared(self) -> int:
+        """How many entries stand in PrepareQueues, of the slots that can be asked."""
+        slots = [slot for topic in self.center.store.topics.list() for slot in topic.slots()]
+        peeks = self.center.queues.peek(slots).values()
+        return sum(peek.prepared for peek in peeks if isinstance(peek, Peek))
 
     def row(self, job_id: int) -> TaskRow:
         """The row of a task that there is."""
