@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -365,20 +364,13 @@ class TimeoutCenter:
         if self.clock.monotonic() < self._index_paused_until:
             return
         now = self.clock.now_ms()
-        topic_of = cache(self.catalog.of_type)
-        by_place: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        entries: dict[Slot, list[tuple[int, float]]] = {}
         for row in rows:
-            topic = topic_of(row.biz_type)
+            topic = self.catalog.of_type(row.biz_type)
             if topic is None or row.next_time - now > topic.horizon * 1000:
                 continue  # the sweep brings it into Redis when its time comes near
             score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
-            place = row.biz_type, topic.slot_number(row.slot_crc, row.slot_amount)
-            by_place.setdefault(place, []).append((row.job_id, score))
-        entries = {
-            Slot(topic.name, number): some
-            for (biz_type, number), some in by_place.items()
-            if (topic := topic_of(biz_type)) is not None
-        }
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
         failures = [r for r in self.queues.add(entries).values() if isinstance(r, IndexUnavailable)]
         if failures:
             self._index_paused_until = self.clock.monotonic() + INDEX_PAUSE_SECONDS

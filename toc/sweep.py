@@ -81,20 +81,17 @@ class Sweep:
         without asking first.
         """
         now = self.clock.now_ms()
-        by_place: dict[tuple[int, int], list[tuple[int, float]]] = {}
-        topics: dict[int, Topic] = {}
+        entries: dict[Slot, list[tuple[int, float]]] = {}
         count = 0
         for row in rows:
             count += 1
             topic = self._topic(row)
             if topic is not None and row.next_time - now <= max(topic.horizon * 1000, within_ms):
-                topics[row.biz_type] = topic
                 score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
-                place = row.biz_type, topic.slot_number(row.slot_crc, row.slot_amount)
-                by_place.setdefault(place, []).append((row.job_id, score))
+                slot = topic.slot(row.slot_crc, row.slot_amount)
+                entries.setdefault(slot, []).append((row.job_id, score))
                 if row.slot_amount > topic.consumed:
                     self._consume(topic, row.slot_amount)
-        entries = {Slot(topics[biz_type].name, number): some for (biz_type, number), some in by_place.items()}
         added, failed = self._complete(entries, missing)
         self.counts["rows"] += count
         self.counts["added"] += added

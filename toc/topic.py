@@ -100,11 +100,7 @@ class Topic:
 
     def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
         """The slot of a task with this slot_crc, under the slot_amount its row is stamped with."""
-        return Slot(self.name, self.slot_number(crc, slot_amount))
-
-    def slot_number(self, crc: int, slot_amount: int | None = None) -> int:
-        """The same, its number alone."""
-        return crc % (slot_amount or self.slot_amount)
+        return Slot(self.name, crc % (slot_amount or self.slot_amount))
 
     @property
     def consumed(self) -> int:

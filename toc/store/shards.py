@@ -118,9 +118,8 @@ class Shards:
     def group(self, job_ids: Iterable[int]) -> dict[Server, dict[int, list[int]]]:
         """The ids by server and table, everything sorted: two batches then lock rows in one order."""
         by_table: dict[int, list[int]] = {}
-        tables = self.tables
         for job_id in sorted(set(job_ids)):
-            by_table.setdefault(table_of_job(job_id, tables), []).append(job_id)
+            by_table.setdefault(table_of_job(job_id, self.tables), []).append(job_id)
         return self.group_tables(by_table)
 
     def group_tables(self, by_table: Mapping[int, T]) -> dict[Server, dict[int, T]]:

@@ -11,7 +11,6 @@ from harness import calls
 from harness.system import System
 
 from toc import NewTask, Topic
-from toc.catalog import REFRESH_SECONDS
 
 
 def _start(system: System, *, concurrency: int, processes: int = 1) -> None:
@@ -65,13 +64,17 @@ def test_a_limit_that_is_raised_or_lifted_applies_to_what_waits_already(system: 
 
 
 def test_a_limit_that_is_lowered_below_what_runs_holds_up_no_other_topic(system: System) -> None:
-    _start(system, concurrency=0)
+    _start(system, concurrency=6)
     for n in range(20):
         system.center.submit("call.thread", biz_id=n, delay=0.1, attribute={"sleep": 600})
     history = system.history_directory
     system.wait(lambda: calls.most_at_once(history, "call.thread")[0] == 6, "all that may run do", 5)
+    for n in range(20):
+        system.center.submit("call.coroutine", biz_id=n, delay=0.1, attribute={"sleep": 600})
+    system.wait(lambda: calls.most_at_once(history, "call.coroutine")[0] == 6, "as many of these", 5)
     system.center.store.topics.alter("call.thread", concurrency=1)
-    time.sleep(2 * REFRESH_SECONDS)
+    system.center.store.topics.alter("call.coroutine", concurrency=8)
+    system.wait(lambda: calls.most_at_once(history, "call.coroutine")[0] == 8, "the limits are known", 5)
     others = [system.center.submit("call.batch", biz_id=n, delay=0.2) for n in range(3)]
     system.wait(lambda: not system.pending(others), "the others have run", 5)
     system.daemons[0].kill()
