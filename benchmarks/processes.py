@@ -37,6 +37,18 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return ticks / _TICKS
 
 
+def peak(pids: Iterable[int]) -> int:
+    """The most bytes of memory that each of these processes has held so far, added up."""
+    found = 0
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found += 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    return found
+
+
 def resident(pids: Iterable[int]) -> int:
     """The bytes of memory that these processes hold; shared pages count in each."""
     pages = 0

@@ -3,7 +3,9 @@
 neighbour   lateness of one topic while 100,000 tasks of another are due at one instant
 growth      lateness at 1,000 a second with few and with many tasks pending
 waiting     tasks due at one instant whose handlers wait 50 ms: coroutines, then 200 threads a process
-idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 1,024 tables
+slots       processor time a task, and lateness, with 8, 128, 1,024 and 10,240 slots (in 10 topics)
+daemons     tasks taken and finished a second by 1, 2 and 4 daemons of one process, and who uses the cores
+idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 64 or 1,024 tables
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks import processes, stats
-from benchmarks.catalog import ENTRIES
+from benchmarks.catalog import ENTRIES, Entry
 from benchmarks.peer import NS
 from benchmarks.system import System, warn
 from benchmarks.workloads import HOUR, Sizes, burst, lateness
@@ -25,6 +27,7 @@ NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS = 1 << 51, 1 << 50, 1 << 49
 """benchmarks.peers.toc gives numbers with these bits to other topics."""
 WAIT_SECONDS = 0.05
 FEW = 10_000
+WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "idle"]
 
 
 def neighbour(system: System, burst: int = 100_000, rate: int = 100, seconds: int = 6) -> dict[str, Any]:
@@ -69,6 +72,28 @@ def growth(system: System, most: int) -> dict[str, Any]:
     return found
 
 
+def slots(system: System, tasks: int = 50_000) -> dict[str, Any]:
+    """A burst, and 1,000 a second: processor time a task of workers and servers together, and lateness."""
+    sizes = Sizes(lateness_seconds=6)
+    system.submit(1000, time.time_ns() + HOUR, 0)  # to learn how fast it stores
+    found: dict[str, Any] = {}
+    for name, result in (("burst", burst(system, sizes, tasks)), ("steady", lateness(system, sizes, 1000))):
+        found[name] = {**result, "cpu_us_per_task": 1e6 * result["cpu_seconds"] / result["tasks"]}
+    return found
+
+
+def daemons(system: System, tasks: int = 100_000) -> dict[str, Any]:
+    """Tasks taken and finished a second by so many daemons; ``cpu``: cores in use meanwhile, by group."""
+    system.submit(1000, time.time_ns() + HOUR, 0)  # to learn how fast it stores
+    found: dict[str, Any] = {}
+    for count in (1, 2, 4):
+        system.start(count)
+        result = burst(system, Sizes(), tasks)
+        seconds = result["last_finish"] - result["first_start"]
+        found[str(count)] = {"rate": tasks / seconds, "cpu": result["cpu"]}
+    return found
+
+
 def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
     """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
 
@@ -99,35 +124,50 @@ def idle(system: System, seconds: float = 20) -> dict[str, Any]:
 def main() -> None:
     """Measure and print JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
-    parser.add_argument("what", nargs="*", default=["neighbour", "waiting", "growth", "idle"])
+    parser.add_argument("what", nargs="*", default=WHAT)
     parser.add_argument("--pending", type=int, default=5_000_000)
     arguments = parser.parse_args()
     entries = {entry.name: entry for entry in ENTRIES}
-    wide = entries["toc, 1024 tables"]
+    toc = entries["toc"]
     result: dict[str, Any] = {}
     if "neighbour" in arguments.what:
-        with System(entries["toc"]) as system:
+        with System(toc) as system:
             system.start(2)
             result["neighbour"] = neighbour(system)
     if "waiting" in arguments.what:
-        many = replace(entries["toc"], environment={**entries["toc"].environment, "BENCH_THREADS": "200"})
-        with System(many) as system:
+        with System(_with(toc, BENCH_THREADS=200)) as system:
             system.start(2)
             result["waiting"] = {
                 "coroutines": waiting(system, 20_000, ASYNC_WAITS),
                 "threads": waiting(system, 5000, THREAD_WAITS),
             }
     if "growth" in arguments.what:
-        with System(entries["toc"]) as system:
+        with System(toc) as system:
             system.start(2)
             result["growth"] = growth(system, arguments.pending)
+    if "slots" in arguments.what:
+        result["slots"] = {}
+        for topics, amount in ((1, 8), (1, 128), (1, 1024), (10, 1024)):
+            with System(_with(toc, BENCH_TOPICS=topics, BENCH_SLOTS=amount)) as system:
+                system.start(2)
+                result["slots"][str(topics * amount)] = slots(system)
+    if "daemons" in arguments.what:
+        with System(_with(toc, "zookeeper", BENCH_DAEMONS=1)) as system:
+            result["daemons"] = daemons(system)
     if "idle" in arguments.what:
-        many = replace(wide, environment={**wide.environment, "BENCH_IDLE_TOPICS": "1", "BENCH_SLOTS": "16"})
-        with System(many) as system:
-            system.start(2)
-            result["idle"] = idle(system)
+        result["idle"] = {}
+        for entry in (toc, entries["toc, 1024 tables"]):
+            with System(_with(entry, BENCH_IDLE_TOPICS=1, BENCH_SLOTS=16)) as system:
+                system.start(2)
+                result["idle"][entry.name] = idle(system)
     json.dump(result, sys.stdout, indent=1)
     print()
+
+
+def _with(entry: Entry, *servers: str, **environment: int) -> Entry:
+    """The same with further servers and settings."""
+    settings = {name: str(value) for name, value in environment.items()}
+    return replace(entry, servers=(*entry.servers, *servers), environment={**entry.environment, **settings})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from benchmarks import processes
 from benchmarks.catalog import Entry
 from toc.local.process import tail
 from toc.local.server import MissingServer, Server
-from toc.local.servers import MariaDB, RedisCluster, RedisServer
+from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
 
 
 class PostgreSql(Server):
@@ -132,6 +132,10 @@ class Servers:
             self._others.append(postgres)
             self._data = directory / "data" / "base"
             self.environment["BENCH_POSTGRES"] = postgres.url
+        elif kind == "zookeeper":
+            zookeeper = ZooKeeper(directory).start()
+            self._others.append(zookeeper)
+            self.environment["TOC_ZOOKEEPER"] = zookeeper.url
         else:
             assert kind == "beanstalkd"
             beanstalk = BeanstalkServer(directory).start()

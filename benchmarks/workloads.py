@@ -134,6 +134,7 @@ def burst(system: System, sizes: Sizes, count: int, *, bits: int = 0) -> Result:
         "early": sum(1 for first in firsts if first < at),
         "doubled": sum(1 for times in starts.values() if len(times) > 1),
         "rate": len(firsts) / max((max(firsts) - at) / NS, 1e-3),
+        "worker_peak_bytes": processes.peak(system.worker_pids()),
     }
     return result | used.report()
 

@@ -48,8 +48,11 @@ SOON_ROWS = 16
 for the same cores. Steps of 200 rows added more than 1 ms to the slowest percent."""
 SOON_STEPS = 32
 """Steps of a round at most, besides further pages: each costs most of a millisecond, whatever it reads."""
-PROBES_PER_STEP = 200
-"""Tables that one step asks whether anything is due: a few milliseconds of the server's time."""
+PROBES_PER_STEP = 600
+"""Tables that one step asks whether anything is due: less than 10 ms of the server's time. Waking up for a
+step costs a worker more than its tables do, so where little is due there are few steps."""
+OVERDUE_STEPS = 4
+"""Steps of a round over what is overdue, at least: it goes on beside live tasks as well."""
 
 REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 19
 """How many times longer than a step took the pass rests after it."""
@@ -302,7 +305,7 @@ class Sweeper:
     def _step_overdue(self, began: float) -> None:
         overdue = self._overdue
         if not overdue.tables and not overdue.more:
-            overdue.start(began, sorted(self._tables), 1)
+            overdue.start(began, sorted(self._tables), OVERDUE_STEPS)
         self._look(overdue, overdue.take(), 0, self._clock.now_ms() - JUST_DUE_MS)
         until = began if overdue.tables or overdue.more else overdue.began + OVERDUE_EVERY
         self._overdue_at = self._rest(began, REST_OVERDUE, until)

@@ -17,8 +17,10 @@ from benchmarks.record import started
 from toc import NewTask, Task, TimeoutCenter, Topic
 from toc.store.migrate import Migrator
 
-TOPIC, BATCH = "bench.order", 10_000
+BATCH = 10_000
 SLOTS = int(os.environ.get("BENCH_SLOTS", "16"))
+TOPICS = [f"bench.order-{number}" for number in range(int(os.environ.get("BENCH_TOPICS", "1")))]
+"""Tasks go to these in turn."""
 NEIGHBOUR = "bench.neighbour"
 """A second topic: numbers with the bit NEIGHBOURS go there."""
 NEIGHBOURS = 1 << 51
@@ -33,7 +35,6 @@ IDLE_SLOTS = [64] * 13 + [32] * 4 if "BENCH_IDLE_TOPICS" in os.environ else []
 center = TimeoutCenter()
 
 
-@center.handler(TOPIC)
 def handle(task: Task) -> None:
     started(int(task.biz_id))
 
@@ -55,8 +56,8 @@ def handle_waiting_thread(task: Task) -> None:
     time.sleep(WAIT_SECONDS)
 
 
-for _number in range(len(IDLE_SLOTS)):
-    center.handler(f"bench.idle-{_number}")(handle)
+for _topic_name in (*TOPICS, *(f"bench.idle-{number}" for number in range(len(IDLE_SLOTS)))):
+    center.handler(_topic_name)(handle)
 
 
 class Toc(Peer):
@@ -68,12 +69,10 @@ class Toc(Peer):
             tables=settings.tables,
             prefix=settings.database_prefix,
         ).upgrade()
-        center.store.topics.create(Topic(TOPIC, 1, SLOTS))
-        center.store.topics.create(Topic(NEIGHBOUR, 2, SLOTS))
-        center.store.topics.create(Topic(ASYNC_WAIT, 3, SLOTS))
-        center.store.topics.create(Topic(THREAD_WAIT, 4, SLOTS))
-        for number, slots in enumerate(IDLE_SLOTS):
-            center.store.topics.create(Topic(f"bench.idle-{number}", 5 + number, slots))
+        topics = dict.fromkeys((*TOPICS, NEIGHBOUR, ASYNC_WAIT, THREAD_WAIT), SLOTS)
+        topics |= {f"bench.idle-{number}": slots for number, slots in enumerate(IDLE_SLOTS)}
+        for number, (topic, slots) in enumerate(topics.items(), 1):
+            center.store.topics.create(Topic(topic, number, slots))
         self._engine = sqlalchemy.create_engine(settings.database_urls[0])
         counts = (
             f"SELECT COUNT(*) AS n FROM {settings.database_prefix}{table % settings.databases}"
@@ -87,7 +86,13 @@ class Toc(Peer):
 
     def commands(self, processes: int) -> list[list[str]]:
         worker = [sys.executable, "-m", "toc", "worker", "--app", "benchmarks.peers.toc:center"]
-        return [[*worker, "--processes", str(processes), "--threads", THREADS]]
+        worker += ["--threads", THREADS]
+        if "BENCH_DAEMONS" not in os.environ:
+            return [[*worker, "--processes", str(processes)]]
+        # As many daemons of one process: to the cluster each is a host of its own.
+        return [
+            ["env", f"TOC_HOST=host-{number}", *worker, "--processes", "1"] for number in range(processes)
+        ]
 
     def submit(self, number: int, due: int) -> None:
         center.submit(_topic(number), biz_id=number, action_time=_instant(due))
@@ -113,7 +118,7 @@ def _topic(number: int) -> str:
     for bits, topic in ((NEIGHBOURS, NEIGHBOUR), (ASYNC_WAITS, ASYNC_WAIT), (THREAD_WAITS, THREAD_WAIT)):
         if number & bits:
             return topic
-    return TOPIC
+    return TOPICS[number % len(TOPICS)]
 
 
 def _instant(due: int) -> datetime:

@@ -23,16 +23,17 @@ LOOKING = {"peek", "depth", "expired", "held"}
 
 @dataclass
 class Contract:
-    """``fixed`` ARGV by name, then groups of the names in ``group``."""
+    """``fixed`` ARGV by name, then groups of the names in ``group``. ``each``: any number of the last key."""
 
     keys: list[str]
+    each: bool
     fixed: list[str]
     group: list[str]
     sections: set[str]
 
 
 def contract(text: str) -> Contract:
-    found = Contract([], [], [], set())
+    found = Contract([], False, [], [], set())
     section = ""
     for line in text.splitlines():
         if not line.startswith("--"):
@@ -42,7 +43,9 @@ def contract(text: str) -> Contract:
             found.sections.add(section)
         if entry := re.match(r"-- (?:KEYS|ARGV|    )  (\d)(\+?)\s+(.+)", line):
             number, many, names = int(entry[1]), entry[2], entry[3]
-            if many:
+            if many and section == "KEYS":
+                found.keys, found.each = [*found.keys, names.split()[0]], True
+            elif many:
                 found.group = re.split(r"\s{2,}", names)[0].split(", ")
                 assert number == len(found.fixed) + 1
             else:
@@ -61,7 +64,9 @@ def test_the_header_names_exactly_the_keys_and_arguments_that_the_script_uses(pa
     text = path.read_text()
     stated, code = contract(text), body(text)
     assert {"KEYS", "ARGV", "RETURNS", "BOUNDS"} <= stated.sections
-    assert {int(n) for n in re.findall(r"KEYS\[(\d+)\]", code)} == set(range(1, len(stated.keys) + 1))
+    single = len(stated.keys) - stated.each
+    assert {int(n) for n in re.findall(r"KEYS\[(\d+)\]", code)} == set(range(1, single + 1))
+    assert ("in ipairs(KEYS) do" in code) == stated.each
     assert {int(n) for n in re.findall(r"ARGV\[(\d+)\]", code)} == set(range(1, len(stated.fixed) + 1))
     loops = {(int(first), int(step)) for first, step in re.findall(r"for i = (\d+), #ARGV, (\d+)", code)}
     if "unpack(ARGV)" in code:
@@ -93,6 +98,8 @@ def test_no_number_is_joined_to_a_text_but_through_format(path: Path) -> None:
 def test_a_batch_is_refused_before_it_does_anything_if_it_is_too_long(path: Path) -> None:
     text = path.read_text()
     stated, code = contract(text), body(text)
+    if stated.each:
+        assert code.lstrip().startswith("if #KEYS > 500 then\n  return redis.error_reply(")
     if stated.group and path.stem != "held":
         longest = len(stated.fixed) + 500 * len(stated.group)
         assert code.lstrip().startswith(f"if #ARGV > {longest} then\n  return redis.error_reply(")

@@ -235,6 +235,11 @@ class Nodes:
             served = self.rediscover()
         return served[hash_slot]
 
+    @property
+    def clustered(self) -> bool:
+        """Whether one call may have keys of one hash slot only."""
+        return self.location.kind is Kind.CLUSTER
+
     def masters(self) -> list[Node]:
         """Every node that serves something. Raises IndexUnavailable."""
         self.master(0)

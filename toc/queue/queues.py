@@ -391,17 +391,24 @@ class Queues:
 
         An answer also says that transitions are possible there: the script is refused where they would be.
         """
-        calls = {}
-        for slot in slots:
-            keys = self.keys(slot)
-            calls[slot] = _REACH.call(keys.hash_slot, (keys.generation,))
-        recorded = self._calls.one_each(
-            calls, lambda reply: None if reply is None else str(reply, "ascii", "replace")
-        )
-        return {
-            slot: run_id if isinstance(run_id, IndexUnavailable) else Generation(run_id, calls[slot].run_id)
-            for slot, run_id in recorded.items()
-        }
+        slots = list(slots)
+        # In a cluster the keys of one call belong to one hash slot; elsewhere all of them are in one place.
+        size = 1 if self.nodes.clustered else MAX_IDS
+        parts = [slots[first : first + size] for first in range(0, len(slots), size)]
+        calls = []
+        for part in parts:
+            keys = [self.keys(slot) for slot in part]
+            calls.append(_REACH.call(keys[0].hash_slot, [key.generation for key in keys]))
+        self._calls.run(calls)
+        found: dict[Slot, Generation | IndexUnavailable] = {}
+        for part, call in zip(parts, calls, strict=True):
+            if isinstance(call.result, IndexUnavailable):
+                found |= dict.fromkeys(part, call.result)
+                continue
+            for slot, run_id in zip(part, call.result, strict=True):
+                recorded = None if run_id is None else str(run_id, "ascii", "replace")
+                found[slot] = Generation(recorded, call.run_id)
+        return found
 
     def set_generations(self, rebuilt: Mapping[Slot, str]) -> dict[Slot, bool | IndexUnavailable]:
         """Record rebuilt slots with the run_id that served them *before* the rebuild began: if the server was

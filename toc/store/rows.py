@@ -16,7 +16,7 @@ _INSERT = f"({','.join(TaskRow._fields)}) VALUES "
 _VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s)"
 """A row of it: %d takes nothing but a number; what may be NULL is NULL or the place of a parameter."""
 
-UNION = 200
+UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
 KEYS = 200
 """Dedup keys looked up by one SELECT; SQLite's expressions may be 1,000 deep."""

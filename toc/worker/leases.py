@@ -26,6 +26,8 @@ from toc.worker.loop import Loop
 log = get_logger(__name__)
 
 TICK_SECONDS = 0.25
+IDLE_SECONDS = 0.5
+"""The same while nothing is held: sooner than anything that is taken meanwhile needs a lease."""
 LEASE_AFTER_SECONDS = 0.75
 """How long after it was taken an entry gets a lease. Most tries have ended by then and cost nothing."""
 AGAIN_SECONDS = 1.0
@@ -70,7 +72,7 @@ class LeaseKeeper:
                 if now - self._complained > COMPLAIN_SECONDS:
                     self._complained = now
                     log.warning("leases_not_kept", tasks=len(due), error=str(exc))
-        return TICK_SECONDS
+        return TICK_SECONDS if len(self._inflight) else IDLE_SECONDS
 
     def _release_gone(self) -> None:
         """Give up what was asked for while its entry went: a lease that stays would tell of a crash."""

@@ -127,6 +127,17 @@ def test_after_flushall_the_index_is_empty_and_works(
     assert state() == {STORE: {2: 2.0}}
 
 
+def test_of_more_slots_than_one_call_takes_each_has_its_own_generation(queues: Queues) -> None:
+    slots = [Slot("order.close", number) for number in range(1024)]
+    recorded = {slot: f"run-{slot.number}" for slot in slots if slot.number % 3}
+    queues.set_generations(recorded)
+    found = queues.generations(slots)
+    assert list(found) == slots
+    assert {slot: found[slot].recorded for slot in slots} == {slot: recorded.get(slot) for slot in slots}  # type: ignore[union-attr]  # an error fails the test
+    assert len({generation.serving for generation in found.values()}) == 1  # type: ignore[union-attr]
+    assert queues.generations([]) == {}
+
+
 # --- restarts and broken connections ---------------------------------------------------------------------
 
 

@@ -1,9 +1,16 @@
 #!lua flags=allow-oom
--- reach: reads on which server the slot was last rebuilt. Writes nothing, but is refused wherever a
+-- reach: reads on which server slots were last rebuilt. Writes nothing, but is refused wherever a
 -- transition would be (a replica, a server that cannot save): who gets an answer can work.
 --
--- KEYS  1   generation   of the slot
+-- KEYS  1+  generation   of each slot
 -- ARGV  none
--- RETURNS   run_id or nil
--- BOUNDS    constant
-return redis.call('GET', KEYS[1])
+-- RETURNS   per slot run_id or nil
+-- BOUNDS    500 slots
+if #KEYS > 500 then
+  return redis.error_reply('ERR toc: more than 500 slots in one call')
+end
+local run_ids = {}
+for n, key in ipairs(KEYS) do
+  run_ids[n] = redis.call('GET', key)
+end
+return run_ids
