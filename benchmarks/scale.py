@@ -14,6 +14,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +32,15 @@ FEW = 10_000
 WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "idle"]
 
 
+def warm_up(system: System) -> None:
+    """Let a thousand tasks run: from then on it is known how fast tasks are stored."""
+    _, due = system.submit(1000, time.time_ns() + NS, 0)
+    system.await_starts(due)
+
+
 def neighbour(system: System, burst: int = 100_000, rate: int = 100, seconds: int = 6) -> dict[str, Any]:
     """Lateness of the second topic, from a second before the burst on the first until it is over."""
-    system.submit(1000, time.time_ns() + HOUR, 0)  # to learn how fast it stores
+    warm_up(system)
     at = time.time_ns() + int((2 * burst / system.rate + 3) * NS)
     _, due = system.submit(burst, at, 0)
     _, beside = system.submit(rate * seconds, at - NS, NS // rate, bits=NEIGHBOURS)
@@ -49,7 +57,7 @@ def neighbour(system: System, burst: int = 100_000, rate: int = 100, seconds: in
 
 def waiting(system: System, tasks: int, bits: int) -> dict[str, Any]:
     """Tasks due at one instant whose handlers wait: seconds to the last start, and how many ran at once."""
-    system.submit(1000, time.time_ns() + HOUR, 0)  # to learn how fast it stores
+    warm_up(system)
     result = burst(system, Sizes(), tasks, bits=bits)
     at_once = tasks * WAIT_SECONDS / (result["last_start"] - result["first_start"] + WAIT_SECONDS)
     return {"tasks": tasks, "last_start": result["last_start"], "at_once": at_once}
@@ -75,7 +83,7 @@ def growth(system: System, most: int) -> dict[str, Any]:
 def slots(system: System, tasks: int = 50_000) -> dict[str, Any]:
     """A burst, and 1,000 a second: processor time a task of workers and servers together, and lateness."""
     sizes = Sizes(lateness_seconds=6)
-    system.submit(1000, time.time_ns() + HOUR, 0)  # to learn how fast it stores
+    warm_up(system)
     found: dict[str, Any] = {}
     for name, result in (("burst", burst(system, sizes, tasks)), ("steady", lateness(system, sizes, 1000))):
         found[name] = {**result, "cpu_us_per_task": 1e6 * result["cpu_seconds"] / result["tasks"]}
@@ -84,7 +92,7 @@ def slots(system: System, tasks: int = 50_000) -> dict[str, Any]:
 
 def daemons(system: System, tasks: int = 100_000) -> dict[str, Any]:
     """Tasks taken and finished a second by so many daemons; ``cpu``: cores in use meanwhile, by group."""
-    system.submit(1000, time.time_ns() + HOUR, 0)  # to learn how fast it stores
+    warm_up(system)
     found: dict[str, Any] = {}
     for count in (1, 2, 4):
         system.start(count)
@@ -124,44 +132,56 @@ def idle(system: System, seconds: float = 20) -> dict[str, Any]:
 def main() -> None:
     """Measure and print JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
-    parser.add_argument("what", nargs="*", default=WHAT)
+    parser.add_argument("what", nargs="*", default=WHAT, metavar="WHAT", help=", ".join(WHAT))
     parser.add_argument("--pending", type=int, default=5_000_000)
     arguments = parser.parse_args()
+    if unknown := set(arguments.what) - set(WHAT):
+        parser.error(f"not known: {', '.join(sorted(unknown))}; there are {', '.join(WHAT)}")
     entries = {entry.name: entry for entry in ENTRIES}
     toc = entries["toc"]
     result: dict[str, Any] = {}
-    if "neighbour" in arguments.what:
-        with System(toc) as system:
-            system.start(2)
-            result["neighbour"] = neighbour(system)
-    if "waiting" in arguments.what:
-        with System(_with(toc, BENCH_THREADS=200)) as system:
-            system.start(2)
-            result["waiting"] = {
+    for name in arguments.what:
+        warn(f"{name} ...")
+        result[name] = _measure(name, toc, entries["toc, 1024 tables"], arguments.pending)
+        warn(json.dumps({name: result[name]}))
+    json.dump(result, sys.stdout, indent=1)
+    print()
+
+
+def _measure(name: str, toc: Entry, wide: Entry, pending: int) -> dict[str, Any]:
+    if name == "neighbour":
+        with _running(toc) as system:
+            return neighbour(system)
+    if name == "waiting":
+        with _running(_with(toc, BENCH_THREADS=200)) as system:
+            return {
                 "coroutines": waiting(system, 20_000, ASYNC_WAITS),
                 "threads": waiting(system, 5000, THREAD_WAITS),
             }
-    if "growth" in arguments.what:
-        with System(toc) as system:
-            system.start(2)
-            result["growth"] = growth(system, arguments.pending)
-    if "slots" in arguments.what:
-        result["slots"] = {}
+    if name == "growth":
+        with _running(toc) as system:
+            return growth(system, pending)
+    found: dict[str, Any] = {}
+    if name == "slots":
         for topics, amount in ((1, 8), (1, 128), (1, 1024), (10, 1024)):
-            with System(_with(toc, BENCH_TOPICS=topics, BENCH_SLOTS=amount)) as system:
-                system.start(2)
-                result["slots"][str(topics * amount)] = slots(system)
-    if "daemons" in arguments.what:
-        with System(_with(toc, "zookeeper", BENCH_DAEMONS=1)) as system:
-            result["daemons"] = daemons(system)
-    if "idle" in arguments.what:
-        result["idle"] = {}
-        for entry in (toc, entries["toc, 1024 tables"]):
-            with System(_with(entry, BENCH_IDLE_TOPICS=1, BENCH_SLOTS=16)) as system:
-                system.start(2)
-                result["idle"][entry.name] = idle(system)
-    json.dump(result, sys.stdout, indent=1)
-    print()
+            with _running(_with(toc, BENCH_TOPICS=topics, BENCH_SLOTS=amount)) as system:
+                found[str(topics * amount)] = slots(system)
+    elif name == "daemons":
+        with _running(_with(toc, "zookeeper", BENCH_DAEMONS=1)) as system:
+            return daemons(system)
+    else:
+        for entry in (toc, wide):
+            with _running(_with(entry, BENCH_IDLE_TOPICS=1, BENCH_SLOTS=16)) as system:
+                found[entry.name] = idle(system)
+    return found
+
+
+@contextmanager
+def _running(entry: Entry) -> Iterator[System]:
+    """Its servers and two worker processes."""
+    with System(entry) as system:
+        system.start(2)
+        yield system
 
 
 def _with(entry: Entry, *servers: str, **environment: int) -> Entry:

@@ -69,7 +69,7 @@ class Toc(Peer):
             tables=settings.tables,
             prefix=settings.database_prefix,
         ).upgrade()
-        topics = dict.fromkeys((*TOPICS, NEIGHBOUR, ASYNC_WAIT, THREAD_WAIT), SLOTS)
+        topics = dict.fromkeys(TOPICS, SLOTS) | dict.fromkeys((NEIGHBOUR, ASYNC_WAIT, THREAD_WAIT), 16)
         topics |= {f"bench.idle-{number}": slots for number, slots in enumerate(IDLE_SLOTS)}
         for number, (topic, slots) in enumerate(topics.items(), 1):
             center.store.topics.create(Topic(topic, number, slots))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from toc.errors import IndexUnavailable
@@ -27,12 +27,13 @@ class PrepareRequest(NamedTuple):
 class Prepared(NamedTuple):
     """What was taken, each id with its fence.
 
-    ``next_due`` is the first score left in the StoreQueue, None when nothing there will ever be due; more is
-    due now if it is less than ``redis_now_ms`` + 1.
+    ``next_due`` is the first score left in the StoreQueue, None when nothing there will ever be due; ``left``
+    is how many stand there that are due now.
     """
 
     entries: list[tuple[int, float]]
     next_due: float | None
+    left: int
     redis_now_ms: int
 
 
@@ -72,10 +73,11 @@ class Peek(NamedTuple):
     redis_now_ms: int
 
     @classmethod
-    def of(cls, reply: list[Any]) -> Peek:
-        """What peek.lua says."""
-        first, *counts = reply
-        return cls(first_due(first), *counts)
+    def each_of(cls, reply: list[Any]) -> Iterator[Peek]:
+        """What peek.lua says, slot by slot."""
+        for at in range(1, len(reply), 4):
+            first, store, prepared, dead = reply[at : at + 4]
+            yield cls(first_due(first), store, prepared, dead, reply[0])
 
 
 class Depth(NamedTuple):

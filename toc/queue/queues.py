@@ -71,6 +71,9 @@ _DEAD_QUEUE = attrgetter("dead")
 
 log = get_logger(__name__)
 
+SLOTS_TOGETHER = 100
+"""Slots that one call asks about: well below a millisecond of the server's time."""
+
 
 class Queues:
     """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
@@ -162,10 +165,10 @@ class Queues:
             if isinstance(reply, IndexUnavailable):
                 prepared[slot] = reply
                 continue
-            flat, first, now_ms = reply
+            flat, first, left, now_ms = reply
             entries, strays[slot] = sort_out(flat)
             taken = [(job_id, fmod(score, 1000.0)) for job_id, score in entries]
-            prepared[slot] = Prepared(taken, first_due(first), now_ms)
+            prepared[slot] = Prepared(taken, first_due(first), left, now_ms)
         self._drop(strays, _PREPARE_QUEUE)  # where the script has moved them
         return prepared
 
@@ -304,11 +307,12 @@ class Queues:
 
     def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
         """When each slot is next due, and how much stands in it."""
-        calls = {}
-        for slot in slots:
-            keys = self.keys(slot)
-            calls[slot] = _PEEK.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead))
-        return self._calls.one_each(calls, Peek.of)
+        return self._together(
+            _PEEK,
+            slots,
+            lambda keys: (keys.store, keys.prepare, keys.dead),
+            lambda call: Peek.each_of(call.result),
+        )
 
     def depths(self, slots: Iterable[Slot]) -> dict[Slot, Depth | IndexUnavailable]:
         """The same, and how much of it is due: for measuring, a little dearer."""
@@ -391,24 +395,15 @@ class Queues:
 
         An answer also says that transitions are possible there: the script is refused where they would be.
         """
-        slots = list(slots)
-        # In a cluster the keys of one call belong to one hash slot; elsewhere all of them are in one place.
-        size = 1 if self.nodes.clustered else MAX_IDS
-        parts = [slots[first : first + size] for first in range(0, len(slots), size)]
-        calls = []
-        for part in parts:
-            keys = [self.keys(slot) for slot in part]
-            calls.append(_REACH.call(keys[0].hash_slot, [key.generation for key in keys]))
-        self._calls.run(calls)
-        found: dict[Slot, Generation | IndexUnavailable] = {}
-        for part, call in zip(parts, calls, strict=True):
-            if isinstance(call.result, IndexUnavailable):
-                found |= dict.fromkeys(part, call.result)
-                continue
-            for slot, run_id in zip(part, call.result, strict=True):
-                recorded = None if run_id is None else str(run_id, "ascii", "replace")
-                found[slot] = Generation(recorded, call.run_id)
-        return found
+        return self._together(
+            _REACH,
+            slots,
+            lambda keys: (keys.generation,),
+            lambda call: (
+                Generation(None if run_id is None else str(run_id, "ascii", "replace"), call.run_id)
+                for run_id in call.result
+            ),
+        )
 
     def set_generations(self, rebuilt: Mapping[Slot, str]) -> dict[Slot, bool | IndexUnavailable]:
         """Record rebuilt slots with the run_id that served them *before* the rebuild began: if the server was
@@ -432,6 +427,37 @@ class Queues:
         return WakeListener(self.nodes, self.keys)
 
     # --- how calls are made and their results put together -------------------------------------------------
+
+    def _together(
+        self,
+        script: Script,
+        slots: Iterable[Slot],
+        names: Callable[[SlotKeys], Sequence[str]],
+        read: Callable[[Call], Iterable[Result]],
+        size: int = SLOTS_TOGETHER,
+    ) -> dict[Slot, Result | IndexUnavailable]:
+        """Ask about many slots in few calls of a script that takes the keys of many: ``read`` tells of each.
+
+        In a cluster a call can have keys of one hash slot only, so of one slot. What a server refuses to tell
+        of many it may refuse for one slot's sake: each is asked about alone then.
+        """
+        asked = list(slots)
+        size = 1 if self.nodes.clustered else size
+        parts = [asked[first : first + size] for first in range(0, len(asked), size)]
+        calls = []
+        for part in parts:
+            keys = [self.keys(slot) for slot in part]
+            calls.append(script.call(keys[0].hash_slot, list(chain.from_iterable(map(names, keys)))))
+        self._calls.run(calls)
+        found: dict[Slot, Result | IndexUnavailable] = {}
+        for part, call in zip(parts, calls, strict=True):
+            if not isinstance(call.result, IndexUnavailable):
+                found.update(zip(part, read(call), strict=True))
+            elif call.run_id and len(part) > 1:  # it was answered
+                found |= self._together(script, part, names, read, size=1)
+            else:
+                found |= dict.fromkeys(part, call.result)
+        return found
 
     def _drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
         """Remove what can be no entry, with one alarm per slot. Who else was given it too says nothing."""

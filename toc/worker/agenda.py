@@ -126,18 +126,19 @@ class Agenda:
                 members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
                 for member in waiting:
                     self.look(member, now + wait)
-            chosen, limit = share(members, room)
+            chosen = share(members, room)
             if len(chosen) < len(members):
                 self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
                 dispatcher.want_room(name)
             requests += [
-                (member, PrepareRequest(member.slot, limit, topic.retries, member.claim)) for member in chosen
+                (member, PrepareRequest(member.slot, limit, topic.retries, member.claim))
+                for member, limit in chosen
             ]
         return requests
 
-    def took(self, owned: OwnedSlot, limit: int, result: Prepared, now: int) -> None:
-        """A prepare has taken this from a slot, ``limit`` entries at most: when to look at it next."""
-        owned.full = len(result.entries) == limit
+    def took(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
+        """A prepare has taken this from a slot: when to look at it next."""
+        owned.left = result.left
         if owned.slot.topic in self._resume.topics:
             self._resume.took(owned.slot, len(result.entries), result.next_due)
         if result.next_due is None:
@@ -149,18 +150,19 @@ class Agenda:
         self.look(owned, due)
 
 
-def share(members: list[OwnedSlot], room: int) -> tuple[list[OwnedSlot], int]:
-    """The slots to take from now, of those that are due, and how many entries of each at most.
+def share(members: list[OwnedSlot], room: int) -> list[tuple[OwnedSlot, int]]:
+    """The slots to take from now, the first of those that are due, and how many entries of each at most.
 
-    Where all that is due has room, every slot may give its full share. Otherwise few slots that are known to
-    be full give many each, rather than many slots few: a batch of one slot lies in few tables, and reading
-    and finishing cost by the table.
+    Of a slot whose last prepare left some, so many: few slots give many each then, rather than many slots
+    few. A batch of one slot lies in few tables, and taking, reading and finishing cost by the slot and by the
+    table. What the others hold is not known, so each may give an even part.
     """
-    if room < 1:
-        return [], 0
-    limit = TAKE_LIMIT
-    if room < TAKE_LIMIT * len(members):
-        full = sum(member.full for member in members)
-        members = members[: max(1, room // TAKE_LIMIT) if 2 * full > len(members) else room]
-        limit = min(TAKE_LIMIT, room // len(members)) if members else 0
-    return members, limit
+    part = min(max(1, room // max(1, len(members))), TAKE_LIMIT)
+    chosen: list[tuple[OwnedSlot, int]] = []
+    for member in members:
+        if room < 1:
+            break
+        limit = min(member.left or part, TAKE_LIMIT, room)
+        chosen.append((member, limit))
+        room -= limit
+    return chosen

@@ -207,7 +207,7 @@ class Poller:
         taken: list[Entry] = []
         failures: list[IndexUnavailable] = []
         now = self._clock.now_ms()
-        for owned, (_slot, limit, *_) in requests:
+        for owned, _ in requests:
             result = results[owned.slot]
             if isinstance(result, IndexUnavailable):
                 failures.append(result)
@@ -217,7 +217,7 @@ class Poller:
                         heapq.heappush(self._reconcile, (now + delay, owned.slot, owned.claim))
                 continue
             taken += self._hold(owned.slot, result.entries, result.redis_now_ms, before)
-            self._agenda.took(owned, limit, result, now)
+            self._agenda.took(owned, result, now)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         if taken:

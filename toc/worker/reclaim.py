@@ -6,8 +6,9 @@ which slots hold prepared entries that are not ours; only those are searched for
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from math import ceil
 
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
@@ -33,6 +34,10 @@ log = get_logger(__name__)
 TICK_SECONDS = 1.0
 TURNED_SECONDS = 0.03
 PEEK_SECONDS = 5.0
+"""How often each slot is peeked at."""
+PEEK_SLOTS = 500
+"""Slots that one look peeks at, if that is enough to get through all of them in time: the calls of thousands,
+made at once, hold up live tasks for 20 ms."""
 RECLAIM_LIMIT = 200
 BEFORE_MOVED = "its worker for a former time died or fell silent"
 """The last_error of a task that may have begun, and has no other, where a new deadline charges no try."""
@@ -62,20 +67,23 @@ class Reclaimer:
         self._poller = poller
         self._max_crashes = max_crashes
         self._peeked_at = float("-inf")
+        self._to_peek: deque[Slot] = deque()
+        """Slots that have yet to be peeked at in this round."""
+        self._at_once = True
+        """Whether to peek at all of them now."""
         self._suspects: set[Slot] = set()
         self.loop = Loop("reclaim", self.run_once)
 
     def look_now(self) -> None:
         """Slots were claimed or a worker is known to have died: do not wait for the next peek."""
-        self._peeked_at = float("-inf")
+        self._at_once = True
         self.loop.wake()
 
     def run_once(self) -> float:
         """One look; returns the seconds until the next."""
         now = self._clock.monotonic()
-        if now - self._peeked_at >= PEEK_SECONDS:
-            self._peeked_at = now
-            self._peek()
+        if slots := self._next_slots(now):
+            self._peek(slots)
         if self._suspects:
             try:
                 self._reclaim()
@@ -84,15 +92,30 @@ class Reclaimer:
         # Entries time out as Redis's clock turns to another second: look just after that.
         return TICK_SECONDS - self._clock.now_ms() % 1000 / 1000 + TURNED_SECONDS
 
-    def _peek(self) -> None:
+    def _next_slots(self, now: float) -> list[Slot]:
+        """The slots to peek at in this look."""
+        owned = self._book.owned
+        part = max(PEEK_SLOTS, ceil(len(owned) * TICK_SECONDS / PEEK_SECONDS))
+        if self._at_once:
+            self._at_once = False
+            self._peeked_at = float("-inf")
+            self._to_peek.clear()
+            part = len(owned)
+        if not self._to_peek and now - self._peeked_at >= PEEK_SECONDS:
+            self._peeked_at = now
+            self._to_peek.extend(owned)
+        slots = [self._to_peek.popleft() for _ in range(min(part, len(self._to_peek)))]
+        return [slot for slot in slots if slot in owned]
+
+    def _peek(self, slots: Sequence[Slot]) -> None:
         owned = self._book.owned
         # What we hold and no longer have must not hide as many entries of others for as long as it runs.
         held = Counter(
             entry.slot for entry in self._inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
         )
         idle: dict[Slot, list[int]] = {}
-        for slot, peek in self._queues.peek(list(owned)).items():
-            if isinstance(peek, IndexUnavailable):
+        for slot, peek in self._queues.peek(slots).items():
+            if isinstance(peek, IndexUnavailable) or slot not in owned:
                 continue
             owned[slot].buried = peek.dead
             if peek.next_due is not None:

@@ -26,18 +26,18 @@ class OwnedSlot:
 
     ``claim`` is the number that its PrepareQueue entries carry, ``others`` the numbers that other
     workers hold or held, ``due`` the instant (ms, this machine's clock) at which the poller looks at it
-    next, ``full`` whether the last prepare took as much as it was allowed to: there was probably more.
-    ``buried`` is how many entries stood in its DeadQueue at the last peek.
+    next, ``left`` how many that were due the last prepare left there. ``buried`` is how many entries stood in
+    its DeadQueue at the last peek.
     """
 
-    __slots__ = ("buried", "claim", "due", "full", "others", "slot")
+    __slots__ = ("buried", "claim", "due", "left", "others", "slot")
 
     def __init__(self, slot: Slot, claim: int, others: dict[int, str]) -> None:
         self.slot = slot
         self.claim = claim
         self.others = others
         self.due = NEVER
-        self.full = False
+        self.left = 0
         self.buried = 0
 
 

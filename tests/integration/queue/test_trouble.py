@@ -138,6 +138,19 @@ def test_of_more_slots_than_one_call_takes_each_has_its_own_generation(queues: Q
     assert queues.generations([]) == {}
 
 
+def test_a_key_of_another_type_is_the_trouble_of_its_slot_alone(queues: Queues, server: RedisServer) -> None:
+    slots = [Slot("order.close", number) for number in range(4)]
+    queues.add({slot: [(1, 1.0)] for slot in slots})
+    server.call("SET", queues.keys(slots[1]).dead, "what is this")
+    server.call("LPUSH", queues.keys(slots[2]).generation, "and this")
+    peeks, generations = queues.peek(slots), queues.generations(slots)
+    refused = [isinstance(peeks[slot], IndexUnavailable) for slot in slots]
+    assert refused == [False, True, False, False]
+    assert "WRONGTYPE" in str(peeks[slots[1]])
+    refused = [isinstance(generations[slot], IndexUnavailable) for slot in slots]
+    assert refused == [False, False, True, False]
+
+
 # --- restarts and broken connections ---------------------------------------------------------------------
 
 

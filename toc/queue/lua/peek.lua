@@ -1,19 +1,20 @@
 #!lua flags=no-writes
--- peek: when the slot is next due, and how much stands in it. Moves nothing.
+-- peek: when slots are next due, and how much stands in each. Moves nothing.
 --
--- KEYS  1   store     StoreQueue of the slot
---       2   prepare   PrepareQueue of the slot
---       3   dead      DeadQueue of the slot
+-- KEYS  1+  store, prepare, dead   of each slot: its StoreQueue, PrepareQueue and DeadQueue
 -- ARGV  none
--- RETURNS   {first score of the StoreQueue or nil, entries in store, prepare, dead, now in ms}
--- BOUNDS    constant
+-- RETURNS   {now in ms, then per slot: first score of the StoreQueue or nil, entries in store, prepare, dead}
+-- BOUNDS    500 slots
+if #KEYS > 1500 then
+  return redis.error_reply('ERR toc: more than 500 slots in one call')
+end
 local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-return {
-  first and string.format('%.17g', tonumber(first)) or false,
-  redis.call('ZCARD', KEYS[1]),
-  redis.call('ZCARD', KEYS[2]),
-  redis.call('ZCARD', KEYS[3]),
-  now_ms
-}
+local reply = {tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)}
+for i = 1, #KEYS, 3 do
+  local first = redis.call('ZRANGE', KEYS[i], 0, 0, 'WITHSCORES')[2]
+  reply[#reply + 1] = first and string.format('%.17g', tonumber(first)) or false
+  reply[#reply + 1] = redis.call('ZCARD', KEYS[i])
+  reply[#reply + 1] = redis.call('ZCARD', KEYS[i + 1])
+  reply[#reply + 1] = redis.call('ZCARD', KEYS[i + 2])
+end
+return reply

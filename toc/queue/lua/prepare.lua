@@ -9,7 +9,8 @@
 -- ARGV  1   limit     take no more than this
 --       2   retries   tries of a fresh entry, 1..31
 --       3   claim     number under which the caller holds the slot, 0..4095
--- RETURNS   {{id, prepare score, id, prepare score, ...}, first score left in the StoreQueue or nil, now in ms}
+-- RETURNS   {{id, prepare score, id, prepare score, ...}, first score left in the StoreQueue or nil,
+--            how many that are due are left, now in ms}
 -- BOUNDS    limit is at most 500
 local limit, retries, claim = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 if limit > 500 then
@@ -53,4 +54,8 @@ if #due > 0 then
   redis.call('ZREM', KEYS[1], unpack(ids))
 end
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-return {taken, first and string.format('%.17g', tonumber(first)) or false, now_ms}
+local left = 0
+if first and tonumber(first) < now_ms + 1 then
+  left = redis.call('ZCOUNT', KEYS[1], '-inf', before)
+end
+return {taken, first and string.format('%.17g', tonumber(first)) or false, left, now_ms}

@@ -10,7 +10,7 @@ if #KEYS > 500 then
   return redis.error_reply('ERR toc: more than 500 slots in one call')
 end
 local run_ids = {}
-for n, key in ipairs(KEYS) do
-  run_ids[n] = redis.call('GET', key)
+for i = 1, #KEYS, 1 do
+  run_ids[i] = redis.call('GET', KEYS[i])
 end
 return run_ids
