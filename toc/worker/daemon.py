@@ -249,9 +249,9 @@ class Daemon:
     # --- what others may know
 
     def _tell(self) -> None:
-        """Tell the monitor how it stands, once a second or so."""
+        """Tell the monitor how it stands, once a second or so, if anybody can ask it."""
         now = time.monotonic()
-        if now - self._told_at < TICK_SECONDS / 2:
+        if self._monitor.address is None or now - self._told_at < TICK_SECONDS / 2:
             return
         self._told_at = now
         children = list(self._children.values())

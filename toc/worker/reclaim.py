@@ -6,6 +6,7 @@ which slots hold prepared entries that are not ours; only those are searched for
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -33,6 +34,9 @@ log = get_logger(__name__)
 
 TICK_SECONDS = 1.0
 TURNED_SECONDS = 0.03
+SPREAD_SECONDS = 0.2
+"""Entries time out as Redis's clock turns to another second. A worker looks so long after that, and a random
+part of so long: all at once would hold up live tasks."""
 PEEK_SECONDS = 5.0
 """How often each slot is peeked at."""
 PEEK_SLOTS = 500
@@ -72,6 +76,7 @@ class Reclaimer:
         self._at_once = True
         """Whether to peek at all of them now."""
         self._suspects: set[Slot] = set()
+        self._offset = TURNED_SECONDS + random.uniform(0, SPREAD_SECONDS)  # noqa: S311 - spreads load, guards nothing
         self.loop = Loop("reclaim", self.run_once)
 
     def look_now(self) -> None:
@@ -89,8 +94,7 @@ class Reclaimer:
                 self._reclaim()
             except StoreUnavailable as exc:
                 log.warning("not_reclaimed", error=str(exc))
-        # Entries time out as Redis's clock turns to another second: look just after that.
-        return TICK_SECONDS - self._clock.now_ms() % 1000 / 1000 + TURNED_SECONDS
+        return TICK_SECONDS - self._clock.now_ms() % 1000 / 1000 + self._offset
 
     def _next_slots(self, now: float) -> list[Slot]:
         """The slots to peek at in this look."""

@@ -21,8 +21,10 @@ back in time, the rest with their pass over the window.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from math import ceil
 
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
@@ -46,9 +48,12 @@ LOOK_SECONDS = 1.0
 LOOK_MOST_SECONDS = 5.0
 LOOK_SLOTS = 100
 """Every slot that is owned is looked at each ``LOOK_SECONDS``. A worker that owns more than ``LOOK_SLOTS``
-looks less often in proportion, but each ``LOOK_MOST_SECONDS``: idle, it must cost next to nothing."""
+looks less often in proportion, but each ``LOOK_MOST_SECONDS``: idle, it must cost next to nothing. Each look
+is at a part of them: thousands at once hold up live tasks for 50 ms."""
 SPREAD_SECONDS = 5.0
-"""How often the slots of all topics are spread over the nodes anew."""
+SPREAD_SLOTS = 500
+"""How often the slots of all topics are spread over the nodes anew: each ``SPREAD_SECONDS``, or a second for
+each ``SPREAD_SLOTS`` of them."""
 HOLD_SECONDS = 3.0
 """How long after a loss was seen no new generation is recorded: every worker has looked by then."""
 
@@ -85,7 +90,10 @@ class IndexWatch:
         self._missing: dict[Slot, tuple[str, float]] = {}
         """Slots whose generation is not: the run_id that answered, and since when that is known."""
         self._looked_at = float("-inf")
+        self._to_look: deque[Slot] = deque()
+        """Slots that have yet to be looked at in this round."""
         self._spread_at = float("-inf")
+        """When the slots are spread over the nodes next."""
         self._by_node: list[list[Slot]] = []
         """The slots to ask for, by node."""
         self._turn = 0
@@ -118,21 +126,17 @@ class IndexWatch:
         anew = self._looked_at == float("-inf") or (
             not self._silent and any(slot not in self._seen and slot not in self._missing for slot in owned)
         )
-        whole = anew or now - self._looked_at >= look_seconds(len(owned))
-        if whole:
-            self._looked_at = now
-        if anew or now - self._spread_at >= SPREAD_SECONDS:
-            self._spread_at = now
+        part = self._part(now, owned, at_once=anew)
+        if anew or now >= self._spread_at:
             every = set(chain.from_iterable(topic.slots() for topic in self._catalog.known().values()))
             every.update(self._book.wanted)
             self._seen = {slot: recorded for slot, recorded in self._seen.items() if slot in every}
             self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
             self._by_node, self._sampled = self._spread(every), []
-        loss = self._judge(self._ask(self._samples()), now)
-        if loss or (whole and not self._silent):
-            # If one node has lost something: which of our slots?
-            loss |= self._judge(self._queues.generations(owned), now)
-        if loss:
+            self._spread_at = now + max(SPREAD_SECONDS, len(every) / SPREAD_SLOTS)
+        loss = self._judge(self._ask(self._samples(), part), now)
+        if loss:  # one node has lost something: which of our slots?
+            self._judge(self._queues.generations(owned), now)
             # Claims may be lost with the rest.
             self._book.renew([slot for slot in owned if slot in self._missing])
         self._mark()
@@ -141,14 +145,29 @@ class IndexWatch:
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
-    def _ask(self, samples: Sequence[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
-        """The generations of one slot per node; takes note of the nodes that do not answer."""
-        found = self._queues.generations(samples)
+    def _part(self, now: float, owned: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
+        """The slots to look at in this look, so that all have their turn in time: few, or all at once."""
+        period = look_seconds(len(owned))
+        count = ceil(len(owned) * PROBE_SECONDS / period)
+        if at_once:
+            self._to_look.clear()
+            count = len(owned)
+        if not self._to_look and (at_once or now - self._looked_at >= period):
+            self._looked_at = now
+            self._to_look.extend(owned)
+        slots = [self._to_look.popleft() for _ in range(min(count, len(self._to_look)))]
+        return [slot for slot in slots if slot in owned]
+
+    def _ask(
+        self, samples: Sequence[Slot], more: Sequence[Slot]
+    ) -> dict[Slot, Generation | IndexUnavailable]:
+        """The generations of one slot per node, and of more; takes note of the nodes that do not answer."""
+        found = self._queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
         now = self._clock.monotonic()
         self._silent = False
         out: dict[object, IndexUnavailable] = {}
-        for slot, answer in found.items():
-            node = self._queues.node_of(slot)
+        for slot in samples:
+            node, answer = self._queues.node_of(slot), found[slot]
             if not isinstance(answer, IndexUnavailable):
                 self._answered[node] = now
                 continue

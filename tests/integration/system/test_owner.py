@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator
+from math import ceil
 
 import pytest
 from harness.system import System
@@ -20,7 +21,7 @@ from toc.worker import deadqueues
 from toc.worker.entry import Entry
 from toc.worker.link import Link
 from toc.worker.process import Worker
-from toc.worker.watch import look_seconds
+from toc.worker.watch import PROBE_SECONDS, look_seconds
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)
@@ -136,7 +137,10 @@ def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
     assert not clean_redis.call("ZCARD", system.center.queues.keys(SLOT).prepare)
 
 
-def test_each_generation_is_looked_at_every_second(owner: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("owned", [1, 16, 1000])
+def test_each_generation_is_looked_at_in_time_and_few_at_once(
+    owner: Worker, monkeypatch: pytest.MonkeyPatch, owned: int
+) -> None:
     watch, clock, asked = owner.watch, owner._clock, list[list[Slot]]()
     assert isinstance(clock, PushedClock)
 
@@ -145,11 +149,19 @@ def test_each_generation_is_looked_at_every_second(owner: Worker, monkeypatch: p
         return dict.fromkeys(asked[-1], Generation("run", "run"))
 
     monkeypatch.setattr(owner._probes, "generations", whole)
+    one = owner.book.owned[SLOT]
+    monkeypatch.setattr(owner.book, "owned", {Slot(TOPIC, number): one for number in range(owned)})
+    monkeypatch.setattr(owner.book, "wanted", dict.fromkeys(owner.book.owned, 0.0))
     watch.run_once()
+    assert set(asked[0]) >= set(owner.book.owned), "new ones are looked at at once"
     asked.clear()
-    clock.pushed += 1.1
-    watch.run_once()
-    assert asked[1:] == [[SLOT]], "all slots of its own, not only one of each node"
+    clock.pushed += look_seconds(owned)
+    looks = round(look_seconds(owned) / PROBE_SECONDS)
+    for _ in range(looks):
+        watch.run_once()
+        clock.pushed += PROBE_SECONDS
+    assert {slot for some in asked for slot in some} >= set(owner.book.owned)
+    assert max(map(len, asked)) <= ceil(owned / looks) + 1, "a part of them, and one of each node"
 
 
 def test_who_owns_many_slots_looks_less_often() -> None:
