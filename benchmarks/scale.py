@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,6 @@ from benchmarks.workloads import HOUR, Sizes, burst, lateness
 NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS = 1 << 51, 1 << 50, 1 << 49
 """benchmarks.peers.toc gives numbers with these bits to other topics."""
 WAIT_SECONDS = 0.05
-FEW = 10_000
 WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "idle"]
 
 
@@ -63,11 +62,11 @@ def waiting(system: System, tasks: int, bits: int) -> dict[str, Any]:
     return {"tasks": tasks, "last_start": result["last_start"], "at_once": at_once}
 
 
-def growth(system: System, most: int) -> dict[str, Any]:
-    """Lateness at 1,000 a second with FEW and with ``most`` tasks pending."""
+def growth(system: System, steps: Sequence[int]) -> dict[str, Any]:
+    """Lateness at 1,000 a second with so many tasks pending, fewest first."""
     found: dict[str, Any] = {}
     sizes = Sizes(lateness_seconds=10)
-    for pending in (FEW, most):
+    for pending in steps:
         while (missing := pending - system.pending()) > 0:
             for first in range(0, missing, 20_000):
                 count = min(20_000, missing - first)
@@ -133,7 +132,7 @@ def main() -> None:
     """Measure and print JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
     parser.add_argument("what", nargs="*", default=WHAT, metavar="WHAT", help=", ".join(WHAT))
-    parser.add_argument("--pending", type=int, default=5_000_000)
+    parser.add_argument("--pending", type=int, nargs="+", default=[10_000, 5_000_000])
     arguments = parser.parse_args()
     if unknown := set(arguments.what) - set(WHAT):
         parser.error(f"not known: {', '.join(sorted(unknown))}; there are {', '.join(WHAT)}")
@@ -142,13 +141,13 @@ def main() -> None:
     result: dict[str, Any] = {}
     for name in arguments.what:
         warn(f"{name} ...")
-        result[name] = _measure(name, toc, entries["toc, 1024 tables"], arguments.pending)
+        result[name] = _measure(name, toc, entries["toc, 1024 tables"], sorted(arguments.pending))
         warn(json.dumps({name: result[name]}))
     json.dump(result, sys.stdout, indent=1)
     print()
 
 
-def _measure(name: str, toc: Entry, wide: Entry, pending: int) -> dict[str, Any]:
+def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int]) -> dict[str, Any]:
     if name == "neighbour":
         with _running(toc) as system:
             return neighbour(system)
