@@ -54,8 +54,12 @@ step costs a worker more than its tables do, so where little is due there are fe
 OVERDUE_STEPS = 4
 """Steps of a round over what is overdue, at least: it goes on beside live tasks as well."""
 
-REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 19
-"""How many times longer than a step took the pass rests after it."""
+REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 99
+"""How many times longer than a step took the pass rests after it. The slow passes repair what is due long
+hence, so they have time; a task that meets one of their steps is late by as much, and at a twentieth of the
+time they doubled the slowest percent."""
+CRAWL_ROWS = 50
+"""Rows that a step of the slow passes reads, about: so many keep a core for a millisecond."""
 REST_BUSY = 9
 """The same for the first pass while more is due here than can be started at once: it would read all of that,
 over and over, on the cores that start it."""
@@ -370,7 +374,8 @@ class Sweeper:
 
     def _step_window(self, began: float) -> None:
         if self._first is None and self._fresh:
-            self._first = self._whole_window([self._fresh.popleft() for _ in range(len(self._fresh))])
+            fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
+            self._first = self._whole_window(fresh, ROWS_PER_STEP)
         if self._first is not None:  # these do not wait for their turn
             self._first.step()
             if not self._first.tables_left:
@@ -379,12 +384,13 @@ class Sweeper:
             return
         if self._window is None:
             self._window_began = began
-            self._window = self._whole_window(sorted(self._tables))
+            self._window = self._whole_window(sorted(self._tables), CRAWL_ROWS)
         self._window, self._window_at = self._crawl(self._window, began, self._window_began, WINDOW_EVERY)
 
-    def _whole_window(self, tables: Sequence[int]) -> Crawl:
+    def _whole_window(self, tables: Sequence[int], rows_per_step: int) -> Crawl:
         now_ms = self._clock.now_ms()
-        return Crawl(self._sweep, tables, from_ms=now_ms, to_ms=now_ms + self._sweep.horizon_ms())
+        end = now_ms + self._sweep.horizon_ms()
+        return Crawl(self._sweep, tables, from_ms=now_ms, to_ms=end, rows_per_step=rows_per_step)
 
     def _step_dead(self, began: float) -> None:
         if self._dead is None:
@@ -395,6 +401,7 @@ class Sweeper:
                 from_ms=0,
                 to_ms=self._clock.now_ms() + 1000,
                 status=TaskStatus.DEAD,
+                rows_per_step=CRAWL_ROWS,
             )
         self._dead, self._dead_at = self._crawl(self._dead, began, self._dead_began, DEAD_EVERY)
 

@@ -28,6 +28,9 @@ ROUND_LIMIT = 400
 MAX_UNWRITTEN = 5000
 """Tries that have ended and are not written, beyond which nothing is taken: what runs twice after a crash,
 and memory, stay bounded when MySQL is slow or refuses writes."""
+ENOUGH_UNWRITTEN = 3000
+"""The same for a topic of which more was due than the last prepare could take. A burst waits here for the
+finisher, and leaves room for what other topics have due meanwhile."""
 BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller looks whether a paused topic was resumed."""
@@ -106,12 +109,13 @@ class Agenda:
             by_topic.setdefault(slot.topic, []).append(member)
         requests: list[tuple[OwnedSlot, PrepareRequest]] = []
         topics = self._catalog.known()
-        behind = self._finisher.backlog > MAX_UNWRITTEN
+        unwritten = self._finisher.backlog
         for name, members in by_topic.items():
             since = {member.slot: member.due for member in members}
             for member in members:
                 member.due = NEVER  # until something is known
-            if behind:
+            more = any(member.left for member in members)
+            if unwritten > (ENOUGH_UNWRITTEN if more else MAX_UNWRITTEN):
                 for member in members:
                     self.look(member, now + BEHIND_LOOK_MS)
                 continue

@@ -18,13 +18,16 @@ from toc.store.batch import Failure, Guard
 from toc.task import TryRow
 from toc.topic import Slot
 from toc.worker import deadqueues
+from toc.worker.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, MAX_UNWRITTEN
 from toc.worker.entry import Entry
 from toc.worker.link import Link
 from toc.worker.process import Worker
+from toc.worker.slots import OwnedSlot
 from toc.worker.watch import PROBE_SECONDS, look_seconds
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)
+OTHER = Slot("test.doomed", 0)
 LONG_AGO = "1003"
 """The PrepareQueue score of what was taken in 1970, with three tries left, under number 0."""
 
@@ -55,7 +58,8 @@ def owner(system: System) -> Iterator[Worker]:
     """A worker that has the slot."""
     system.create_topics(slots=1)
     center = TimeoutCenter(system.settings, clock=PushedClock())
-    center.handler(TOPIC)(print)
+    for topic in (TOPIC, OTHER.topic):
+        center.handler(topic)(print)
     center.catalog.refresh()
     here, there = socket.socketpair()
     there.close()
@@ -166,3 +170,28 @@ def test_each_generation_is_looked_at_in_time_and_few_at_once(
 
 def test_who_owns_many_slots_looks_less_often() -> None:
     assert [look_seconds(owned) for owned in (0, 8, 100, 200, 400, 10_000)] == [1, 1, 1, 2, 4, 5]
+
+
+def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: Worker) -> None:
+    """And nothing is taken while far too much has yet to be written."""
+    owner.book.want([SLOT, OTHER])
+    owner.book.claim_missing()
+    burst, other = owner.book.owned[SLOT], owner.book.owned[OTHER]
+    topic = owner.poller._catalog.get(TOPIC)
+    unwritten = (Entry(1, SLOT, 3.0, topic, owner.poller._handlers[TOPIC], 0, 0.0), None)
+    agenda, now = owner.poller._agenda, 1000
+
+    def chosen() -> set[OwnedSlot]:
+        return {member for member, _ in agenda.choose(now, owner.dispatcher)}
+
+    for member in (burst, other):
+        agenda.look(member, now)
+    burst.left = 1
+    owner.finisher._ended.extend([unwritten] * (ENOUGH_UNWRITTEN + 1))
+    assert chosen() == {other}
+    agenda.look(other, now)
+    owner.finisher._ended.extend([unwritten] * (MAX_UNWRITTEN - ENOUGH_UNWRITTEN))
+    assert chosen() == set()
+    owner.finisher._ended.clear()
+    now += BEHIND_LOOK_MS
+    assert chosen() == {burst, other}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from toc.queue.messages import Peek
 from toc.store import Store
 from toc.store.scan import Position
 from toc.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
-from toc.sweeper import KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
+from toc.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
 from toc.task import TaskRow
 
 
@@ -258,6 +259,32 @@ def test_the_whole_window_is_passed_every_five_minutes(bench: Bench) -> None:
     assert 0 < part < 500, "spread over its period"
     bench.run(500)
     assert bench.indexed(job_ids) == set(job_ids)
+
+
+def test_the_pass_over_the_window_leaves_live_tasks_alone(bench: Bench) -> None:
+    """It reads few rows at once, rests much longer than it works, and comes to its end nevertheless."""
+    bench.settled()
+    assert isinstance(bench.clock, FastClock)
+    job_ids = bench.store(*(NewTask("test.sync", 7, delay=3600) for _ in range(1000)))
+    steps, step = list[tuple[float, float]](), bench.sweeper._step_window
+
+    def timed(began: float) -> None:
+        step(began)
+        steps.append((began, bench.clock.monotonic()))
+
+    def under_way() -> bool:
+        return bench.sweeper._window is not None
+
+    bench.sweeper._step_window = timed  # type: ignore[method-assign]
+    while not under_way():
+        bench.run(0.1)
+    while under_way():
+        bench.run(0.1)
+    assert bench.indexed(job_ids) == set(job_ids)
+    assert max(bench.added) <= CRAWL_ROWS
+    assert len(steps) >= len(job_ids) / CRAWL_ROWS
+    rests = [(later[0] - ended) / (ended - began) for (began, ended), later in pairwise(steps)]
+    assert min(rests) > 40  # not 99, as the clock of this test goes on with each look at it
 
 
 def test_dead_rows_get_their_entries_back_within_a_minute(bench: Bench) -> None:
