@@ -7,7 +7,7 @@ index entries. Row first, always: a crash in between leaves an entry that the ne
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -34,6 +34,8 @@ RETRY_SECONDS = 0.5
 GATHER_SECONDS = 0.006
 """The least time from one flush to the next. What ends within it is written together: the statements of
 a flush cost several times what their rows cost, and nobody waits for a finish."""
+GATHER_BUSY_SECONDS = 0.025
+"""The same while more is due than can be started at once: what is late already comes first."""
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
 MAX_ERROR_CHARS = 1000
@@ -100,6 +102,8 @@ class Finisher:
         self._finish_step = Step("finish")
         self._commit_step = Step("commit")
         self.busy = False
+        self.crowded: Callable[[], bool] = lambda: False
+        """Whether more is due here than can be started at once. Set by who knows."""
         self._flushed_at = 0.0
         self.loop = Loop("finish", self.run_once)
 
@@ -162,7 +166,8 @@ class Finisher:
         """Flush what is there. Returns the seconds until the next call."""
         self.busy = True
         try:
-            self.loop.pause(self._flushed_at + GATHER_SECONDS - self._clock.monotonic())
+            gather = GATHER_BUSY_SECONDS if self.crowded() else GATHER_SECONDS
+            self.loop.pause(self._flushed_at + gather - self._clock.monotonic())
             self._flushed_at = self._clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
             moves = self._moves.popleft() if self._moves else Moves()

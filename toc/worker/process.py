@@ -103,6 +103,7 @@ class Worker:
             inflight=self.inflight,
             finisher=self.finisher,
         )
+        self.finisher.crowded = self.poller.crowded
         self.dispatcher = self.poller.dispatcher = Dispatcher(
             handlers=center.handlers,
             inflight=self.inflight,

@@ -20,6 +20,7 @@ from toc.topic import Slot
 from toc.worker import deadqueues
 from toc.worker.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, MAX_UNWRITTEN
 from toc.worker.entry import Entry
+from toc.worker.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS
 from toc.worker.link import Link
 from toc.worker.process import Worker
 from toc.worker.slots import OwnedSlot
@@ -195,3 +196,17 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     owner.finisher._ended.clear()
     now += BEHIND_LOOK_MS
     assert chosen() == {burst, other}
+
+
+@pytest.mark.parametrize(("crowded", "gathered"), [(False, GATHER_SECONDS), (True, GATHER_BUSY_SECONDS)])
+def test_finishes_are_gathered_longer_while_more_is_due_than_can_start(
+    owner: Worker, monkeypatch: pytest.MonkeyPatch, crowded: bool, gathered: float
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(owner.finisher.loop, "pause", pauses.append)
+    assert owner.finisher.crowded == owner.poller.crowded
+    monkeypatch.setattr(owner.finisher, "crowded", lambda: crowded)
+    owner.finisher.run_once()
+    owner.finisher.run_once()
+    assert 0 < pauses[1] <= gathered
+    assert pauses[1] > gathered - GATHER_SECONDS, "since the flush before"
