@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 
 from toc.clock import Clock
-from toc.errors import StoreUnavailable, UnknownTopic
+from toc.errors import SchemaBehind, StoreUnavailable, UnknownTopic
 from toc.topic import Topic, check_topic_name
 
 REFRESH_SECONDS = 2.0
 """How old the view may be before it is read again: a change of policy shows within that time."""
+
+PATIENCE_SECONDS = 0.02
+"""How long a caller who knows the topic waits for news of it."""
 
 
 class TopicCatalog:
@@ -22,6 +27,8 @@ class TopicCatalog:
         self._read = read
         self._clock = clock
         self._read_at = float("-inf")
+        self._refreshing: threading.Thread | None = None
+        """Reads the topic table for those who have a view that is a little old."""
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
         """By name and by biz_type: one value, put there at once, so that no lock is needed."""
 
@@ -38,17 +45,33 @@ class TopicCatalog:
         topic = self.known().get(name) if isinstance(name, str) else None
         if topic is None:
             check_topic_name(name)
-        if topic is None or self._stale():
-            try:
-                topic = self.refresh().get(name)
-            except StoreUnavailable:  # a view that is a little old will do
-                if topic is None:
-                    raise
+        if topic is None:
+            topic = self.refresh().get(name)
+        elif self._stale():
+            self._refresh_soon()
+            topic = self.known().get(name)
         if topic is None:
             raise UnknownTopic(
                 f"there is no topic {name!r}; create it with `toc topic create {name} --biz-type N --slots N`"
             )
         return topic
+
+    def _refresh_soon(self) -> None:
+        """Read the topic table, but wait for it no longer than a moment: a view that is a little old will do.
+
+        Its server may be away while the one that the task goes to is well.
+        """
+        refreshing = self._refreshing
+        if refreshing is None or not refreshing.is_alive():
+            self._read_at = self._clock.monotonic()  # while it is away, each so often
+            refreshing = threading.Thread(target=self._try_refresh, name="toc-topics", daemon=True)
+            refreshing.start()
+            self._refreshing = refreshing
+            refreshing.join(PATIENCE_SECONDS)
+
+    def _try_refresh(self) -> None:
+        with contextlib.suppress(StoreUnavailable, SchemaBehind):
+            self.refresh()
 
     def known_type(self, biz_type: int) -> Topic | None:
         """The topic of a biz_type as last read, or None. Asks nobody."""

@@ -217,7 +217,8 @@ class TimeoutCenter:
         reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))
         if not self._may_have_started(row, reply, changed=changed):
             return CancelOutcome.CANCELLED
-        self.store.mark_tried([job_id])
+        for error in self.store.mark_tried([job_id]).values():
+            raise error
         return CancelOutcome.MAY_HAVE_STARTED
 
     def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]:

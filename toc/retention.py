@@ -133,7 +133,10 @@ class Retention:
         }
         if not places:
             return
-        rows = self._store.ended(places, before=before, limit=step.limit)
+        rows, failed = self._store.ended(places, before=before, limit=step.limit)
+        if len(failed) == len({table for table, _ in places}):
+            raise next(iter(failed.values()))
+        places = {key: place for key, place in places.items() if key[0] not in failed}  # the next cycle looks
         old = [row for row in rows if self._keep.get(row.biz_type, step.retention + 1) <= step.retention]
         if old:
             self._store.purge([row.job_id for row in old])

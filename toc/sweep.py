@@ -207,6 +207,8 @@ class Crawl:
         self._sweep = sweep
         self._waiting = deque(tables)
         self._active: dict[int, Position] = {}
+        self._broken_off: dict[int, Position] = {}
+        """How far those of the waiting tables were read that did not answer then."""
         self._from = Position(from_ms)
         self._to_ms = to_ms
         self._status = status
@@ -227,14 +229,16 @@ class Crawl:
         return bool(self._active)
 
     def step(self) -> SweepCounts:
-        """Read and index the next rows. Raises StoreUnavailable."""
+        """Read and index the next rows. Raises StoreUnavailable; Locked, if only locked tables are left."""
         starts = dict(self._active)
         for table in list(self._waiting)[: max(0, self._at_once - len(starts))]:
-            starts[table] = self._from
+            starts[table] = self._broken_off.pop(table, self._from)
         if not starts:
             return SweepCounts()
         limit = max(LEAST_PAGE, self._rows // len(starts))
         pages = self._sweep.scans.page(starts, self._to_ms, limit, status=self._status, where=self._where)
+        if not pages:
+            pages.whole()
         rows = [row for page in pages.values() for row in page]
         if rows:
             failpoint("sweep.rows-read")
@@ -243,9 +247,6 @@ class Crawl:
             counts, _ = self._sweep.restore_dead(rows)
         else:
             counts, _ = self._sweep.add(rows, missing=self._missing)
-        for _ in range(len(starts) - len(self._active)):
-            self._waiting.popleft()
-        self._active = {table: page[-1].position for table, page in pages.items() if len(page) >= limit}
         if len(rows) < self._rows / 2:
             self._at_once = min(2 * self._at_once, TABLES_PER_PAGE)
         else:

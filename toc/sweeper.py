@@ -22,11 +22,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 
 from toc.clock import Clock
-from toc.errors import StoreUnavailable
+from toc.errors import SchemaBehind, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.log import get_logger
 from toc.metrics import INDEX_REBUILDS, SWEEP_FAILURES
 from toc.store.scan import Position
+from toc.store.server import Locked
+from toc.store.shards import Trouble
 from toc.sweep import COMPLAIN_SECONDS, LEAST_PAGE, NEAR_MS, ROWS_PER_STEP, Crawl, Sweep
 from toc.task import TaskStatus
 
@@ -188,6 +190,8 @@ class Sweeper:
         self._fresh: deque[int] = deque()
         """Tables that were added and have not been crawled yet."""
         self._known = _Known(self._clock)
+        self._locked: set[int] = set()
+        """Tables that did not answer when they were looked at last, while others of the server did."""
         self._stirring: set[int] = set()
         """Tables of which the last pass found something due soon: their ids are read without asking first."""
         now = self._clock.monotonic()
@@ -258,11 +262,12 @@ class Sweeper:
                 self._step_dead(now)
             elif self._window_at <= now or self._news:
                 self._step_window(now)
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, SchemaBehind) as exc:
             return self._failed(now, exc)
         if self._failing_since is not None:
             log.info("sweep_goes_on", seconds=round(now - self._failing_since, 1))
             self._failing_since = None
+            self._catch_up()
         due = min(self._soon_at, self._overdue_at, self._dead_at, now if self._news else self._window_at)
         if self._rush:
             due = min(due, self._rush_at)
@@ -273,7 +278,7 @@ class Sweeper:
         """Whether tables were added that no pass has begun with."""
         return self._first is None and bool(self._fresh)
 
-    def _failed(self, now: float, exc: StoreUnavailable) -> float:
+    def _failed(self, now: float, exc: Trouble) -> float:
         SWEEP_FAILURES.of().add()
         if self._failing_since is None:
             self._failing_since = now
@@ -329,6 +334,7 @@ class Sweeper:
         limit = max(LEAST_PAGE, ROWS_PER_STEP // max(1, len(busy)))
         whole = not round_.known_before
         looked = self._sweep.scans.look(quiet, busy, from_ms, to_ms, limit, whole=whole)
+        self._note_locked([*quiet, *busy], looked.failed)
         found = looked.ids
         round_.more = {table: _last(ids) for table, ids in found.items() if len(ids) >= limit}
         if soon:
@@ -351,6 +357,26 @@ class Sweeper:
                 del unknown[job_id]
             self._known.learn(unknown, epoch)
 
+    def _note_locked(self, asked: Sequence[int], failed: Mapping[int, Trouble]) -> None:
+        """Go on without tables that do not answer; all that is due in them is looked at once they do.
+
+        Raises the reason if that is another one: so it is with the whole server.
+        """
+        for error in failed.values():
+            if not isinstance(error, Locked):
+                raise error
+        back = self._locked.intersection(asked).difference(failed)
+        self._locked.difference_update(back)
+        self._locked.update(failed)
+        if back:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """What was out of reach is back: workers have put away, for a while, what was due there."""
+        self._known.forget()
+        self._overdue = _Round(self._clock.monotonic())
+        self._overdue_at = self._clock.monotonic()
+
     # --- rush
 
     def _step_rush(self, began: float) -> None:
@@ -358,7 +384,11 @@ class Sweeper:
         if rush is None or rush.began < self._rush_wanted:
             rush = self._rush = _Rush(self._sweep, sorted(self._tables), began)
         near = rush.near
-        rush.step()
+        try:
+            rush.step()
+        except Locked:
+            self._rush_at = began + RETRY_SECONDS
+            return
         self._rush_at = self._rest(began, REST_NEAR if near else REST_FAR, began)
         if not rush.crawls:
             self._rush = None
@@ -377,7 +407,11 @@ class Sweeper:
             fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
             self._first = self._whole_window(fresh, ROWS_PER_STEP)
         if self._first is not None:  # these do not wait for their turn
-            self._first.step()
+            try:
+                self._first.step()
+            except Locked:
+                self._window_at = began + RETRY_SECONDS
+                return
             if not self._first.tables_left:
                 self._first = None
             self._window_at = self._rest(began, REST_FAR, began)
@@ -409,7 +443,10 @@ class Sweeper:
         self, crawl: Crawl, began: float, pass_began: float, every: float
     ) -> tuple[Crawl | None, float]:
         """One step of a slow pass; it is spread over its period. Returns it, if it goes on, and when."""
-        crawl.step()
+        try:
+            crawl.step()
+        except Locked:  # nothing else is left of it
+            return crawl, began + RETRY_SECONDS
         done = 1 - crawl.tables_left / max(1, crawl.tables)
         until = began if crawl.amid else pass_began + every * done
         return crawl if crawl.tables_left else None, self._rest(began, REST_CRAWL, until)

@@ -94,8 +94,14 @@ def build(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Bu
         policies = {
             name.removeprefix("topic_"): settings.pop(name) for name in list(settings) if "topic_" in name
         }
-        given = {"databases": 2, "tables": 8, "database_prefix": database_prefix, **settings}
-        system = System(directory, redis_url=redis_url, database_urls=[database_url or mariadb.url], **given)
+        given = {
+            "databases": 2,
+            "tables": 8,
+            "database_prefix": database_prefix,
+            "database_urls": [database_url or mariadb.url],
+            **settings,
+        }
+        system = System(directory, redis_url=redis_url, **given)
         systems.append(system)
         system.create_topics(slots=slots, **{"backoff_base": 0.2, **policies})
         return system

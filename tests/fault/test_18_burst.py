@@ -18,8 +18,9 @@ from toc.clock import to_ms
 from toc.local.servers import RedisServer
 from toc.queue.messages import Peek
 from toc.topic import Slot, Topic
-from toc.worker.agenda import MAX_UNWRITTEN, ROUND_LIMIT
+from toc.worker.agenda import ROUND_LIMIT
 from toc.worker.dispatch import MAX_WAITING
+from toc.worker.finish import MAX_UNWRITTEN
 
 MEGABYTE = 1 << 20
 PROCESSES = 2

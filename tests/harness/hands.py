@@ -158,8 +158,7 @@ class Hands:
 
     def forget(self) -> None:
         """Hold nothing any more, as if another process took its place."""
-        self.inflight.depart(self.inflight.snapshot())
-        self.inflight.arrived()
+        self.inflight.arrived(self.inflight.depart(self.inflight.snapshot()))
 
     def reclaim(self) -> None:
         """Look for what others have left."""

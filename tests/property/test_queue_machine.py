@@ -138,7 +138,7 @@ class Party:
         self._sockets = socket.socketpair()
         self.worker = Worker(center, name, Link(self._sockets[0]), app="", threads=1)
         self.worker.poller.dispatcher = self.hand  # type: ignore[assignment]
-        self.worker.finisher.loop.pause = lambda _: None  # type: ignore[assignment, method-assign]
+        self.worker.finisher.loops[0].pause = lambda _: None  # type: ignore[assignment, method-assign]
         self.worker.book.dead = dead
         self.worker.book.want(TOPIC.slots())
         self.worker.book.claim_missing()

@@ -9,21 +9,57 @@ next_time) then serves the sweep (toc.store.scan), the list of the dead and the 
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
+from toc.errors import SchemaBehind, StoreUnavailable
 from toc.store import rows as sql
+from toc.store.health import PATIENCE_SECONDS, Ail, drain
 from toc.store.history import FailedTry, line
 from toc.store.leases import NO_LEASE, Leases
 from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
-from toc.store.server import Result, Server, Statement
-from toc.store.shards import Shards
+from toc.store.server import Exchange, Result, Server, Statement
+from toc.store.shards import Answers, Parts, Shards, Trouble
 from toc.task import TaskRow, TaskStatus, TryRow
 
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
+
+
+R = TypeVar("R")
+
+SLICE_SECONDS = 0.001
+"""How long each of several servers is waited for before the next one is looked at."""
+
+TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
+"""Gets ids whose rows were to be read, and what came of it."""
+
+
+class Owing(StoreUnavailable):
+    """The server has yet to answer to others: it will be known in a moment whether it is away."""
+
+
+class _Begun(NamedTuple):
+    """A server was asked for the rows of these ids, by table."""
+
+    server: Server
+    ids: Mapping[int, Sequence[int]]
+    exchange: Exchange | None
+    future: Future[Answers[TryRow]] | None
+    """In place of an exchange, where no connection stood idle."""
+
+    def answered(self, seconds: float) -> bool:
+        """Wait so long at most; whether the answers are there."""
+        if self.exchange is not None:
+            return self.exchange.answered(seconds)
+        assert self.future is not None  # noqa: S101 - it is one of the two
+        return bool(wait([self.future], seconds).done)
 
 
 class Finish(Enum):
@@ -86,18 +122,112 @@ class Batches:
 
     def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
         """The rows that there are, by job_id."""
-        parts = self._shards.each(self._shards.group(job_ids), self._read)
+        parts = self._shards.each(self._shards.group(job_ids), self._read, gated=False).whole()
         return {job_id: row for part in parts for job_id, row in part.items()}
 
-    def read_tries(self, job_ids: Iterable[int]) -> dict[int, TryRow]:
+    def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
         """As much of the rows as a try needs, by job_id."""
+        return self._tries(self._shards.group(job_ids))
 
+    def _tries(self, ids: Mapping[Server, Mapping[int, Sequence[int]]]) -> Answers[TryRow]:
         def read(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TryRow]:
-            select = sql.select_by_id(server, self._try_columns[server], self._shards.names, ids)
-            return self._leases.judged(server, sql.try_rows(server.run(select)))
+            results = server.run(self._select_tries(server, ids), outwait=False)
+            return self._leases.judged(server, sql.try_rows(results))
 
-        parts = self._shards.each(self._shards.group(job_ids), read)
-        return {row.job_id: row for part in parts for row in part}
+        parts = self._shards.each(ids, read)
+        return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
+
+    def _select_tries(self, server: Server, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
+        return sql.select_by_id(server, self._try_columns[server], self._shards.names, ids)
+
+    def check_tries(self, job_ids: Iterable[int], take: TakeTries) -> None:
+        """The same for those who cannot wait: ``take`` gets the ids of each server, and its answers.
+
+        It is called as the answers come; for a server that does not answer within PATIENCE_SECONDS later, and
+        on another thread. In the meantime that server is asked nothing more: its ids are not answered.
+        """
+        begun: list[_Begun] = []
+        for server, ids in self._shards.group(job_ids).items():
+            health = self._shards.health[server]
+            free: Mapping[int, Sequence[int]] = ids
+            if health.troubled:
+                free, failed = health.sort_out(ids, writes=False)
+                if free and health.owing:
+                    free, failed = {}, dict.fromkeys(ids, Owing(f"{server.name}: has yet to answer"))
+                _refuse(ids, failed, take)
+            if free:
+                begun.append(self._begin_tries(server, free))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        patience = PATIENCE_SECONDS if len(begun) == 1 else SLICE_SECONDS
+        while begun:
+            late = time.monotonic() >= deadline
+            waiting = []
+            for one in begun:
+                if one.answered(0.0 if late else patience):
+                    self._take_tries(one, take)
+                elif late:
+                    self._shards.health[one.server].owes(1)
+                    self._shards.soon(partial(self._wait_for_tries, one, take))
+                else:
+                    waiting.append(one)
+            begun = waiting
+
+    def _begin_tries(self, server: Server, ids: Mapping[int, Sequence[int]]) -> _Begun:
+        exchange = None
+        # What fails here is asked once more, where it may take its time.
+        with contextlib.suppress(StoreUnavailable):
+            exchange = server.begin(self._select_tries(server, ids))
+        if exchange is not None:
+            return _Begun(server, ids, exchange, None)
+        return _Begun(server, ids, None, self._shards.soon(lambda: self._tries({server: ids})))
+
+    def _take_tries(self, one: _Begun, take: TakeTries) -> None:
+        """The answers are there."""
+        server, ids, exchange, future = one
+        asked = [job_id for part in ids.values() for job_id in part]
+        if future is not None:
+            take(asked, future.result())
+            return
+        assert exchange is not None  # noqa: S101 - it is one of the two
+        try:
+            rows = sql.try_rows(exchange.results())
+        except (StoreUnavailable, SchemaBehind):
+            # A connection that broke, mostly.
+            self._shards.soon(lambda: take(asked, self._tries({server: ids})))
+            return
+        foreign = any(map(self._leases.of_others, rows))
+        if foreign and len(self._shards.servers) > 1:
+            self._shards.soon(lambda: take(asked, self._judged(server, asked, rows)))
+        elif foreign:
+            take(asked, self._judged(server, asked, rows))
+        else:
+            take(asked, Answers({row.job_id: row for row in rows}))
+
+    def _judged(self, server: Server, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
+        try:
+            return Answers({row.job_id: row for row in self._leases.judged(server, rows)})
+        except (StoreUnavailable, SchemaBehind) as exc:
+            return Answers({}, dict.fromkeys(ids, exc))
+
+    def _wait_for_tries(self, one: _Begun, take: TakeTries) -> None:
+        """Find out why a server does not answer; take what can be had, and wait for the rest."""
+        server, ids, exchange, _ = one
+        health = self._shards.health[server]
+        locked = False
+        try:
+            if health.examine(exchange) is Ail.LOCKED and exchange is not None:
+                health.find_locked(ids, writes=False)
+                free, failed = health.sort_out(ids, writes=False)
+                locked = bool(failed)
+                _refuse(ids, failed, take)
+                if locked and free:  # these need not wait for the others
+                    take([job_id for part in free.values() for job_id in part], self._tries({server: free}))
+            if not locked:
+                self._take_tries(one, take)
+        finally:
+            health.owes(-1)
+        if locked and exchange is not None:
+            drain(exchange)
 
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
         """Those of the tables in which a pending row carries a larger slot_amount."""
@@ -124,14 +254,16 @@ class Batches:
 
     # --- guarded changes -------------------------------------------------------------------------------
 
-    def finish(self, items: Iterable[tuple[int, int]]) -> dict[int, Finish]:
+    def finish(self, items: Iterable[tuple[int, int]]) -> Answers[Finish]:
         """Mark rows as processed, if they are pending under the version that was read."""
         versions = dict(items)
         now = self._stamp()
         parts = self._shards.each(
-            self._shards.group(versions), lambda server, ids: self._finish(server, ids, versions, now)
+            self._shards.group(versions),
+            lambda server, ids: self._finish(server, ids, versions, now),
+            writes=True,
         )
-        return {job_id: case for part in parts for job_id, case in part.items()}
+        return _joined(parts)
 
     def _finish(
         self, server: Server, ids: Mapping[int, Sequence[int]], versions: Mapping[int, int], now: int
@@ -152,6 +284,7 @@ class Batches:
             ],
             transaction=True,
             patient=True,
+            outwait=False,
         )
         cases = dict.fromkeys((job_id for part in groups.values() for job_id in part), Finish.DONE)
         doubtful: dict[int, list[int]] = {}
@@ -171,15 +304,15 @@ class Batches:
         self._mark_tried(server, self._shards.group(_those(cases, Finish.CANCELLED)).get(server, {}))
         return cases
 
-    def fail(self, items: Sequence[Failure]) -> dict[int, Guard]:
+    def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Write failed tries on rows that are still as they were read, and that nobody else has leased."""
         return self._fail(items, self._leases.free)  # [rule: lease-fence]
 
-    def count(self, items: Sequence[Failure]) -> dict[int, Guard]:
+    def count(self, items: Sequence[Failure]) -> Answers[Guard]:
         """The same for tries that begin: they keep the lease that this worker has."""
         return self._fail(items, self._leases.free, self._leases.kept())
 
-    def crash(self, items: Sequence[Failure]) -> dict[int, Guard]:
+    def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Write tries that ended with their workers; not where a living worker has a lease by now.
 
         Nor where this one has: its fallback may have taken the row since its reclaim has read it.
@@ -188,7 +321,7 @@ class Batches:
 
     def _fail(
         self, items: Sequence[Failure], free: Callable[[Server], str], lease: str = NO_LEASE
-    ) -> dict[int, Guard]:
+    ) -> Answers[Guard]:
         now = self._stamp()
         return self._guarded(
             items,
@@ -201,7 +334,7 @@ class Batches:
             lease,
         )
 
-    def die(self, items: Sequence[Failure]) -> dict[int, Guard]:
+    def die(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Mark rows as dead that are still as they were read."""
         now = self._stamp()
         return self._guarded(
@@ -220,7 +353,7 @@ class Batches:
         free: Callable[[Server], str],
         changes: Callable[[Server, Failure], str],
         lease: str = NO_LEASE,
-    ) -> dict[int, Guard]:
+    ) -> Answers[Guard]:
         by_id = {item.job_id: item for item in items}
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
@@ -239,21 +372,24 @@ class Batches:
                     for table, item in order
                 ],
                 transaction=True,
+                outwait=False,
             )
             return {
                 item.job_id: Guard.APPLIED if result.matched == 1 else Guard.LOST
                 for (_table, item), result in zip(order, results, strict=True)
             }
 
-        parts = self._shards.each(self._shards.group(by_id), send)
-        return {job_id: guard for part in parts for job_id, guard in part.items()}
+        return _joined(self._shards.each(self._shards.group(by_id), send, writes=True))
 
-    def mark_tried(self, job_ids: Iterable[int]) -> None:
-        """Cancelled rows get attempts >= 1."""
-        self._shards.each(self._shards.group(job_ids), self._mark_tried)
+    def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
+        """Cancelled rows get attempts >= 1. Returns those whose tables do not answer."""
+        return self._shards.each(self._shards.group(job_ids), self._mark_tried, writes=True).failed
 
-    def mark_begun(self, job_ids: Iterable[int], what: str) -> None:
-        """Rows that are pending, or were cancelled a moment ago, get a last_error if they have none."""
+    def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
+        """Rows that are pending, or were cancelled a moment ago, get a last_error if they have none.
+
+        Returns those whose tables do not answer.
+        """
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> None:
             server.run(
@@ -266,9 +402,10 @@ class Batches:
                     for table, part in ids.items()
                 ],
                 transaction=True,
+                outwait=False,
             )
 
-        self._shards.each(self._shards.group(job_ids), send)
+        return self._shards.each(self._shards.group(job_ids), send, writes=True).failed
 
     def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
         """Dead rows become pending and due at ``now_ms``; returns them as they are now."""
@@ -295,7 +432,8 @@ class Batches:
                 )
             return sql.task_rows(server.run(statements, transaction=True)[1::2])
 
-        return [row for part in self._shards.each(self._shards.group(job_ids), send) for row in part]
+        parts = self._shards.each(self._shards.group(job_ids), send, writes=True, gated=False)
+        return [row for part in parts.whole() for row in part]
 
     # --- shared ------------------------------------------------------------------------------------------
 
@@ -312,7 +450,7 @@ class Batches:
                 sql.unions(server, [select(table, names[table]) for table in part])
             ),
         )
-        return [result for part in parts for result in part]
+        return [result for part in parts.whole() for result in part]
 
     def _mark_tried(self, server: Server, ids: Mapping[int, Sequence[int]]) -> None:
         if ids:
@@ -325,7 +463,22 @@ class Batches:
                     for table, part in ids.items()
                 ],
                 transaction=True,
+                outwait=False,
             )
+
+
+def _refuse(ids: Mapping[int, Sequence[int]], failed: Mapping[int, Trouble], take: TakeTries) -> None:
+    """Say of these tables' ids that they are not answered."""
+    if failed:
+        refused = {job_id: error for table, error in failed.items() for job_id in ids[table]}
+        take(list(refused), Answers({}, refused))
+
+
+def _joined(parts: Parts[dict[int, R]]) -> Answers[R]:
+    """The answers of all parts."""
+    return Answers(
+        {job_id: answer for part in parts.results for job_id, answer in part.items()}, parts.failed
+    )
 
 
 def _above(biz_type: int, slot_amount: int) -> str:

@@ -8,10 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toc.errors import SchemaBehind
+from toc.errors import SchemaBehind, StoreUnavailable
+from toc.log import get_logger
 from toc.store.schema import REVISION, TOPIC_TABLE, task_table_name
 from toc.store.server import Server, Statement
 from toc.store.shards import Shards
+
+log = get_logger(__name__)
 
 _TASK_TABLE = re.compile("timeout_task_[0-9]{4}")
 _VERSIONS = "alembic_version"
@@ -54,14 +57,27 @@ class ShardStatus:
 
 def check(shards: Shards) -> list[ShardStatus]:
     """The state of every database, in order; two short queries per server. Raises StoreUnavailable."""
-    work = dict.fromkeys(shards.servers)
-    parts = shards.each(work, lambda server, _: check_server(shards, server))
-    return [status for part in parts for status in part]
+    parts = shards.every(lambda server: check_server(shards, server))
+    return [status for part in parts.values() for status in part]
 
 
 def require(shards: Shards) -> None:
-    """Raise SchemaBehind, naming the shards, unless every one is fit."""
-    behind = [status for status in check(shards) if status.behind]
+    """Raise SchemaBehind, naming the shards, unless every one that answers is fit.
+
+    One of several servers may be out of reach: the tasks of the others need not wait for it. Raises
+    StoreUnavailable if that is the one that holds the topic table.
+    """
+
+    def states(server: Server) -> list[ShardStatus]:
+        try:
+            return check_server(shards, server)
+        except StoreUnavailable as exc:
+            if server is shards.topic_server:
+                raise
+            log.warning("schema_not_checked", error=str(exc))
+            return []
+
+    behind = [status for some in shards.every(states).values() for status in some if status.behind]
     if not behind:
         return
     shown = "; ".join(str(status) for status in behind[:8]) + ("; ..." if len(behind) > 8 else "")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from toc.store import rows as sql
 from toc.store.server import Server, Statement
-from toc.store.shards import Shards
+from toc.store.shards import Shards, Trouble
 from toc.task import TaskStatus
 
 FINAL = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
@@ -38,9 +38,11 @@ class Ended:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def page(self, after: Mapping[tuple[int, int], Place], before: int, limit: int) -> list[EndedRow]:
+    def page(
+        self, after: Mapping[tuple[int, int], Place], before: int, limit: int
+    ) -> tuple[list[EndedRow], Mapping[int, Trouble]]:
         """Rows that ended before an instant, by (table, status): of each those that come after its place, in
-        their order, at most ``limit``."""
+        their order, at most ``limit``. Also the tables that do not answer."""
         by_table: dict[int, list[tuple[int, Place]]] = {}
         for (table, status), place in after.items():
             by_table.setdefault(table, []).append((status, place))
@@ -55,15 +57,21 @@ class Ended:
                 for table, places in part.items()
                 for status, (ended, job_id) in places
             ]
-            results = server.run(sql.unions(server, selects))
+            results = server.run(sql.unions(server, selects), outwait=False)
             return [EndedRow._make(row) for result in results for row in result.rows]
 
         parts = self._shards.each(self._shards.group_tables(by_table), read)
         # A union need not keep the order of its parts.
-        return sorted((row for part in parts for row in part), key=lambda row: (row.ended, row.job_id))
+        rows = sorted(
+            (row for part in parts.results for row in part), key=lambda row: (row.ended, row.job_id)
+        )
+        return rows, parts.failed
 
     def delete(self, job_ids: Iterable[int], statuses: Collection[int]) -> int:
-        """Delete those of the rows that have one of these statuses. Returns how many went."""
+        """Delete those of the rows that have one of these statuses. Returns how many went.
+
+        Raises StoreUnavailable when some stay because their tables do not answer.
+        """
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> int:
             results = server.run(
@@ -75,7 +83,8 @@ class Ended:
                     for table, part in ids.items()
                 ],
                 transaction=True,
+                outwait=False,
             )
             return sum(result.matched for result in results)
 
-        return sum(self._shards.each(self._shards.group(job_ids), send))
+        return sum(self._shards.each(self._shards.group(job_ids), send, writes=True).whole())

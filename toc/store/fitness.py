@@ -40,9 +40,8 @@ _DENIED = re.compile(r"\((1044|1142|1143|1227|1370)\)$")
 
 def examine(shards: Shards) -> list[Finding]:
     """What can be said of every server, also what is well; one out of reach is a finding."""
-    work = dict.fromkeys(shards.servers)
-    parts = shards.each(work, lambda server, _: list(_examine(shards, server)))
-    return [finding for part in parts for finding in part]
+    parts = shards.every(lambda server: list(_examine(shards, server)))
+    return [finding for part in parts.values() for finding in part]
 
 
 def _examine(shards: Shards, server: Server) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from toc.store import rows as sql
 from toc.store.server import Server, Statement
-from toc.store.shards import Shards
+from toc.store.shards import Answers, Shards
 from toc.task import TaskStatus, TryRow
 
 PENDING = int(TaskStatus.PENDING)
@@ -34,7 +34,7 @@ def owner_number(worker_id: str) -> int:
 
 
 class Leases:
-    """Takes, renews and releases leases for one worker. Thread-safe. Raises StoreUnavailable."""
+    """Takes, renews and releases leases for one worker. Thread-safe."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
@@ -51,14 +51,17 @@ class Leases:
 
     # --- for the statements of others
 
+    def of_others(self, row: TryRow) -> bool:
+        """Whether another worker has or had a lease on a row as ``try_rows`` gives it."""
+        return row.lease != 0 and row.lease != self._me
+
     def judged(self, server: Server, rows: list[TryRow]) -> list[TryRow]:
         """Rows as ``try_rows`` gives them, with ``lease`` as TryRow explains it.
 
         How long a lease of another lasts is asked for apart: rows with one are rare, and each expression more
         in the row check costs a tenth of its time.
         """
-        mine = {0: 0, self._me: 0}
-        foreign = [row.job_id for row in rows if row.lease not in mine]
+        foreign = [row.job_id for row in rows if self.of_others(row)]
         if not foreign:
             return [row._replace(lease=0) if row.lease else row for row in rows]
         left = dict.fromkeys(foreign, 1)  # if it is gone by then, the row is another: look again in a moment
@@ -100,13 +103,13 @@ class Leases:
         seconds: Mapping[int, int],
         tries: Mapping[int, TryRow] | None = None,
         renew: Collection[int] = frozenset(),
-    ) -> set[int]:
+    ) -> Answers[bool]:
         """Take or renew leases on pending rows on which no other has one, each for so many seconds from now.
 
         One that ran out is not taken over: first the try that ended with it is charged (``Batches.fail``).
         Nor is a row leased on which the failure of the try that asks was written: ``tries`` are the rows as
         these had read them. The leases of those in ``renew`` are renewed only: not taken where nobody has
-        one. Returns the ids of the rows whose leases are ours now. May be repeated after a lost answer.
+        one. Returns whether each row's lease is ours now. May be repeated after a lost answer.
         """
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> set[int]:
@@ -126,7 +129,7 @@ class Leases:
                 )
                 for (table, lasts, nobodys, unfailed), part in groups.items()
             ]
-            matched = sum(result.matched for result in server.run(updates, transaction=True))
+            matched = sum(result.matched for result in server.run(updates, transaction=True, outwait=False))
             asked = {job_id for part in ids.values() for job_id in part}
             if matched == len(asked):
                 return asked
@@ -137,10 +140,13 @@ class Leases:
             ]
             return {row[0] for result in server.run(sql.unions(server, reads)) for row in result.rows}
 
-        return set().union(*self._shards.each(self._shards.group(seconds), send))
+        parts = self._shards.each(self._shards.group(seconds), send, writes=True)
+        ours: set[int] = set().union(*parts.results)
+        return Answers({one: one in ours for one in seconds if one not in parts.failed}, parts.failed)
 
-    def release(self, job_ids: Iterable[int]) -> None:
-        """Give up leases: nothing of these runs here."""
+    def release(self, job_ids: Iterable[int]) -> Answers[None]:
+        """Give up leases: nothing of these runs here. Those that are not answered run out by themselves."""
+        ids = list(job_ids)
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> None:
             server.run(
@@ -152,9 +158,11 @@ class Leases:
                     for table, part in ids.items()
                 ],
                 transaction=True,
+                outwait=False,
             )
 
-        self._shards.each(self._shards.group(job_ids), send)
+        failed = self._shards.each(self._shards.group(ids), send, writes=True).failed
+        return Answers({job_id: None for job_id in ids if job_id not in failed}, failed)
 
 
 def _unfailed(row: TryRow | None) -> str:

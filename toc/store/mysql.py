@@ -20,14 +20,16 @@ from toc.config import URL_FLAGS
 from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import READ_BYTES, keep_timeouts, reader
 from toc.store.answers import read_answers
-from toc.store.server import Duplicate, Lost, Result, Server, Statement, Transient
+from toc.store.server import Duplicate, Exchange, Locked, Lost, Result, Server, Statement, Transient
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
 _LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2055, 4031})
 """Gone away, lost, killed, shut down, or failed at COMMIT: whether the batch took effect is not known."""
-_TRANSIENT = frozenset({1020, 1040, 1203, 1205, 1213, 1290, 1792, 1836})
-"""Deadlock, lock wait, too many connections, read-only (a failover goes on): surely rolled back."""
+_TRANSIENT = frozenset({1020, 1040, 1203, 1213, 1290, 1792, 1836})
+"""Deadlock, too many connections, read-only (a failover goes on): surely rolled back."""
+_LOCKED = 1205
+"""A lock on a row (innodb_lock_wait_timeout) or on a table (lock_wait_timeout) was not given in time."""
 _BEHIND = frozenset({1049, 1054, 1146})
 """Unknown database, column, table."""
 _DUPLICATE = 1062
@@ -48,6 +50,8 @@ _SESSION = (
         "innodb_lock_wait_timeout = 2"
     ),
 )
+TABLE_LOCK_SECONDS = 1
+"""How long a batch waits for a table that somebody has locked (LOCK TABLES, a long ALTER); else a year."""
 
 
 def connector(
@@ -56,14 +60,20 @@ def connector(
     read_timeout: float | None,
     write_timeout: float,
     database: str | None = None,
+    table_lock_timeout: int | None = None,
 ) -> Callable[[], Any]:
     """A function that opens a connection whose session is set as toc needs it. Timeouts are seconds.
+
+    ``table_lock_timeout`` is how long its statements wait for locked tables; None: as the server has it.
 
     A database in the URL is not used: at run time every name is qualified. Raises ConfigError for a query
     argument of the URL that is not known or cannot be meant; so does the function, for a certificate or key
     that cannot be read.
     """
     options = _options(url)
+    session = list(_SESSION)
+    if table_lock_timeout is not None:
+        session.append(f"SET SESSION lock_wait_timeout = {table_lock_timeout:d}")
 
     def connect() -> Any:
         try:
@@ -89,7 +99,7 @@ def connector(
             ) from exc
         try:
             with connection.cursor() as cursor:
-                cursor.execute(";".join(_SESSION))
+                cursor.execute(";".join(session))
                 while cursor.nextset():
                     pass
         except BaseException:
@@ -157,10 +167,19 @@ class _Connection(pymysql.connections.Connection):
 
     def batch(self, sql: str, answers_after: float) -> list[Result]:
         """Send statements; their results, read after so many seconds. Raises the driver's errors."""
-        driver: Any = self
-        driver._execute_command(COMMAND.COM_QUERY, sql)
+        self.ask(sql)
         if answers_after:
             time.sleep(answers_after)
+        return self.answers()
+
+    def ask(self, sql: str) -> None:
+        """Send statements whose results ``answers`` reads."""
+        driver: Any = self
+        driver._execute_command(COMMAND.COM_QUERY, sql)
+
+    def answers(self) -> list[Result]:
+        """The results of what was sent."""
+        driver: Any = self
         if driver._current_timeout != driver._read_timeout:
             driver._sock.settimeout(driver._read_timeout)
             driver._current_timeout = driver._read_timeout
@@ -205,7 +224,9 @@ class MySqlServer(Server):
         pool_size: int,
     ) -> None:
         pool = QueuePool(
-            connector(url, connect_timeout, read_timeout, write_timeout),
+            connector(
+                url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
+            ),
             pool_size=pool_size,
             max_overflow=0,
             timeout=connect_timeout + read_timeout,
@@ -222,7 +243,7 @@ class MySqlServer(Server):
         patient: bool,
     ) -> list[Result]:
         driver: Any = connection.driver_connection
-        parts = [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
+        parts = _with_parameters(driver, statements)
         transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
         if transaction:
             parts = ["START TRANSACTION", *parts, "COMMIT"]
@@ -240,15 +261,24 @@ class MySqlServer(Server):
             raise
         return results[1:-1] if transaction else results
 
+    def _ask(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> None:
+        driver: Any = connection.driver_connection
+        driver.ask(
+            ";".join(sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements)
+        )
+
+    def _answered(self, connection: PoolProxiedConnection, seconds: float) -> bool:
+        return _readable(connection, seconds)
+
+    def _answers(self, connection: PoolProxiedConnection) -> list[Result]:
+        driver: Any = connection.driver_connection
+        results: list[Result] = driver.answers()
+        return results
+
     def _hung_up(self, connection: PoolProxiedConnection) -> bool:
         # An idle connection has nothing to say: if its socket is readable, the server has closed it. Seeing
         # that before a batch is sent keeps "not sent" apart from "nobody knows".
-        socket = getattr(connection.driver_connection, "_sock", None)
-        if socket is None:
-            return True
-        poll = select.poll()
-        poll.register(socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return _readable(connection, 0.0)
 
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
         """The named error for a driver's error, by its code. Texts of codes that quote data are left out."""
@@ -264,6 +294,8 @@ class MySqlServer(Server):
         )
         if code in _BEHIND:
             return SchemaBehind(f"{text}: run `toc db upgrade`")
+        if code == _LOCKED:
+            return Locked(text)
         if code in _TRANSIENT:
             return Transient(text)
         if code in _LOST and sent:
@@ -271,6 +303,16 @@ class MySqlServer(Server):
         if isinstance(exc, (pymysql.err.DataError, pymysql.err.IntegrityError)):
             return StoreUnavailable(f"{self.name}: a value was refused (MySQL error {code})")
         return StoreUnavailable(text)
+
+    def connections(self) -> Statement:
+        """Every account may see its own connections."""
+        return Statement("SHOW PROCESSLIST")
+
+    def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:
+        """By the state that the server shows: "Waiting for table metadata lock", for example."""
+        own = exchange.driver.thread_id()
+        states = [str(row[6]) for row in rows if row[0] == own]
+        return any("lock" in state for state in states)
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
         """Host name, port, server_id and data directory: hosts may share one, never all of them."""
@@ -316,6 +358,21 @@ class MySqlServer(Server):
     def union(self, selects: Iterable[str]) -> str:
         """Parentheses around each, which SQLite does not know."""
         return "(" + ") UNION ALL (".join(selects) + ")"
+
+
+def _with_parameters(driver: Any, statements: Sequence[Statement]) -> list[str]:
+    """The statements as the server is to get them."""
+    return [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
+
+
+def _readable(connection: PoolProxiedConnection, seconds: float) -> bool:
+    """Whether the server has sent something, or hung up, within so many seconds."""
+    socket = getattr(connection.driver_connection, "_sock", None)
+    if socket is None:
+        return True
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 @lru_cache(4096)

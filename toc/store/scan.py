@@ -16,7 +16,7 @@ from toc.log import get_logger
 from toc.sharding import table_of_job
 from toc.store import rows as sql
 from toc.store.server import Server, Statement
-from toc.store.shards import Shards
+from toc.store.shards import Answers, Shards, Trouble
 from toc.task import TaskStatus
 
 log = get_logger(__name__)
@@ -54,16 +54,17 @@ class Looked(NamedTuple):
     """What a look at many tables found.
 
     ``stirring`` are quiet tables that hold something; ``ids`` (job_id, next_time) of busy ones, by table.
-    ``rows`` are theirs, if they were asked for.
+    ``rows`` are theirs, if they were asked for. ``failed`` says of which tables nothing is known, and why.
     """
 
     stirring: list[int]
     ids: dict[int, list[tuple[int, int]]]
     rows: list[DueRow]
+    failed: dict[int, Trouble]
 
 
 class Scans:
-    """Reads pages of many tables in one round trip per server. Thread-safe. Raises StoreUnavailable."""
+    """Reads pages of many tables in one round trip per server. Thread-safe."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
@@ -86,22 +87,23 @@ class Scans:
 
         Of a quiet table the server reads one entry of the index, and tells nothing if that is due later.
         """
-        probes = self._probes(tuple(quiet))
-        positions = self._shards.group_tables(busy)
+        asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
 
-        def send(server: Server, _: None) -> Looked:
+        def send(server: Server, part: Mapping[int, Position | None]) -> Looked:
             start, end = server.instant(from_ms), server.instant(to_ms)
-            first = [
-                Statement(probe.replace(_START, start).replace(_END, end)) for probe in probes.get(server, ())
-            ]
+            probes = self._probes(
+                server, tuple(table for table, position in part.items() if position is None)
+            )
+            first = [Statement(probe.replace(_START, start).replace(_END, end)) for probe in probes]
             what = _columns(server, DueRow._fields if whole else ("job_id", "next_time"))
             pages = [
                 f"SELECT {what} FROM {self._shards.names[table]} WHERE "
                 f"{_after(server, TaskStatus.PENDING, position)} AND next_time<{end}{self._at_home(table)} "
                 f"ORDER BY next_time,job_id LIMIT {limit:d}"
-                for table, position in positions.get(server, {}).items()
+                for table, position in part.items()
+                if position is not None
             ]
-            results = server.run([*first, *sql.unions(server, pages)])
+            results = server.run([*first, *sql.unions(server, pages)], outwait=False)
             stirring = [row[0] for result in results[: len(first)] for row in result.rows]
             found = [row for result in results[len(first) :] for row in result.rows]
             numbers = [tuple(map(int, text.split(","))) for (text,) in found]
@@ -109,33 +111,26 @@ class Scans:
             ids: dict[int, list[tuple[int, int]]] = {}
             for job_id, due in ((row.job_id, row.next_time) for row in rows) if whole else numbers:
                 ids.setdefault(table_of_job(job_id, self._shards.tables), []).append((job_id, due))
-            return Looked(stirring, ids, rows)
+            return Looked(stirring, ids, rows, {})
 
-        parts = self._shards.each(dict.fromkeys([*probes, *positions]), send)
+        parts = self._shards.each(self._shards.group_tables(asked), send)
         return Looked(
-            [table for part in parts for table in part.stirring],
-            {table: sorted(ids, key=_by_time) for part in parts for table, ids in part.ids.items()},
-            [row for part in parts for row in part.rows],
+            [table for part in parts.results for table in part.stirring],
+            {table: sorted(ids, key=_by_time) for part in parts.results for table, ids in part.ids.items()},
+            [row for part in parts.results for row in part.rows],
+            parts.failed,
         )
 
-    def _write_probes(self, tables: Sequence[int]) -> dict[Server, list[str]]:
+    def _write_probes(self, server: Server, tables: Sequence[int]) -> list[str]:
         """The questions whether these tables hold anything that is pending and due from start to end."""
-        return {
-            server: [
-                statement.sql
-                for statement in sql.unions(
-                    server,
-                    [
-                        server.first_due(table, self._shards.names[table], TaskStatus.PENDING, _START, _END)
-                        for table in part
-                    ],
-                )
-            ]
-            for server, part in self._shards.group_tables(dict.fromkeys(tables)).items()
-        }
+        names = self._shards.names
+        selects = [
+            server.first_due(table, names[table], TaskStatus.PENDING, _START, _END) for table in tables
+        ]
+        return [statement.sql for statement in sql.unions(server, selects)]
 
     def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
-        """Those of these tasks that are pending."""
+        """Those of these tasks that are pending, as far as their tables answer."""
 
         def send(server: Server, ids: Mapping[int, Sequence[int]]) -> list[DueRow]:
             what = _columns(server, DueRow._fields)
@@ -146,7 +141,7 @@ class Scans:
             ]
             return _due_rows(server, selects)
 
-        return [row for part in self._shards.each(self._shards.group(job_ids), send) for row in part]
+        return [row for part in self._shards.each(self._shards.group(job_ids), send).results for row in part]
 
     def page(
         self,
@@ -156,18 +151,18 @@ class Scans:
         *,
         status: TaskStatus = TaskStatus.PENDING,
         where: str = "",
-    ) -> dict[int, list[DueRow]]:
+    ) -> Answers[list[DueRow]]:
         """Of each table up to ``limit`` rows of a status after its Position, those before ``to_ms`` alone.
 
         ``where`` is one more condition (see ``of_type``).
         """
 
-        found = self._page(starts, to_ms, limit, status, where)
+        found, failed = self._page(starts, to_ms, limit, status, where)
         strays = [(table, row.job_id) for table, row in found if self._shards.table_of(row.job_id) != table]
         if strays:
             self._tell(strays)
-            found = self._page(starts, to_ms, limit, status, where, at_home=True)
-        pages: dict[int, list[DueRow]] = {table: [] for table in starts}
+            found, failed = self._page(starts, to_ms, limit, status, where, at_home=True)
+        pages = Answers[list[DueRow]]({table: [] for table in starts if table not in failed}, failed)
         for table, row in found:
             pages[table].append(row)
         for page in pages.values():
@@ -183,8 +178,8 @@ class Scans:
         where: str,
         *,
         at_home: bool = False,
-    ) -> list[tuple[int, DueRow]]:
-        """The rows, each with the table that it was found in."""
+    ) -> tuple[list[tuple[int, DueRow]], dict[int, Trouble]]:
+        """The rows, each with the table that it was found in; and the tables that did not answer."""
 
         def send(server: Server, part: Mapping[int, Position]) -> list[tuple[int, DueRow]]:
             what, end = _columns(server, DueRow._fields), server.instant(to_ms)
@@ -194,12 +189,12 @@ class Scans:
                 f"{self._at_home(table) if at_home else ''} ORDER BY next_time,job_id LIMIT {limit:d}"
                 for table, start in part.items()
             ]
-            results = server.run(sql.unions(server, selects))
+            results = server.run(sql.unions(server, selects), outwait=False)
             numbers = [list(map(int, text.split(","))) for result in results for (text,) in result.rows]
             return [(table, DueRow._make(rest)) for table, *rest in numbers]
 
         parts = self._shards.each(self._shards.group_tables(starts), send)
-        return [found for part in parts for found in part]
+        return [found for part in parts.results for found in part], parts.failed
 
     def _at_home(self, table: int) -> str:
         """A condition: rows whose job_id names this table. Another program, or one that was set for other
@@ -232,7 +227,7 @@ def _columns(server: Server, names: Sequence[str]) -> str:
 
 
 def _due_rows(server: Server, selects: Sequence[str]) -> list[DueRow]:
-    results = server.run(sql.unions(server, selects))
+    results = server.run(sql.unions(server, selects), outwait=False)
     return [DueRow._make(map(int, text.split(","))) for result in results for (text,) in result.rows]
 
 

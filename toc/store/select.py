@@ -73,9 +73,9 @@ class Selections:
         names = self._shards.names
         parts = self._shards.each(
             of_server, lambda server, part: select(server, [names[table] for table in part])
-        )
+        ).whole()
         places = sorted((place for part in parts for place in part), reverse=True)[:limit]
-        found = self._shards.each(self._shards.group(job_id for _, job_id in places), read)
+        found = self._shards.each(self._shards.group(job_id for _, job_id in places), read).whole()
         rows = [row for part in found for row in part if row.status == wanted.status]
         return sorted(rows, key=lambda row: (row.next_time, row.job_id), reverse=True)
 
@@ -132,7 +132,7 @@ class Selections:
                 page.sort()
             return pages
 
-        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), read)
+        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), read).whole()
         return {table: page for part in parts for table, page in part.items()}
 
     def _tables(self, wanted: Selection) -> Iterable[int]:

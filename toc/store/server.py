@@ -51,6 +51,10 @@ class Transient(StoreUnavailable):
     """The server refused or rolled back the batch for now; it may be sent again."""
 
 
+class Locked(Transient):
+    """Somebody else holds a row or a whole table: the batch waited for it in vain and was rolled back."""
+
+
 class Lost(StoreUnavailable):
     """The connection broke after the batch was sent: nobody knows whether it took effect."""
 
@@ -76,14 +80,16 @@ class Server(ABC):
         transaction: bool = False,
         again: bool = True,
         patient: bool = False,
+        outwait: bool = True,
     ) -> list[Result]:
         """Run the statements in order, in one round trip; in one transaction if ``transaction``.
 
         ``again`` says that running them twice does no harm (reads, guarded updates): then a broken connection
         is replaced and they are sent once more. What the server rolled back is sent again in any case, a few
-        times. ``patient``: nobody waits for the answers, so they may be read all at once, a little later than
-        the first of them is there. Raises StoreUnavailable (Lost, if it is not known whether they took
-        effect), SchemaBehind, Duplicate.
+        times; unless ``outwait`` is False and it had waited for a lock: then the caller has other tables
+        to go on with. ``patient``: nobody waits for the answers, so they may be read all at once, a little
+        later than the first of them is there. Raises StoreUnavailable (Locked; Lost, if it is not known
+        whether they took effect), SchemaBehind, Duplicate.
         """
         if not statements:
             return []
@@ -92,14 +98,30 @@ class Server(ABC):
             try:
                 fresh_stands = again and attempt == 0
                 return self._send(statements, transaction, fresh_stands, patient)
-            except Transient:
-                if attempt == TRIES - 1:
+            except Transient as exc:
+                if attempt == TRIES - 1 or (isinstance(exc, Locked) and not outwait):
                     raise
             except Lost:
                 if not again or attempt or time.monotonic() - started > LOST_FAST_SECONDS:
                     raise
             pause(attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def begin(self, statements: Sequence[Statement]) -> Exchange | None:
+        """Send statements that only read, and do not wait for the answers.
+
+        None if no connection stands idle: then ``run`` would have to open one, which takes as long as the
+        server likes. Raises what ``run`` raises.
+        """
+        while self._pool.checkedin():
+            connection = self._checkout(fresh_stands=True, reopen=False)
+            if connection is not None:
+                try:
+                    self._ask(connection, statements)
+                except BaseException as exc:
+                    raise self._broken(connection, exc) from exc
+                return Exchange(self, connection)
+        return None
 
     def after_fork(self) -> None:
         """In a child: leave the parent's connections alone (not even closing them) and open own ones."""
@@ -114,23 +136,34 @@ class Server(ABC):
         self, statements: Sequence[Statement], transaction: bool, fresh_stands: bool, patient: bool
     ) -> list[Result]:
         connection = self._checkout(fresh_stands)
+        assert connection is not None  # noqa: S101 - for the type checker: it may open one
         try:
             results = self._execute(connection, statements, transaction, patient)
         except BaseException as exc:
-            error = self.translate(exc, sent=True) if isinstance(exc, Exception) else exc
-            if isinstance(error, Duplicate) and connection.is_valid:
-                connection.close()  # back to the pool: this error is everyday life, and it was rolled back
-            elif connection.is_valid:
-                # Half-read results or an open transaction must not reach the next user.
-                connection.invalidate()
+            error = self._broken(connection, exc)
             if error is exc:
                 raise
             raise error from exc
-        connection.info["used"] = time.monotonic()
-        connection.close()
+        self._used(connection)
         return results
 
-    def _checkout(self, fresh_stands: bool) -> PoolProxiedConnection:
+    def _broken(self, connection: PoolProxiedConnection, exc: BaseException) -> BaseException:
+        """The named error for what broke an exchange off; its connection is given up where it must be."""
+        error = self.translate(exc, sent=True) if isinstance(exc, Exception) else exc
+        if isinstance(error, Duplicate) and connection.is_valid:
+            connection.close()  # back to the pool: this error is everyday life, and it was rolled back
+        elif connection.is_valid:
+            # Half-read results or an open transaction must not reach the next user.
+            connection.invalidate()
+        return error
+
+    def _used(self, connection: PoolProxiedConnection) -> None:
+        """An exchange has ended well: its connection is idle again."""
+        connection.info["used"] = time.monotonic()
+        connection.close()
+
+    def _checkout(self, fresh_stands: bool, *, reopen: bool = True) -> PoolProxiedConnection | None:
+        """A connection that stands, as far as can be seen; None if it would have to be opened anew."""
         while True:
             try:
                 connection = self._pool.connect()
@@ -143,6 +176,20 @@ class Server(ABC):
             if fresh or not self._hung_up(connection):
                 return connection
             connection.invalidate()
+            if not reopen:
+                return None
+
+    @abstractmethod
+    def _ask(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> None:
+        """Send statements whose answers ``_answers`` reads."""
+
+    @abstractmethod
+    def _answered(self, connection: PoolProxiedConnection, seconds: float) -> bool:
+        """Wait so long at most for the first answer; whether it is there."""
+
+    @abstractmethod
+    def _answers(self, connection: PoolProxiedConnection) -> list[Result]:
+        """Read the answers to what ``_ask`` has sent."""
 
     @abstractmethod
     def _execute(
@@ -161,6 +208,14 @@ class Server(ABC):
     @abstractmethod
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
         """The named error for a driver's error. ``sent``: it came after a statement was sent."""
+
+    @abstractmethod
+    def connections(self) -> Statement:
+        """What to ask to know what the server does with this account's connections."""
+
+    @abstractmethod
+    def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:
+        """Whether the answer to ``connections`` says that an exchange waits for a lock."""
 
     @abstractmethod
     def identity(self, query: Any) -> tuple[Any, ...] | None:
@@ -207,6 +262,31 @@ class Server(ABC):
 
     greatest: str
     for_update: str
+
+
+class Exchange:
+    """Statements that a server was sent, whose answers are not read yet. One thread at a time may use it."""
+
+    def __init__(self, server: Server, connection: PoolProxiedConnection) -> None:
+        self._server = server
+        self._connection = connection
+        self.driver: Any = connection.driver_connection
+
+    def answered(self, seconds: float) -> bool:
+        """Wait so long at most; whether the answers have begun to come."""
+        return self._server._answered(self._connection, seconds)
+
+    def results(self) -> list[Result]:
+        """The answers, waited for as long as the time-outs allow. To be called once. Raises as ``run``."""
+        try:
+            results = self._server._answers(self._connection)
+        except BaseException as exc:
+            error = self._server._broken(self._connection, exc)
+            if error is exc:
+                raise
+            raise error from exc
+        self._server._used(self._connection)
+        return results
 
 
 def pause(attempt: int) -> None:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from toc.errors import ConfigError
+from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sharding import MAX_TABLES, is_power_of_two, table_of_job
+from toc.store.health import Health
 from toc.store.mysql import MySqlServer
 from toc.store.schema import TOPIC_TABLE, task_table_name
-from toc.store.server import Server
+from toc.store.server import Locked, Server, Transient
 from toc.store.sqlite import SqliteServer
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+Trouble = StoreUnavailable | SchemaBehind
+"""Why a part of the task table did not answer."""
+MOST_LOCKED = 3
+"""How many rows that others have locked one call waits for in vain; the rest have their turn later."""
 
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 
@@ -67,6 +74,42 @@ class Layout:
         return f"{self.prefix}{database}"
 
 
+class Answers(dict[int, R]):
+    """What was answered, by job_id; and why the rest was not: a server is away, a table or row is locked."""
+
+    def __init__(
+        self, answered: Mapping[int, R] | None = None, unanswered: Mapping[int, Trouble] | None = None
+    ) -> None:
+        super().__init__(answered or {})
+        self.unanswered: dict[int, Trouble] = dict(unanswered or {})
+
+    def whole(self) -> Answers[R]:
+        """Itself, if everything was answered. Raises the first reason why not."""
+        for error in self.unanswered.values():
+            raise error
+        return self
+
+
+class Parts(Generic[R]):
+    """What the servers answered, each for its part; and what was not, by job_id or, of scans, by table."""
+
+    def __init__(self) -> None:
+        self.results: list[R] = []
+        self.failed: dict[int, Trouble] = {}
+
+    def whole(self) -> list[R]:
+        """The results, if all parts have one. Raises the first reason why not."""
+        for error in self.failed.values():
+            raise error
+        return self.results
+
+    def fail(self, tables: Mapping[int, T], errors: Mapping[int, Trouble]) -> None:
+        """These tables' parts have failed: all ids of each, where its part is a list of ids."""
+        for table, error in errors.items():
+            part = tables[table]
+            self.failed.update(dict.fromkeys(part, error) if isinstance(part, list) else {table: error})
+
+
 class Shards:
     """The servers, and the way from a job_id to its server and table. Thread-safe and fork-safe."""
 
@@ -98,6 +141,8 @@ class Shards:
                 )
         self.server_of: list[Server] = []
         """By table."""
+        self.number_of: list[int] = []
+        """The number of each table's server, by table."""
         self.names: list[str] = []
         """The name of each table in SQL, by table."""
         block = layout.databases // len(self.servers)
@@ -105,7 +150,9 @@ class Shards:
             database = table % layout.databases
             server = self.servers[database // block]
             self.server_of.append(server)
+            self.number_of.append(database // block)
             self.names.append(server.table(layout.database_name(database), task_table_name(table)))
+        self.health = {server: Health(server, self.names) for server in self.servers}
         self.topic_server = self.servers[0]
         self.topic_name = self.topic_server.table(layout.database_name(0), TOPIC_TABLE)
         self._threads = self._new_threads()
@@ -129,22 +176,115 @@ class Shards:
             grouped.setdefault(self.server_of[table], {})[table] = by_table[table]
         return grouped
 
-    def each(self, work: Mapping[Server, T], do: Callable[[Server, T], R]) -> list[R]:
-        """``do(server, its part)`` for each server, at the same time if there are several.
+    def each(
+        self,
+        work: Mapping[Server, Mapping[int, T]],
+        do: Callable[[Server, Mapping[int, T]], R],
+        *,
+        writes: bool = False,
+        gated: bool = True,
+    ) -> Parts[R]:
+        """``do(server, its part by table)`` for each server, at the same time if there are several.
 
-        The first error is raised when all are done.
+        A server that is marked as away is not asked, nor a table that is marked as locked (``writes``: for
+        writing). Who fails is marked, and harms no other: where a lock was in the way, tables are tried one
+        by one, and then rows. So ``do`` must bear being called again, with less. Without ``gated`` all are
+        asked, whatever is marked: for callers who would rather wait than be refused.
         """
+        parts: Parts[R] = Parts()
         if len(work) <= 1:
-            return [do(server, part) for server, part in work.items()]
-        futures = [self._threads.submit(do, server, part) for server, part in work.items()]
+            for server, tables in work.items():
+                self._ask(server, tables, do, parts, writes=writes, gated=gated)
+            return parts
+        futures = [
+            self._threads.submit(self._ask, server, tables, do, parts, writes=writes, gated=gated)
+            for server, tables in work.items()
+        ]
         errors = [future.exception() for future in futures]
         for error in errors:
             if error is not None:
                 raise error
-        return [future.result() for future in futures]
+        return parts
+
+    def _ask(
+        self,
+        server: Server,
+        tables: Mapping[int, T],
+        do: Callable[[Server, Mapping[int, T]], R],
+        parts: Parts[R],
+        *,
+        writes: bool,
+        gated: bool,
+    ) -> None:
+        health = self.health[server]
+        rest = tables
+        if gated and health.troubled:
+            rest, failed = health.sort_out(tables, writes=writes)
+            parts.fail(tables, failed)
+            if not rest:
+                return
+        try:
+            parts.results.append(do(server, rest))
+        except Locked:
+            health.find_locked(rest, writes=writes)
+            free, failed = health.sort_out(rest, writes=writes)
+            parts.fail(tables, failed)
+            for table, part in free.items():
+                self._ask_table(server, table, part, do, parts)
+        except StoreUnavailable as exc:
+            if gated and not isinstance(exc, Transient):
+                health.mark_away(exc)
+            parts.fail(tables, dict.fromkeys(rest, exc))
+        except SchemaBehind as exc:
+            parts.fail(tables, dict.fromkeys(rest, exc))
+
+    def _ask_table(
+        self, server: Server, table: int, part: T, do: Callable[[Server, Mapping[int, T]], R], parts: Parts[R]
+    ) -> None:
+        """One table; if others have locked rows of it, row by row, in any order, so that none is left out."""
+        try:
+            parts.results.append(do(server, {table: part}))
+        except Locked as exc:
+            if not isinstance(part, list) or len(part) == 1:
+                parts.fail({table: part}, {table: exc})
+                return
+            locked = 0
+            for job_id in random.sample(part, len(part)):
+                one: T = [job_id]  # type: ignore[assignment]
+                if locked < MOST_LOCKED:
+                    try:
+                        parts.results.append(do(server, {table: one}))
+                        continue
+                    except Locked:
+                        locked += 1
+                    except StoreUnavailable:
+                        locked = MOST_LOCKED
+                parts.fail({table: one}, {table: exc})
+        except StoreUnavailable as exc:
+            parts.fail({table: part}, {table: exc})
+
+    def every(self, do: Callable[[Server], R]) -> dict[Server, R]:
+        """``do(server)`` for each server, whatever is marked, at the same time if there are several.
+
+        The first error is raised when all are done.
+        """
+        if len(self.servers) == 1:
+            return {server: do(server) for server in self.servers}
+        futures = {server: self._threads.submit(do, server) for server in self.servers}
+        errors = [future.exception() for future in futures.values()]
+        for error in errors:
+            if error is not None:
+                raise error
+        return {server: future.result() for server, future in futures.items()}
+
+    def soon(self, do: Callable[[], R]) -> Future[R]:
+        """Do it on another thread: for callers that must not wait."""
+        return self._threads.submit(do)
 
     def close(self) -> None:
         """Close idle connections and threads."""
+        for health in self.health.values():
+            health.close()
         threads, self._threads = self._threads, self._new_threads()
         threads.shutdown()
         for server in self.servers:
@@ -155,6 +295,7 @@ class Shards:
         self._threads = self._new_threads()
         for server in self.servers:
             server.after_fork()
+            self.health[server].after_fork()
 
     def _new_threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(4 * len(self.servers), "toc-store")  # starts threads only when used

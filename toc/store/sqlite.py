@@ -22,7 +22,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.store.server import Duplicate, Result, Server, Statement, Transient
+from toc.store.server import Duplicate, Exchange, Result, Server, Statement, Transient
 
 
 def path_of(url: URL) -> Path:
@@ -96,6 +96,16 @@ class SqliteServer(Server):
                 raise
             return results
 
+    def _ask(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> None:
+        connection.info["answers"] = self._loop(connection, statements)  # there is nobody to wait for
+
+    def _answered(self, connection: PoolProxiedConnection, seconds: float) -> bool:  # noqa: ARG002
+        return True
+
+    def _answers(self, connection: PoolProxiedConnection) -> list[Result]:
+        results: list[Result] = connection.info.pop("answers")
+        return results
+
     def _begin(self, connection: PoolProxiedConnection) -> None:
         # SQLite itself would look for the lock after 1, 2, 5, 10, ... 100 ms: others overtake it, and tasks
         # are late. Here every waiting process looks every millisecond.
@@ -138,6 +148,14 @@ class SqliteServer(Server):
         if "locked" in text:
             return Transient(f"{self.name}: {text}")
         return StoreUnavailable(f"{self.name}: {text}")
+
+    def connections(self) -> Statement:
+        """It is a file: there are none."""
+        return Statement("SELECT 1")
+
+    def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:  # noqa: ARG002
+        """Its writers wait by themselves."""
+        return False
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
         """The path of the file."""

@@ -15,7 +15,7 @@ from toc.finding import Finding
 from toc.sharding import BizId, JobIds
 from toc.store import fitness
 from toc.store import rows as sql
-from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard
+from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard, TakeTries
 from toc.store.check import require, require_layout
 from toc.store.ended import FINAL, Ended, EndedRow, Place
 from toc.store.history import FailedTry, parse
@@ -23,7 +23,7 @@ from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.scan import Scans
 from toc.store.select import Selection, Selections
 from toc.store.server import TRIES, Statement
-from toc.store.shards import Layout, Shards
+from toc.store.shards import Answers, Layout, Shards, Trouble
 from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
 from toc.task import TaskRow, TaskStatus, TryRow
@@ -40,8 +40,9 @@ class Store:
     ``pool_size`` bounds the connections to each server. Raises ConfigError.
 
     Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
-    has not been run. Methods over many tasks send one batch to each server; if one of the servers fails, the
-    others' changes stand, and sending all again is right: every change is guarded.
+    has not been run. Methods over many tasks send one batch to each server; those that return Answers raise
+    neither: what a server that is away, or a table that is locked, would have answered is in ``unanswered``.
+    Sending it again is right: every change is guarded.
     """
 
     def __init__(
@@ -97,6 +98,10 @@ class Store:
             [table for table in range(self._shards.tables) if of[table] is server]
             for server in self._shards.servers
         ]
+
+    def server_of(self, job_id: int) -> int:
+        """The number of the server, as in ``tables_of_server``, that holds the task."""
+        return self._shards.number_of[self._shards.table_of(job_id)]
 
     def reach(self) -> dict[str, StoreUnavailable | None]:
         """Each server, by its name, with why it does not answer, or None. One after the other."""
@@ -219,27 +224,34 @@ class Store:
         """The rows that there are, by job_id."""
         return self._batches.read(job_ids)
 
-    def read_tries(self, job_ids: Iterable[int]) -> dict[int, TryRow]:
-        """As much of the rows as a try needs, by job_id: the hot path's read."""
+    def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
+        """As much of the rows as a try needs, by job_id."""
         return self._batches.read_tries(job_ids)
 
-    def finish(self, items: Iterable[tuple[int, int]]) -> dict[int, Finish]:
+    def check_tries(self, job_ids: Iterable[int], take: TakeTries) -> None:
+        """The same for the hot path, which waits for no server that does not answer within moments.
+
+        ``take`` gets ids and their answers as they come; late ones on another thread.
+        """
+        self._batches.check_tries(job_ids, take)
+
+    def finish(self, items: Iterable[tuple[int, int]]) -> Answers[Finish]:
         """Mark tasks, given as (job_id, version), as processed; every job_id's case is in the result."""
         return self._batches.finish(items)
 
-    def fail(self, items: Sequence[Failure]) -> dict[int, Guard]:
+    def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Write failed tries on pending rows whose version, attempts and crashes are still as given."""
         return self._batches.fail(items)
 
-    def count(self, items: Sequence[Failure]) -> dict[int, Guard]:
+    def count(self, items: Sequence[Failure]) -> Answers[Guard]:
         """The same for tries that begin here: they keep their leases."""
         return self._batches.count(items)
 
-    def crash(self, items: Sequence[Failure]) -> dict[int, Guard]:
+    def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
         """The same for tries that ended with their workers: not where any living worker has a lease."""
         return self._batches.crash(items)
 
-    def die(self, items: Sequence[Failure]) -> dict[int, Guard]:
+    def die(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Mark such rows as dead. Their next_time becomes the instant of death."""
         return self._batches.die(items)
 
@@ -250,16 +262,20 @@ class Store:
         rows = server.run([Statement(f"SELECT history FROM {name} WHERE job_id={job_id:d}")])[0].rows
         return parse(rows[0][0]) if rows else []
 
-    def mark_tried(self, job_ids: Iterable[int]) -> None:
-        """Note on cancelled rows that a try may have started (attempts >= 1)."""
-        self._batches.mark_tried(job_ids)
+    def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
+        """Note on cancelled rows that a try may have started (attempts >= 1).
 
-    def mark_begun(self, job_ids: Iterable[int], what: str) -> None:
+        Returns those that could not be noted, with the reason.
+        """
+        return self._batches.mark_tried(job_ids)
+
+    def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
         """Note on rows, as their last error if they have none, that a try had begun which charges nothing.
 
-        A cancel goes by it: the task was tried. Guards do not look at it.
+        A cancel goes by it: the task was tried. Guards do not look at it. Returns those that could not be
+        noted, with the reason.
         """
-        self._batches.mark_begun(job_ids, what)
+        return self._batches.mark_begun(job_ids, what)
 
     def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
         """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
@@ -298,10 +314,12 @@ class Store:
 
     # --- purging -------------------------------------------------------------------------------------------
 
-    def ended(self, after: Mapping[tuple[int, int], Place], *, before: int, limit: int) -> list[EndedRow]:
+    def ended(
+        self, after: Mapping[tuple[int, int], Place], *, before: int, limit: int
+    ) -> tuple[list[EndedRow], Mapping[int, Trouble]]:
         """Rows that ended before an instant, of each (table, status) at most ``limit``, after a place in it.
 
-        The statuses are those of FINAL. Places are (next_time, job_id).
+        The statuses are those of FINAL. Places are (next_time, job_id). Also the tables that do not answer.
         """
         return self._ended.page(after, before, limit)
 

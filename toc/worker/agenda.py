@@ -17,7 +17,7 @@ from toc.handler import Handler
 from toc.queue.messages import Prepared, PrepareRequest
 from toc.topic import Slot
 from toc.worker.dispatch import Dispatcher
-from toc.worker.finish import Finisher
+from toc.worker.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.resume import ResumeRate
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 
@@ -25,12 +25,10 @@ TAKE_LIMIT = 200
 """Most entries that one prepare takes from one slot: it bounds how long the script holds the server."""
 ROUND_LIMIT = 400
 """Most entries of one topic that one round takes: other topics wait while their rows are read."""
-MAX_UNWRITTEN = 5000
-"""Tries that have ended and are not written, beyond which nothing is taken: what runs twice after a crash,
-and memory, stay bounded when MySQL is slow or refuses writes."""
 ENOUGH_UNWRITTEN = 3000
-"""The same for a topic of which more was due than the last prepare could take. A burst waits here for the
-finisher, and leaves room for what other topics have due meanwhile."""
+"""Tries that have ended and are not written, beyond which nothing is taken of a topic of which more was due
+than the last prepare could take. A burst waits here for the finisher, and leaves room for what other topics
+have due meanwhile."""
 BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller looks whether a paused topic was resumed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from toc.clock import Clock
-from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.errors import IndexUnavailable
 from toc.log import get_logger
 from toc.metrics import ORPHANS
 from toc.queue.queues import Queues
@@ -54,17 +54,13 @@ class DeadQueueCheck:
             self._left = {slot: 0 for slot, member in owned.items() if member.buried}
         self._left = {slot: start for slot, start in self._left.items() if slot in owned}
         if self._left:
-            try:
-                self._step(owned)
-            except StoreUnavailable as exc:
-                self._left = {}
-                log.warning("dead_queues_not_checked", error=str(exc))
+            self._step(owned)
         ended = self._clock.monotonic()
         rest = (ended - now) * REST
         return rest if self._left else max(rest, self._began + PASS_SECONDS - ended)
 
     def _step(self, owned: Mapping[Slot, OwnedSlot]) -> None:
-        """Look at one page of a large DeadQueue, or at many small ones. Raises StoreUnavailable."""
+        """Look at one page of a large DeadQueue, or at many small ones."""
         pages: dict[Slot, int] = {}
         expected = 0
         for slot, start in self._left.items():
@@ -87,13 +83,16 @@ class DeadQueueCheck:
                 self._left[slot] = pages[slot] + len(ids) - len(suspects.get(slot, ()))
 
     def _not_dead(self, found: Mapping[Slot, Collection[int]]) -> dict[Slot, dict[int, TryRow | None]]:
-        """Those of the ids whose rows are not dead, or are gone. Raises StoreUnavailable."""
+        """Those of the ids whose rows are not dead, or are gone; not those whose tables do not answer."""
         rows = self._store.read_tries([job_id for page in found.values() for job_id in page])
+        if rows.unanswered:
+            error = next(iter(rows.unanswered.values()))
+            log.warning("dead_queues_not_checked", tasks=len(rows.unanswered), error=str(error))
         alive: dict[Slot, dict[int, TryRow | None]] = {}
         for slot, page in found.items():
             for job_id in page:
                 row = rows.get(job_id)
-                if row is None or row.status != TaskStatus.DEAD:
+                if job_id not in rows.unanswered and (row is None or row.status != TaskStatus.DEAD):
                     alive.setdefault(slot, {})[job_id] = row
         return alive
 

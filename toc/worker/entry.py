@@ -81,10 +81,10 @@ class Entry:
             row.next_time if at is None else at, self.topic.remaining(row.attempts), row.attempts
         )
 
-    def unread_score(self) -> float:
-        """The same when the row could not be read: due at once, with the tries left of the fence."""
+    def unread_score(self, at: int | None = None) -> float:
+        """The same when the row could not be read: due at once, or ``at``; tries left as in the fence."""
         remaining = max(int(self.fence), 1)
-        return store_score(self.taken, remaining, self.topic.retries - remaining)
+        return store_score(self.taken if at is None else at, remaining, self.topic.retries - remaining)
 
 
 class Held(Enum):
@@ -109,7 +109,7 @@ class Inflight:
         self._refused: list[Entry] = []
         """What was not started and has a lease, perhaps."""
         self._moving: dict[int, float] = {}
-        """Fences of the entries that the finisher is moving out of the PrepareQueue just now."""
+        """Fences of the entries that are being moved out of the PrepareQueue just now."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -209,10 +209,17 @@ class Inflight:
                     going.append(entry)
         return going
 
-    def arrived(self) -> None:
-        """All moves have ended, well or not."""
+    def arrived(self, gone: Iterable[Entry]) -> None:
+        """The moves of these have ended, well or not."""
         with self._lock:
-            self._moving.clear()
+            for entry in gone:
+                if self._moving.get(entry.job_id) == entry.fence:
+                    del self._moving[entry.job_id]
+
+    @property
+    def moving(self) -> bool:
+        """Whether a move is under way."""
+        return bool(self._moving)
 
     def settle(self, entry: Entry) -> bool:
         """True for the one caller that may report how this try ended."""

@@ -21,17 +21,16 @@ from itertools import chain
 
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
-from toc.errors import StoreUnavailable
 from toc.handler import Handler
 from toc.log import get_logger
 from toc.metrics import WITHOUT_INDEX
 from toc.store.scan import DueRow, Position
+from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.topic import Slot, Topic
-from toc.worker.agenda import MAX_UNWRITTEN
 from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import NO_FENCE, Entry, Inflight
-from toc.worker.finish import Finisher
+from toc.worker.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.leases import LeaseKeeper
 from toc.worker.loop import Loop
 from toc.worker.slots import SlotBook
@@ -126,11 +125,11 @@ class Fallback:
             wanted = [table for table in own if table in tables]
             if not wanted or self._failed.get(server, 0.0) > now:
                 continue
-            try:
-                taken += self._look(server, wanted, slots, room)
-            except StoreUnavailable as exc:
+            count, failed = self._look(server, wanted, slots, room)
+            taken += count
+            if failed:
                 self._failed[server] = self._clock.monotonic() + RETRY_SECONDS
-                log.warning("fallback_failed", error=str(exc))
+                log.warning("fallback_failed", error=str(next(iter(failed.values()))))
         if min(room.values()) <= 0:
             self._after.clear()  # what was passed over for want of room comes first in the next look
         took = self._clock.monotonic() - now
@@ -180,30 +179,38 @@ class Fallback:
 
     # --- a look
 
-    def _look(self, server: int, tables: Sequence[int], slots: set[Slot], room: dict[Topic, int]) -> int:
-        """Take what is due in tables of one server; uses up the room. Returns how much was taken."""
+    def _look(
+        self, server: int, tables: Sequence[int], slots: set[Slot], room: dict[Topic, int]
+    ) -> tuple[int, Mapping[int, Trouble]]:
+        """Take what is due in tables of one server; uses up the room.
+
+        Returns how much was taken, and what the server did not answer, if it answered nothing.
+        """
         starts = {table: self._after.pop(table, START) for table in tables}
         limit = min(max(LEAST_PAGE, sum(room.values()) // len(tables)), MOST_PAGE)
         types = ",".join(str(topic.biz_type) for topic in room)
         where = f" AND biz_type IN ({types}) AND {self._store.leases.untaken()}"
         pages = self._store.scans.page(starts, self._clock.now_ms() + 1, limit, where=where)
+        if not pages:
+            return 0, pages.unanswered
         self._after.update((table, page[-1].position) for table, page in pages.items() if len(page) == limit)
         entries = self._unsure.pop(server, [])
         entries += self._choose(chain.from_iterable(pages.values()), slots, room)
         if not entries:
-            return 0
+            return 0, {}
         if self._clock.monotonic() < self._inflight.shared_until:  # known since this look began
             self._finisher.give_back_unread(entries)
-            return 0
-        try:
-            leased = self._leases.take(entries)  # [rule: taken-by-lease]
-        except StoreUnavailable:
-            self._unsure[server] = entries
-            raise
+            return 0, {}
+        failed = self._leases.take(entries)  # [rule: taken-by-lease]
+        if failed:
+            self._unsure[server] = [entry for entry in entries if entry.job_id in failed]
+            entries = [entry for entry in entries if entry.job_id not in failed]
+        leased = [entry for entry in entries if entry.leased]
         for topic_name, count in Counter(entry.topic.name for entry in leased).items():
             WITHOUT_INDEX.of(topic_name).add(count)
-        self._check(entries)  # those without a lease too: the crash of who had it may have to be charged
-        return len(leased)
+        if entries:  # those without a lease too: the crash of who had it may have to be charged
+            self._check(entries)
+        return len(leased), failed
 
     def _choose(self, rows: Iterable[DueRow], slots: set[Slot], room: dict[Topic, int]) -> list[Entry]:
         """Hold what may be taken of these rows, what has waited longest first."""

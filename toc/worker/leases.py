@@ -9,14 +9,15 @@ table alone: it goes on when Redis hangs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from toc.clock import Clock
-from toc.errors import StoreUnavailable
 from toc.log import get_logger
 from toc.metrics import LEASED, TRIES
 from toc.store.batch import Failure, Guard
 from toc.store.leases import RAN_OUT
+from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.crash import crash_of
 from toc.worker.entry import NO_FENCE, Entry, Inflight
@@ -47,42 +48,54 @@ class LeaseKeeper:
         self._finisher = finisher
         self._max_crashes = max_crashes
         self._complained = float("-inf")
-        self._asked: list[Entry] = []
-        """Those for which the last look has asked for leases."""
-        self.loop = Loop("leases", self.run_once)
+        servers = range(len(store.tables_of_server()))
+        self._asked: list[list[Entry]] = [[] for _ in servers]
+        """Those for which the last look has asked each server for leases."""
+        self.loops = [Loop(f"leases-{number}", partial(self.look, number)) for number in servers]
+        """One for each database server: one that hangs must not keep others' leases from being renewed."""
 
-    def run_once(self) -> float:
-        """Ask for the leases that are due; returns the seconds until the next look."""
+    def run_once(self) -> None:
+        """A look at every server."""
+        for number in range(len(self._asked)):
+            self.look(number)
+
+    def look(self, number: int) -> float:
+        """Ask a server for the leases that are due; returns the seconds until the next look."""
         now = self._clock.monotonic()
-        self._release_gone()
-        self._give_back_refused(now)
+        self._release_gone(number)
+        if number == 0:
+            self._give_back_refused(now)
         # What has ended and is not written yet counts too: nobody else may begin it meanwhile.
         due = [
             entry
-            for entry in self._inflight.snapshot()
+            for entry in self._held_of(number)
             if entry.checked  # [rule: lease-of-held]
             and now >= (entry.lease_at or entry.held + LEASE_AFTER_SECONDS)
             and (entry.started or now < entry.leased or _in_time(entry, now))
         ]
-        self._asked = due
+        self._asked[number] = due
         if due:
-            try:
-                self.take(due)
-            except StoreUnavailable as exc:
-                if now - self._complained > COMPLAIN_SECONDS:
-                    self._complained = now
-                    log.warning("leases_not_kept", tasks=len(due), error=str(exc))
+            failed = self.take(due)
+            if failed and now - self._complained > COMPLAIN_SECONDS:
+                self._complained = now
+                _complain(failed)
         return TICK_SECONDS if len(self._inflight) else IDLE_SECONDS
 
-    def _release_gone(self) -> None:
+    def _held_of(self, number: int) -> list[Entry]:
+        """The entries held whose rows lie on this server."""
+        held = self._inflight.snapshot()
+        if len(self._asked) == 1:
+            return held
+        return [entry for entry in held if self._store.server_of(entry.job_id) == number]
+
+    def _release_gone(self, number: int) -> None:
         """Give up what was asked for while its entry went: a lease that stays would tell of a crash."""
-        gone = [entry.job_id for entry in self._asked if self._inflight.get(entry.job_id) is None]
+        gone = [entry.job_id for entry in self._asked[number] if self._inflight.get(entry.job_id) is None]
         if gone:
-            try:
-                self._store.leases.release(gone)
-            except StoreUnavailable as exc:
-                log.warning("leases_not_kept", tasks=len(gone), error=str(exc))  # they will run out
-        self._asked = []
+            failed = self._store.leases.release(gone).unanswered
+            if failed:
+                _complain(failed)  # they will run out
+        self._asked[number] = []
 
     def _give_back_refused(self, now: float) -> None:
         """Give back what will not start any more and has a lease: who has begun it elsewhere needs that.
@@ -99,10 +112,10 @@ class LeaseKeeper:
         if refused:
             self._finisher.give_back(refused)
 
-    def take(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Take or renew leases on the rows of entries; returns those that have one now.
+    def take(self, entries: Sequence[Entry]) -> Mapping[int, Trouble]:
+        """Take or renew leases on the rows of entries: ``leased`` says which have one now.
 
-        Raises StoreUnavailable.
+        Returns those of which that is not known, with the reason: they stay as they are, and ask again.
         """
         asked = self._clock.monotonic()
         checked = [entry for entry in entries if entry.checked]
@@ -113,11 +126,13 @@ class LeaseKeeper:
             {entry.job_id for entry in checked if not _in_time(entry, asked)},
         )
         for entry in entries:
+            if entry.job_id in ours.unanswered:
+                continue
             timeout = entry.topic.prepare_timeout
-            entry.leased = asked + timeout if entry.job_id in ours else 0.0
+            entry.leased = asked + timeout if ours[entry.job_id] else 0.0
             again = timeout / 3 if entry.leased else AGAIN_SECONDS  # [rule: asked-again]
             entry.lease_at = asked + again
-        return [entry for entry in entries if entry.leased]
+        return ours.unanswered
 
     def cover(self, entries: Sequence[Entry]) -> bool:
         """Take leases for entries that may not start without one: whose row check took so long; or all,
@@ -135,10 +150,9 @@ class LeaseKeeper:
             if (shared or entry.held < long_ago) and not entry.leased and _in_time(entry, now)
         ]
         if late:
-            try:
-                self.take(late)
-            except StoreUnavailable as exc:
-                log.warning("leases_not_kept", tasks=len(late), error=str(exc))
+            failed = self.take(late)
+            if failed:
+                _complain(failed)
                 return not shared
         return True
 
@@ -172,19 +186,21 @@ class LeaseKeeper:
 
     def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
         """Write crashes on the rows, and give the entries back as the rows are then."""
-        try:
-            guards = self._store.crash([crash for _, crash in crashed])
-        except StoreUnavailable as exc:
-            log.warning("rows_not_written", tries=len(crashed), error=str(exc))
-            self._finisher.give_back(entry for entry, _ in crashed)
-            return
+        guards = self._store.crash([crash for _, crash in crashed])
+        if guards.unanswered:  # they are asked about again when they come back
+            first = next(iter(guards.unanswered.values()))
+            log.warning("rows_not_written", tries=len(guards.unanswered), error=str(first))
         for entry, crash in crashed:
-            if guards[entry.job_id] is Guard.APPLIED:
+            if guards.get(entry.job_id) is Guard.APPLIED:
                 TRIES.of(entry.topic.name, "crashed").add()
                 entry.row = entry.row._replace(
                     attempts=crash.new_attempts, crashes=crash.new_crashes, next_time=crash.next_time, lease=0
                 )
         self._finisher.give_back(entry for entry, _ in crashed)
+
+
+def _complain(failed: Mapping[int, Trouble]) -> None:
+    log.warning("leases_not_kept", tasks=len(failed), error=str(next(iter(failed.values()))))
 
 
 def _in_time(entry: Entry, now: float) -> bool:

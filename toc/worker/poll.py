@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import heapq
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from toc.catalog import TopicCatalog
 from toc.clock import MAX_CLOCK_SKEW_MS, Clock
-from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.errors import IndexUnavailable
 from toc.failpoint import failpoint
 from toc.handler import Handler
 from toc.log import get_logger
@@ -24,6 +25,8 @@ from toc.queue.calls import ReplyLost
 from toc.queue.messages import ExpiredRequest, PrepareRequest
 from toc.queue.queues import Queues
 from toc.queue.scores import fence_of, split
+from toc.store.batch import Owing
+from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
 from toc.task import TaskStatus, TryRow
 from toc.topic import Slot
@@ -32,7 +35,7 @@ from toc.worker.dispatch import Dispatcher
 from toc.worker.entry import NO_FENCE, Entry, Held, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.leases import LeaseKeeper
-from toc.worker.loop import Loop
+from toc.worker.loop import Loop, end_process
 from toc.worker.quarantine import Quarantine
 from toc.worker.slots import OwnedSlot, SlotBook
 
@@ -45,6 +48,12 @@ STIR_SECONDS = 0.0003
 0.1 to 0.2 ms to come back, and its caches are cold."""
 RETRY_MS = 500
 """Pause before a slot is tried again whose node did not answer, and before rows are read again."""
+MOST_RETRY_MS = 10_000
+"""The longest such pause, when a database server has been away for long."""
+OWING_MS = 30
+"""The pause while it is not yet known whether a server is away or some table of it locked."""
+FORGET_UNREAD_SECONDS = 30.0
+"""How long after rows could not be read last the next such trouble is another one."""
 NO_TIMEOUT = 10**9
 """Seconds: no entry is so old, so only those under the claim are listed."""
 MOVING_MS = 50
@@ -92,10 +101,14 @@ class Poller:
         self._numbers = count()
         self._reconcile: list[tuple[int, Slot, int]] = []
         """Heap of (when, slot, claim): there entries of ours may stand that are not held."""
+        self._unread: deque[tuple[int, list[Entry]]] = deque()
+        """Entries that have a lease and whose rows could not be read, with the time to try again."""
         self._let_go: set[tuple[Slot, int]] = set()
         """Where entries stand that were let go before they started, told by other threads."""
         self._settling = False
         """Whether what was let go is being looked for just now."""
+        self._unread_since = self._unread_at = float("-inf")
+        """Since when rows cannot be read, and when that was so last."""
         self._taking = True
         self._between = threading.Lock()
         self._prepare_step = Step("prepare")
@@ -163,6 +176,8 @@ class Poller:
             self._hear()
             self._release_waiting(now)
             self._settle_lost_replies(now)
+            while self._unread and self._unread[0][0] <= now:
+                self.check(self._unread.popleft()[1])
             if not self._taking:
                 return self._until_next(now)
             requests = self._agenda.choose(now, self.dispatcher)
@@ -186,6 +201,8 @@ class Poller:
             times.append(due)
         if self._reconcile:
             times.append(self._reconcile[0][0])
+        if self._unread:
+            times.append(self._unread[0][0])
         with self._lock:
             if self._waiting:
                 times.append(self._waiting[0][0])
@@ -246,13 +263,30 @@ class Poller:
         return held
 
     def check(self, entries: list[Entry]) -> None:
-        """The row check: what the row says goes, whatever the index said. Any thread may ask for it."""
+        """The row check: what the row says goes, whatever the index said. Any thread may ask for it.
+
+        Each database server's rows are judged as they come. What a server has yet to tell is held until it
+        does, which another thread sees to: nothing here waits for a server that hangs.
+        """
         began = self._clock.monotonic()
-        rows = self._read([entry.job_id for entry in entries])
-        read = self._clock.monotonic() - began
-        if rows is None:
-            self._finisher.give_back_unread(entries)
-            return
+        by_id = {entry.job_id: entry for entry in entries}
+        taker = threading.get_ident()
+
+        def take(job_ids: Sequence[int], rows: Answers[TryRow]) -> None:
+            read = self._clock.monotonic() - began
+            some = [by_id[job_id] for job_id in job_ids]
+            if threading.get_ident() == taker:
+                self._judge(some, rows)
+                self._read_step.took(read, len(some))
+                return
+            try:
+                self._judge(some, rows)
+            except BaseException as exc:  # the thread is the store's, which would not tell
+                end_process("poll", exc)
+
+        self._store.check_tries(by_id, take)
+
+    def _judge(self, entries: Sequence[Entry], rows: Answers[TryRow]) -> None:
         now = self._clock.now_ms()
         leased: list[Entry] = []
         ready: list[Entry] = []
@@ -262,6 +296,8 @@ class Poller:
         for entry in entries:
             row = rows.get(entry.job_id)
             if row is None:
+                if entry.job_id in rows.unanswered:
+                    continue
                 log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
                 ORPHANS.of(entry.topic.name).add()
                 refused.append((entry, None))
@@ -283,6 +319,8 @@ class Poller:
                 behind.append(entry)
             else:
                 refused.append((entry, row))
+        if rows.unanswered:
+            self._put_away([entry for entry in entries if entry.job_id in rows.unanswered], rows.unanswered)
         if leased:
             ready += self.leases.judge(leased)
         if soon:
@@ -296,21 +334,34 @@ class Poller:
             if not self.leases.cover(ready):  # [rule: covered]
                 self.loop.pause(RETRY_MS / 1000)
             self._start(ready)
-        self._read_step.took(read, len(entries))
 
-    def _read(self, job_ids: list[int]) -> dict[int, TryRow] | None:
-        """The rows, waiting for MySQL if need be; None when the worker stops meanwhile.
+    def _put_away(self, entries: Sequence[Entry], errors: Mapping[int, Trouble]) -> None:
+        """Give back, for a while, what cannot be decided now: others that are due must not wait behind it.
 
-        Nothing more is taken while it waits, so what is held stays bounded; it is kept alive meanwhile.
+        The longer a server is away, the longer: all of what is due there comes by again and again. When it is
+        back the sweep brings it at once.
         """
-        while True:
-            try:
-                return self._store.read_tries(job_ids)
-            except StoreUnavailable as exc:
-                log.warning("rows_not_read", tasks=len(job_ids), error=str(exc))
-                if not self._taking:
-                    return None
-                self.loop.pause(RETRY_MS / 1000)
+        if not self._taking:
+            self._finisher.give_back_unread(entries)
+            return
+        now, at = self._clock.monotonic(), self._clock.now_ms()
+        if leased := [entry for entry in entries if entry.leased]:
+            # These are few, and a lease that is left to run out would tell of a crash.
+            with self._lock:
+                self._unread.append((at + RETRY_MS, leased))
+            self.loop.wake()
+        free = [entry for entry in entries if not entry.leased]
+        owing = [entry for entry in free if isinstance(errors[entry.job_id], Owing)]
+        self._finisher.put_away((entry, at + OWING_MS) for entry in owing)
+        rest = [entry for entry in free if not isinstance(errors[entry.job_id], Owing)]
+        if not rest:
+            return
+        if now - self._unread_at > FORGET_UNREAD_SECONDS:
+            self._unread_since = now
+            log.warning("rows_not_read", tasks=len(rest), error=str(errors[rest[0].job_id]))
+        self._unread_at = now
+        wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MOST_RETRY_MS)
+        self._finisher.put_away((entry, at + wait) for entry in rest)
 
     def _release_waiting(self, now: int) -> None:
         ready: list[Entry] = []
@@ -322,6 +373,10 @@ class Poller:
 
     def _start(self, ready: list[Entry]) -> None:
         """Hand over entries that are due and checked; those that may be killing workers run alone."""
+        if any(map(self._finisher.behind, ready)):
+            at = self._clock.now_ms() + RETRY_MS
+            self._finisher.put_away((entry, at) for entry in ready if self._finisher.behind(entry))
+            ready = [entry for entry in ready if not self._finisher.behind(entry)]
         alone = [entry for entry in ready if self.quarantine.takes(entry.row)]
         if alone:
             self.quarantine.admit(alone)

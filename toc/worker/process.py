@@ -89,9 +89,9 @@ class Worker:
         self.finisher = Finisher(
             store=center.store,
             queues=center.queues,
-            catalog=self._catalog,
             inflight=self.inflight,
             clock=clock,
+            crowded=lambda: self.poller.crowded(),
         )
         self.poller = Poller(
             store=center.store,
@@ -103,7 +103,6 @@ class Worker:
             inflight=self.inflight,
             finisher=self.finisher,
         )
-        self.finisher.crowded = self.poller.crowded
         self.dispatcher = self.poller.dispatcher = Dispatcher(
             handlers=center.handlers,
             inflight=self.inflight,
@@ -198,7 +197,7 @@ class Worker:
             upkeep=self.upkeep,
         )
         self._loops = [
-            self.finisher.loop,
+            *self.finisher.loops,
             self.poller.loop,
             self.keeper.loop,
             self.quarantine.loop,
@@ -206,7 +205,7 @@ class Worker:
             self.dead_check.loop,
             *self.upkeep.loops,
             self.watch.loop,
-            self.lease_keeper.loop,
+            *self.lease_keeper.loops,
             self.fallback.loop,
             Loop("catalog", self._refresh_catalog),
         ]
@@ -323,7 +322,7 @@ class Worker:
         for topic, (running, waiting) in self.dispatcher.load().items():
             HANDLERS.of(topic).set(running)
             WAITING.of(topic).set(waiting)
-        UNWRITTEN.of().set(self.finisher.backlog)
+        UNWRITTEN.of().set(self.finisher.unwritten)
         WITHOUT_REDIS.of().set(self.fallback.slots)
         now = self._clock.monotonic()
         busy = {loop.name: loop.busy_seconds(now) for loop in self._watched}
@@ -367,7 +366,7 @@ class Worker:
         if running:
             log.warning("handlers_abandoned", tasks=len(running))
             self._give_back_running(running)
-        self.finisher.loop.stop(FORCED_SECONDS)
+        self.finisher.stop(FORCED_SECONDS)
         self.book.hand_back(owned)
         for loop in self._loops:
             loop.stop(1.0)
@@ -390,7 +389,7 @@ class Worker:
         self.finisher.give_back_running(running)
         until = self._clock.monotonic() + FORCED_SECONDS
         while not self.finisher.idle and self._clock.monotonic() < until:
-            self.finisher.loop.pause(BUSY_TICK_SECONDS)
+            self.finisher.loops[0].pause(BUSY_TICK_SECONDS)
 
 
 def main() -> None:

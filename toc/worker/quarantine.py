@@ -22,7 +22,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +31,7 @@ from toc.errors import StoreUnavailable
 from toc.log import get_logger
 from toc.metrics import QUARANTINED
 from toc.store.batch import Failure, Guard
+from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.task import Dead, Retry, TryRow
 from toc.topic import Slot
@@ -269,29 +270,27 @@ class Quarantine:
         row = entry.row
         again = UNSEEN_MS * 2 ** min(row.crashes - self._limit, MAX_UNSEEN)
         counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
-        try:
-            with self._counting:
-                if entry.settled:
-                    return False  # abandoned meanwhile
-                (guard,) = self._store.count([_change(row, counted, ALONE)]).values()
-                if guard is Guard.APPLIED:
-                    entry.row = counted
-                    return True
-        except StoreUnavailable as exc:
-            log.warning("rows_not_written", tries=1, error=str(exc))
+        with self._counting:
+            if entry.settled:
+                return False  # abandoned meanwhile
+            guards = self._store.count([_change(row, counted, ALONE)])
+            if guards.get(entry.job_id) is Guard.APPLIED:
+                entry.row = counted
+                return True
+        if guards.unanswered:
+            _complain(guards.unanswered)
             self._put_off([(entry, now + NOT_STARTED_MS)])
-            return False
-        self._by_row([entry])
+        else:
+            self._by_row([entry])
         return False
 
     def _take_back(self, entry: Entry, before: TryRow) -> None:
         """Undo the count of a run that was broken off by us."""
         if entry.row is before:
             return
-        try:
-            self._store.fail([_change(entry.row, before, BROKEN_OFF)])
-        except StoreUnavailable as exc:
-            log.warning("rows_not_written", tries=1, error=str(exc))
+        guards = self._store.fail([_change(entry.row, before, BROKEN_OFF)])
+        if guards.unanswered:
+            _complain(guards.unanswered)
         entry.row = before
 
     def _put_off(self, times: Sequence[tuple[Entry, int]]) -> None:
@@ -300,12 +299,10 @@ class Quarantine:
         The row is told too: the sweep would bring it back at once otherwise.
         """
         changed = {entry.job_id: entry.row._replace(next_time=at) for entry, at in times}
-        lost: list[Entry] = []
-        try:
-            guards = self._store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
-            lost = [entry for entry, _ in times if guards[entry.job_id] is Guard.LOST]
-        except StoreUnavailable as exc:
-            log.warning("rows_not_written", tries=len(times), error=str(exc))
+        guards = self._store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
+        if guards.unanswered:
+            _complain(guards.unanswered)
+        lost = [entry for entry, _ in times if guards.get(entry.job_id) is Guard.LOST]
         back = [entry for entry, _ in times if entry not in lost]
         for entry in back:
             entry.row = changed[entry.job_id]
@@ -315,12 +312,11 @@ class Quarantine:
 
     def _by_row(self, entries: list[Entry]) -> None:
         """Somebody else has changed the rows of entries that did not run: they decide."""
-        try:
-            rows = self._store.read_tries([entry.job_id for entry in entries])
-        except StoreUnavailable:
-            self._finisher.give_back_unread(entries)
-        else:
-            self._finisher.settle_by_row([(entry, rows.get(entry.job_id)) for entry in entries])
+        rows = self._store.read_tries([entry.job_id for entry in entries])
+        self._finisher.give_back_unread(entry for entry in entries if entry.job_id in rows.unanswered)
+        self._finisher.settle_by_row(
+            (entry, rows.get(entry.job_id)) for entry in entries if entry.job_id not in rows.unanswered
+        )
 
     def _next_turn(self, now: int) -> int:
         """When the next one that found the line full may have its turn."""
@@ -335,6 +331,10 @@ class Quarantine:
 def smoothed(average: float, seconds: float) -> float:
     """The moving average of what runs take, after one that took so long."""
     return average + (min(seconds, OUTLIER * max(average, LEAST_SECONDS)) - average) * 0.1
+
+
+def _complain(unanswered: Mapping[int, Trouble]) -> None:
+    log.warning("rows_not_written", tries=len(unanswered), error=str(next(iter(unanswered.values()))))
 
 
 def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:

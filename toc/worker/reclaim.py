@@ -13,7 +13,7 @@ from math import ceil
 
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
-from toc.errors import IndexUnavailable, StoreUnavailable
+from toc.errors import IndexUnavailable
 from toc.failpoint import failpoint
 from toc.log import get_logger
 from toc.metrics import ORPHANS, RECLAIMED, TRIES
@@ -21,6 +21,7 @@ from toc.queue.messages import ExpiredRequest
 from toc.queue.queues import Queues
 from toc.queue.scores import split, store_score
 from toc.store.batch import Failure, Guard
+from toc.store.shards import Answers
 from toc.store.store import Store
 from toc.task import TaskStatus
 from toc.topic import Slot, Topic
@@ -90,10 +91,7 @@ class Reclaimer:
         if slots := self._next_slots(now):
             self._peek(slots)
         if self._suspects:
-            try:
-                self._reclaim()
-            except StoreUnavailable as exc:
-                log.warning("not_reclaimed", error=str(exc))
+            self._reclaim()
         return TICK_SECONDS - self._clock.now_ms() % 1000 / 1000 + self._offset
 
     def _next_slots(self, now: float) -> list[Slot]:
@@ -161,6 +159,8 @@ class Reclaimer:
     def _roll_back(self, found: Mapping[Slot, list[tuple[int, float]]], topics: Mapping[str, Topic]) -> None:
         """Listed, the rows written, then moved under the fence: a crash in between repeats it uncharged."""
         rows = self._store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
+        unknown = dict(rows.unanswered)
+        """Rows that cannot be read or written now: a later look finds their entries again."""
         now = self._clock.now_ms()
         crashes: dict[int, Failure] = {}
         for slot, pairs in found.items():
@@ -175,18 +175,21 @@ class Reclaimer:
                     failure = crash_of(row, topic, remaining, now, self._max_crashes, dead=claim in dead)
                     if failure is not None:
                         crashes[job_id] = failure
-        guards = self._store.crash(list(crashes.values())) if crashes else {}
+        guards = self._store.crash(list(crashes.values())) if crashes else Answers[Guard]()
+        unknown |= guards.unanswered
         cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
         if cancelled:
             # Before the entry goes: a cancel that is under way looks for it.  [rule: mark-tried]
-            self._store.mark_tried(cancelled)
+            unknown |= self._store.mark_tried(cancelled)
         moved = [
             job_id
             for job_id, row in rows.items()
             if row.status == TaskStatus.PENDING and row.version and job_id not in crashes
         ]
         if moved:  # It may have begun for a former time, and nobody else will say so.  [rule: mark-tried]
-            self._store.mark_begun(moved, BEFORE_MOVED)
+            unknown |= self._store.mark_begun(moved, BEFORE_MOVED)
+        if unknown:
+            log.warning("not_reclaimed", tasks=len(unknown), error=str(next(iter(unknown.values()))))
         failpoint("reclaim.rows-written")
         commits: dict[Slot, list[tuple[int, float]]] = {}
         backs: dict[Slot, list[tuple[int, float, float]]] = {}
@@ -194,6 +197,8 @@ class Reclaimer:
         for slot, pairs in found.items():
             topic = topics[slot.topic]
             for job_id, score in pairs:
+                if job_id in unknown:
+                    continue
                 row = rows.get(job_id)
                 # The whole score as its fence: it stands while nobody has kept the entry alive since it was
                 # listed. A worker that has woken up meanwhile goes on, with its failure fenced off.

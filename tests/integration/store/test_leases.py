@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from harness.leases import taken
 
 from toc.clock import Clock
 from toc.local.process import until
@@ -65,14 +66,14 @@ def failure(row: TaskRow, **changes: Any) -> Failure:
 
 
 def test_one_of_two_takes_a_row_and_may_take_it_again(one: Store, two: Store, row: TaskRow) -> None:
-    assert one.leases.take({row.job_id: 30}) == {row.job_id}
-    assert two.leases.take({row.job_id: 30}) == set()
-    assert one.leases.take({row.job_id: 30}) == {row.job_id}
+    assert taken(one.leases, {row.job_id: 30}) == {row.job_id}
+    assert taken(two.leases, {row.job_id: 30}) == set()
+    assert taken(one.leases, {row.job_id: 30}) == {row.job_id}
     assert lease(one, row) == 0
     assert 15_000 < lease(two, row) <= 30_001
     one.leases.release([row.job_id])
     assert lease(two, row) == 0
-    assert two.leases.take({row.job_id: 30}) == {row.job_id}
+    assert taken(two.leases, {row.job_id: 30}) == {row.job_id}
 
 
 def test_each_row_is_taken_by_one_of_many(place: Any, one: Store, new_row: NewRow) -> None:
@@ -83,7 +84,7 @@ def test_each_row_is_taken_by_one_of_many(place: Any, one: Store, new_row: NewRo
         store.leases.identify(f"worker-{n}")
     with ThreadPoolExecutor(4) as pool:
         wanted = {row.job_id: 30 for row in rows}
-        taken = list(pool.map(lambda store: store.leases.take(wanted), stores))
+        taken = list(pool.map(lambda store: taken(store.leases, wanted), stores))
     for store in stores:
         store.close()
     assert sorted(job_id for ids in taken for job_id in ids) == sorted(wanted)
@@ -98,11 +99,11 @@ def test_a_lease_runs_out_by_the_clock_of_the_server(one: Store, two: Store, row
     assert lease(two, row) <= 1001
     assert until(lambda: lease(two, row) == RAN_OUT, 60)
     assert due(two, row) == [row.job_id]
-    assert two.leases.take({row.job_id: 30}) == set(), "its crash is charged first"
+    assert taken(two.leases, {row.job_id: 30}) == set(), "its crash is charged first"
     assert two.fail([failure(row)]) == {row.job_id: Guard.APPLIED}
-    assert two.leases.take({row.job_id: 30}) == {row.job_id}
+    assert taken(two.leases, {row.job_id: 30}) == {row.job_id}
     assert lease(one, row) > 15_000
-    assert one.leases.take({row.job_id: 30}) == set()
+    assert taken(one.leases, {row.job_id: 30}) == set()
 
 
 def test_leases_of_workers_known_to_be_dead_are_free_at_once(one: Store, two: Store, row: TaskRow) -> None:
@@ -112,7 +113,7 @@ def test_leases_of_workers_known_to_be_dead_are_free_at_once(one: Store, two: St
     assert due(two, row) == [row.job_id]
     assert two.fail([failure(row, new_crashes=1)]) == {row.job_id: Guard.APPLIED}
     assert lease(two, row) == 0
-    assert two.leases.take({row.job_id: 30}) == {row.job_id}
+    assert taken(two.leases, {row.job_id: 30}) == {row.job_id}
 
 
 def test_a_failure_touches_nothing_that_another_has_leased(one: Store, two: Store, row: TaskRow) -> None:
@@ -132,7 +133,7 @@ def test_a_success_counts_whoever_has_the_lease(one: Store, two: Store, row: Tas
 
 def test_what_has_ended_is_not_leased(one: Store, row: TaskRow) -> None:
     one.finish([(row.job_id, 0)])
-    assert one.leases.take({row.job_id: 30}) == set()
+    assert taken(one.leases, {row.job_id: 30}) == set()
 
 
 def test_a_cancel_of_a_leased_row_says_that_it_was_tried(one: Store, two: Store, row: TaskRow) -> None:
@@ -173,20 +174,20 @@ def test_without_a_name_a_lease_is_always_anothers(place: Any, one: Store, row: 
 
 def test_who_only_renews_takes_no_lease_where_nobody_has_one(one: Store, two: Store, row: TaskRow) -> None:
     mine = {row.job_id: 30}
-    assert one.leases.take(mine, renew=mine) == set()
+    assert taken(one.leases, mine, renew=mine) == set()
     assert lease(two, row) == 0
-    assert one.leases.take(mine) == set(mine)
-    assert one.leases.take(mine, renew=mine) == set(mine)
-    assert two.leases.take(mine, renew=mine) == set()
+    assert taken(one.leases, mine) == set(mine)
+    assert taken(one.leases, mine, renew=mine) == set(mine)
+    assert taken(two.leases, mine, renew=mine) == set()
     one.leases.release(mine)
-    assert one.leases.take(mine, renew=mine) == set()
+    assert taken(one.leases, mine, renew=mine) == set()
 
 
 def test_what_is_counted_as_it_begins_keeps_the_lease_of_its_worker_alone(
     one: Store, two: Store, row: TaskRow
 ) -> None:
     begun = Failure(row.job_id, row.version, row.attempts, row.crashes, 0, 1, row.next_time, "alone")
-    assert one.leases.take({row.job_id: 30}) == {row.job_id}
+    assert taken(one.leases, {row.job_id: 30}) == {row.job_id}
     assert two.count([begun]) == {row.job_id: Guard.LOST}
     assert one.count([begun]) == {row.job_id: Guard.APPLIED}
     assert lease(two, row) > 0
@@ -200,7 +201,7 @@ def test_a_crash_is_not_written_where_this_very_worker_has_a_lease(
 ) -> None:
     """Its fallback has taken the row since its reclaim has read it; the end of its own try is written."""
     crash = Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 1, row.next_time, "crashed")
-    assert one.leases.take({row.job_id: 30}) == {row.job_id}
+    assert taken(one.leases, {row.job_id: 30}) == {row.job_id}
     assert one.crash([crash]) == {row.job_id: Guard.LOST}
     assert lease(two, row) > 0
     assert one.fail([crash]) == {row.job_id: Guard.APPLIED}

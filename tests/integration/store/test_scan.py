@@ -86,7 +86,7 @@ def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
     quiet = fresh_store.scans.look(tables, {}, T0 + 20, T0 + 100, 1000)
     assert (sorted(quiet.stirring), quiet.ids) == (sorted(everything.ids), {})
     for limits in ((T0 - 100, T0), (T0 + 200, T0 + 300)):
-        assert fresh_store.scans.look(tables, {}, *limits, 1000) == ([], {}, [])
+        assert fresh_store.scans.look(tables, {}, *limits, 1000) == ([], {}, [], {})
     (table, ids), *_ = everything.ids.items()
     others = [other for other in tables if other != table]
     after_first = {table: Position(ids[0][1], ids[0][0])}

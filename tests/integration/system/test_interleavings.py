@@ -180,7 +180,7 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
         def moved_meanwhile(asked: Any) -> Any:
             standing = extend(asked)
             moved.append(rollback(entries))
-            worker.inflight.arrived()
+            worker.inflight.arrived([entry])
             return standing
 
         with monkeypatch.context() as patch:

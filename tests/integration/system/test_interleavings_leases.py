@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness.hands import SLOT, TOPIC, Hands, meanwhile, out_of_reach, submit_due
+from harness.leases import taken
 from harness.system import System
 
 from toc import TaskStatus
@@ -28,7 +29,7 @@ def test_a_lease_that_is_asked_for_while_the_failure_is_written_is_not_given(
     worker.clock.slept += LEASE_AFTER_SECONDS
     worker.leases.run_once()
     assert system.row(job_id).attempts == 1
-    assert other.store.leases.take({job_id: 30}) == {job_id}, "the failed try has left a lease"
+    assert taken(other.store.leases, {job_id: 30}) == {job_id}, "the failed try has left a lease"
 
 
 def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(
@@ -45,7 +46,7 @@ def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(
     worker.clock.slept += LEASE_AFTER_SECONDS
     worker.leases.run_once()
     worker.leases.run_once()
-    assert other.store.leases.take({job_id: 30}) == {job_id}, "nothing runs, and there is a lease"
+    assert taken(other.store.leases, {job_id: 30}) == {job_id}, "nothing runs, and there is a lease"
 
 
 def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
@@ -62,7 +63,7 @@ def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
             first.clock.slept += 3
             raise StoreUnavailable("away")
         rows = read(job_ids)
-        assert second.store.leases.take({job_id: 30}) == {job_id}
+        assert taken(second.store.leases, {job_id: 30}) == {job_id}
         return rows
 
     monkeypatch.setattr(first.store, "read_tries", read_tries)
@@ -222,7 +223,7 @@ def test_what_is_refused_its_start_gives_up_its_lease_before_it_is_let_go(
     job_id = first.take_one()
     first.clock.slept += LEASE_AFTER_SECONDS
     first.leases.run_once()
-    assert second.store.leases.take({job_id: 30}) == set()
+    assert taken(second.store.leases, {job_id: 30}) == set()
     entry = first.inflight.get(job_id)
     assert entry is not None
     first.clock.slept += PREPARE_TIMEOUT + 1
@@ -249,7 +250,7 @@ def test_what_is_refused_its_start_is_let_go_though_its_lease_is_gone(
     def refuse() -> None:
         assert not first.inflight.start(entry, first.clock.monotonic() + PREPARE_TIMEOUT)
         first.store.leases.release([job_id])
-        assert second.store.leases.take({job_id: 30}) == {job_id}
+        assert taken(second.store.leases, {job_id: 30}) == {job_id}
 
     meanwhile(monkeypatch, first.store.leases, "take", refuse)
     first.clock.slept += PREPARE_TIMEOUT / 3 + 1
@@ -264,13 +265,13 @@ def test_what_is_refused_a_lease_asks_again_soon(hands: tuple[Hands, Hands]) -> 
     """Whoever has it may be about to give it up; until prepare_timeout / 3 much may happen."""
     first, second = hands
     job_id = first.begin_one()
-    assert second.store.leases.take({job_id: 30}) == {job_id}
+    assert taken(second.store.leases, {job_id: 30}) == {job_id}
     first.clock.slept += LEASE_AFTER_SECONDS
     first.leases.run_once()
     second.store.leases.release([job_id])
     first.clock.slept += AGAIN_SECONDS
     first.leases.run_once()
-    assert second.store.leases.take({job_id: 30}) == set()
+    assert taken(second.store.leases, {job_id: 30}) == set()
     first.end_and_finish()
 
 
@@ -292,7 +293,7 @@ def test_a_run_alone_without_redis_keeps_its_lease(
         worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
         worker.leases.run_once()
         assert entry.leased > 0
-        assert other.store.leases.take({job_id: 30}) == set()
+        assert taken(other.store.leases, {job_id: 30}) == set()
 
 
 def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
@@ -316,8 +317,9 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(hands: tuple[Hands, Hands])
     job_id = first.take_one()
     entry = first.inflight.get(job_id)
     assert entry is not None
-    assert first._worker.lease_keeper.take([entry]) == [entry]
-    first.finisher._release([entry])
+    assert not first._worker.lease_keeper.take([entry])
+    assert entry.leased
+    first.finisher.flushers[0]._release([entry])
     assert second.store.read_tries([job_id])[job_id].lease == 0
     again = Entry(job_id, SLOT, entry.fence, entry.topic, entry.handler, 0, first.clock.monotonic() - 5)
     assert first.inflight.hold(again) is Held.NEW
@@ -337,7 +339,7 @@ def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(
     orphan.await_gone(job_id)  # what had no lease yet is let go
     orphan.take()
     orphan.await_runs(1)  # it is taken again, with a lease
-    assert owner.store.leases.take({job_id: 30}) == set()
+    assert taken(owner.store.leases, {job_id: 30}) == set()
     orphan.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
 
@@ -353,7 +355,7 @@ def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(
     def leased_since(job_ids: list[int]) -> dict[int, TryRow]:
         monkeypatch.undo()
         rows = read(job_ids)
-        assert owner.store.leases.take({job_id: 30}) == {job_id}
+        assert taken(owner.store.leases, {job_id: 30}) == {job_id}
         return rows
 
     monkeypatch.setattr(orphan.store, "read_tries", leased_since)
@@ -392,7 +394,7 @@ def test_a_worker_that_stood_still_waits_whether_its_slots_are_still_its_own(
         sleeper.clock.slept += OWNED_SECONDS
         sleeper.take_without_redis()
         assert sleeper.inflight.get(job_id) is not None
-    assert other.store.leases.take({job_id: 30}) == set()
+    assert taken(other.store.leases, {job_id: 30}) == set()
 
 
 def test_a_worker_that_waits_for_a_second_has_not_stood_still(
@@ -403,5 +405,5 @@ def test_a_worker_that_waits_for_a_second_has_not_stood_still(
     worker.stand_still(1.1)
     worker.take()
     worker.start_and_wait()
-    assert other.store.leases.take({job_id: 30}) == {job_id}, "it runs for a moment only"
+    assert taken(other.store.leases, {job_id: 30}) == {job_id}, "it runs for a moment only"
     worker.end_and_finish()

@@ -18,9 +18,9 @@ from toc.store.batch import Failure, Guard
 from toc.task import TryRow
 from toc.topic import Slot
 from toc.worker import deadqueues
-from toc.worker.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, MAX_UNWRITTEN
+from toc.worker.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN
 from toc.worker.entry import Entry
-from toc.worker.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS
+from toc.worker.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
 from toc.worker.link import Link
 from toc.worker.process import Worker
 from toc.worker.slots import OwnedSlot
@@ -181,6 +181,7 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     topic = owner.poller._catalog.get(TOPIC)
     unwritten = (Entry(1, SLOT, 3.0, topic, owner.poller._handlers[TOPIC], 0, 0.0), None)
     agenda, now = owner.poller._agenda, 1000
+    ended = owner.finisher.flushers[0]._ended
 
     def chosen() -> set[OwnedSlot]:
         return {member for member, _ in agenda.choose(now, owner.dispatcher)}
@@ -188,12 +189,12 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     for member in (burst, other):
         agenda.look(member, now)
     burst.left = 1
-    owner.finisher._ended.extend([unwritten] * (ENOUGH_UNWRITTEN + 1))
+    ended.extend([unwritten] * (ENOUGH_UNWRITTEN + 1))
     assert chosen() == {other}
     agenda.look(other, now)
-    owner.finisher._ended.extend([unwritten] * (MAX_UNWRITTEN - ENOUGH_UNWRITTEN))
+    ended.extend([unwritten] * (MAX_UNWRITTEN - ENOUGH_UNWRITTEN))
     assert chosen() == set()
-    owner.finisher._ended.clear()
+    ended.clear()
     now += BEHIND_LOOK_MS
     assert chosen() == {burst, other}
 
@@ -203,9 +204,8 @@ def test_finishes_are_gathered_longer_while_more_is_due_than_can_start(
     owner: Worker, monkeypatch: pytest.MonkeyPatch, crowded: bool, gathered: float
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(owner.finisher.loop, "pause", pauses.append)
-    assert owner.finisher.crowded == owner.poller.crowded
-    monkeypatch.setattr(owner.finisher, "crowded", lambda: crowded)
+    monkeypatch.setattr(owner.finisher.loops[0], "pause", pauses.append)
+    monkeypatch.setattr(owner.poller, "crowded", lambda: crowded)
     owner.finisher.run_once()
     owner.finisher.run_once()
     assert 0 < pauses[1] <= gathered

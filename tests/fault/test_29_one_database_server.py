@@ -1,0 +1,226 @@
+"""Fault 29: one of several MySQL servers is away, or somebody has locked a table: nothing else is late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.table import Line
+from harness.system import System
+from sqlalchemy.engine import make_url
+
+from toc.errors import TocError
+from toc.local.servers import MariaDB, RedisServer
+from toc.sharding import BizId
+
+RATE = 50
+TABLES = 8
+TOPICS = ("test.sync", "test.async", "test.batch")
+
+
+class Producer:
+    """Submits tasks of some tables, due in a moment, at a steady pace; keeps what was slow."""
+
+    def __init__(self, system: System, rate: float, belongs: Callable[[int], bool]) -> None:
+        self.job_ids: list[int] = []
+        self.slowest = 0.0
+        self.errors: list[str] = []
+        self._system = system
+        self._rate = rate
+        self._belongs = belongs
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="producer")
+
+    def __enter__(self) -> Producer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        mine = (biz_id for biz_id in range(10**6, 10**7) if self._belongs(BizId.of(biz_id).crc % TABLES))
+        for number, biz_id in enumerate(mine):
+            if self._over.wait(max(0.0, began + number / self._rate - time.monotonic())):
+                return
+            called = time.monotonic()
+            try:
+                self.job_ids.append(self._system.client.submit(TOPICS[number % 3], biz_id=biz_id, delay=0.3))
+            except TocError as exc:
+                self.errors.append(str(exc))
+            self.slowest = max(self.slowest, time.monotonic() - called)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[tuple[MariaDB, MariaDB]]:
+    """Two servers of the task table; each goes on after the test whatever happens."""
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(MariaDB(tmp_path / name, buffer_pool="64M")) for name in ("first", "second")
+        )
+        yield first, second
+        for server in (first, second):
+            server.resume()
+
+
+@contextmanager
+def session(server: MariaDB, *statements: str) -> Iterator[Any]:
+    """A connection of somebody else that has run these."""
+    url = make_url(server.url)
+    with pymysql.connect(
+        host=url.host, port=server.port, user=url.username, password=str(url.password or ""), autocommit=True
+    ) as connection:
+        for statement in statements:
+            connection.cursor().execute(statement)
+        yield connection
+
+
+@contextmanager
+def hanging(server: MariaDB) -> Iterator[None]:
+    server.pause()
+    yield
+    server.resume()
+
+
+@contextmanager
+def killed(server: MariaDB) -> Iterator[None]:
+    server.kill()
+    yield
+    server.start()
+
+
+@contextmanager
+def read_only(server: MariaDB) -> Iterator[None]:
+    with session(server, "SET GLOBAL read_only = 1"):
+        yield
+    with session(server, "SET GLOBAL read_only = 0"):
+        pass
+
+
+def run(
+    system: System,
+    break_it: Callable[[], Any],
+    sick: Callable[[int], bool],
+    line: Line,
+    *,
+    seconds: float,
+    kind: str = "store_down",
+) -> None:
+    """Load on everything, the fault for so long; what is not of the fault's part must not notice it."""
+    daemon = system.start()
+    with (
+        Producer(system, RATE / 2, lambda table: not sick(table)) as healthy,
+        Producer(system, RATE / 2, sick) as ill,
+    ):
+        system.wait(lambda: len(healthy.job_ids) > 50 and len(ill.job_ids) > 50, "the load runs", 10)
+        healthy.slowest = 0.0
+        before = len(healthy.job_ids)
+        with system.recorder.fault(kind), break_it():
+            assert not threading.Event().wait(seconds)
+            during = healthy.job_ids[before:]
+            errors = list(ill.errors)
+        resumed = len(ill.job_ids)
+        system.wait(lambda: len(ill.job_ids) > resumed + 30, "submits to the sick part go on", 30)
+        slowest = healthy.slowest
+        after = len(healthy.job_ids)
+    everything = healthy.job_ids + ill.job_ids
+    system.wait(lambda: not system.pending(everything), "all have run", 30)
+    late = system.late(healthy.job_ids[before : after + 1])
+    said = daemon.log.read_text()
+    line.prove(
+        "rows_not_read" in said or "rows_not_written" in said or bool(errors),
+        f"{len(errors)} calls to the sick part failed; {len(during)} tasks of the rest meanwhile: "
+        f"p99 {late[int(len(late) * 0.99)]:.1f} ms, at most {late[-1]:.0f} ms late, "
+        f"the slowest SDK call {slowest * 1000:.0f} ms",
+    )
+    print(line.proof)
+    assert not healthy.errors
+    assert len(during) > seconds * RATE / 2 * 0.8, "the rest was held up at the SDK"
+    assert late[int(len(late) * 0.99)] < 50
+    assert late[-1] < 200
+    assert slowest < 0.2
+    line.judge(system, within=6)
+
+
+@pytest.mark.parametrize(
+    ("how", "which", "slots", "seconds"),
+    [
+        pytest.param(hanging, 1, 8, 6, id="hangs"),
+        pytest.param(killed, 0, 2, 6, id="topic table's is killed, slots span both"),
+        pytest.param(hanging, 1, 1, 30, id="hangs, slots span both", marks=pytest.mark.slow),
+        pytest.param(hanging, 0, 8, 30, id="topic table's hangs", marks=pytest.mark.slow),
+        pytest.param(killed, 1, 8, 30, id="is killed", marks=pytest.mark.slow),
+        pytest.param(read_only, 1, 8, 30, id="is read-only", marks=pytest.mark.slow),
+    ],
+)
+def test_what_one_server_lacks_makes_no_task_of_another_late(
+    build: Build,
+    clean_redis: RedisServer,
+    servers: tuple[MariaDB, MariaDB],
+    verdict: Verdict,
+    request: pytest.FixtureRequest,
+    how: Callable[[MariaDB], Any],
+    which: int,
+    slots: int,
+    seconds: float,
+) -> None:
+    line = verdict(29, "one of two MySQL servers away", request.node.callspec.id)
+    urls = [server.url for server in servers]
+    if how is read_only:  # which does not stop root
+        for number, server in enumerate(servers):
+            with session(
+                server,
+                "CREATE USER 'app'@'127.0.0.1' IDENTIFIED BY 'pw'",
+                "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, REFERENCES "
+                "ON *.* TO 'app'@'127.0.0.1'",
+            ):
+                urls[number] = (
+                    make_url(server.url)
+                    .set(username="app", password="pw")
+                    .render_as_string(hide_password=False)
+                )
+    system = build(clean_redis.url, database_urls=urls, slots=slots, tables=TABLES)
+    run(
+        system,
+        lambda: how(servers[which]),
+        lambda table: table % 2 == which,
+        line,
+        seconds=seconds,
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "seconds"),
+    [
+        pytest.param("LOCK TABLES {table} WRITE", 6, id="LOCK TABLES WRITE"),
+        pytest.param("LOCK TABLES {table} READ", 30, id="LOCK TABLES READ", marks=pytest.mark.slow),
+    ],
+)
+def test_a_locked_table_makes_no_task_of_another_table_late(
+    build: Build,
+    clean_redis: RedisServer,
+    servers: tuple[MariaDB, MariaDB],
+    verdict: Verdict,
+    what: str,
+    seconds: float,
+    request: pytest.FixtureRequest,
+) -> None:
+    line = verdict(29, "a table is locked", request.node.callspec.id)
+    system = build(clean_redis.url, database_urls=[servers[0].url], tables=TABLES)
+    table = f"{system.settings.database_prefix}0.timeout_task_0002"
+
+    @contextmanager
+    def locked() -> Iterator[None]:
+        with session(servers[0], what.format(table=table)):
+            yield
+
+    run(system, locked, lambda number: number == 2, line, seconds=seconds)
