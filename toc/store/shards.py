@@ -191,19 +191,21 @@ class Shards:
         by one, and then rows. So ``do`` must bear being called again, with less. Without ``gated`` all are
         asked, whatever is marked: for callers who would rather wait than be refused.
         """
-        parts: Parts[R] = Parts()
-        if len(work) <= 1:
-            for server, tables in work.items():
-                self._ask(server, tables, do, parts, writes=writes, gated=gated)
-            return parts
+        if len(work) == 1:
+            ((server, tables),) = work.items()
+            return self._ask(server, tables, do, writes=writes, gated=gated)
         futures = [
-            self._threads.submit(self._ask, server, tables, do, parts, writes=writes, gated=gated)
+            self._threads.submit(self._ask, server, tables, do, writes=writes, gated=gated)
             for server, tables in work.items()
         ]
         errors = [future.exception() for future in futures]
         for error in errors:
             if error is not None:
                 raise error
+        parts: Parts[R] = Parts()
+        for future in futures:
+            parts.results += future.result().results
+            parts.failed |= future.result().failed
         return parts
 
     def _ask(
@@ -211,18 +213,18 @@ class Shards:
         server: Server,
         tables: Mapping[int, T],
         do: Callable[[Server, Mapping[int, T]], R],
-        parts: Parts[R],
         *,
         writes: bool,
         gated: bool,
-    ) -> None:
+    ) -> Parts[R]:
+        parts: Parts[R] = Parts()
         health = self.health[server]
         rest = tables
         if gated and health.troubled:
             rest, failed = health.sort_out(tables, writes=writes)
             parts.fail(tables, failed)
             if not rest:
-                return
+                return parts
         try:
             parts.results.append(do(server, rest))
         except Locked:
@@ -237,6 +239,7 @@ class Shards:
             parts.fail(tables, dict.fromkeys(rest, exc))
         except SchemaBehind as exc:
             parts.fail(tables, dict.fromkeys(rest, exc))
+        return parts
 
     def _ask_table(
         self, server: Server, table: int, part: T, do: Callable[[Server, Mapping[int, T]], R], parts: Parts[R]

@@ -84,10 +84,10 @@ def test_each_row_is_taken_by_one_of_many(place: Any, one: Store, new_row: NewRo
         store.leases.identify(f"worker-{n}")
     with ThreadPoolExecutor(4) as pool:
         wanted = {row.job_id: 30 for row in rows}
-        taken = list(pool.map(lambda store: taken(store.leases, wanted), stores))
+        ours = list(pool.map(lambda store: taken(store.leases, wanted), stores))
     for store in stores:
         store.close()
-    assert sorted(job_id for ids in taken for job_id in ids) == sorted(wanted)
+    assert sorted(job_id for ids in ours for job_id in ids) == sorted(wanted)
 
 
 def test_a_lease_runs_out_by_the_clock_of_the_server(one: Store, two: Store, row: TaskRow) -> None:
