@@ -237,6 +237,12 @@ class Crawl:
             return SweepCounts()
         limit = max(LEAST_PAGE, self._rows // len(starts))
         pages = self._sweep.scans.page(starts, self._to_ms, limit, status=self._status, where=self._where)
+        for _ in range(len(starts) - len(self._active)):
+            self._waiting.popleft()
+        # Tables that do not answer come again after all others, from where they were.
+        self._waiting.extend(pages.unanswered)
+        self._broken_off.update((table, starts[table]) for table in pages.unanswered)
+        self._active = {table: page[-1].position for table, page in pages.items() if len(page) >= limit}
         if not pages:
             pages.whole()
         rows = [row for page in pages.values() for row in page]
