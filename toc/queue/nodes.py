@@ -57,6 +57,10 @@ class Wire:
 
     def send(self, commands: Iterable[Command]) -> None:
         """Write commands at once. Raises RedisError; some may then have been executed."""
+        if threading.current_thread() is threading.main_thread():
+            # Its signal handlers run while an int is turned into text, too; if one raises then, hiredis 3.5
+            # goes on without the text, and the process dies of SIGSEGV. Python itself is prepared for it.
+            commands = [[w if isinstance(w, (str, bytes)) else repr(w) for w in words] for words in commands]
         self._connection.send_packed_command(
             [b"".join(hiredis.pack_command(tuple(command)) for command in commands)]  # type: ignore[arg-type]  # its stub says 1-tuple
         )

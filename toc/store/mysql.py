@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import ssl
 import time
@@ -14,12 +15,12 @@ from typing import Any, ClassVar
 import pymysql
 from pymysql.constants import CLIENT, COMMAND, CR
 from sqlalchemy.engine import URL
-from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from toc.config import URL_FLAGS
 from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import READ_BYTES, keep_timeouts, reader
 from toc.store.answers import read_answers
+from toc.store.pool import Link, Pool
 from toc.store.server import Duplicate, Exchange, Locked, Lost, Result, Server, Statement, Transient
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
@@ -223,59 +224,46 @@ class MySqlServer(Server):
         write_timeout: float,
         pool_size: int,
     ) -> None:
-        pool = QueuePool(
-            connector(
-                url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
-            ),
-            pool_size=pool_size,
-            max_overflow=0,
-            timeout=connect_timeout + read_timeout,
-            use_lifo=True,  # few connections in use stay warm, the rest may idle
-            reset_on_return=None,  # every batch ends its own transaction; a ROLLBACK would cost a round trip
+        connect = connector(
+            url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
         )
+        pool = Pool(connect, pool_size, connect_timeout + read_timeout)
         super().__init__(server_name(url), databases, pool)
 
     def _execute(
         self,
-        connection: PoolProxiedConnection,
+        connection: Any,
         statements: Sequence[Statement],
         transaction: bool,
         patient: bool,
     ) -> list[Result]:
-        driver: Any = connection.driver_connection
-        parts = _with_parameters(driver, statements)
+        parts = _with_parameters(connection, statements)
         transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
         if transaction:
             parts = ["START TRANSACTION", *parts, "COMMIT"]
         after = min(len(parts) * _ANSWER_SECONDS, _MOST_ANSWER_SECONDS) if patient else 0.0
         try:
-            results: list[Result] = driver.batch(";".join(parts), after)
+            results: list[Result] = connection.batch(";".join(parts), after)
         except pymysql.err.MySQLError as exc:
             # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
             # would release the locks only when the server gets to notice.
             if transaction and _code(exc) not in _LOST:
-                try:
+                with contextlib.suppress(pymysql.err.MySQLError):
                     connection.rollback()
-                except pymysql.err.MySQLError:
-                    connection.invalidate()
             raise
         return results[1:-1] if transaction else results
 
-    def _ask(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> None:
-        driver: Any = connection.driver_connection
-        driver.ask(
-            ";".join(sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements)
-        )
+    def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
+        link.driver.ask(";".join(_with_parameters(link.driver, statements)))
 
-    def _answered(self, connection: PoolProxiedConnection, seconds: float) -> bool:
-        return _readable(connection, seconds)
+    def _answered(self, link: Link, seconds: float) -> bool:
+        return _readable(link.driver, seconds)
 
-    def _answers(self, connection: PoolProxiedConnection) -> list[Result]:
-        driver: Any = connection.driver_connection
-        results: list[Result] = driver.answers()
+    def _answers(self, link: Link) -> list[Result]:
+        results: list[Result] = link.driver.answers()
         return results
 
-    def _hung_up(self, connection: PoolProxiedConnection) -> bool:
+    def _hung_up(self, connection: Any) -> bool:
         # An idle connection has nothing to say: if its socket is readable, the server has closed it. Seeing
         # that before a batch is sent keeps "not sent" apart from "nobody knows".
         return _readable(connection, 0.0)
@@ -355,6 +343,10 @@ class MySqlServer(Server):
             f"HAVING MIN(next_time)<{end}"
         )
 
+    def by_whole_keys(self, name: str, where: str) -> str:
+        """A locking read. The index is named, lest a small table be read, and locked, row by row."""
+        return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} LOCK IN SHARE MODE"
+
     def union(self, selects: Iterable[str]) -> str:
         """Parentheses around each, which SQLite does not know."""
         return "(" + ") UNION ALL (".join(selects) + ")"
@@ -365,9 +357,9 @@ def _with_parameters(driver: Any, statements: Sequence[Statement]) -> list[str]:
     return [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
 
 
-def _readable(connection: PoolProxiedConnection, seconds: float) -> bool:
+def _readable(connection: Any, seconds: float) -> bool:
     """Whether the server has sent something, or hung up, within so many seconds."""
-    socket = getattr(connection.driver_connection, "_sock", None)
+    socket = connection._sock  # the driver has no public way to it
     if socket is None:
         return True
     poll = select.poll()

@@ -89,7 +89,7 @@ def select_by_id(
 
 
 def select_by_dedup(server: Server, name: str, rows: Sequence[TaskRow]) -> list[Statement]:
-    """The rows of one table that hold the dedup_keys of these, which all have one."""
+    """The committed rows of one table that hold the dedup_keys of these, which all have one."""
     what = columns(server)
     one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
     statements = []
@@ -97,7 +97,7 @@ def select_by_dedup(server: Server, name: str, rows: Sequence[TaskRow]) -> list[
         part = rows[first : first + KEYS]
         where = " OR ".join([one % (row.biz_id, row.biz_type) for row in part])
         keys = [row.dedup_key.encode() for row in part if row.dedup_key is not None]
-        statements.append(Statement(f"SELECT {what} FROM {name} WHERE {where}", keys))
+        statements.append(Statement(f"SELECT {what} FROM {server.by_whole_keys(name, where)}", keys))
     return statements
 
 

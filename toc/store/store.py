@@ -77,6 +77,7 @@ class Store:
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""
+        self._submitter.close()
         self._shards.close()
 
     def check(self) -> None:
