@@ -105,6 +105,14 @@ class UnknownTask(TocError):
     """A command asks for a job_id that no row has."""
 
 
+class UnreadableTask(TocError):
+    """The row of task ``job_id`` holds what no submit has written, as an attribute that is no JSON object."""
+
+    def __init__(self, job_id: int, what: str) -> None:
+        super().__init__(f"the row of task {job_id} cannot be read ({what}); somebody else has changed it")
+        self.job_id = job_id
+
+
 class SchemaBehind(TocError):
     """At least one shard has not the schema that this code needs: run ``toc db upgrade``. Or its tables were
     made for other numbers of databases and tables than are configured."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pymysql
-from pymysql.constants import CLIENT, COMMAND, CR
+from pymysql.constants import CLIENT, COMMAND, CR, ER
 from sqlalchemy.engine import URL
 
 from toc.config import URL_FLAGS
@@ -25,10 +26,12 @@ from toc.store.server import Duplicate, Exchange, Locked, Lost, Result, Server, 
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
-_LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2055, 4031})
-"""Gone away, lost, killed, shut down, or failed at COMMIT: whether the batch took effect is not known."""
-_TRANSIENT = frozenset({1020, 1040, 1203, 1213, 1290, 1792, 1836})
-"""Deadlock, too many connections, read-only (a failover goes on): surely rolled back."""
+_LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
+"""Gone away, lost, killed, shut down, answered with nonsense, or failed at COMMIT: whether the batch took
+effect is not known."""
+_TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213, 1290, 1792, 1836})
+"""Deadlock, too many connections, read-only (a failover goes on), larger than a packet may be: surely rolled
+back."""
 _LOCKED = 1205
 """A lock on a row (innodb_lock_wait_timeout) or on a table (lock_wait_timeout) was not given in time."""
 _BEHIND = frozenset({1049, 1054, 1146})
@@ -45,6 +48,7 @@ _MOST_ANSWER_SECONDS = 0.003
 packet of its own: who reads at once wakes up for each."""
 
 _SESSION = (
+    "SELECT @@max_allowed_packet",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     (
         "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
@@ -53,6 +57,8 @@ _SESSION = (
 )
 TABLE_LOCK_SECONDS = 1
 """How long a batch waits for a table that somebody has locked (LOCK TABLES, a long ALTER); else a year."""
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error)
+"""What the driver raises, besides its own errors, when a greeting is damaged."""
 
 
 def connector(
@@ -98,11 +104,13 @@ def connector(
             raise ConfigError(
                 f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
             ) from exc
+        except _NONSENSE as exc:
+            raise pymysql.err.OperationalError(
+                CR.CR_MALFORMED_PACKET, f"its greeting cannot be followed ({type(exc).__name__}: {exc})"
+            ) from exc
         try:
-            with connection.cursor() as cursor:
-                cursor.execute(";".join(session))
-                while cursor.nextset():
-                    pass
+            limit, *_ = connection.batch(session)
+            connection.max_packet = limit.rows[0][0]
         except BaseException:
             connection.close()
             raise
@@ -146,6 +154,8 @@ class _Connection(pymysql.connections.Connection):
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
+    max_packet = 1 << 20
+    """How many bytes the server takes at once, at least until it has said so."""
 
     def connect(self, sock: Any = None) -> None:
         super().connect(sock)
@@ -166,25 +176,32 @@ class _Connection(pymysql.connections.Connection):
             self._contexts[settings] = context
         return context
 
-    def batch(self, sql: str, answers_after: float) -> list[Result]:
+    def batch(self, statements: Sequence[str], answers_after: float = 0.0) -> list[Result]:
         """Send statements; their results, read after so many seconds. Raises the driver's errors."""
-        self.ask(sql)
+        self.ask(statements)
         if answers_after:
             time.sleep(answers_after)
-        return self.answers()
+        return self.answers(len(statements))
 
-    def ask(self, sql: str) -> None:
+    def ask(self, statements: Sequence[str]) -> None:
         """Send statements whose results ``answers`` reads."""
         driver: Any = self
+        sql = ";".join(statements).encode()
+        if len(sql) >= self.max_packet:
+            # The server would hang up in the middle, which looks like a connection that broke.
+            raise pymysql.err.OperationalError(
+                ER.NET_PACKET_TOO_LARGE,
+                f"a batch of {len(sql)} bytes is larger than its max_allowed_packet ({self.max_packet})",
+            )
         driver._execute_command(COMMAND.COM_QUERY, sql)
 
-    def answers(self) -> list[Result]:
-        """The results of what was sent."""
+    def answers(self, count: int) -> list[Result]:
+        """The results of the ``count`` statements that were sent."""
         driver: Any = self
         if driver._current_timeout != driver._read_timeout:
             driver._sock.settimeout(driver._read_timeout)
             driver._current_timeout = driver._read_timeout
-        return read_answers(self._receive, driver.decoders)
+        return read_answers(self._receive, driver.decoders, count)
 
     def _receive(self) -> bytes:
         driver: Any = self
@@ -243,24 +260,25 @@ class MySqlServer(Server):
             parts = ["START TRANSACTION", *parts, "COMMIT"]
         after = min(len(parts) * _ANSWER_SECONDS, _MOST_ANSWER_SECONDS) if patient else 0.0
         try:
-            results: list[Result] = connection.batch(";".join(parts), after)
+            results: list[Result] = connection.batch(parts, after)
         except pymysql.err.MySQLError as exc:
             # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
             # would release the locks only when the server gets to notice.
             if transaction and _code(exc) not in _LOST:
                 with contextlib.suppress(pymysql.err.MySQLError):
-                    connection.rollback()
+                    connection.batch(["ROLLBACK"])
             raise
         return results[1:-1] if transaction else results
 
     def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
-        link.driver.ask(";".join(_with_parameters(link.driver, statements)))
+        link.driver.ask(_with_parameters(link.driver, statements))
+        link.answers = len(statements)
 
     def _answered(self, link: Link, seconds: float) -> bool:
         return _readable(link.driver, seconds)
 
     def _answers(self, link: Link) -> list[Result]:
-        results: list[Result] = link.driver.answers()
+        results: list[Result] = link.driver.answers(link.answers)
         return results
 
     def _hung_up(self, connection: Any) -> bool:

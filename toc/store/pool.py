@@ -35,7 +35,7 @@ class Link:
         self.driver: Any = None
         self.place: weakref.ref[Link] | None = None
         self.answers: Any = None
-        """What was answered at once to a question whose answer is read later."""
+        """What a Server notes of answers that are to be read later."""
         self.used: float | None = None
         """When it was given back last, on the monotonic clock; None: it is new."""
 

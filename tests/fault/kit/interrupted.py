@@ -1,13 +1,13 @@
 """An application whose calls into the SDK are broken off: SIGALRM at a random instant, a handler that raises.
 
-``python -m fault.kit.interrupted COUNT SEED`` breaks off COUNT calls of every kind, checks what every other
-call answered against what it was asked, and at last that all calls work at once, on all threads that the
-pools were made for. Prints what it found as JSON; what is wrong is listed under "wrong".
+``python -m fault.kit.interrupted COUNT STRIDE SEED`` breaks off COUNT calls so, and each kind of call once at
+every STRIDE-th line that it runs. It checks what every other call answered against what it was asked, and at
+last that all calls work at once, on all threads that the pools were made for. Prints what it found as JSON;
+what is wrong is listed under "wrong".
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 import signal
@@ -167,6 +167,42 @@ def break_off(application: Application, count: int) -> Counter[str]:
     return broken
 
 
+def break_off_at_lines(application: Application, stride: int) -> Counter[str]:
+    """Break each kind of call off at every ``stride``-th line of Python that it runs, wherever that stands.
+
+    What a signal meets by luck, in order: a signal's exception comes between two steps, as this one does.
+    """
+    broken: Counter[str] = Counter()
+    for call in dict.fromkeys(application.calls):
+        last = application.dice.randrange(stride)
+        while _broken_off_at(call, last):
+            broken[call.__name__] += 1
+            last += stride
+    return broken
+
+
+def _broken_off_at(call: Callable[[], None], last: int) -> bool:
+    left = last
+
+    def trace(_frame: object, event: str, _about: object) -> Any:
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise Interrupted
+        return trace
+
+    try:
+        try:
+            sys.settrace(trace)
+            call()
+        finally:
+            sys.settrace(None)
+    except Interrupted:
+        return True
+    return False
+
+
 def slowest_at_once(application: Application) -> float:
     """Every call, on all threads at once; returns the seconds of the slowest."""
     center, known = application.center, application.known
@@ -193,14 +229,13 @@ def slowest_at_once(application: Application) -> float:
 
 
 def main() -> None:
-    count, seed = map(int, sys.argv[1:])
+    count, stride, seed = map(int, sys.argv[1:])
     found: dict[str, Any] = {}
     with TimeoutCenter() as center:
         application = Application(center, seed)
         before = connections(center)
-        found["broken"] = dict(break_off(application, count))
-        gc.collect()
         try:
+            found["broken"] = dict(break_off_at_lines(application, stride) + break_off(application, count))
             found["slowest"] = slowest_at_once(application)
         except TocError as exc:
             application.wrong.append(f"afterwards: {type(exc).__name__}: {exc}")
