@@ -50,7 +50,7 @@ class Wire:
         self.used = 0.0
         """When it was given back last, on the monotonic clock."""
         connection.connect()
-        info = self.ask("INFO", "server").decode(errors="replace")
+        info = str(self.ask("INFO", "server"), errors="replace")
         self.run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
         if not keep_timeouts(self._socket(), read_timeout, read_timeout):
             self._socket().settimeout(read_timeout)
@@ -79,6 +79,10 @@ class Wire:
         if isinstance(reply, RedisError):
             raise reply
         return reply
+
+    def left(self) -> bool:
+        """Whether more has been received than was read."""
+        return bool(self._connection._parser._reader.has_data())  # the driver's own way asks the kernel, too
 
     def is_quiet(self) -> bool:
         """Whether the connection still stands with nothing left to read: only then can it be used again."""
@@ -153,7 +157,7 @@ class Node:
             advice = advice or "check the user's permissions and the database number"
             # The server's own words may hold the password, so they are not passed on.
             raise self._failed(began, f"refused the connection ({code}): {advice}") from None
-        except (RedisError, OSError) as exc:
+        except (RedisError, OSError, ValueError, TypeError, LookupError, AttributeError) as exc:
             connection.disconnect()
             raise self._failed(began, _no_connection(exc)) from exc
         self._failure, self._rests_until = "", 0.0
@@ -173,13 +177,13 @@ class Node:
         wire = self.take()
         before = time.time()
         try:
-            seconds, microseconds = wire.ask("TIME")
-        except (RedisError, OSError) as exc:
+            seconds, microseconds = map(int, wire.ask("TIME"))
+        except (RedisError, OSError, ValueError, TypeError) as exc:
             wire.close()
             raise IndexUnavailable(f"Redis at {self.address} did not answer ({type(exc).__name__})") from exc
         after = time.time()
         self.give(wire)
-        return int(seconds) + int(microseconds) / 1e6 - (before + after) / 2
+        return seconds + microseconds / 1e6 - (before + after) / 2
 
     def give(self, wire: Wire) -> None:
         """Take back a connection whose replies have all been read."""
@@ -307,7 +311,7 @@ class Nodes:
                 node.give(wire)
             except IndexUnavailable as exc:
                 trouble = exc
-            except RedisError as exc:
+            except (RedisError, ValueError, TypeError, LookupError, AttributeError) as exc:
                 trouble = IndexUnavailable(
                     f"Redis at {address} does not tell who serves what ({type(exc).__name__}); "
                     f"check that it is part of a {kind.value} and the user's permissions"
