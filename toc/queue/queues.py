@@ -240,6 +240,14 @@ class Queues:
         call = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
         return self._calls.only(call, CancelReply.of)
 
+    def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, CancelReply | IndexUnavailable]:
+        """Take ids out of their StoreQueues, each with its slot."""
+        calls = {}
+        for job_id, slot in slots.items():
+            keys = self.keys(slot)
+            calls[job_id] = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
+        return self._calls.one_each(calls, CancelReply.of)
+
     def reschedule(self, slot: Slot, job_id: int, score: float) -> CancelReply:
         """Move one id to another score in the StoreQueue, or add it, unless it is prepared.
 

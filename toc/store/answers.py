@@ -52,14 +52,17 @@ _header = struct.Struct("<I").unpack_from
 Convert = Callable[[bytes], Any]
 
 
-def read_answers(receive: Callable[[], bytes], decoders: Mapping[int, Any], count: int) -> list[Result]:
+def read_answers(
+    receive: Callable[[], bytes], decoders: Mapping[int, Any], count: int, sequence: int = 1
+) -> list[Result]:
     """The results of all ``count`` statements of a query that was sent. Nothing of them is left unread.
 
     ``receive`` returns what has come, at least one byte; ``decoders`` are the driver's, by type of column,
-    for what is neither text nor integer. Raises the driver's error for the first statement that failed.
+    for what is neither text nor integer. ``sequence`` is how many packets the query had: they are numbered
+    on. Raises the driver's error for the first statement that failed.
     """
     try:
-        return _read_answers(_Packets(receive), decoders, count)
+        return _read_answers(_Packets(receive, sequence), decoders, count)
     except MySQLError:
         raise
     except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as exc:
@@ -110,11 +113,11 @@ class _Packets:
 
     __slots__ = ("_at", "_data", "_receive", "_sequence")
 
-    def __init__(self, receive: Callable[[], bytes]) -> None:
+    def __init__(self, receive: Callable[[], bytes], sequence: int) -> None:
         self._receive = receive
         self._data = b""
         self._at = 0
-        self._sequence = 1
+        self._sequence = sequence & 0xFF
 
     def next(self) -> bytes:
         """The next packet. Raises what it says if it is an error."""

@@ -201,7 +201,7 @@ class _Connection(pymysql.connections.Connection):
         if driver._current_timeout != driver._read_timeout:
             driver._sock.settimeout(driver._read_timeout)
             driver._current_timeout = driver._read_timeout
-        return read_answers(self._receive, driver.decoders, count)
+        return read_answers(self._receive, driver.decoders, count, driver._next_seq_id)
 
     def _receive(self) -> bytes:
         driver: Any = self

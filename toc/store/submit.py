@@ -304,7 +304,8 @@ class Submitter:
                     return row.job_id
         except DBAPIError as exc:
             if isinstance(exc.orig, Exception):
-                raise server.translate(exc.orig, sent=True) from exc
+                # Not from SQLAlchemy's own, whose text quotes the row with its attribute.
+                raise server.translate(exc.orig, sent=True) from exc.orig
             raise
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
 

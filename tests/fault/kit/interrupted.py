@@ -52,6 +52,8 @@ class Application:
         self.stored: dict[int, tuple[int, int]] = {}
         """Acknowledged tasks: biz_id and number in the attribute."""
         self.number = 1_000_000_000 * seed
+        self.many = 0.0
+        """How often a call has many tasks."""
         self.calls: list[Callable[[], None]] = [
             self.submit,
             self.submit,
@@ -97,7 +99,7 @@ class Application:
 
     def submit_few(self) -> None:
         # now and then so many that they go in several chunks, on other threads
-        tasks = [self.task() for _ in range(1200 if self.dice.random() < 0.02 else 5)]
+        tasks = [self.task() for _ in range(1200 if self.dice.random() < self.many else 5)]
         for job_id, task in zip(self.center.submit_many(tasks), tasks, strict=True):
             self.note(job_id, task)
 
@@ -145,6 +147,7 @@ def break_off(application: Application, count: int) -> Counter[str]:
     def interrupt(*_args: object) -> None:
         raise (Interrupted if dice.random() < 0.7 else Ended)
 
+    application.many = 0.02
     signal.signal(signal.SIGALRM, interrupt)
     while broken.total() < count:
         call = dice.choice(application.calls)
