@@ -83,9 +83,7 @@ class Tracing:
         """
         try:
             self._submitted(began_ns, tasks)
-        except (
-            Exception
-        ) as exc:  # of an application's sampler or exporter: what is stored must be acknowledged
+        except Exception as exc:  # of a sampler or exporter: what is stored must be acknowledged
             log.warning("trace_failed", stack=stack(exc))
 
     def _submitted(self, began_ns: int, tasks: Iterable[tuple[int, str, BaseException | None]]) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from toc.log import stack
 
 MANY = """
@@ -29,16 +31,19 @@ def test_processes_that_share_a_log_leave_each_others_lines_whole(tmp_path: Path
 
 
 def test_a_stack_tells_where_and_what_kind_and_not_what_was_said() -> None:
+    def pay(attribute: dict[str, str]) -> None:
+        raise ValueError(f"no such card: {attribute['card']}")
+
     def handle(attribute: dict[str, str]) -> None:
         try:
-            raise ValueError(f"no such card: {attribute['card']}")
+            pay(attribute)
         except ValueError as exc:
             raise RuntimeError(f"cannot pay with {attribute}") from exc
 
-    try:
+    with pytest.raises(RuntimeError) as caught:
         handle({"card": "canary-4111"})
-    except RuntimeError as exc:
-        text = stack(exc)
+    text = stack(caught.value)
     assert "canary" not in text
     assert text.index("RuntimeError") < text.index("ValueError")
     assert text.count("in handle") == 2
+    assert "in pay" in text
