@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from redis.exceptions import AskError, InvalidResponse, RedisError
 
 from toc.errors import IndexUnavailable
-from toc.queue.nodes import Command, Node, Nodes, Wire
+from toc.queue.nodes import NONSENSE, Command, Node, Nodes, Wire
 from toc.queue.refusals import Then, meaning_of
 
 MAX_IDS = 500
@@ -147,7 +147,7 @@ def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnava
         return reply
     try:
         return read(reply)
-    except (ValueError, TypeError, LookupError, AttributeError) as exc:
+    except NONSENSE as exc:
         return ReplyLost(f"a reply of Redis makes no sense ({type(exc).__name__}); the call was executed")
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
-from redis.exceptions import AskError, RedisError
+from redis.exceptions import AskError, InvalidResponse, RedisError
 
 from toc.errors import IndexUnavailable
 from toc.queue.refusals import REPLIES, meaning_of
@@ -29,6 +29,9 @@ from toc.sockets import keep_timeouts
 
 HASH_SLOTS = 16384
 Command = Sequence[str | bytes | int | float]
+
+NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
+"""What is raised, here or in the driver, where a reply is not what it should be."""
 
 _REST_S = 0.1
 _MAX_REST_S = 2.0
@@ -71,6 +74,8 @@ class Wire:
             return self._connection.read_response(disconnect_on_error=False)
         except REPLIES as exc:
             return exc
+        except NONSENSE as exc:  # a damaged reply may be of any type, a map with lists for keys among them
+            raise InvalidResponse(f"a reply that makes no sense ({type(exc).__name__})") from exc
 
     def ask(self, *command: str | bytes | int | float) -> Any:
         """One command and its reply. Raises RedisError, also for an error that the server replied."""
@@ -157,7 +162,7 @@ class Node:
             advice = advice or "check the user's permissions and the database number"
             # The server's own words may hold the password, so they are not passed on.
             raise self._failed(began, f"refused the connection ({code}): {advice}") from None
-        except (RedisError, OSError, ValueError, TypeError, LookupError, AttributeError) as exc:
+        except (RedisError, OSError, *NONSENSE) as exc:
             connection.disconnect()
             raise self._failed(began, _no_connection(exc)) from exc
         self._failure, self._rests_until = "", 0.0
@@ -178,7 +183,7 @@ class Node:
         before = time.time()
         try:
             seconds, microseconds = map(int, wire.ask("TIME"))
-        except (RedisError, OSError, ValueError, TypeError) as exc:
+        except (RedisError, OSError, *NONSENSE) as exc:
             wire.close()
             raise IndexUnavailable(f"Redis at {self.address} did not answer ({type(exc).__name__})") from exc
         after = time.time()
@@ -311,7 +316,7 @@ class Nodes:
                 node.give(wire)
             except IndexUnavailable as exc:
                 trouble = exc
-            except (RedisError, ValueError, TypeError, LookupError, AttributeError) as exc:
+            except (RedisError, *NONSENSE) as exc:
                 trouble = IndexUnavailable(
                     f"Redis at {address} does not tell who serves what ({type(exc).__name__}); "
                     f"check that it is part of a {kind.value} and the user's permissions"

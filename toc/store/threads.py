@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -57,6 +57,20 @@ class Threads:
             return found
 
         return result
+
+    def all(self, work: Iterable[Callable[[], R]]) -> list[R]:
+        """Call each on a thread; their results in order. The first error is raised when all have ended."""
+        ends = [self.begin(do) for do in work]
+        results: list[R] = []
+        errors: list[Exception] = []
+        for end in ends:
+            try:
+                results.append(end())
+            except Exception as exc:
+                errors.append(exc)
+        if errors:
+            raise errors[0]
+        return results
 
     def close(self) -> None:
         """End the threads when they have done what was begun. May be called twice; it can be used again."""
