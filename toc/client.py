@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from toc.catalog import TopicCatalog
 from toc.clock import MAX_CLOCK_SKEW_MS, Clock
 from toc.config import Settings
-from toc.errors import DuplicateHandler, IndexUnavailable, PartialSubmit, StoreUnavailable
+from toc.errors import DuplicateHandler, IndexUnavailable, PartialCancel, PartialSubmit, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.handler import Handler
 from toc.intake import Intake, check_job_id, check_same_dedup
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 log = get_logger(__name__)
+
+CANCEL_TOGETHER = 500
+"""Tasks that one transaction of cancel_by_biz cancels."""
 
 INDEX_PAUSE_SECONDS = 1.0
 """How long submits leave Redis alone after it failed, so that its time-outs do not slow them down."""
@@ -208,29 +211,27 @@ class TimeoutCenter:
         """
         job_id = check_job_id(job_id)
         self._check_places()
-        changed, row = self.store.cancel(job_id)  # [rule: row-first]
-        failpoint("cancel.row-written")
-        if row is None:
-            return CancelOutcome.UNKNOWN
-        if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
-            return CancelOutcome.TOO_LATE
-        reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))
-        if not self._may_have_started(row, reply, changed=changed):
-            return CancelOutcome.CANCELLED
-        for error in self.store.mark_tried([job_id]).values():
-            raise error
-        return CancelOutcome.MAY_HAVE_STARTED
+        return self._cancel([job_id])[job_id]
 
     def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]:
         """Cancel every task of one biz_id on a topic; the outcome of each by its job_id.
 
-        Raises InvalidBizId, UnknownTopic; StoreUnavailable as ``cancel`` does, when some may be cancelled.
+        A few round trips for each 500 of them. Raises InvalidBizId, UnknownTopic; StoreUnavailable as
+        ``cancel`` does, or PartialCancel when it broke off after the outcomes of some were known.
         """
         biz = BizId.of(biz_id)
         biz_type = self.catalog.get(topic).biz_type
         self._check_layout()
-        rows = self.store.find(biz, biz_type)
-        return {row.job_id: self.cancel(row.job_id) for row in rows}
+        job_ids = [row.job_id for row in self.store.find(biz, biz_type)]
+        outcomes: dict[int, CancelOutcome] = {}
+        for first in range(0, len(job_ids), CANCEL_TOGETHER):
+            try:
+                outcomes |= self._cancel(job_ids[first : first + CANCEL_TOGETHER])
+            except StoreUnavailable as exc:
+                if not outcomes:
+                    raise
+                raise PartialCancel(outcomes, job_ids[first:]) from exc
+        return outcomes
 
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
         """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
@@ -279,8 +280,56 @@ class TimeoutCenter:
 
     # --- inside
 
-    def _may_have_started(self, row: TaskRow, reply: CancelReply | None, *, changed: bool) -> bool:
-        """Whether a try of a cancelled task may have started; ``changed``: this call has cancelled it."""
+    def _cancel(self, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
+        found = self.store.cancel_many(job_ids)  # [rule: row-first]
+        failpoint("cancel.row-written")
+        outcomes = dict.fromkeys(job_ids, CancelOutcome.UNKNOWN)
+        cancelled: dict[int, tuple[bool, TaskRow]] = {}
+        for job_id, (changed, row) in found.items():
+            outcomes[job_id] = CancelOutcome.TOO_LATE
+            if row.status not in (TaskStatus.PROCESSED, TaskStatus.DEAD):
+                outcomes[job_id] = CancelOutcome.CANCELLED
+                cancelled[job_id] = changed, row
+        replies = self._take_out(row for _, row in cancelled.values())
+        started = {
+            job_id: self._may_have_started(row, replies.get(job_id), changed=changed)
+            for job_id, (changed, row) in cancelled.items()
+        }
+        doubtful = [job_id for job_id, may in started.items() if may is None]
+        # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
+        # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
+        for job_id, seen in self.store.read(doubtful).items() if doubtful else ():
+            started[job_id] = seen.attempts > 0 or seen.last_error is not None
+        tried = [job_id for job_id, may in started.items() if may]
+        if tried:
+            self.store.mark_tried(tried)
+            outcomes |= dict.fromkeys(tried, CancelOutcome.MAY_HAVE_STARTED)
+        return outcomes
+
+    def _take_out(self, rows: Iterable[TaskRow]) -> dict[int, CancelReply]:
+        """Take cancelled tasks out of the index; what it says of those for which it could be asked."""
+        slots: dict[int, Slot] = {}
+        for row in rows:
+            topic = self.catalog.of_type(row.biz_type)
+            if topic is not None:
+                slots[row.job_id] = topic.slot(row.slot_crc, row.slot_amount)
+        told: dict[int, CancelReply] = {}
+        failed: dict[int, IndexUnavailable] = {}
+        for job_id, reply in self.queues.cancel_many(slots).items():
+            if isinstance(reply, IndexUnavailable):
+                failed[job_id] = reply
+            else:
+                told[job_id] = reply
+        for job_id, error in failed.items():
+            log.warning("index_not_told", job_id=job_id, tasks=len(failed), error=str(error))
+            break
+        return told
+
+    def _may_have_started(self, row: TaskRow, reply: CancelReply | None, *, changed: bool) -> bool | None:
+        """Whether a try of a cancelled task may have started; ``changed``: this call has cancelled it.
+
+        None: only its row can tell, read after the index was asked.
+        """
         if row.attempts or row.crashes or row.last_error is not None:
             return True  # redrive and reschedule give all tries back, and keep the error
         if reply is None:
@@ -291,10 +340,7 @@ class TimeoutCenter:
             return row.version > 0 or due
         if changed and row.version == 0 and reply.redis_now_ms < row.action_time:
             return False
-        # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
-        # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
-        seen = self.store.get(row.job_id)
-        return seen is not None and (seen.attempts > 0 or seen.last_error is not None)
+        return None
 
     def _check_places(self) -> None:
         """A wrong URL of either server, or a wrong layout, is told before anything is written."""

@@ -7,6 +7,11 @@ never passed on where they could hold a password.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toc.task import CancelOutcome
+
 SHOWN_CHARS = 100
 
 
@@ -105,6 +110,14 @@ class UnknownTask(TocError):
     """A command asks for a job_id that no row has."""
 
 
+class UnreadableTask(TocError):
+    """The row of task ``job_id`` holds what no submit has written, as an attribute that is no JSON object."""
+
+    def __init__(self, job_id: int, what: str) -> None:
+        super().__init__(f"the row of task {job_id} cannot be read ({what}); somebody else has changed it")
+        self.job_id = job_id
+
+
 class SchemaBehind(TocError):
     """At least one shard has not the schema that this code needs: run ``toc db upgrade``. Or its tables were
     made for other numbers of databases and tables than are configured."""
@@ -151,6 +164,22 @@ class SubmitUnknown(Unavailable):
             f"server did not come back; get({job_id}) tells later, or submit again with the same dedup_key"
         )
         self.job_id = job_id
+
+
+class PartialCancel(Unavailable):
+    """Some of the tasks of one cancel_by_biz are dealt with; of the others it is not known.
+
+    ``outcomes`` holds the CancelOutcome of each that is; ``unknown`` the other job_ids. Cancelling again is
+    right: it says of each what this call has not.
+    """
+
+    def __init__(self, outcomes: dict[int, CancelOutcome], unknown: list[int]) -> None:
+        super().__init__(
+            f"the outcomes of {len(outcomes)} tasks are known, {len(unknown)} may or may not be cancelled; "
+            f"cancel again"
+        )
+        self.outcomes = outcomes
+        self.unknown = unknown
 
 
 class PartialSubmit(Unavailable):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import traceback
 from collections.abc import Collection
 from typing import Any, cast
 
@@ -94,6 +95,22 @@ def redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
         elif value is not None and not isinstance(value, (bool, int, float)):
             event[key] = redact(str(value))
     return event
+
+
+def stack(error: BaseException) -> str:
+    """Where an error came from, and the classes of it and its causes; not what they say: it may quote a task.
+
+    A text, so that no formatter that an application has set up goes and shows the frames' variables.
+    """
+    parts: list[str] = []
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        frames = "".join(traceback.format_tb(cause.__traceback__))
+        parts.append(f"{frames}{type(cause).__name__}")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\nfrom\n".join(parts)
 
 
 class _Logger:

@@ -9,7 +9,7 @@ from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 from toc.clock import from_ms
-from toc.errors import InvalidAttribute
+from toc.errors import InvalidAttribute, UnreadableTask
 
 MAX_RETRY_SECONDS = 3653 * 86_400
 MAX_ATTRIBUTE_CHARS = 4096
@@ -141,18 +141,8 @@ class TaskRow(NamedTuple):
     gmt_modified: int
 
     def to_task(self, topic: str) -> Task:
-        """The row as callers see it."""
-        return Task(
-            self.job_id,
-            topic,
-            self.biz_id if self.biz_key is None else self.biz_key,
-            self.biz_type,
-            TaskStatus(self.status),
-            from_ms(self.action_time),
-            decode_attribute(self.attribute),
-            self.attempts + 1,
-            self.version,
-        )
+        """The row as callers see it. Raises UnreadableTask."""
+        return _task(self, self.status, topic)
 
 
 class TryRow(NamedTuple):
@@ -176,23 +166,32 @@ class TryRow(NamedTuple):
     attribute: str
 
     def to_task(self, topic: str) -> Task:
-        """The row, which the row check has found pending, as the handler sees it."""
+        """The row, which the row check has found pending, as the handler sees it. Raises UnreadableTask."""
+        return _task(self, TaskStatus.PENDING, topic)
+
+
+def _task(row: TaskRow | TryRow, status: int, topic: str) -> Task:
+    try:
         return Task(
-            self.job_id,
+            row.job_id,
             topic,
-            self.biz_id if self.biz_key is None else self.biz_key,
-            self.biz_type,
-            TaskStatus.PENDING,
-            from_ms(self.action_time),
-            decode_attribute(self.attribute),
-            self.attempts + 1,
-            self.version,
+            row.biz_id if row.biz_key is None else row.biz_key,
+            row.biz_type,
+            TaskStatus(status),
+            from_ms(row.action_time),
+            decode_attribute(row.attribute),
+            row.attempts + 1,
+            row.version,
         )
+    except (ValueError, OverflowError, RecursionError) as exc:
+        raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute
 
 
 def decode_attribute(text: str) -> dict[str, Any]:
-    """An attribute as it was given."""
-    attribute: dict[str, Any] = json.loads(text) if text != "{}" else {}
+    """An attribute as it was given. Raises ValueError for what is no JSON object."""
+    attribute = json.loads(text) if text != "{}" else {}
+    if not isinstance(attribute, dict):
+        raise ValueError  # noqa: TRY004 - of the text's kind, as json's own are
     return attribute
 
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from toc.errors import ConfigError
-from toc.log import get_logger
+from toc.log import get_logger, stack
 from toc.task import Dead, Retry, Task
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class Tracing:
         """
         try:
             self._submitted(began_ns, tasks)
-        except Exception:  # of an application's sampler or exporter: what is stored must be acknowledged
-            log.warning("trace_failed", exc_info=True)
+        except Exception as exc:  # of a sampler or exporter: what is stored must be acknowledged
+            log.warning("trace_failed", stack=stack(exc))
 
     def _submitted(self, began_ns: int, tasks: Iterable[tuple[int, str, BaseException | None]]) -> None:
         caller = self._trace.get_current_span()

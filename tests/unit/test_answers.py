@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable
 from datetime import datetime
 
 import pytest
 from pymysql.converters import decoders
-from pymysql.err import OperationalError, ProgrammingError
+from pymysql.err import MySQLError, OperationalError, ProgrammingError
 
 from toc.store.answers import read_answers
 from toc.store.server import Result
@@ -69,6 +70,19 @@ def from_wire(wire: bytes, size: int) -> Callable[[], bytes]:
     return lambda: next(parts)
 
 
+def from_wire_that_breaks(wire: bytes, size: int) -> Callable[[], bytes]:
+    """The same; where more is wanted than there is, the connection has broken."""
+    receive = from_wire(wire, size)
+
+    def next_part() -> bytes:
+        try:
+            return receive()
+        except StopIteration:
+            raise OperationalError(2013, "lost") from None
+
+    return next_part
+
+
 LONG = "ä" * 40_000  # its length takes three bytes, and it spans several reads
 TABLE = (
     b"\x04",
@@ -108,19 +122,19 @@ RESULTS = [
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 1000, 1 << 16, 1 << 20])
 def test_answers_are_read_however_the_network_cuts_them(size: int) -> None:
-    assert read_answers(from_wire(WIRE, size), decoders) == RESULTS
+    assert read_answers(from_wire(WIRE, size), decoders, len(RESULTS)) == RESULTS
 
 
 def test_a_value_longer_than_a_packet_goes_on_in_the_next() -> None:
     text = b"y" * (0xFFFFFF + 10)
     wire = packets(b"\x01", column(VAR_STRING), end(), value(text), end())
-    assert read_answers(from_wire(wire, 1 << 20), decoders) == [Result([(text.decode(),)], 1)]
+    assert read_answers(from_wire(wire, 1 << 20), decoders, 1) == [Result([(text.decode(),)], 1)]
 
 
 def test_the_first_error_ends_the_batch_as_the_driver_would_raise_it() -> None:
     wire = packets(ok(1, MORE), error(1146, "Table 'x' doesn't exist"))
     with pytest.raises(ProgrammingError, match="doesn't exist") as raised:
-        read_answers(from_wire(wire, 7), decoders)
+        read_answers(from_wire(wire, 7), decoders, 2)
     assert raised.value.args[0] == 1146
 
 
@@ -128,9 +142,34 @@ def test_an_answer_out_of_order_is_not_taken_for_ours() -> None:
     wire = bytearray(packets(ok(1)))
     wire[3] = 9
     with pytest.raises(OperationalError, match="out of order") as raised:
-        read_answers(from_wire(bytes(wire), 100), decoders)
+        read_answers(from_wire(bytes(wire), 100), decoders, 1)
     assert raised.value.args[0] == 2014, "a code that means: nobody knows whether it took effect"
     wire[3] = 0  # as MariaDB says that it shuts down
     with pytest.raises(OperationalError, match="shutting down") as raised:
-        read_answers(from_wire(bytes(wire), 100), decoders)
+        read_answers(from_wire(bytes(wire), 100), decoders, 1)
     assert raised.value.args[0] == 2013, "the same"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_answer_is_a_drivers_error_or_an_answer(seed: int) -> None:
+    """A byte is changed, many times over; not all of it can be seen: a name of a column may be any text."""
+    dice = random.Random(seed)
+    wire = packets(ok(1, MORE), *TABLE, value(b"5") + value(b"text") + NULL + NULL, end(MORE), ok(2))
+    told = 0
+    for _ in range(3000):
+        damaged = bytearray(wire)
+        damaged[dice.randrange(len(wire))] ^= dice.randrange(1, 256)
+        try:
+            results = read_answers(from_wire_that_breaks(bytes(damaged), 64), decoders, 3)
+        except MySQLError:
+            told += 1
+        else:
+            assert len(results) == 3
+    assert told > 600
+
+
+def test_what_is_left_after_the_answers_is_not_left_to_the_next() -> None:
+    for wire, count in ((packets(ok(1), ok(2)), 1), (packets(ok(1, MORE), ok(2)), 1), (packets(ok(1)), 2)):
+        with pytest.raises(OperationalError, match="makes no sense") as raised:
+            read_answers(from_wire(wire, 100), decoders, count)
+        assert raised.value.args[0] == 2027, "a code that means: nobody knows whether it took effect"

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from toc.log import stack
+
 MANY = """
 from toc.log import configure, get_logger
 configure("info", "json")
@@ -24,3 +28,22 @@ def test_processes_that_share_a_log_leave_each_others_lines_whole(tmp_path: Path
         assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 8000
+
+
+def test_a_stack_tells_where_and_what_kind_and_not_what_was_said() -> None:
+    def pay(attribute: dict[str, str]) -> None:
+        raise ValueError(f"no such card: {attribute['card']}")
+
+    def handle(attribute: dict[str, str]) -> None:
+        try:
+            pay(attribute)
+        except ValueError as exc:
+            raise RuntimeError(f"cannot pay with {attribute}") from exc
+
+    with pytest.raises(RuntimeError) as caught:
+        handle({"card": "canary-4111"})
+    text = stack(caught.value)
+    assert "canary" not in text
+    assert text.index("RuntimeError") < text.index("ValueError")
+    assert text.count("in handle") == 2
+    assert "in pay" in text

@@ -25,7 +25,7 @@ from toc.cli.values import (
     opened,
 )
 from toc.clock import from_ms, to_ms
-from toc.errors import InvalidInput, NaiveDatetime, NotInFuture
+from toc.errors import InvalidInput, NaiveDatetime, NotInFuture, PartialCancel
 from toc.task import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.tracing import is_traced, trace_id
 
@@ -166,10 +166,16 @@ def cancel(
         if job_id is not None:
             outcomes = {job_id: center.cancel(job_id)}
         elif biz is not None and topic is not None:
-            outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
+            partial = None
+            try:
+                outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
+            except PartialCancel as exc:
+                partial, outcomes = exc, exc.outcomes
             account = Account(list(outcomes), Filters(topic, biz))
             account.counts = dict(Counter(outcome.value for outcome in outcomes.values()))
             log.info("tasks_cancelled", **account.fields())
+            if partial is not None:
+                raise partial
         else:
             _cancel_all(center, topic or "", rate, yes=yes, as_json=as_json)
             return

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from redis.exceptions import AskError, RedisError
+from redis.exceptions import AskError, InvalidResponse, RedisError
 
 from toc.errors import IndexUnavailable
-from toc.queue.nodes import Command, Node, Nodes, Wire
+from toc.queue.nodes import NONSENSE, Command, Node, Nodes, Wire
 from toc.queue.refusals import Then, meaning_of
 
 MAX_IDS = 500
@@ -119,17 +119,15 @@ class Calls:
     ) -> dict[Key, Result | IndexUnavailable]:
         """Run one call for each key; what ``read`` makes of its reply, or the error in its place."""
         self.run(list(calls.values()))
-        return {
-            key: call.result if isinstance(call.result, IndexUnavailable) else read(call.result)
-            for key, call in calls.items()
-        }
+        return {key: understood(call.result, read) for key, call in calls.items()}
 
-    def only(self, call: Call) -> Any:
-        """Run a call of its own; its reply. Raises IndexUnavailable."""
+    def only(self, call: Call, read: Callable[[Any], Result]) -> Result:
+        """Run a call of its own; what ``read`` makes of its reply. Raises IndexUnavailable."""
         self.run([call])
-        if isinstance(call.result, IndexUnavailable):
-            raise call.result
-        return call.result
+        result = understood(call.result, read)
+        if isinstance(result, IndexUnavailable):
+            raise result
+        return result
 
     def _rediscover(self) -> None:
         # If that fails the old map stands, and its servers say what is wrong.
@@ -138,6 +136,19 @@ class Calls:
 
     def _moved_from(self, node: Node, call: Call) -> bool:
         return self.nodes.master(call.hash_slot) is not node
+
+
+def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnavailable:
+    """What ``read`` makes of a reply; an IndexUnavailable if it is one, or if it makes no sense.
+
+    The call was executed then, and its reply came damaged.
+    """
+    if isinstance(reply, IndexUnavailable):
+        return reply
+    try:
+        return read(reply)
+    except NONSENSE as exc:
+        return ReplyLost(f"a reply of Redis makes no sense ({type(exc).__name__}); the call was executed")
 
 
 class _Round:
@@ -231,6 +242,9 @@ class _Round:
                     self._judge(node, call, loaded if isinstance(loaded, RedisError) else reply)
                 else:
                     call.result = reply
+            if wire.left():  # so some of them were other calls'
+                done = 0
+                raise InvalidResponse("more replies than calls")
         except RedisError as exc:
             self._lost(node, window[done:], exc)
             return False

@@ -47,7 +47,7 @@ class CancelReply(NamedTuple):
     @classmethod
     def of(cls, reply: list[int]) -> CancelReply:
         """What cancel.lua or reschedule.lua says."""
-        removed, prepared, now_ms = reply
+        removed, prepared, now_ms = map(int, reply)
         return cls(removed == 1, prepared == 1, now_ms)
 
 
@@ -75,9 +75,10 @@ class Peek(NamedTuple):
     @classmethod
     def each_of(cls, reply: list[Any]) -> Iterator[Peek]:
         """What peek.lua says, slot by slot."""
+        now_ms = int(reply[0])
         for at in range(1, len(reply), 4):
             first, store, prepared, dead = reply[at : at + 4]
-            yield cls(first_due(first), store, prepared, dead, reply[0])
+            yield cls(first_due(first), int(store), int(prepared), int(dead), now_ms)
 
 
 class Depth(NamedTuple):
@@ -94,7 +95,7 @@ class Depth(NamedTuple):
     def of(cls, reply: list[Any]) -> Depth:
         """What depth.lua says."""
         first, *counts = reply
-        return cls(first_due(first), *counts)
+        return cls(first_due(first), *map(int, counts))
 
 
 class Claim(NamedTuple):

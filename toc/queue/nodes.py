@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
-from redis.exceptions import AskError, RedisError
+from redis.exceptions import AskError, InvalidResponse, RedisError
 
 from toc.errors import IndexUnavailable
 from toc.queue.refusals import REPLIES, meaning_of
@@ -29,6 +29,9 @@ from toc.sockets import keep_timeouts
 
 HASH_SLOTS = 16384
 Command = Sequence[str | bytes | int | float]
+
+NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
+"""What is raised, here or in the driver, where a reply is not what it should be."""
 
 _REST_S = 0.1
 _MAX_REST_S = 2.0
@@ -50,13 +53,17 @@ class Wire:
         self.used = 0.0
         """When it was given back last, on the monotonic clock."""
         connection.connect()
-        info = self.ask("INFO", "server").decode(errors="replace")
+        info = str(self.ask("INFO", "server"), errors="replace")
         self.run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
         if not keep_timeouts(self._socket(), read_timeout, read_timeout):
             self._socket().settimeout(read_timeout)
 
     def send(self, commands: Iterable[Command]) -> None:
         """Write commands at once. Raises RedisError; some may then have been executed."""
+        if threading.current_thread() is threading.main_thread():
+            # Its signal handlers run while an int is turned into text, too; if one raises then, hiredis 3.5
+            # goes on without the text, and the process dies of SIGSEGV. Python itself is prepared for it.
+            commands = [[w if isinstance(w, (str, bytes)) else repr(w) for w in words] for words in commands]
         self._connection.send_packed_command(
             [b"".join(hiredis.pack_command(tuple(command)) for command in commands)]  # type: ignore[arg-type]  # its stub says 1-tuple
         )
@@ -67,6 +74,8 @@ class Wire:
             return self._connection.read_response(disconnect_on_error=False)
         except REPLIES as exc:
             return exc
+        except NONSENSE as exc:  # a damaged reply may be of any type, a map with lists for keys among them
+            raise InvalidResponse(f"a reply that makes no sense ({type(exc).__name__})") from exc
 
     def ask(self, *command: str | bytes | int | float) -> Any:
         """One command and its reply. Raises RedisError, also for an error that the server replied."""
@@ -75,6 +84,10 @@ class Wire:
         if isinstance(reply, RedisError):
             raise reply
         return reply
+
+    def left(self) -> bool:
+        """Whether more has been received than was read."""
+        return bool(self._connection._parser._reader.has_data())  # the driver's own way asks the kernel, too
 
     def is_quiet(self) -> bool:
         """Whether the connection still stands with nothing left to read: only then can it be used again."""
@@ -149,7 +162,7 @@ class Node:
             advice = advice or "check the user's permissions and the database number"
             # The server's own words may hold the password, so they are not passed on.
             raise self._failed(began, f"refused the connection ({code}): {advice}") from None
-        except (RedisError, OSError) as exc:
+        except (RedisError, OSError, *NONSENSE) as exc:
             connection.disconnect()
             raise self._failed(began, _no_connection(exc)) from exc
         self._failure, self._rests_until = "", 0.0
@@ -169,13 +182,13 @@ class Node:
         wire = self.take()
         before = time.time()
         try:
-            seconds, microseconds = wire.ask("TIME")
-        except (RedisError, OSError) as exc:
+            seconds, microseconds = map(int, wire.ask("TIME"))
+        except (RedisError, OSError, *NONSENSE) as exc:
             wire.close()
             raise IndexUnavailable(f"Redis at {self.address} did not answer ({type(exc).__name__})") from exc
         after = time.time()
         self.give(wire)
-        return int(seconds) + int(microseconds) / 1e6 - (before + after) / 2
+        return seconds + microseconds / 1e6 - (before + after) / 2
 
     def give(self, wire: Wire) -> None:
         """Take back a connection whose replies have all been read."""
@@ -303,7 +316,7 @@ class Nodes:
                 node.give(wire)
             except IndexUnavailable as exc:
                 trouble = exc
-            except RedisError as exc:
+            except (RedisError, *NONSENSE) as exc:
                 trouble = IndexUnavailable(
                     f"Redis at {address} does not tell who serves what ({type(exc).__name__}); "
                     f"check that it is part of a {kind.value} and the user's permissions"

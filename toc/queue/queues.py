@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from math import fmod
 from operator import attrgetter
@@ -26,7 +27,7 @@ from typing import Any, TypeVar
 from toc.errors import IndexUnavailable
 from toc.log import get_logger
 from toc.metrics import ORPHANS
-from toc.queue.calls import MAX_IDS, Call, Calls, Script
+from toc.queue.calls import MAX_IDS, Call, Calls, Script, understood
 from toc.queue.keys import SlotKeys, check_namespace
 from toc.queue.members import first_due, shown, sort_out
 from toc.queue.messages import (
@@ -140,12 +141,8 @@ class Queues:
         lacking: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
         for slot, parts in calls.items():
             failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
-            standing = chain.from_iterable(part.result for part in parts) if failed is None else ()
-            lacking[slot] = failed or [
-                item
-                for item, score in zip(entries[slot], standing, strict=True)
-                if score is None or float(score) > item[1]
-            ]
+            asked = partial(_lacking, entries[slot])
+            lacking[slot] = understood([part.result for part in parts], asked) if failed is None else failed
         return lacking
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> dict[Slot, Prepared | IndexUnavailable]:
@@ -161,14 +158,11 @@ class Queues:
             calls[slot] = _PREPARE.call(keys.hash_slot, (keys.store, keys.prepare), *words, again=False)
         prepared: dict[Slot, Prepared | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
-        for slot, reply in self._calls.one_each(calls, list).items():
+        for slot, reply in self._calls.one_each(calls, _prepared).items():
             if isinstance(reply, IndexUnavailable):
                 prepared[slot] = reply
-                continue
-            flat, first, left, now_ms = reply
-            entries, strays[slot] = sort_out(flat)
-            taken = [(job_id, fmod(score, 1000.0)) for job_id, score in entries]
-            prepared[slot] = Prepared(taken, first_due(first), left, now_ms)
+            else:
+                prepared[slot], strays[slot] = reply
         self._drop(strays, _PREPARE_QUEUE)  # where the script has moved them
         return prepared
 
@@ -244,7 +238,15 @@ class Queues:
         """Take one id out of the StoreQueue. Raises IndexUnavailable."""
         keys = self.keys(slot)
         call = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
-        return CancelReply.of(self._calls.only(call))
+        return self._calls.only(call, CancelReply.of)
+
+    def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, CancelReply | IndexUnavailable]:
+        """Take ids out of their StoreQueues, each with its slot."""
+        calls = {}
+        for job_id, slot in slots.items():
+            keys = self.keys(slot)
+            calls[job_id] = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
+        return self._calls.one_each(calls, CancelReply.of)
 
     def reschedule(self, slot: Slot, job_id: int, score: float) -> CancelReply:
         """Move one id to another score in the StoreQueue, or add it, unless it is prepared.
@@ -253,7 +255,7 @@ class Queues:
         """
         keys = self.keys(slot)
         call = _RESCHEDULE.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, job_id, score)
-        return CancelReply.of(self._calls.only(call))
+        return self._calls.only(call, CancelReply.of)
 
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Remove ids from the DeadQueues for good. Returns how many stood there."""
@@ -274,10 +276,11 @@ class Queues:
         expired: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
         for slot, found in listed.items():
-            if isinstance(found, IndexUnavailable):
-                expired[slot] = found
+            sorted_out = understood(found, sort_out)
+            if isinstance(sorted_out, IndexUnavailable):
+                expired[slot] = sorted_out
             else:
-                entries, strays[slot] = sort_out(found)
+                entries, strays[slot] = sorted_out
                 expired[slot] = list(dict(entries).items())  # one may be listed twice
         self._drop(strays, _PREPARE_QUEUE)
         return expired
@@ -293,7 +296,7 @@ class Queues:
                 keys = self.keys(slot)
                 calls[slot] = _HELD.call(keys.hash_slot, (keys.prepare,), cursor, *claims[slot])
             cursors = {}
-            for slot, page in self._calls.one_each(calls, tuple).items():
+            for slot, page in self._calls.one_each(calls, _page).items():
                 found = listed[slot]
                 if isinstance(found, IndexUnavailable):
                     continue
@@ -339,7 +342,7 @@ class Queues:
         """(job_id, millisecond of death) from the DeadQueue, last death first. Raises IndexUnavailable."""
         keys = self.keys(slot)
         words = ("ZRANGE", keys.dead, 0, limit - 1, "REV", "WITHSCORES")
-        entries, strays = sort_out(self._calls.only(Call(keys.hash_slot, words)))
+        entries, strays = self._calls.only(Call(keys.hash_slot, words), sort_out)
         self._drop({slot: strays}, _DEAD_QUEUE)
         return [(job_id, int(score)) for job_id, score in entries]
 
@@ -352,11 +355,11 @@ class Queues:
             calls[slot] = Call(keys.hash_slot, words)
         pages: dict[Slot, list[int] | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
-        for slot, reply in self._calls.one_each(calls, list).items():
+        for slot, reply in self._calls.one_each(calls, sort_out).items():
             if isinstance(reply, IndexUnavailable):
                 pages[slot] = reply
             else:
-                entries, strays[slot] = sort_out(reply)
+                entries, strays[slot] = reply
                 pages[slot] = [job_id for job_id, _ in entries]
         self._drop(strays, _DEAD_QUEUE)
         return pages
@@ -451,12 +454,13 @@ class Queues:
         self._calls.run(calls)
         found: dict[Slot, Result | IndexUnavailable] = {}
         for part, call in zip(parts, calls, strict=True):
-            if not isinstance(call.result, IndexUnavailable):
-                found.update(zip(part, read(call), strict=True))
+            answers = understood(call.result, partial(_by_slot, part, read, call))
+            if not isinstance(answers, IndexUnavailable):
+                found.update(answers)
             elif call.run_id and len(part) > 1:  # it was answered
                 found |= self._together(script, part, names, read, size=1)
             else:
-                found |= dict.fromkeys(part, call.result)
+                found |= dict.fromkeys(part, answers)
         return found
 
     def _drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
@@ -494,8 +498,46 @@ class Queues:
         results: dict[Slot, Result | IndexUnavailable] = {}
         for slot, parts in calls.items():
             failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
-            results[slot] = unite([part.result for part in parts]) if failed is None else failed
+            united = partial(_united, len(entries[slot]), unite)
+            results[slot] = understood([part.result for part in parts], united) if failed is None else failed
         return results
+
+
+def _prepared(reply: list[Any]) -> tuple[Prepared, list[bytes]]:
+    """What prepare.lua says, and the members of what can be no entry."""
+    flat, first, left, now_ms = reply
+    entries, strays = sort_out(flat)
+    taken = [(job_id, fmod(score, 1000.0)) for job_id, score in entries]
+    return Prepared(taken, first_due(first), int(left), int(now_ms)), strays
+
+
+def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
+    """What held.lua says: the next cursor, and what is held."""
+    cursor, held = reply
+    return bytes(cursor), list(held)
+
+
+def _lacking(items: Sequence[tuple[int, float]], parts: list[list[bytes | None]]) -> list[tuple[int, float]]:
+    """Those of (job_id, score) that do not stand by then, by the scores that stand."""
+    standing = chain.from_iterable(parts)
+    return [
+        item for item, score in zip(items, standing, strict=True) if score is None or float(score) > item[1]
+    ]
+
+
+def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) -> Result:
+    """What several calls have replied; if it is a list, then of one answer for each of so many entries."""
+    whole = unite(parts)
+    if isinstance(whole, list) and len(whole) != count:
+        raise ValueError("replies to others")
+    return whole
+
+
+def _by_slot(
+    slots: Sequence[Slot], read: Callable[[Call], Iterable[Result]], call: Call, _reply: object
+) -> dict[Slot, Result]:
+    """What a call tells of each of its slots."""
+    return dict(zip(slots, read(call), strict=True))
 
 
 def _flags(parts: list[list[int]]) -> list[bool]:

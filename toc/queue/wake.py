@@ -23,7 +23,7 @@ from toc.errors import IndexUnavailable
 from toc.log import get_logger
 from toc.queue.keys import SlotKeys
 from toc.queue.members import first_due
-from toc.queue.nodes import Nodes, Wire
+from toc.queue.nodes import NONSENSE, Nodes, Wire
 from toc.topic import Slot
 
 _SILENCE_S = 10.0
@@ -188,7 +188,7 @@ def _due_ms(data: bytes) -> int:
 def _next(events: Iterator[_Event]) -> _Event | None:
     try:
         return next(events, None)
-    except (RedisError, OSError, IndexUnavailable) as exc:
+    except (RedisError, OSError, IndexUnavailable, *NONSENSE) as exc:
         raise _Disconnected(f"the connection broke ({type(exc).__name__})") from exc
 
 

@@ -3,6 +3,9 @@
 The driver makes an object of every packet and wakes up for each: reading two rows takes it 13 packets. Here a
 read takes all that has come, and values are cut out of it where they stand. Sending, logging in, TLS and
 errors are the driver's. The format: MySQL's "Client/Server Protocol, Text Protocol".
+
+What has come may be cut off or damaged. Whatever does not add up, to the last byte, raises the driver's error
+for a packet that makes no sense; nobody knows then what became of the statements.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pymysql.constants import CR, FIELD_TYPE
-from pymysql.err import OperationalError, raise_mysql_exception
+from pymysql.err import MySQLError, OperationalError, raise_mysql_exception
 
 from toc.store.server import Result
 
@@ -25,6 +28,10 @@ _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 """How many bytes hold a length that one byte cannot."""
 _WHOLE = 0xFFFFFF
 """A packet of this size goes on in the next one."""
+_MOST_COLUMNS = 4096
+"""As many as a result of MySQL can have."""
+_FIRST_CODE = 1000
+"""The lowest code of an error of a server."""
 _BINARY = 63
 _TEXTS = frozenset(
     {
@@ -45,13 +52,24 @@ _header = struct.Struct("<I").unpack_from
 Convert = Callable[[bytes], Any]
 
 
-def read_answers(receive: Callable[[], bytes], decoders: Mapping[int, Any]) -> list[Result]:
-    """The results of all statements of a query that was sent. Nothing of them is left unread.
+def read_answers(
+    receive: Callable[[], bytes], decoders: Mapping[int, Any], count: int, sequence: int = 1
+) -> list[Result]:
+    """The results of all ``count`` statements of a query that was sent. Nothing of them is left unread.
 
     ``receive`` returns what has come, at least one byte; ``decoders`` are the driver's, by type of column,
-    for what is neither text nor integer. Raises the driver's error for the first statement that failed.
+    for what is neither text nor integer. ``sequence`` is how many packets the query had: they are numbered
+    on. Raises the driver's error for the first statement that failed.
     """
-    packets = _Packets(receive)
+    try:
+        return _read_answers(_Packets(receive, sequence), decoders, count)
+    except MySQLError:
+        raise
+    except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as exc:
+        raise _malformed(f"{type(exc).__name__}") from exc
+
+
+def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) -> list[Result]:
     results = []
     more = True
     while more:
@@ -62,18 +80,32 @@ def read_answers(receive: Callable[[], bytes], decoders: Mapping[int, Any]) -> l
             more = bool(first[at] & _MORE_RESULTS)
             results.append(Result((), matched))
             continue
-        converts = [_convert(packets.next(), decoders) for _ in range(_length(first, 0)[0])]
-        packets.next()  # the end of the columns
+        columns, at = _length(first, 0)
+        if at != len(first) or columns > _MOST_COLUMNS:
+            raise _malformed("neither a result nor its absence")
+        converts = [_convert(packets.next(), decoders) for _ in range(columns)]
+        if not _is_end(packets.next()):
+            raise _malformed("columns without an end")
         one = converts[0] if len(converts) == 1 else None
         rows = []
-        while not ((packet := packets.next())[0] == _EOF and len(packet) < _EOF_BELOW):
-            if one is not None and packet[0] < _NULL:  # what is read most: one short text
+        while not _is_end(packet := packets.next()):
+            if one is not None and packet[0] == len(packet) - 1 < _NULL:  # what is read most: one short text
                 rows.append((one(packet[1:]),))
             else:
                 rows.append(_row(packet, converts))
         more = bool(packet[3] & _MORE_RESULTS)
         results.append(Result(rows, len(rows)))
+    if len(results) != count or packets.left():
+        raise _malformed(f"{len(results)} results of {count} statements")
     return results
+
+
+def _malformed(what: str) -> OperationalError:
+    return OperationalError(CR.CR_MALFORMED_PACKET, f"the server's answer makes no sense: {what}")
+
+
+def _is_end(packet: bytes) -> bool:
+    return packet[0] == _EOF and len(packet) < _EOF_BELOW
 
 
 class _Packets:
@@ -81,11 +113,11 @@ class _Packets:
 
     __slots__ = ("_at", "_data", "_receive", "_sequence")
 
-    def __init__(self, receive: Callable[[], bytes]) -> None:
+    def __init__(self, receive: Callable[[], bytes], sequence: int) -> None:
         self._receive = receive
         self._data = b""
         self._at = 0
-        self._sequence = 1
+        self._sequence = sequence & 0xFF
 
     def next(self) -> bytes:
         """The next packet. Raises what it says if it is an error."""
@@ -96,8 +128,16 @@ class _Packets:
                 parts.append(self._one())
             packet = b"".join(parts)
         if packet[0] == _ERROR:
+            # With its state, and a code that a server gives: a damaged packet must not say that nothing was
+            # done where something was.
+            if packet[3:4] != b"#" or int.from_bytes(packet[1:3], "little") < _FIRST_CODE:
+                raise _malformed("an error that is none")
             raise_mysql_exception(packet)
         return packet
+
+    def left(self) -> bool:
+        """Whether more has come than was asked for."""
+        return self._at != len(self._data)
 
     def _one(self) -> bytes:
         data, at = self._data, self._at
@@ -141,6 +181,8 @@ def _row(packet: bytes, converts: Sequence[Convert]) -> tuple[Any, ...]:
         size, at = _length(packet, at)
         values.append(convert(packet[at : at + size]))
         at += size
+    if at != len(packet):
+        raise _malformed("values that are not as long as they say")
     return tuple(values)
 
 

@@ -300,7 +300,7 @@ class Batches:
                 if row is None:
                     cases[job_id] = Finish.MISSING
                 elif row.status != PROCESSED or row.gmt_modified != now:  # else: processed by this very call
-                    cases[job_id] = _ENDED[row.status]
+                    cases[job_id] = _ENDED.get(row.status, Finish.MISSING)  # a status of somebody else's
         self._mark_tried(server, self._shards.group(_those(cases, Finish.CANCELLED)).get(server, {}))
         return cases
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -12,22 +14,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pymysql
-from pymysql.constants import CLIENT, COMMAND, CR
+from pymysql.constants import CLIENT, COMMAND, CR, ER
 from sqlalchemy.engine import URL
-from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from toc.config import URL_FLAGS
 from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import READ_BYTES, keep_timeouts, reader
 from toc.store.answers import read_answers
+from toc.store.pool import Link, Pool
 from toc.store.server import Duplicate, Exchange, Locked, Lost, Result, Server, Statement, Transient
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
-_LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2055, 4031})
-"""Gone away, lost, killed, shut down, or failed at COMMIT: whether the batch took effect is not known."""
-_TRANSIENT = frozenset({1020, 1040, 1203, 1213, 1290, 1792, 1836})
-"""Deadlock, too many connections, read-only (a failover goes on): surely rolled back."""
+_LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
+"""Gone away, lost, killed, shut down, answered with nonsense, or failed at COMMIT: whether the batch took
+effect is not known."""
+_TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213, 1290, 1792, 1836})
+"""Deadlock, too many connections, read-only (a failover goes on), larger than a packet may be: surely rolled
+back."""
 _LOCKED = 1205
 """A lock on a row (innodb_lock_wait_timeout) or on a table (lock_wait_timeout) was not given in time."""
 _BEHIND = frozenset({1049, 1054, 1146})
@@ -44,6 +48,7 @@ _MOST_ANSWER_SECONDS = 0.003
 packet of its own: who reads at once wakes up for each."""
 
 _SESSION = (
+    "SELECT @@max_allowed_packet",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     (
         "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
@@ -52,6 +57,8 @@ _SESSION = (
 )
 TABLE_LOCK_SECONDS = 1
 """How long a batch waits for a table that somebody has locked (LOCK TABLES, a long ALTER); else a year."""
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error)
+"""What the driver raises, besides its own errors, when a greeting is damaged."""
 
 
 def connector(
@@ -97,11 +104,13 @@ def connector(
             raise ConfigError(
                 f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
             ) from exc
+        except _NONSENSE as exc:
+            raise pymysql.err.OperationalError(
+                CR.CR_MALFORMED_PACKET, f"its greeting cannot be followed ({type(exc).__name__}: {exc})"
+            ) from exc
         try:
-            with connection.cursor() as cursor:
-                cursor.execute(";".join(session))
-                while cursor.nextset():
-                    pass
+            limit, *_ = connection.batch(session)
+            connection.max_packet = limit.rows[0][0]
         except BaseException:
             connection.close()
             raise
@@ -145,6 +154,8 @@ class _Connection(pymysql.connections.Connection):
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
+    max_packet = 1 << 20
+    """How many bytes the server takes at once, at least until it has said so."""
 
     def connect(self, sock: Any = None) -> None:
         super().connect(sock)
@@ -165,25 +176,32 @@ class _Connection(pymysql.connections.Connection):
             self._contexts[settings] = context
         return context
 
-    def batch(self, sql: str, answers_after: float) -> list[Result]:
+    def batch(self, statements: Sequence[str], answers_after: float = 0.0) -> list[Result]:
         """Send statements; their results, read after so many seconds. Raises the driver's errors."""
-        self.ask(sql)
+        self.ask(statements)
         if answers_after:
             time.sleep(answers_after)
-        return self.answers()
+        return self.answers(len(statements))
 
-    def ask(self, sql: str) -> None:
+    def ask(self, statements: Sequence[str]) -> None:
         """Send statements whose results ``answers`` reads."""
         driver: Any = self
+        sql = ";".join(statements).encode()
+        if len(sql) >= self.max_packet:
+            # The server would hang up in the middle, which looks like a connection that broke.
+            raise pymysql.err.OperationalError(
+                ER.NET_PACKET_TOO_LARGE,
+                f"a batch of {len(sql)} bytes is larger than its max_allowed_packet ({self.max_packet})",
+            )
         driver._execute_command(COMMAND.COM_QUERY, sql)
 
-    def answers(self) -> list[Result]:
-        """The results of what was sent."""
+    def answers(self, count: int) -> list[Result]:
+        """The results of the ``count`` statements that were sent."""
         driver: Any = self
         if driver._current_timeout != driver._read_timeout:
             driver._sock.settimeout(driver._read_timeout)
             driver._current_timeout = driver._read_timeout
-        return read_answers(self._receive, driver.decoders)
+        return read_answers(self._receive, driver.decoders, count, driver._next_seq_id)
 
     def _receive(self) -> bytes:
         driver: Any = self
@@ -223,59 +241,47 @@ class MySqlServer(Server):
         write_timeout: float,
         pool_size: int,
     ) -> None:
-        pool = QueuePool(
-            connector(
-                url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
-            ),
-            pool_size=pool_size,
-            max_overflow=0,
-            timeout=connect_timeout + read_timeout,
-            use_lifo=True,  # few connections in use stay warm, the rest may idle
-            reset_on_return=None,  # every batch ends its own transaction; a ROLLBACK would cost a round trip
+        connect = connector(
+            url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
         )
+        pool = Pool(connect, pool_size, connect_timeout + read_timeout)
         super().__init__(server_name(url), databases, pool)
 
     def _execute(
         self,
-        connection: PoolProxiedConnection,
+        connection: Any,
         statements: Sequence[Statement],
         transaction: bool,
         patient: bool,
     ) -> list[Result]:
-        driver: Any = connection.driver_connection
-        parts = _with_parameters(driver, statements)
+        parts = _with_parameters(connection, statements)
         transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
         if transaction:
             parts = ["START TRANSACTION", *parts, "COMMIT"]
         after = min(len(parts) * _ANSWER_SECONDS, _MOST_ANSWER_SECONDS) if patient else 0.0
         try:
-            results: list[Result] = driver.batch(";".join(parts), after)
+            results: list[Result] = connection.batch(parts, after)
         except pymysql.err.MySQLError as exc:
             # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
             # would release the locks only when the server gets to notice.
             if transaction and _code(exc) not in _LOST:
-                try:
-                    connection.rollback()
-                except pymysql.err.MySQLError:
-                    connection.invalidate()
+                with contextlib.suppress(pymysql.err.MySQLError):
+                    connection.batch(["ROLLBACK"])
             raise
         return results[1:-1] if transaction else results
 
-    def _ask(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> None:
-        driver: Any = connection.driver_connection
-        driver.ask(
-            ";".join(sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements)
-        )
+    def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
+        link.driver.ask(_with_parameters(link.driver, statements))
+        link.answers = len(statements)
 
-    def _answered(self, connection: PoolProxiedConnection, seconds: float) -> bool:
-        return _readable(connection, seconds)
+    def _answered(self, link: Link, seconds: float) -> bool:
+        return _readable(link.driver, seconds)
 
-    def _answers(self, connection: PoolProxiedConnection) -> list[Result]:
-        driver: Any = connection.driver_connection
-        results: list[Result] = driver.answers()
+    def _answers(self, link: Link) -> list[Result]:
+        results: list[Result] = link.driver.answers(link.answers)
         return results
 
-    def _hung_up(self, connection: PoolProxiedConnection) -> bool:
+    def _hung_up(self, connection: Any) -> bool:
         # An idle connection has nothing to say: if its socket is readable, the server has closed it. Seeing
         # that before a batch is sent keeps "not sent" apart from "nobody knows".
         return _readable(connection, 0.0)
@@ -355,6 +361,10 @@ class MySqlServer(Server):
             f"HAVING MIN(next_time)<{end}"
         )
 
+    def by_whole_keys(self, name: str, where: str) -> str:
+        """A locking read. The index is named, lest a small table be read, and locked, row by row."""
+        return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} LOCK IN SHARE MODE"
+
     def union(self, selects: Iterable[str]) -> str:
         """Parentheses around each, which SQLite does not know."""
         return "(" + ") UNION ALL (".join(selects) + ")"
@@ -365,9 +375,9 @@ def _with_parameters(driver: Any, statements: Sequence[Statement]) -> list[str]:
     return [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
 
 
-def _readable(connection: PoolProxiedConnection, seconds: float) -> bool:
+def _readable(connection: Any, seconds: float) -> bool:
     """Whether the server has sent something, or hung up, within so many seconds."""
-    socket = getattr(connection.driver_connection, "_sock", None)
+    socket = connection._sock  # the driver has no public way to it
     if socket is None:
         return True
     poll = select.poll()

@@ -4,14 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 
-from toc.store.server import Result, Server, Statement
+from toc.store.server import Result, Server, Statement, Transient
 from toc.task import TaskRow, TryRow
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
 _BINARY = frozenset({"biz_key", "dedup_key"})
+_NUMBERS = tuple(
+    place
+    for place, name in enumerate(TaskRow._fields)
+    if name not in ("biz_key", "attribute", "dedup_key", "last_error")
+)
 _INSERT = f"({','.join(TaskRow._fields)}) VALUES "
 _VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s)"
 """A row of it: %d takes nothing but a number; what may be NULL is NULL or the place of a parameter."""
@@ -48,14 +54,38 @@ def try_columns(server: Server) -> str:
 def try_rows(results: Iterable[Result]) -> list[TryRow]:
     """The rows of all results of ``try_columns``; as ``lease`` the number of who has one, 0 for nobody."""
     rows = []
-    for result in results:
-        for (text,) in result.rows:
-            parts = text.split(",", 11)
-            key = parts[10]
-            parts[10] = None if key == "-" else bytes.fromhex(key).decode()
-            parts[:10] = map(int, parts[:10])
-            rows.append(TryRow._make(parts))
+    with understood():
+        for result in results:
+            for (text,) in result.rows:
+                parts = text.split(",", 11)
+                key = parts[10]
+                parts[10] = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
+                parts[:10] = map(int, parts[:10])
+                rows.append(TryRow._make(parts))
     return rows
+
+
+def number_rows(results: Iterable[Result], count: int) -> list[list[int]]:
+    """The rows of all results of one text each: so many numbers, joined by commas."""
+    with understood():
+        rows = [list(map(int, text.split(","))) for result in results for (text,) in result.rows]
+        if any(len(row) != count for row in rows):
+            raise ValueError
+    return rows
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """What a server answered is read within the block; raises Transient if that makes no sense.
+
+    A damaged packet may yet be whole. Read again, it says something else.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise Transient(
+            f"the task table answered what makes no sense ({type(exc).__name__}); try again"
+        ) from exc
 
 
 def numbers(values: Iterable[int]) -> str:
@@ -63,9 +93,13 @@ def numbers(values: Iterable[int]) -> str:
     return ",".join(map(int.__repr__, values))
 
 
-def task_rows(results: Iterable[Result]) -> list[TaskRow]:
+def task_rows(results: Sequence[Result]) -> list[TaskRow]:
     """The rows of all results."""
-    return [TaskRow._make(row) for result in results for row in result.rows]
+    with understood():
+        for result in results:
+            if result.rows and not all(isinstance(result.rows[0][place], int) for place in _NUMBERS):
+                raise TypeError  # all rows of a result are of one kind
+        return [TaskRow._make(row) for result in results for row in result.rows]
 
 
 def unions(server: Server, selects: Sequence[str]) -> list[Statement]:
@@ -89,7 +123,7 @@ def select_by_id(
 
 
 def select_by_dedup(server: Server, name: str, rows: Sequence[TaskRow]) -> list[Statement]:
-    """The rows of one table that hold the dedup_keys of these, which all have one."""
+    """The committed rows of one table that hold the dedup_keys of these, which all have one."""
     what = columns(server)
     one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
     statements = []
@@ -97,7 +131,7 @@ def select_by_dedup(server: Server, name: str, rows: Sequence[TaskRow]) -> list[
         part = rows[first : first + KEYS]
         where = " OR ".join([one % (row.biz_id, row.biz_type) for row in part])
         keys = [row.dedup_key.encode() for row in part if row.dedup_key is not None]
-        statements.append(Statement(f"SELECT {what} FROM {name} WHERE {where}", keys))
+        statements.append(Statement(f"SELECT {what} FROM {server.by_whole_keys(name, where)}", keys))
     return statements
 
 

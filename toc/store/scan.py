@@ -105,8 +105,7 @@ class Scans:
             ]
             results = server.run([*first, *sql.unions(server, pages)], outwait=False)
             stirring = [row[0] for result in results[: len(first)] for row in result.rows]
-            found = [row for result in results[len(first) :] for row in result.rows]
-            numbers = [tuple(map(int, text.split(","))) for (text,) in found]
+            numbers = sql.number_rows(results[len(first) :], len(DueRow._fields) if whole else 2)
             rows = list(map(DueRow._make, numbers)) if whole else []
             ids: dict[int, list[tuple[int, int]]] = {}
             for job_id, due in ((row.job_id, row.next_time) for row in rows) if whole else numbers:
@@ -190,8 +189,8 @@ class Scans:
                 for table, start in part.items()
             ]
             results = server.run(sql.unions(server, selects), outwait=False)
-            numbers = [list(map(int, text.split(","))) for result in results for (text,) in result.rows]
-            return [(table, DueRow._make(rest)) for table, *rest in numbers]
+            numbers = sql.number_rows(results, 1 + len(DueRow._fields))
+            return [(table, DueRow._make(rest)) for table, *rest in numbers if table in part]
 
         parts = self._shards.each(self._shards.group_tables(starts), send)
         return [found for part in parts.results for found in part], parts.failed
@@ -228,7 +227,7 @@ def _columns(server: Server, names: Sequence[str]) -> str:
 
 def _due_rows(server: Server, selects: Sequence[str]) -> list[DueRow]:
     results = server.run(sql.unions(server, selects), outwait=False)
-    return [DueRow._make(map(int, text.split(","))) for result in results for (text,) in result.rows]
+    return list(map(DueRow._make, sql.number_rows(results, len(DueRow._fields))))
 
 
 def _by_time(pair: tuple[int, int]) -> tuple[int, int]:

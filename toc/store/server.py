@@ -12,12 +12,10 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import PoolProxiedConnection, QueuePool
+from typing import Any, NamedTuple, NoReturn
 
 from toc.errors import StoreUnavailable
+from toc.store.pool import Busy, Link, Pool
 
 Param = str | bytes | None
 """What may be a parameter; everything else is a number and stands in the SQL."""
@@ -66,12 +64,12 @@ class Duplicate(Exception):
 class Server(ABC):
     """A server, the databases that it holds, and a pool of connections to it. Thread-safe."""
 
-    def __init__(self, name: str, databases: Sequence[int], pool: QueuePool) -> None:
+    def __init__(self, name: str, databases: Sequence[int], pool: Pool) -> None:
         self.name = name
         """host:port, or the path of a SQLite file: for messages, never a password."""
         self.databases = databases
         self._pool = pool
-        self._inherited: list[QueuePool] = []
+        self._inherited: list[Pool] = []
 
     def run(
         self,
@@ -113,14 +111,13 @@ class Server(ABC):
         None if no connection stands idle: then ``run`` would have to open one, which takes as long as the
         server likes. Raises what ``run`` raises.
         """
-        while self._pool.checkedin():
-            connection = self._checkout(fresh_stands=True, reopen=False)
-            if connection is not None:
+        while (link := self._pool.take_idle()) is not None:
+            if self._stands(link, fresh_stands=True):
                 try:
-                    self._ask(connection, statements)
+                    self._ask(link, statements)
                 except BaseException as exc:
-                    raise self._broken(connection, exc) from exc
-                return Exchange(self, connection)
+                    self._break_off(link, exc)
+                return Exchange(self, link)
         return None
 
     def after_fork(self) -> None:
@@ -130,71 +127,72 @@ class Server(ABC):
 
     def close(self) -> None:
         """Close the idle connections. The server can still be used; it connects again."""
-        self._pool.dispose()
+        self._pool.close()
 
     def _send(
         self, statements: Sequence[Statement], transaction: bool, fresh_stands: bool, patient: bool
     ) -> list[Result]:
-        connection = self._checkout(fresh_stands)
-        assert connection is not None  # noqa: S101 - for the type checker: it may open one
+        # Left at any point by an exception from outside, the connection is with nobody, and so is closed.
+        link = self._checkout(fresh_stands)
         try:
-            results = self._execute(connection, statements, transaction, patient)
+            results = self._execute(link.driver, statements, transaction, patient)
         except BaseException as exc:
-            error = self._broken(connection, exc)
-            if error is exc:
-                raise
-            raise error from exc
-        self._used(connection)
+            self._break_off(link, exc, over=not transaction)
+        self._pool.give(link)
         return results
 
-    def _broken(self, connection: PoolProxiedConnection, exc: BaseException) -> BaseException:
-        """The named error for what broke an exchange off; its connection is given up where it must be."""
+    def _break_off(self, link: Link, exc: BaseException, *, over: bool = False) -> NoReturn:
+        """Raise the named error for what broke an exchange off, whose connection is given up.
+
+        A duplicate is everyday life, and its connection is kept where nothing was begun that is not ``over``.
+        """
         error = self.translate(exc, sent=True) if isinstance(exc, Exception) else exc
-        if isinstance(error, Duplicate) and connection.is_valid:
-            connection.close()  # back to the pool: this error is everyday life, and it was rolled back
-        elif connection.is_valid:
-            # Half-read results or an open transaction must not reach the next user.
-            connection.invalidate()
-        return error
+        if isinstance(error, Duplicate) and over:
+            self._pool.give(link)
+        else:
+            self._pool.drop(link)  # half-read results or an open transaction must not reach the next user
+        if error is exc:
+            raise exc
+        raise error from exc
 
-    def _used(self, connection: PoolProxiedConnection) -> None:
-        """An exchange has ended well: its connection is idle again."""
-        connection.info["used"] = time.monotonic()
-        connection.close()
-
-    def _checkout(self, fresh_stands: bool, *, reopen: bool = True) -> PoolProxiedConnection | None:
-        """A connection that stands, as far as can be seen; None if it would have to be opened anew."""
+    def _checkout(self, fresh_stands: bool) -> Link:
         while True:
             try:
-                connection = self._pool.connect()
-            except PoolTimeout as exc:
+                link = self._pool.take()
+            except Busy as exc:
                 raise StoreUnavailable(f"{self.name}: all connections of this process are busy") from exc
             except Exception as exc:
-                raise self.translate(exc, sent=False) from exc
-            used = connection.info.get("used")
-            fresh = used is None or (fresh_stands and time.monotonic() - used < FRESH_SECONDS)
-            if fresh or not self._hung_up(connection):
-                return connection
-            connection.invalidate()
-            if not reopen:
-                return None
+                error = self.translate(exc, sent=False)
+                if error is exc:
+                    raise
+                raise error from exc
+            if self._stands(link, fresh_stands):
+                return link
+
+    def _stands(self, link: Link, fresh_stands: bool) -> bool:
+        """Whether a connection stands, as far as can be seen; else it is given up."""
+        fresh = link.used is None or (fresh_stands and time.monotonic() - link.used < FRESH_SECONDS)
+        if fresh or not self._hung_up(link.driver):
+            return True
+        self._pool.drop(link)
+        return False
 
     @abstractmethod
-    def _ask(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> None:
+    def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
         """Send statements whose answers ``_answers`` reads."""
 
     @abstractmethod
-    def _answered(self, connection: PoolProxiedConnection, seconds: float) -> bool:
+    def _answered(self, link: Link, seconds: float) -> bool:
         """Wait so long at most for the first answer; whether it is there."""
 
     @abstractmethod
-    def _answers(self, connection: PoolProxiedConnection) -> list[Result]:
+    def _answers(self, link: Link) -> list[Result]:
         """Read the answers to what ``_ask`` has sent."""
 
     @abstractmethod
     def _execute(
         self,
-        connection: PoolProxiedConnection,
+        connection: Any,
         statements: Sequence[Statement],
         transaction: bool,
         patient: bool,
@@ -202,7 +200,7 @@ class Server(ABC):
         """Run the statements on this connection; on an error roll back as well as still possible."""
 
     @abstractmethod
-    def _hung_up(self, connection: PoolProxiedConnection) -> bool:
+    def _hung_up(self, connection: Any) -> bool:
         """Whether the server has closed this idle connection (restart, wait_timeout)."""
 
     @abstractmethod
@@ -253,6 +251,13 @@ class Server(ABC):
         """An expression that joins numbers and texts, none of them NULL, with commas."""
 
     @abstractmethod
+    def by_whole_keys(self, name: str, where: str) -> str:
+        """The task table ``name`` where whole keys of its unique index are equal to some: what follows FROM.
+
+        Rows that are being inserted under such a key are waited for, and no other row is locked.
+        """
+
+    @abstractmethod
     def union(self, selects: Iterable[str]) -> str:
         """UNION ALL of selects that may have their own ORDER BY and LIMIT."""
 
@@ -267,25 +272,22 @@ class Server(ABC):
 class Exchange:
     """Statements that a server was sent, whose answers are not read yet. One thread at a time may use it."""
 
-    def __init__(self, server: Server, connection: PoolProxiedConnection) -> None:
+    def __init__(self, server: Server, link: Link) -> None:
         self._server = server
-        self._connection = connection
-        self.driver: Any = connection.driver_connection
+        self._link = link
+        self.driver: Any = link.driver
 
     def answered(self, seconds: float) -> bool:
         """Wait so long at most; whether the answers have begun to come."""
-        return self._server._answered(self._connection, seconds)
+        return self._server._answered(self._link, seconds)
 
     def results(self) -> list[Result]:
         """The answers, waited for as long as the time-outs allow. To be called once. Raises as ``run``."""
         try:
-            results = self._server._answers(self._connection)
+            results = self._server._answers(self._link)
         except BaseException as exc:
-            error = self._server._broken(self._connection, exc)
-            if error is exc:
-                raise
-            raise error from exc
-        self._server._used(self._connection)
+            self._server._break_off(self._link, exc)
+        self._server._pool.give(self._link)
         return results
 
 

@@ -7,7 +7,8 @@ import random
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Generic, TypeVar
 
 from sqlalchemy.engine import URL, make_url
@@ -20,6 +21,7 @@ from toc.store.mysql import MySqlServer
 from toc.store.schema import TOPIC_TABLE, task_table_name
 from toc.store.server import Locked, Server, Transient
 from toc.store.sqlite import SqliteServer
+from toc.store.threads import Threads
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -194,18 +196,13 @@ class Shards:
         if len(work) == 1:
             ((server, tables),) = work.items()
             return self._ask(server, tables, do, writes=writes, gated=gated)
-        futures = [
-            self._threads.submit(self._ask, server, tables, do, writes=writes, gated=gated)
-            for server, tables in work.items()
-        ]
-        errors = [future.exception() for future in futures]
-        for error in errors:
-            if error is not None:
-                raise error
         parts: Parts[R] = Parts()
-        for future in futures:
-            parts.results += future.result().results
-            parts.failed |= future.result().failed
+        for part in self._threads.all(
+            partial(self._ask, server, tables, do, writes=writes, gated=gated)
+            for server, tables in work.items()
+        ):
+            parts.results += part.results
+            parts.failed |= part.failed
         return parts
 
     def _ask(
@@ -273,23 +270,28 @@ class Shards:
         """
         if len(self.servers) == 1:
             return {server: do(server) for server in self.servers}
-        futures = {server: self._threads.submit(do, server) for server in self.servers}
-        errors = [future.exception() for future in futures.values()]
-        for error in errors:
-            if error is not None:
-                raise error
-        return {server: future.result() for server, future in futures.items()}
+        found = self._threads.all(partial(do, server) for server in self.servers)
+        return dict(zip(self.servers, found, strict=True))
 
     def soon(self, do: Callable[[], R]) -> Future[R]:
-        """Do it on another thread: for callers that must not wait."""
-        return self._threads.submit(do)
+        """Do it on another thread: for callers that must not wait, on threads that no signal handler uses."""
+        future: Future[R] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(do())
+            except BaseException as exc:
+                future.set_exception(exc)
+
+        self._threads.begin(run)
+        return future
 
     def close(self) -> None:
         """Close idle connections and threads."""
         for health in self.health.values():
             health.close()
         threads, self._threads = self._threads, self._new_threads()
-        threads.shutdown()
+        threads.close()
         for server in self.servers:
             server.close()
 
@@ -300,8 +302,8 @@ class Shards:
             server.after_fork()
             self.health[server].after_fork()
 
-    def _new_threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(4 * len(self.servers), "toc-store")  # starts threads only when used
+    def _new_threads(self) -> Threads:
+        return Threads(4 * len(self.servers), "toc-store")  # starts threads only when used
 
 
 def _parse(text: str) -> URL:

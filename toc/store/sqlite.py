@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy.engine import URL
-from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.store.pool import Link, Pool
 from toc.store.server import Duplicate, Exchange, Result, Server, Statement, Transient
 
 
@@ -60,14 +60,7 @@ class SqliteServer(Server):
     def __init__(self, url: URL, *, busy_timeout: float, pool_size: int) -> None:
         self._path = path_of(url)
         self._busy_timeout = busy_timeout
-        pool = QueuePool(
-            connector(url, busy_timeout),
-            pool_size=pool_size,
-            max_overflow=0,
-            timeout=busy_timeout,
-            use_lifo=True,
-            reset_on_return=None,
-        )
+        pool = Pool(connector(url, busy_timeout), pool_size, busy_timeout)
         super().__init__(str(self._path), [0], pool)
         self._writing = threading.Lock()
 
@@ -78,7 +71,7 @@ class SqliteServer(Server):
 
     def _execute(
         self,
-        connection: PoolProxiedConnection,
+        connection: Any,
         statements: Sequence[Statement],
         transaction: bool,
         patient: bool,  # noqa: ARG002 - it has no network to wait for
@@ -96,17 +89,18 @@ class SqliteServer(Server):
                 raise
             return results
 
-    def _ask(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> None:
-        connection.info["answers"] = self._loop(connection, statements)  # there is nobody to wait for
+    def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
+        link.answers = self._loop(link.driver, statements)  # there is nobody to wait for
 
-    def _answered(self, connection: PoolProxiedConnection, seconds: float) -> bool:  # noqa: ARG002
+    def _answered(self, link: Link, seconds: float) -> bool:  # noqa: ARG002
         return True
 
-    def _answers(self, connection: PoolProxiedConnection) -> list[Result]:
-        results: list[Result] = connection.info.pop("answers")
+    def _answers(self, link: Link) -> list[Result]:
+        results: list[Result] = link.answers
+        link.answers = None
         return results
 
-    def _begin(self, connection: PoolProxiedConnection) -> None:
+    def _begin(self, connection: Any) -> None:
         # SQLite itself would look for the lock after 1, 2, 5, 10, ... 100 ms: others overtake it, and tasks
         # are late. Here every waiting process looks every millisecond.
         cursor = connection.cursor()
@@ -124,7 +118,7 @@ class SqliteServer(Server):
         cursor.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout * 1000)}")
         cursor.close()
 
-    def _loop(self, connection: PoolProxiedConnection, statements: Sequence[Statement]) -> list[Result]:
+    def _loop(self, connection: Any, statements: Sequence[Statement]) -> list[Result]:
         cursor = connection.cursor()
         results = []
         for sql, params in statements:
@@ -133,7 +127,7 @@ class SqliteServer(Server):
         cursor.close()
         return results
 
-    def _hung_up(self, connection: PoolProxiedConnection) -> bool:  # noqa: ARG002 - there is no other end
+    def _hung_up(self, connection: Any) -> bool:  # noqa: ARG002 - there is no other end
         return False
 
     def translate(self, exc: Exception, *, sent: bool) -> Exception:  # noqa: ARG002 - nothing is sent
@@ -198,6 +192,10 @@ class SqliteServer(Server):
             f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "
             f"AND next_time<{end} LIMIT 1"
         )
+
+    def by_whole_keys(self, name: str, where: str) -> str:
+        """It has one writer at a time, so nobody's insert is under way."""
+        return f"{name} WHERE {where}"
 
     def union(self, selects: Iterable[str]) -> str:
         """Each in a subquery: only there may it have its own ORDER BY and LIMIT."""

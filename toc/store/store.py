@@ -22,7 +22,7 @@ from toc.store.history import FailedTry, parse
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.scan import Scans
 from toc.store.select import Selection, Selections
-from toc.store.server import TRIES, Statement
+from toc.store.server import TRIES, Server, Statement
 from toc.store.shards import Answers, Layout, Shards, Trouble
 from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
@@ -77,6 +77,7 @@ class Store:
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""
+        self._submitter.close()
         self._shards.close()
 
     def check(self) -> None:
@@ -162,25 +163,41 @@ class Store:
 
         A row that is leased counts as tried: a lease is committed before a handler starts without the index.
         """
-        table = self._shards.table_of(job_id)
-        server, name = self._shards.server_of[table], self._shards.names[table]
+        return self.cancel_many([job_id]).get(job_id, (False, None))
+
+    def cancel_many(self, job_ids: Iterable[int]) -> dict[int, tuple[bool, TaskRow]]:
+        """Cancel those of the tasks that are pending, in one transaction for each server, one by one.
+
+        Returns of each that there is whether this call did it, and its row as it was before.
+        """
+        found: dict[int, tuple[bool, TaskRow]] = {}
+        for server, ids in self._shards.group(job_ids).items():
+            found.update(self._cancel(server, ids))
+        return found
+
+    def _cancel(
+        self, server: Server, ids: Mapping[int, Sequence[int]]
+    ) -> Iterable[tuple[int, tuple[bool, TaskRow]]]:
         now = self._stamp()
-        ended, where = server.instant(now), f"job_id={job_id:d}"
+        ended = server.instant(now)
         tried = LEASED_IS_TRIED.format(greatest=server.greatest)
         what = sql.columns(server, attempts=tried)
-        statements = [
-            Statement(f"SELECT {what} FROM {name} WHERE {where}{server.for_update}"),
-            Statement(
-                f"UPDATE {name} SET status={CANCELLED},attempts={tried},next_time={ended},"
-                f"gmt_modified={ended} WHERE {where} AND status={PENDING}"
-            ),
-        ]
-        read, update = server.run(statements, transaction=True)
-        row = next(iter(sql.task_rows([read])), None)
-        if row is not None and row.status == CANCELLED and row.gmt_modified == now:
-            # Cancelled by this very call, whose first answer was lost.
-            return True, row._replace(status=PENDING, next_time=row.action_time)
-        return update.matched == 1, row
+        statements = []
+        for table, part in ids.items():
+            name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
+            statements.append(Statement(f"SELECT {what} FROM {name} WHERE {where}{server.for_update}"))
+            statements.append(
+                Statement(
+                    f"UPDATE {name} SET status={CANCELLED},attempts={tried},next_time={ended},"
+                    f"gmt_modified={ended} WHERE {where} AND status={PENDING}"
+                )
+            )
+        for row in sql.task_rows(server.run(statements, transaction=True)[::2]):
+            if row.status == CANCELLED and row.gmt_modified == now:
+                # Cancelled by this very call, whose first answer was lost.
+                yield row.job_id, (True, row._replace(status=PENDING, next_time=row.action_time))
+            else:
+                yield row.job_id, (row.status == PENDING, row)  # locked as it was read
 
     def reschedule(self, job_id: int, action_time: int) -> tuple[bool, TaskRow | None]:
         """Give a pending task a new deadline (milliseconds), all its tries, and version + 1.

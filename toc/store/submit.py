@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table, select
@@ -29,6 +29,7 @@ from toc.store import rows as sql
 from toc.store.schema import task_table
 from toc.store.server import Duplicate, Lost, Server, Statement
 from toc.store.shards import Shards
+from toc.store.threads import Threads
 from toc.task import TaskRow
 
 CHUNK_ROWS = 1000
@@ -41,6 +42,8 @@ RESEND_SECONDS = 5.0
 
 OVERLAP = 3
 """Chunks of one call under way at once: while the server works on one, the SQL of the next is written."""
+THREADS = 8
+"""Chunks of all calls under way at once."""
 
 Then = Callable[[Sequence[TaskRow], Sequence[int]], None]
 """What follows for rows as soon as they are stored under these job_ids."""
@@ -63,6 +66,11 @@ class Submitter:
         self._job_ids = job_ids
         self._identities: dict[Server, tuple[Any, ...] | None] = {}
         self._core: dict[int, Table] = {}
+        self._threads = Threads(THREADS, "toc-submit")
+
+    def close(self) -> None:
+        """End the threads. May be called twice; it can be used again."""
+        self._threads.close()
 
     def insert(self, row: TaskRow) -> int:
         """Store one row in one round trip and return its job_id (see Store.insert)."""
@@ -122,24 +130,21 @@ class Submitter:
             yield chunk, outcome(lambda: store(server, chunk))
             return
         waiting = deque(chunks)
-        running: deque[tuple[list[int], Future[list[int]]]] = deque()
-        with ThreadPoolExecutor(OVERLAP, "toc-submit") as threads:
-            while waiting or running:
-                while waiting and len(running) < OVERLAP:
-                    server, chunk = waiting.popleft()
-                    running.append((chunk, threads.submit(store, server, chunk)))
-                chunk, future = running.popleft()
-                result = outcome(future.result)
-                if not isinstance(result, list):
-                    waiting.clear()
-                yield chunk, result
+        running: deque[tuple[list[int], Callable[[], list[int]]]] = deque()
+        while waiting or running:
+            while waiting and len(running) < OVERLAP:
+                server, chunk = waiting.popleft()
+                running.append((chunk, self._threads.begin(partial(store, server, chunk))))
+            chunk, end = running.popleft()
+            result = outcome(end)
+            if not isinstance(result, list):
+                waiting.clear()
+            yield chunk, result
 
     def _find_stored(self, indexes: Iterable[int], rows: Sequence[TaskRow], stored: dict[int, int]) -> None:
         """Note which dedup_keys are stored already: a conflict is known before anything is written."""
         keyed = [index for index in indexes if rows[index].dedup_key is not None]
-        by_table: dict[int, list[TaskRow]] = {}
-        for index in keyed:
-            by_table.setdefault(self._shards.table_of(rows[index].job_id), []).append(rows[index])
+        by_table = self._keyed(rows[index] for index in keyed)
         found: dict[DedupKey, TaskRow] = {}
         for server, part in self._shards.group_tables(by_table).items():
             found.update(self._by_dedup(server, part))
@@ -184,7 +189,10 @@ class Submitter:
                 time.sleep(0 if isinstance(cause, Duplicate) else 0.025 * 2**attempt)
             try:
                 statements = self._inserts(todo.values())
-                server.run(statements, transaction=len(statements) > 1, again=False)
+                many = len(statements) > 1
+                if len(rows) == 1:  # of many the keys were looked up before
+                    statements = [*self._looks(server, self._keyed(rows)), *statements]
+                server.run(statements, transaction=many, again=False)
                 done.update({index: row.job_id for index, row in todo.items()})
                 todo = {}
             except Lost as exc:
@@ -227,11 +235,7 @@ class Submitter:
                 server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
             )
         }
-        keyed: dict[int, list[TaskRow]] = {}
-        for row in todo.values():
-            if row.dedup_key is not None:
-                keyed.setdefault(self._shards.table_of(row.job_id), []).append(row)
-        by_key = self._by_dedup(server, keyed)
+        by_key = self._by_dedup(server, self._keyed(todo.values()))
         remaining: dict[int, TaskRow] = {}
         taken = set(by_id)
         for index, row in todo.items():
@@ -250,13 +254,29 @@ class Submitter:
     def _renamed(self, row: TaskRow) -> TaskRow:
         return row._replace(job_id=self._job_ids.make(row.job_id >> 12 & 1023))
 
-    def _by_dedup(self, server: Server, by_table: dict[int, list[TaskRow]]) -> dict[DedupKey, TaskRow]:
-        statements: list[Statement] = []
-        for table, part in by_table.items():
-            statements += sql.select_by_dedup(server, self._shards.names[table], part)
-        if not statements:
-            return {}
-        return {_key(row): row for row in sql.task_rows(server.run(statements))}
+    def _keyed(self, rows: Iterable[TaskRow]) -> dict[int, list[TaskRow]]:
+        """Those that have a dedup_key, by table."""
+        keyed: dict[int, list[TaskRow]] = {}
+        for row in rows:
+            if row.dedup_key is not None:
+                keyed.setdefault(self._shards.table_of(row.job_id), []).append(row)
+        return keyed
+
+    def _looks(self, server: Server, keyed: dict[int, list[TaskRow]]) -> list[Statement]:
+        """What reads the rows that hold these dedup_keys, and first waits for transactions that insert one.
+
+        An INSERT would wait, too; but while it waits, and afterwards in a caller's transaction, it locks the
+        gap before the row as well, and with it every biz_id in between.
+        """
+        names = self._shards.names
+        return [
+            statement
+            for table, part in keyed.items()
+            for statement in sql.select_by_dedup(server, names[table], part)
+        ]
+
+    def _by_dedup(self, server: Server, keyed: dict[int, list[TaskRow]]) -> dict[DedupKey, TaskRow]:
+        return {_key(row): row for row in sql.task_rows(server.run(self._looks(server, keyed)))}
 
     # --- in the caller's transaction ---------------------------------------------------------------------
 
@@ -267,23 +287,25 @@ class Submitter:
         core = self._core_table(table)
         try:
             self._check_server(connection, server)
+            clashed = False
             for _ in range(TRIES):
                 if row.dedup_key is not None:
                     other = _look(connection, core, row)
+                    other = other or self._by_dedup(server, self._keyed([row])).get(_key(row))
                     if other is not None:
                         return _same_task(row, other)
+                if clashed:  # and not with another's dedup_key, so the job_id is taken
+                    row = self._renamed(row)
                 try:
                     connection.execute(core_insert(core).values(_values(row)))
-                except IntegrityError:
-                    # The statement alone was undone. Either somebody else's dedup_key came in between, which
-                    # the next look finds, or the job_id is taken.
-                    if row.dedup_key is None or _look(connection, core, row) is None:
-                        row = self._renamed(row)
+                except IntegrityError:  # the statement alone was undone
+                    clashed = True
                 else:
                     return row.job_id
         except DBAPIError as exc:
             if isinstance(exc.orig, Exception):
-                raise server.translate(exc.orig, sent=True) from exc
+                # Not from SQLAlchemy's own, whose text quotes the row with its attribute.
+                raise server.translate(exc.orig, sent=True) from exc.orig
             raise
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
 
@@ -318,13 +340,16 @@ class Submitter:
 
 
 def _look(connection: Connection, core: Table, row: TaskRow) -> TaskRow | None:
-    """The row that holds this dedup_key, as committed now: a snapshot of the caller's could be older."""
+    """The row that holds this dedup_key, if the caller's transaction sees one: its own above all.
+
+    A plain read. One that locks would, at REPEATABLE READ, lock the gap where it finds nothing until the
+    caller's transaction ends: every biz_id in it, often all those to come.
+    """
     assert row.dedup_key is not None  # noqa: S101 - for the type checker
     found = connection.execute(
         select(*[core.c[name] for name in TaskRow._fields])
         .where(core.c.biz_id == row.biz_id, core.c.biz_type == row.biz_type)
         .where(core.c.dedup_key == row.dedup_key.encode())
-        .with_for_update(read=True)
     ).first()
     if found is None:
         return None

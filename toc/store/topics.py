@@ -132,7 +132,7 @@ class TopicTable:
         for row in result.rows:
             try:
                 topics.append((_topic(dict(zip(_FIELDS, row, strict=False))), row[-1]))
-            except ValueError as exc:  # a newer version's, or changed by hand: the others go on
+            except (ValueError, TypeError) as exc:  # a newer version's, or changed by hand: the others go on
                 log.warning("topic_not_understood", topic=row[0], error=str(exc))
         return topics
 

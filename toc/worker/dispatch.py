@@ -20,6 +20,7 @@ from typing import Any
 
 from toc.catalog import TopicCatalog
 from toc.clock import Clock
+from toc.errors import UnreadableTask
 from toc.handler import Handler
 from toc.log import get_logger
 from toc.task import Task
@@ -344,10 +345,11 @@ class Dispatcher:
             self._report(entry, None)
 
     def _run_batch(self, batch: list[Entry]) -> None:
+        unreadable: dict[int, BaseException | None] = {}
         try:
-            outcome = batch[0].handler.call([_task(entry) for entry in batch])
+            outcome = batch[0].handler.call(_tasks(batch, unreadable))
             check_done(outcome)
-            errors = per_task(outcome, batch)
+            errors = {**per_task(outcome, batch), **unreadable}
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
         for entry in batch:
@@ -401,12 +403,13 @@ class Dispatcher:
 
     async def _await_batch(self, batch: list[Entry], line: _AsyncLine) -> None:
         handler = batch[0].handler
-        errors: Mapping[int, BaseException | None] = {}
+        errors: dict[int, BaseException | None] = {}
         try:
             if handler.batch is None:
                 await handler.call(_task(batch[0]))
             else:
-                errors = per_task(await handler.call([_task(entry) for entry in batch]), batch)
+                outcome = await handler.call(_tasks(batch, errors))
+                errors = {**per_task(outcome, batch), **errors}
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
         try:
@@ -441,6 +444,22 @@ class Dispatcher:
 
 def _task(entry: Entry) -> Task:
     return entry.row.to_task(entry.topic.name)
+
+
+def _tasks(batch: Sequence[Entry], unreadable: dict[int, BaseException | None]) -> list[Task]:
+    """The tasks of a batch. Those that cannot be read fail alone: their errors are put into ``unreadable``.
+
+    Raises UnreadableTask when none can be read.
+    """
+    tasks = []
+    for entry in batch:
+        try:
+            tasks.append(_task(entry))
+        except UnreadableTask as exc:
+            unreadable[entry.job_id] = exc
+            if len(unreadable) == len(batch):
+                raise
+    return tasks
 
 
 def check_done(outcome: Any) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from toc.clock import Clock
 from toc.errors import IndexUnavailable
 from toc.failpoint import failpoint
-from toc.log import get_logger
+from toc.log import get_logger, stack
 from toc.metrics import LATENESS, RUNTIME, TRIES, Step
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
@@ -446,7 +446,7 @@ class Flusher:
                 log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
                 left = entry.topic.remaining(failure.new_attempts)
                 moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
-            log.debug("handler_raised", exc_info=error, **about)
+            log.debug("handler_raised", stack=stack(error), **about)
         return lost
 
     def _by_row(self, entries: list[Entry], moves: Moves) -> dict[int, Trouble]:

@@ -31,6 +31,10 @@ class Stats:
     """Replies that the server sent and no client ever saw."""
     delayed: int = 0
     """Pieces that were held back for a while."""
+    cut_short: int = 0
+    """Replies of which a client saw the first bytes alone."""
+    flipped: int = 0
+    """Replies in which one byte was changed."""
 
 
 @dataclass
@@ -42,6 +46,15 @@ class _Rule:
     probability: float
     quiet: float
     refuse: bool
+    dice: random.Random
+
+
+@dataclass
+class _Damage:
+    """How replies are damaged."""
+
+    cut: float
+    flip: float
     dice: random.Random
 
 
@@ -71,6 +84,7 @@ class Proxy:
         self._seed = seed
         self._pairs: set[_Pair] = set()
         self._rule: _Rule | None = None
+        self._damage: _Damage | None = None
         self._refusing = False
         self._delay = 0.0
         self._loop = asyncio.new_event_loop()
@@ -127,6 +141,12 @@ class Proxy:
     def eat_nothing(self) -> None:
         """End ``eat``."""
         self._rule = None
+
+    def damage(self, *, cut: float = 0.0, flip: float = 0.0) -> None:
+        """Damage shares of the pieces of replies: cut them off at a random byte, with their connection;
+        or change one byte. Without a share: damage none.
+        """
+        self._damage = _Damage(cut, flip, random.Random(self._seed)) if cut or flip else None
 
     # --- life
 
@@ -217,8 +237,28 @@ class Proxy:
                     self.stats.delayed += 1
                     await asyncio.sleep(self._delay)
                 await self._flow.wait()
+                whole = len(data)
+                data = self._damaged(data)
                 pair.client.write(data)
                 await pair.client.drain()
+                if len(data) < whole:
+                    return
+
+    def _damaged(self, data: bytes) -> bytes:
+        damage = self._damage
+        if damage is None:
+            return data
+        luck = damage.dice.random()
+        at = damage.dice.randrange(len(data))
+        if luck < damage.cut:
+            self.stats.cut_short += 1
+            return data[:at]
+        if luck < damage.cut + damage.flip:
+            self.stats.flipped += 1
+            changed = bytearray(data)
+            changed[at] ^= damage.dice.randrange(1, 256)
+            return bytes(changed)
+        return data
 
     def _end(self, pair: _Pair, *, flush: bool) -> None:
         """Hang up on both sides, at once or when what was relayed has gone out."""

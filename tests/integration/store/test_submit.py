@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -305,6 +306,19 @@ def test_a_row_of_the_callers_transaction_goes_with_it(store: Store, engine: Any
         store.insert_with(connection, row)
         connection.rollback()
     assert store.get(row.job_id) is None
+
+
+def test_an_error_in_the_callers_transaction_does_not_show_the_attribute(
+    mysql_store: Store, mysql_place: Any, new_row: NewRow
+) -> None:
+    engine = create_engine(mysql_place.urls[0])
+    row = new_row(attribute='{"card":"canary-4111"}', dedup_key="k")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+        with pytest.raises(StoreUnavailable) as caught:
+            mysql_store.insert_with(connection, row)
+    engine.dispose()
+    assert "canary" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_dedup_keys_and_taken_ids_hold_in_the_callers_transaction_too(

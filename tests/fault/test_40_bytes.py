@@ -1,0 +1,201 @@
+"""Fault 40: what servers answer is cut off at any byte, damaged, or larger than a packet."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load, tasks
+from fault.kit.proxy import Proxy
+from fault.test_02_ambiguous_commit import through
+from harness.system import System
+from sqlalchemy import create_engine
+
+from toc import NewTask, TimeoutCenter
+from toc.errors import StoreUnavailable, TocError, UnreadableTask
+from toc.local.servers import MariaDB, RedisServer
+from toc.store.server import Statement
+from toc.task import TaskStatus
+
+
+@pytest.fixture
+def damaged(
+    build: Build, clean_redis: RedisServer, mariadb: MariaDB, relay: Callable[..., Proxy]
+) -> Iterator[tuple[System, TimeoutCenter, list[Proxy]]]:
+    """A system, and an SDK that reaches both of its servers through proxies."""
+    system = build(clean_redis.url)
+    proxies = [relay(mariadb.port, seed=40), relay(clean_redis.port, seed=41)]
+    changed = {
+        "database_urls": [through(proxies[0], mariadb.url)],
+        "redis_url": f"redis://127.0.0.1:{proxies[1].port}",
+        "read_timeout": 1.0,
+        "connect_timeout": 1.0,
+    }
+    with TimeoutCenter(system.settings.model_copy(update=changed)) as center:
+        center.catalog.refresh()
+        yield system, center, proxies
+
+
+def calls(system: System, center: TimeoutCenter, count: int) -> tuple[Counter[str], list[str]]:
+    """Calls of all kinds; the errors by name, and those that are none of toc's."""
+    dice = random.Random(40)
+    known = system.center.submit_many(
+        [NewTask("test.sync", n, 3600.0, attribute={"n": n}) for n in range(60)]
+    )
+    errors: Counter[str] = Counter()
+    strange: list[str] = []
+    for number in range(count):
+        biz_id = 10_000 + number
+        job_id = dice.choice(known)
+        task = NewTask("test.sync", biz_id, 3600.0)
+        kinds: list[Callable[[], object]] = [
+            partial(center.submit, **task._replace(dedup_key="k", attribute={"n": 1})._asdict()),
+            partial(center.submit_many, [task] * 20),
+            partial(center.get, job_id),
+            partial(center.find, biz_id=job_id % 60),
+            partial(center.cancel, job_id),
+            partial(center.store.read, known),
+            partial(center.store.read_tries, known),
+            center.catalog.refresh,
+            partial(center.cancel_by_biz, "test.sync", job_id % 60),
+        ]
+        try:
+            dice.choice(kinds)()
+        except TocError as exc:
+            errors[type(exc).__name__] += 1
+        except Exception as exc:
+            strange.append(f"{type(exc).__name__}: {exc}")
+    return errors, strange
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["cut", "flip"])
+def test_calls_of_the_sdk_over_broken_answers_raise_named_errors_alone(
+    damaged: tuple[System, TimeoutCenter, list[Proxy]], verdict: Verdict, kind: str, count: int
+) -> None:
+    line = verdict(
+        40, "answers cut off at any byte" if kind == "cut" else "a byte changed", f"SDK, {count} calls"
+    )
+    system, center, proxies = damaged
+    for proxy in proxies:
+        proxy.damage(**{kind: 0.25})
+    errors, strange = calls(system, center, count)
+    for proxy in proxies:
+        proxy.damage()
+    bitten = [proxy.stats.cut_short + proxy.stats.flipped for proxy in proxies]
+    line.prove(
+        sum(bitten) > count / 6 and bitten[1] > 3,
+        f"{bitten[0]} answers of MySQL and {bitten[1]} of Redis; {errors.total()} errors",
+    )
+    assert strange == []
+    # What is whole again works at once.
+    job_id = center.submit("test.sync", biz_id=1, delay=3600.0, attribute={"n": 7})
+    task = center.get(job_id)
+    assert task is not None
+    assert task.attribute == {"n": 7}
+    # A submit under a dedup_key left one row or none, whatever its caller was told.
+    rows = Counter(
+        row.biz_id
+        for biz_id in range(10_000, 10_000 + count)
+        for row in system.center.find(biz_id=biz_id)
+        if row.attribute == {"n": 1}
+    )
+    assert set(rows.values()) <= {1}
+
+
+@pytest.mark.parametrize("kind", ["cut", pytest.param("flip", marks=pytest.mark.slow)])
+def test_workers_over_broken_answers_lose_nothing_and_do_not_die(
+    build: Build,
+    clean_redis: RedisServer,
+    mariadb: MariaDB,
+    relay: Callable[..., Proxy],
+    verdict: Verdict,
+    kind: str,
+) -> None:
+    line = verdict(
+        40, "answers cut off at any byte" if kind == "cut" else "a byte changed", "workers, 500 times"
+    )
+    proxies = [relay(mariadb.port, seed=42), relay(clean_redis.port, seed=43)]
+    system = build(clean_redis.url, topic_prepare_timeout=5)
+    daemon = system.start(
+        env={
+            "TOC_DATABASE_URLS": through(proxies[0], mariadb.url),
+            "TOC_REDIS_URL": f"redis://127.0.0.1:{proxies[1].port}",
+            "TOC_READ_TIMEOUT": "1",
+        }
+    )
+    workers = daemon.workers()
+    with system.recorder.fault("other", note="answers are broken"):
+        system.client.submit_many(tasks(1500, ahead=(0.5, 12.0), fail=0.05))
+        with Load(system.client, rate=60, ahead=(0.1, 1.0)):
+            for proxy in proxies:
+                proxy.damage(**{kind: 0.02})
+            system.wait(
+                lambda: sum(p.stats.cut_short + p.stats.flipped for p in proxies) >= 500, "500 times", 120
+            )
+            for proxy in proxies:
+                proxy.damage()
+    bitten = [proxy.stats.cut_short + proxy.stats.flipped for proxy in proxies]
+    line.prove(min(bitten) > 20, f"{bitten[0]} answers of MySQL and {bitten[1]} of Redis")
+    assert daemon.workers() == workers, daemon.told()[-4000:]
+    # What was in flight on a worker that was cut off may run again.
+    line.judge(system, within=12, at_most=500)
+
+
+def test_a_batch_larger_than_a_packet_is_a_named_error_and_results_of_many_packets_are_read(
+    build: Build, clean_redis: RedisServer, mariadb: MariaDB, verdict: Verdict
+) -> None:
+    line = verdict(40, "packets of 16 MB and more")
+    system = build(clean_redis.url)
+    server = system.center.store._shards.servers[0]
+    engine = create_engine(mariadb.url)
+    with engine.connect() as connection:
+        limit = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
+        connection.exec_driver_sql("SET GLOBAL max_allowed_packet = 67108864")
+    system.center.close()
+    try:
+        server = system.center.store._shards.servers[0]
+        sizes = [0xFFFFFF - 10, 0xFFFFFF - 4, 0xFFFFFF - 3, 0xFFFFFF, 0xFFFFFF + 1, 40_000_000]
+        for size in sizes:
+            one, two = server.run([Statement("SELECT %s", ["x" * size]), Statement("SELECT 1")])
+            assert (len(one.rows[0][0]), two.rows) == (size, [(1,)])
+        with pytest.raises(StoreUnavailable, match="larger than its max_allowed_packet"):
+            server.run([Statement("SELECT %s", ["x" * 67108864])])
+        assert server.run([Statement("SELECT 1")])[0].rows == [(1,)]
+    finally:
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {limit}")
+        engine.dispose()
+    line.prove(sizes[-1] > 2 * 0xFFFFFF, f"results of up to {sizes[-1]:,} bytes")
+
+
+def test_a_row_that_cannot_be_read_harms_its_own_task_alone(
+    build: Build, clean_redis: RedisServer, mariadb: MariaDB, verdict: Verdict
+) -> None:
+    line = verdict(40, "a row that somebody has damaged")
+    system = build(clean_redis.url, databases=1, tables=1, topic_retries=2, topic_backoff_base=0.1)
+    ids = system.client.submit_many([NewTask("test.batch", n, 2.0) for n in range(30)])
+    bad = {ids[3]: "attribute = '{\"n\":'", ids[4]: "attribute = '[1]'", ids[5]: "biz_key = X'ff00'"}
+    engine = create_engine(mariadb.url)
+    with engine.begin() as connection:
+        for job_id, change in bad.items():
+            table = f"{system.settings.database_prefix}0.timeout_task_0000"
+            connection.exec_driver_sql(f"UPDATE {table} SET {change} WHERE job_id = {job_id}")
+    engine.dispose()
+    with pytest.raises(UnreadableTask, match=str(ids[3])):
+        system.center.get(ids[3])
+    daemon = system.start()
+    workers = daemon.workers()
+
+    def statuses() -> Counter[int]:
+        return Counter(row.status for row in system.center.store.read(ids).values())
+
+    system.wait(lambda: statuses()[TaskStatus.PENDING] == 0, "all have ended", 30)
+    assert statuses() == {TaskStatus.PROCESSED: 28, TaskStatus.DEAD: 2}
+    assert daemon.workers() == workers
+    assert system.not_run_once([job_id for job_id in ids if job_id not in bad]) == {}
+    line.prove(True, "two attributes that are no JSON object, a biz_key that is no UTF-8")

@@ -1,0 +1,124 @@
+"""Connections to one server, lent to one thread at a time.
+
+An exception can come between any two steps of the thread that borrows: a signal handler raises it, or what
+gives a call only so much time. So nothing here is counted up and down. A connection's place is free again
+when it was given back, was dropped, or is held by nobody any more: then Python closes it, and forgets its
+weak reference. And what waits, or is held while others wait, are queues and locks written in C, which such an
+exception finds free or taken and never in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+LOOK_SECONDS = 0.05
+"""How often who waits for a connection looks whether one was left by somebody who could not say so."""
+
+
+class Busy(Exception):
+    """All connections were lent, for as long as a caller waits for one."""
+
+
+class Link:
+    """A connection of the driver's and its place in the pool."""
+
+    __slots__ = ("__weakref__", "answers", "driver", "place", "used")
+
+    def __init__(self) -> None:
+        self.driver: Any = None
+        self.place: weakref.ref[Link] | None = None
+        self.answers: Any = None
+        """What a Server notes of answers that are to be read later."""
+        self.used: float | None = None
+        """When it was given back last, on the monotonic clock; None: it is new."""
+
+
+class Pool:
+    """At most ``size`` connections, opened by ``connect`` when they are needed; the latest used goes first.
+
+    ``take`` waits up to ``wait_seconds`` for one. Thread-safe.
+    """
+
+    def __init__(self, connect: Callable[[], Any], size: int, wait_seconds: float) -> None:
+        self._connect = connect
+        self._size = size
+        self._wait_seconds = wait_seconds
+        self._idle: deque[Link] = deque()
+        self._places: set[weakref.ref[Link]] = set()
+        self._lock = threading.Lock()
+        self._freed: SimpleQueue[None] = SimpleQueue()
+        """Wakes those who wait; it may say so more often than it is true."""
+
+    def recreate(self) -> Pool:
+        """An empty pool of the same kind."""
+        return Pool(self._connect, self._size, self._wait_seconds)
+
+    def take(self) -> Link:
+        """A connection, to be given back or dropped. Raises Busy, and what ``connect`` raises."""
+        until = time.monotonic() + self._wait_seconds
+        while True:
+            link = self.take_idle()
+            if link is not None:
+                return link
+            link = self._new()
+            if link is not None:
+                try:
+                    link.driver = self._connect()
+                except BaseException:
+                    self.drop(link)
+                    raise
+                return link
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Busy
+            with contextlib.suppress(Empty):
+                self._freed.get(timeout=min(left, LOOK_SECONDS))
+
+    def take_idle(self) -> Link | None:
+        """A connection that is idle, or None if there is none."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def give(self, link: Link) -> None:
+        """Take back a connection whose answers have all been read and whose transaction has ended."""
+        link.used = time.monotonic()
+        self._idle.append(link)
+        self._tell()
+
+    def drop(self, link: Link) -> None:
+        """Close a connection, in whatever state it is."""
+        self._places.discard(link.place)
+        driver, link.driver = link.driver, None
+        if driver is not None:
+            with contextlib.suppress(Exception):
+                driver.close()
+        self._tell()
+
+    def close(self) -> None:
+        """Close the idle connections. The pool opens others if it is used."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.drop(self._idle.pop())
+
+    def _new(self) -> Link | None:
+        """A place for another connection, or None when all are taken."""
+        with self._lock:
+            if len(self._places) >= self._size:
+                return None
+            link = Link()
+            link.place = weakref.ref(link, self._places.discard)
+            self._places.add(link.place)
+        return link
+
+    def _tell(self) -> None:
+        if self._freed.qsize() < self._size:
+            self._freed.put(None)
