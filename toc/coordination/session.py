@@ -118,7 +118,7 @@ class Directory(NamedTuple):
     """How a directory stands. ``made`` is another once it was deleted and made anew, ``changes`` once a node
     was made or deleted in it."""
 
-    made: int
+    made: tuple[int, int]
     changes: int
 
 
@@ -144,6 +144,8 @@ class Session:
         self._problems = _Problems()
         self._client: KazooClient | None = None
         self._away_since: float | None = None
+        self._seen = 0
+        """The newest state that this session has seen, if it has asked for any state since."""
 
     def start(self) -> None:
         """Connect. Raises CoordinationUnavailable when that does not succeed within the connect timeout."""
@@ -176,13 +178,25 @@ class Session:
             return
         if client.client_state == KeeperState.CLOSED:
             log.warning("zookeeper_client_renewed", reason=self._problems.last)
-            # A client that ended by itself keeps a close request queued, which would end its next session.
-            self.stop()
-            self._client = self._make_client()
-            self._client.start_async()
+            self.renew()
         elif away is not None and time.monotonic() - away > _ANY_STATE_SECONDS:
             # Where our session is known it goes on; else the server says that it has ended.
+            self._seen = max(self._seen, client.last_zxid)
             client.last_zxid = 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether the last answer was of an older state than this session has seen: of a disk that was
+        restored, or of a member that lags behind the others."""
+        return self._client is not None and self._client.last_zxid < self._seen
+
+    def renew(self) -> None:
+        """End the session, with all its nodes, and begin another one."""
+        # Not the same client: one that ended by itself has a close request queued, for its next session.
+        self.stop()
+        self._seen = 0
+        self._client = self._make_client()
+        self._client.start_async()
 
     @property
     def id(self) -> int | None:
@@ -220,7 +234,7 @@ class Session:
     def directories(self, paths: Iterable[str]) -> list[Directory | None]:
         """How directories stand, None for those that are gone."""
         results = self._all(methodcaller("exists_async", path) for path in paths)
-        return [stat and Directory(stat.czxid, stat.cversion) for stat in results]
+        return [stat and Directory((stat.czxid, stat.ctime), stat.cversion) for stat in results]
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """The names in a directory, sorted; [] if there is no such directory (then nothing is watched)."""
@@ -338,6 +352,7 @@ class Session:
         if state == KazooState.SUSPENDED:
             log.warning("zookeeper_suspended", hosts=self.address.hosts, reason=self._problems.last)
         elif state == KazooState.LOST:
+            self._seen = 0
             log.warning("zookeeper_session_ended", hosts=self.address.hosts)
         else:
             log.info("zookeeper_connected", hosts=self.address.hosts)

@@ -314,6 +314,9 @@ class ZooKeeperCoordinator:
         """Look whether what is ours still stands, and make it again where it does not."""
         self._verify_at = time.monotonic() + _VERIFY
         found = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
+        if self._session.behind:  # there is what our session had made by then, and is gone since
+            self._session.renew()
+            raise CoordinationUnavailable("ZooKeeper shows an older state: another session begins")
         stands, before = dict(zip(DIRECTORIES, found, strict=True)), self._stood
         if not all(_same(before[name], stands[name]) for name in DIRECTORIES):
             self._enter_session(session_id)

@@ -601,6 +601,30 @@ def test_a_zookeeper_that_starts_with_an_empty_disk_is_filled_again(
     assert time.monotonic() - up < 10
 
 
+def test_a_zookeeper_that_comes_back_with_an_older_state_is_told_how_things_are(
+    outage: tuple[Daemons, ZooKeeper],
+) -> None:
+    """Our session is known there, with a worker that has died since, and no other one."""
+    daemons, server = outage
+    first = daemons.start("a", workers=2, gather=GATHER)
+    daemons.start("b", gather=GATHER)
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    data, older = server.directory / "data", server.directory / "older"
+    server.kill()
+    shutil.copytree(data, older)
+    server.start()
+    daemons.until(lambda: not any(map(suspended, daemons.all)) and daemons.settled())
+    first.worker_died("a-1")
+    first.join("a-2")
+    daemons.until(lambda: bool(first.held["a-2"]) and daemons.calm() and daemons.settled())
+    server.kill()
+    shutil.rmtree(data)
+    older.rename(data)
+    server.start()
+    daemons.until(lambda: not any(map(suspended, daemons.all)))
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+
+
 def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_host(daemons: Daemons) -> None:
     """Its session stands for seconds yet, with its workers, their claims and its candidacy."""
     here = Neighbourhood.of("a")
