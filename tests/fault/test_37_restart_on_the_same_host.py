@@ -35,7 +35,7 @@ def test_what_a_killed_daemon_and_its_processes_held_runs_as_soon_as_they_are_st
     keeper: dict[str, Any] = {"zookeeper": zookeeper.url, "cluster": zookeeper_root, "session_timeout": 10}
     system = build(clean_redis.url, **(keeper if cluster else {}))
     daemon = system.start(processes=2)
-    long_ones = set(system.client.submit_many(_long(3)))
+    long_ones = set(system.client.submit_many(_long(2)))
     system.wait(lambda: len(system.late(long_ones)) == 40, "they run", 30)
     system.wait(lambda: _leased(system, long_ones) == 40, "each has a lease", 30)
     with system.recorder.fault("kill", pids=[daemon.process.pid, *daemon.workers()]):
@@ -54,6 +54,7 @@ def test_what_a_killed_daemon_and_its_processes_held_runs_as_soon_as_they_are_st
     line.judge(system, within=10, at_most=40 + UNWRITTEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [False, True], ids=["alone", "with ZooKeeper"])
 def test_processes_that_outlive_their_daemon_are_not_taken_for_gone(
     build: Build,
