@@ -31,8 +31,8 @@ TAKEN_OVER = SESSION + 4.0
 def test_nodes_that_are_deleted_come_back_and_no_task_waits_for_them(
     build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str, verdict: Verdict
 ) -> None:
-    """Each directory, then all of it; and a host that starts right after that takes its share, no more."""
-    line = verdict(32, "ZooKeeper's nodes are deleted", "each directory, all of it, a host joins")
+    """Directories, then all of it; and a host that starts right after that takes its share, no more."""
+    line = verdict(32, "ZooKeeper's nodes are deleted", "directories, all of it, a host joins")
     system = build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root)
     daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
     onlooker = secured.zookeeper_client(zookeeper)
@@ -45,7 +45,7 @@ def test_nodes_that_are_deleted_come_back_and_no_task_waits_for_them(
     ):
         system.wait(lambda: shared(visit) == {"host-a", "host-b"}, "each host has its slots", 20)
         before, began = owners(visit), time.time()
-        for name in ("/workers", "/slots", "/assignment", "/leader", ""):
+        for name in ("/workers", "/assignment", ""):
             with system.recorder.fault("other", note=f"{name or 'all'} deleted"):
                 deleted = _delete(onlooker, f"/toc/{zookeeper_root}{name}")
                 at = time.monotonic()
@@ -68,8 +68,8 @@ def test_nodes_that_are_deleted_come_back_and_no_task_waits_for_them(
     noticed = [daemon.told().count("zookeeper_nodes_lost") for daemon in daemons[:2]]
     whole = lateness(system, began, time.time() - 0.5)
     line.prove(
-        min(noticed) >= 2,
-        f"deleted six times, noticed {noticed} times; all there again after at most "
+        min(noticed) >= 3,
+        f"deleted four times, noticed {noticed} times; all there again after at most "
         f"{max(took.values()):.1f} s; lateness p99 {whole.p99:.0f} ms, worst {whole.most:.0f} ms",
     )
     assert max(took.values()) < BACK * LOADED, took

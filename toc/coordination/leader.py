@@ -36,6 +36,12 @@ GATHER = 1.5
 for any where there is none: after an outage, or a loss of all nodes, everybody registers anew, and who comes
 first must not take everything from those who come next."""
 
+GATHER_LOST = 5.0
+"""The same where this daemon has seen nodes deleted: the others live, and find out at about the same time."""
+
+GATHER_LOOK = 0.3
+"""Seconds between two looks for them."""
+
 SWEEP_DEAD = 60.0
 """Seconds between two looks for markers of known deaths that are old enough to go."""
 
@@ -63,7 +69,8 @@ class Leader:
         self._gather = gather
         self._topics: dict[str, int] | None = None
         self._token = ""
-        self._enrolled = 0.0
+        self._gathered = 0.0
+        """Until when to wait for workers that are missing."""
         self._node: str | None = None
         self._due: float | None = None
         self._changed_at = 0.0
@@ -93,8 +100,12 @@ class Leader:
     def enroll(self, session_id: int) -> None:
         """Stand for election, in a session that is new or after a loss of what stood in ZooKeeper."""
         self._token = f"{session_id:x}-"
-        self._enrolled = time.monotonic()
+        self._gathered = max(self._gathered, time.monotonic() + self._gather)
         self.count_votes()
+
+    def nodes_lost(self) -> None:
+        """Nodes of this daemon were deleted, so perhaps those of others too."""
+        self._gathered = time.monotonic() + GATHER_LOST
 
     def count_votes(self) -> None:
         """Look who leads, and stand again if our node is gone."""
@@ -149,9 +160,9 @@ class Leader:
         previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
         previous |= {topic: each.owners for topic, each in assignment.items()}
         named = {owner for owners in previous.values() for owner in owners if owner}
-        gathered = self._enrolled + self._gather
-        if now < gathered and (not named or named - dead - {member.worker_id for member in workers}):
-            self._due = gathered
+        missing = named - dead - {member.worker_id for member in workers}
+        if now < self._gathered and (missing or not named):
+            self._due = min(now + GATHER_LOOK, self._gathered)
             return True
         began = time.perf_counter()
         owners = assign(

@@ -288,6 +288,7 @@ class ZooKeeperCoordinator:
         lost = [name for name, before in self._stood.items() if not _same(before, stands[name])]
         if lost:
             log.warning("zookeeper_nodes_lost", directories=lost, was_drained=self._drained)
+            self._leader.nodes_lost()
         self._session.make_directories(paths)
         self._stood = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
         self._verify_at = time.monotonic() + _VERIFY
@@ -335,6 +336,7 @@ class ZooKeeperCoordinator:
             lost = {slot: owner for slot, owner in self._claims.items() if str(slot) not in names}
         if gone or lost:
             log.warning("zookeeper_nodes_lost", workers=len(gone), claims=len(lost))
+            self._leader.nodes_lost()
             self._unjoined |= gone
             kept = self._make_claims(lost, session_id)
             for slot in lost.keys() - kept.keys():
