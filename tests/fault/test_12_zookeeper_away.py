@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import TOPICS, Load
+from fault.kit.owners import hosts_by_slot, shared
 from fault.kit.table import lateness
-from harness.final import read_final
-from harness.system import DaemonProcess, System
 
 from toc.coordination.operator import Operator
 from toc.local.servers import RedisServer, ZooKeeper
@@ -74,25 +73,3 @@ def test_without_zookeeper_lateness_is_what_it_was_and_every_slot_keeps_its_owne
     assert {daemon.process.poll() for daemon in daemons} == {None}
     assert not load.errors
     line.judge(system, within=3)
-
-
-def shared(visit: Operator) -> set[str]:
-    """The hosts that have slots; none while a slot is on its way to another one."""
-    rows = visit.slots()
-    settled = all(row.owner == row.assigned for row in rows)
-    return {row.owner.rsplit("-", 2)[0] for row in rows if row.owner} if settled else set()
-
-
-def hosts_by_slot(
-    system: System, daemons: list[DaemonProcess], since: float, before: float
-) -> dict[tuple[int, int], set[str]]:
-    """Which hosts started handlers between two instants (seconds since 1970), by biz_type and slot."""
-    host_of = {pid: daemon.host for daemon in daemons for pid in daemon.workers()}
-    slot_of = {
-        row.job_id: (row.biz_type, row.slot_crc % row.slot_amount) for row in read_final(system.center).rows
-    }
-    found: dict[tuple[int, int], set[str]] = {}
-    for event in system.history():
-        if event.event == "start" and since <= event.at / 1e9 < before:
-            found.setdefault(slot_of[event.job_id], set()).add(host_of[event.pid])
-    return found

@@ -15,7 +15,7 @@ from toc.clock import Clock
 from toc.coordination import intents
 from toc.coordination.assignment import assign
 from toc.coordination.local import DEAD_FOR_MS
-from toc.coordination.nodes import Assigned, Paths, assignment_data
+from toc.coordination.nodes import Assigned, Paths, assignment_data, decode, encode, slot_of
 from toc.coordination.session import Session, Watch
 from toc.log import get_logger
 
@@ -32,8 +32,15 @@ DEBOUNCE_MOST = 1.0
 together so cost one or two assignments: each more would be slots that change hands twice."""
 
 GATHER = 1.5
-"""Seconds that a leader whose session is young waits for workers that the assignment in force names: after an
-outage all sessions are new, and who comes back first must not take everything from those who come next."""
+"""Seconds that a leader which has just registered waits for workers that the assignment in force names, or
+for any where there is none: after an outage, or a loss of all nodes, everybody registers anew, and who comes
+first must not take everything from those who come next."""
+
+GATHER_LOST = 5.0
+"""The same where this daemon has seen nodes deleted: the others live, and find out at about the same time."""
+
+GATHER_LOOK = 0.3
+"""Seconds between two looks for them."""
 
 SWEEP_DEAD = 60.0
 """Seconds between two looks for markers of known deaths that are old enough to go."""
@@ -43,16 +50,27 @@ class Leader:
     """One daemon's candidacy and, when it leads, its work. Used by ZooKeeperCoordinator's thread only."""
 
     def __init__(
-        self, session: Session, paths: Paths, watches: Mapping[str, Watch], host: str, clock: Clock
+        self,
+        session: Session,
+        paths: Paths,
+        watches: Mapping[str, Watch],
+        host: str,
+        clock: Clock,
+        *,
+        name: str,
+        gather: float = GATHER,
     ) -> None:
         self._session = session
         self._paths = paths
         self._watches = watches
         self._host = host
         self._clock = clock
+        self._name = name
+        self._gather = gather
         self._topics: dict[str, int] | None = None
         self._token = ""
-        self._enrolled = 0.0
+        self._gathered = 0.0
+        """Until when to wait for workers that are missing."""
         self._node: str | None = None
         self._due: float | None = None
         self._changed_at = 0.0
@@ -80,17 +98,22 @@ class Leader:
             self._due = self._changed_at + DEBOUNCE
 
     def enroll(self, session_id: int) -> None:
-        """Stand for election in a session that is new."""
+        """Stand for election, in a session that is new or after a loss of what stood in ZooKeeper."""
         self._token = f"{session_id:x}-"
-        self._enrolled = time.monotonic()
+        self._gathered = max(self._gathered, time.monotonic() + self._gather)
         self.count_votes()
+
+    def nodes_lost(self) -> None:
+        """Nodes of this daemon were deleted, so perhaps those of others too."""
+        self._gathered = time.monotonic() + GATHER_LOST
 
     def count_votes(self) -> None:
         """Look who leads, and stand again if our node is gone."""
         directory = self._paths.directory("leader")
         names = self._session.children(directory, self._watches["leader"])
         if not any(name.startswith(self._token) for name in names):
-            self._session.create_sequential(self._paths.node("leader", self._token))
+            data = encode(daemon=self._name)
+            self._session.create_sequential(self._paths.node("leader", self._token), data)
             names = self._session.children(directory, self._watches["leader"])
         first = min(names, key=lambda name: name.rpartition("-")[2], default="")
         led = self.leading
@@ -99,8 +122,9 @@ class Leader:
             log.info("leading", host=self._host)
             self.inputs_changed()
 
-    def step(self, assignment: dict[str, Assigned]) -> tuple[float | None, bool]:
-        """Bring ``assignment`` up to date, in ZooKeeper and here, if that is due.
+    def step(self, assignment: dict[str, Assigned], dead: frozenset[str]) -> tuple[float | None, bool]:
+        """Bring ``assignment`` up to date, in ZooKeeper and here, if that is due. ``dead``: workers that are
+        known to be.
 
         Returns the seconds until the next step, and whether ``assignment`` must be read again because a write
         was refused.
@@ -115,13 +139,15 @@ class Leader:
         clean = True
         if self._due is not None and now >= self._due and self._topics is not None:
             self._due = None
-            clean = self._assign(self._node, self._topics, assignment)
+            clean = self._assign(self._node, self._topics, assignment, dead)
         waits = [self._sweep_dead] + (
             [self._due] if self._due is not None and self._topics is not None else []
         )
         return max(min(waits) - time.monotonic(), 0.0), not clean
 
-    def _assign(self, node: str, topics: dict[str, int], assignment: dict[str, Assigned]) -> bool:
+    def _assign(
+        self, node: str, topics: dict[str, int], assignment: dict[str, Assigned], dead: frozenset[str]
+    ) -> bool:
         """Work the assignment out and write what has changed; False when a write was refused."""
         workers = intents.read_members(self._session, self._paths, self._watches["workers"])
         wanted = intents.read_intents(self._session, self._paths, self._watches.get)
@@ -130,17 +156,19 @@ class Leader:
             self._looked = workers, wanted
             self._due = now + DEBOUNCE
             return True
-        alive = {member.worker_id for member in workers}
-        missing = {owner for each in assignment.values() for owner in each.owners if owner} - alive
-        gathered = self._enrolled + GATHER
-        if missing and now < gathered:
-            self._due = gathered
+        # Of what nobody has assigned yet, or whose assignment was lost: who says that he holds it.
+        previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
+        previous |= {topic: each.owners for topic, each in assignment.items()}
+        named = {owner for owners in previous.values() for owner in owners if owner}
+        missing = named - dead - {member.worker_id for member in workers}
+        if now < self._gathered and (missing or not named):
+            self._due = min(now + GATHER_LOOK, self._gathered)
             return True
         began = time.perf_counter()
         owners = assign(
             wanted.weighed(workers),
             topics,
-            previous={topic: each.owners for topic, each in assignment.items()},
+            previous=previous,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
             rebalance=bool(wanted.requests),
@@ -167,6 +195,21 @@ class Leader:
                 ms=round(seconds * 1000),
             )
         return True
+
+    def _claimed(self, topics: Mapping[str, int]) -> dict[str, list[str | None]]:
+        """Who has claimed which slot of these topics."""
+        owners: dict[str, list[str | None]] = {topic: [None] * slots for topic, slots in topics.items()}
+        names = self._session.children(self._paths.directory("slots")) if topics else []
+        slots = {
+            name: slot
+            for name in names
+            if (slot := slot_of(name)) and slot.number < topics.get(slot.topic, 0)
+        }
+        nodes = self._session.read(self._paths.node("slots", name) for name in slots)
+        for slot, node in zip(slots.values(), nodes, strict=True):
+            holder = decode(node.data).get("worker_id") if node else None
+            owners[slot.topic][slot.number] = holder if isinstance(holder, str) else None
+        return owners
 
     def _write(
         self,

@@ -8,12 +8,18 @@
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: nobody],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
-        leader/{session}-{n}  ephemeral   the lowest n leads
+        leader/{session}-{n}  ephemeral   {daemon: name}; the lowest n leads
         drain/{host}                      {by, at}: an operator wants no slots there
         pin/{topic}_{n}                   {target, by, at}: an operator wants the slot on that worker or host
         weight/{host}                     {weight, by, at}: an operator wants each worker there to weigh that
         rebalance/request                 {by, at}: spread each topic evenly, once; the leader removes it
         dead/{worker_id}                  {host, at}: this worker's process is known to have ended
+
+A worker_id is ``{host}-{place}-{random}.{mark}``, a daemon's name ``{host}-daemon-{random}.{mark}``: names
+that their processes hold (toc.presence); ``.{mark}`` is missing where these cannot.
+
+None of this is truth. Whoever finds that his nodes are gone makes them again; an assignment that is gone
+stands in the memory of every daemon, and a leader without one begins with the claims.
 
 Instants are milliseconds since 1970 UTC. To change a format: add keys, never give one another meaning; a
 cluster runs two versions while it is upgraded.

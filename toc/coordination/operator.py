@@ -165,7 +165,7 @@ def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
 
     return slot_rows(
         _read_assignment(session, paths),
-        _read_claims(session, paths),
+        read_claims(session, paths),
         hosts,
         pins={slot: pinned(pin) for slot, pin in wanted.pins.items()},
         drains={host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()},
@@ -178,7 +178,7 @@ def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
     assigned = Counter(
         owner for owners in _read_assignment(session, paths).values() for owner in owners if owner
     )
-    owned = Counter(claim.worker_id for claim in _read_claims(session, paths).values())
+    owned = Counter(claim.worker_id for claim in read_claims(session, paths).values())
     candidates = session.children(paths.directory("leader"))
     leader = min(candidates, key=lambda name: name.rpartition("-")[2], default="").rpartition("-")[0]
     names = session.children(paths.directory("workers"))
@@ -215,7 +215,8 @@ def _read_assignment(session: Session, paths: Paths) -> dict[str, list[str | Non
     return {name: owners_of(node.data) for name, node in zip(names, nodes, strict=True) if node}
 
 
-def _read_claims(session: Session, paths: Paths) -> dict[Slot, Claim]:
+def read_claims(session: Session, paths: Paths) -> dict[Slot, Claim]:
+    """Who holds which slot. Raises CoordinationUnavailable."""
     names = session.children(paths.directory("slots"))
     claims = {}
     for name, node in zip(names, session.read(paths.node("slots", name) for name in names), strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from kazoo.handlers.threading import (  # type: ignore[import-untyped]
     SequentialThreadingHandler,
 )
 from kazoo.hosts import collect_hosts  # type: ignore[import-untyped]
-from kazoo.protocol.states import KazooState, KeeperState  # type: ignore[import-untyped]
+from kazoo.protocol.states import EventType, KazooState, KeeperState  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 from kazoo.security import CREATOR_ALL_ACL, Permissions  # type: ignore[import-untyped]
 
@@ -35,9 +36,14 @@ from toc.log import get_logger
 log = get_logger(__name__)
 
 Watch = Callable[[Any], None]
+DELETED: str = EventType.DELETED
+"""The ``type`` of a watch's event when the node or the directory itself is gone."""
 
 _IN_FLIGHT = 500  # requests at once; kazoo keeps them all in memory and a reply to each
 _REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others
+_ANY_STATE_SECONDS = 1.5
+"""How long to look for a server that has seen all that we have, before any will do. Servers refuse a client
+that has seen more than they have; after a loss of their disk all of them would, for ever."""
 _EXPECTED = (
     kazoo_errors.NoNodeError,
     kazoo_errors.NodeExistsError,
@@ -108,6 +114,14 @@ class Node(NamedTuple):
     created_ms: int
 
 
+class Directory(NamedTuple):
+    """How a directory stands. ``made`` is another once it was deleted and made anew, ``changes`` once a node
+    was made or deleted in it."""
+
+    made: tuple[int, int]
+    changes: int
+
+
 class Session:
     """A ZooKeeper session that is renewed for as long as it takes. Not thread-safe, except for the flags.
 
@@ -129,6 +143,9 @@ class Session:
         self._session_timeout = session_timeout
         self._problems = _Problems()
         self._client: KazooClient | None = None
+        self._away_since: float | None = None
+        self._seen = 0
+        """The newest state that this session has seen, if it has asked for any state since."""
 
     def start(self) -> None:
         """Connect. Raises CoordinationUnavailable when that does not succeed within the connect timeout."""
@@ -151,13 +168,35 @@ class Session:
             client.close()
 
     def revive(self) -> None:
-        """Begin anew if kazoo has given up, which it does when authentication fails or its thread died."""
-        if self._client is not None and self._client.client_state == KeeperState.CLOSED:
+        """While there is no connection: see to it that there can be one, which kazoo alone would not.
+
+        It gives up when authentication fails or its thread died. And it would never connect to an ensemble
+        that has lost what it had, or to another one in its place.
+        """
+        client, away = self._client, self._away_since
+        if client is None:
+            return
+        if client.client_state == KeeperState.CLOSED:
             log.warning("zookeeper_client_renewed", reason=self._problems.last)
-            # A client that ended by itself keeps a close request queued, which would end its next session.
-            self.stop()
-            self._client = self._make_client()
-            self._client.start_async()
+            self.renew()
+        elif away is not None and time.monotonic() - away > _ANY_STATE_SECONDS:
+            # Where our session is known it goes on; else the server says that it has ended.
+            self._seen = max(self._seen, client.last_zxid)
+            client.last_zxid = 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether the last answer was of an older state than this session has seen: of a disk that was
+        restored, or of a member that lags behind the others."""
+        return self._client is not None and self._client.last_zxid < self._seen
+
+    def renew(self) -> None:
+        """End the session, with all its nodes, and begin another one."""
+        # Not the same client: one that ended by itself has a close request queued, for its next session.
+        self.stop()
+        self._seen = 0
+        self._client = self._make_client()
+        self._client.start_async()
 
     @property
     def id(self) -> int | None:
@@ -179,9 +218,9 @@ class Session:
         )
         return [not isinstance(result, kazoo_errors.NodeExistsError) for result in results]
 
-    def create_sequential(self, prefix: str) -> None:
+    def create_sequential(self, prefix: str, data: bytes) -> None:
         """Create an ephemeral node whose name is ``prefix`` and the next number of its directory."""
-        self._all([methodcaller("create_async", prefix, b"", ephemeral=True, sequence=True)])
+        self._all([methodcaller("create_async", prefix, data, ephemeral=True, sequence=True)])
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete nodes; those that are gone are fine."""
@@ -191,6 +230,11 @@ class Session:
         """Read nodes, None for those that are gone. ``watch`` is called once for each that changes later."""
         results = self._all(methodcaller("get_async", path, watch) for path in paths)
         return [None if isinstance(result, Exception) else _node(*result) for result in results]
+
+    def directories(self, paths: Iterable[str]) -> list[Directory | None]:
+        """How directories stand, None for those that are gone."""
+        results = self._all(methodcaller("exists_async", path) for path in paths)
+        return [stat and Directory((stat.czxid, stat.ctime), stat.cversion) for stat in results]
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """The names in a directory, sorted; [] if there is no such directory (then nothing is watched)."""
@@ -290,7 +334,7 @@ class Session:
             timeout=self._session_timeout,
             handler=_Handler(),
             # kazoo's own policy waits up to an hour between two attempts
-            connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=1.0),
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=0.5),
             auth_data=[("digest", address.credential)] if address.credential else None,
             default_acl=CREATOR_ALL_ACL if address.credential else None,
             logger=self._problems.logger,
@@ -304,9 +348,11 @@ class Session:
         return client
 
     def _state_changed(self, state: Any) -> None:
+        self._away_since = None if state == KazooState.CONNECTED else time.monotonic()
         if state == KazooState.SUSPENDED:
             log.warning("zookeeper_suspended", hosts=self.address.hosts, reason=self._problems.last)
         elif state == KazooState.LOST:
+            self._seen = 0
             log.warning("zookeeper_session_ended", hosts=self.address.hosts)
         else:
             log.info("zookeeper_connected", hosts=self.address.hosts)

@@ -4,14 +4,17 @@ What is to be done there is written down here first (``_unjoined``, ``_departed`
 off when ZooKeeper has done it; so whatever breaks off is simply done again. Nothing that a worker consumes is
 taken from it because ZooKeeper is out of reach.
 
-When a session has ended, its nodes are gone: the workers join again, and of the slots that they still
-consume those that are still theirs are claimed again; the rest vanishes from ``claimed``.
+When a session has ended, its nodes are gone: of the slots that the workers still consume those that are
+still theirs are claimed again, and the workers join again; the rest vanishes from ``claimed``. The same is
+done when somebody has deleted nodes, which watches and a look every few seconds tell: nothing that stands in
+ZooKeeper is truth, and an assignment that is gone stays in force until a leader has written it again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +22,7 @@ from toc.clock import Clock
 from toc.coordination import operator
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, WorkerRow
-from toc.coordination.leader import INPUTS, Leader
+from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.nodes import (
     DIRECTORIES,
     Assigned,
@@ -31,14 +34,17 @@ from toc.coordination.nodes import (
     owners_of,
     slot_of,
 )
-from toc.coordination.session import Address, Session
+from toc.coordination.session import DELETED, Address, Directory, Node, Session
 from toc.errors import CoordinationUnavailable
 from toc.log import get_logger
+from toc.presence import Neighbourhood, Presence
 from toc.topic import Slot
 
 log = get_logger(__name__)
 
 _RETRY = 0.5  # seconds until the next attempt when ZooKeeper broke something off
+_VERIFY = 3.0  # seconds between two looks whether what is ours still stands there
+_VERIFY_SOON = 0.1  # the same once something was seen to go: who deletes a whole tree gets through it first
 
 
 class _Departed(NamedTuple):
@@ -52,7 +58,8 @@ class ZooKeeperCoordinator:
     """See Coordinator for what each method promises.
 
     ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
-    slots of a daemon that has fallen silent go to others after ``session_timeout``.
+    slots of a daemon that has fallen silent go to others after ``session_timeout``. ``gather``: see
+    toc.coordination.leader.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class ZooKeeperCoordinator:
         host: str,
         connect_timeout: float = 10.0,
         session_timeout: float = 6.0,
+        gather: float = GATHER,
         clock: Clock | None = None,
     ) -> None:
         self.on_change: Callable[[], None] | None = None
@@ -74,25 +82,33 @@ class ZooKeeperCoordinator:
         )
         self._watches = {name: partial(self._directory_changed, name) for name in DIRECTORIES}
         self._host = host
-        self._leader = Leader(self._session, self._paths, self._watches, host, self._clock)
+        self._neighbourhood = Neighbourhood.of(host)
+        self._name = self._neighbourhood.name(f"{host}-daemon")
+        self._presence: Presence | None = None
+        self._leader = Leader(
+            self._session, self._paths, self._watches, host, self._clock, name=self._name, gather=gather
+        )
         self._started = False
         self._next_step: float | None = None
+        self._topics: Mapping[str, int] = {}
 
         # set by kazoo's threads, under the lock
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._resync = False
+        self._verify_at = 0.0  # monotonic
         self._dirty: set[str] = set()
         self._dirty_topics: set[str] = set()
         self._blocked: set[Slot] = set()  # held by another; a watch tells when it is free
 
         # what is so in ZooKeeper, as far as is known
         self._session_id = 0  # the session that our nodes are in; 0: none yet
+        self._stood: dict[str, Directory | None] = {}  # DIRECTORIES as they stood when last looked at
         self._assignment: dict[str, Assigned] = {}
         self._dead: frozenset[str] = frozenset()
         self._drained = False
         self._members: dict[str, Member] = {}
-        self._ours: set[str] = set()  # every worker that ever joined here
+        self._ours: set[str] = set()  # every worker that ever joined here, or was proved gone here
         self._claims: dict[Slot, str] = {}
 
         # what is still to be done there
@@ -104,9 +120,10 @@ class ZooKeeperCoordinator:
 
     def start(self) -> None:
         """See Coordinator."""
-        self._session.start()
-        self._started = True
+        self._presence = Presence(self._name)
         try:
+            self._session.start()
+            self._started = True
             self._enter_session(self._session.id)
         except CoordinationUnavailable:
             self.stop()
@@ -116,10 +133,16 @@ class ZooKeeperCoordinator:
         """See Coordinator. Ending the session removes all that is ours at once."""
         self._started = False
         self._session.stop()
+        if self._presence is not None:
+            self._presence.close()
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
         """See Coordinator."""
+        self._topics = dict(topics)
         if self._leader.set_topics(topics):
+            self._assignment = {
+                name: each for name, each in self._assignment.items() if each.version >= 0 or name in topics
+            }
             self._signal()
 
     def join(self, member: Member) -> None:
@@ -242,30 +265,112 @@ class ZooKeeperCoordinator:
     def _catch_up(self, session_id: int) -> None:
         if session_id != self._session_id:
             self._enter_session(session_id)
+        elif time.monotonic() >= self._verify_at:
+            self._verify(session_id)
         self._write_changes()
         self._refresh()
-        self._next_step, refused = self._leader.step(self._assignment)
+        wait, refused = self._leader.step(self._assignment, self._dead)
         if refused:
             self._resync = True
-            self._next_step = 0.0
+            wait = 0.0
+        verify = max(self._verify_at - time.monotonic(), 0.0)
+        self._next_step = verify if wait is None else min(wait, verify)
 
     def _enter_session(self, session_id: int | None) -> None:
+        """Make all that is ours, in a new session or because it was deleted.
+
+        Claims come before workers: a leader that sees a worker sees what it holds.
+        """
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
-        self._session.make_directories(self._paths.directory(name) for name in DIRECTORIES)
-        self._unjoined = set(self._members)
-        self._join_workers(session_id)
+        paths = [self._paths.directory(name) for name in DIRECTORIES]
+        stands = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
+        lost = [name for name, before in self._stood.items() if not _same(before, stands[name])]
+        if lost:
+            log.warning("zookeeper_nodes_lost", directories=lost, was_drained=self._drained)
+            self._leader.nodes_lost()
+        self._session.make_directories(paths)
+        self._stood = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
+        self._verify_at = time.monotonic() + _VERIFY
         self._leader.enroll(session_id)
         self._resync = True
         self._refresh()
         self._leftover.update(self._claims)
         wanted = self.desired()
-        again = {slot: owner for slot, owner in self._claims.items() if slot in wanted[owner]}
+        again = {
+            slot: owner
+            for slot, owner in self._claims.items()
+            if slot in wanted[owner] or session_id == self._session_id
+        }
         kept = self._make_claims(again, session_id)
         if len(kept) < len(self._claims):
             log.warning("claims_lost", slots=len(self._claims) - len(kept))
         self._claims = kept
+        self._unjoined = set(self._members)
+        self._join_workers(session_id)
         self._session_id = session_id
+        self._find_gone(leaders=True)
+
+    def _verify(self, session_id: int) -> None:
+        """Look whether what is ours still stands, and make it again where it does not."""
+        self._verify_at = time.monotonic() + _VERIFY
+        found = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
+        if self._session.behind:  # there is what our session had made by then, and is gone since
+            self._session.renew()
+            raise CoordinationUnavailable("ZooKeeper shows an older state: another session begins")
+        stands, before = dict(zip(DIRECTORIES, found, strict=True)), self._stood
+        if not all(_same(before[name], stands[name]) for name in DIRECTORIES):
+            self._enter_session(session_id)
+            return
+        self._stood = stands
+        members = [worker_id for worker_id in self._members if worker_id not in self._unjoined]
+        nodes = self._read_members(members)
+        gone = {
+            worker_id
+            for worker_id, node in zip(members, nodes, strict=True)
+            if node is None or node.session != session_id
+        }
+        lost: dict[Slot, str] = {}
+        if stands["slots"] != before["slots"]:
+            names = set(self._session.children(self._paths.directory("slots")))
+            lost = {slot: owner for slot, owner in self._claims.items() if str(slot) not in names}
+        if gone or lost:
+            log.warning("zookeeper_nodes_lost", workers=len(gone), claims=len(lost))
+            self._leader.nodes_lost()
+            self._unjoined |= gone
+            kept = self._make_claims(lost, session_id)
+            for slot in lost.keys() - kept.keys():
+                del self._claims[slot]
+        self._find_gone()
+
+    def _find_gone(self, *, leaders: bool = False) -> None:
+        """Take out what an earlier daemon of this host has left, whose session stands for a while yet.
+
+        Of workers that are proved gone nothing is running, and their slots are free. A daemon may have ended
+        before its workers, and would lead for as long as its session stands.
+        """
+        names = self._session.children(self._paths.directory("workers"))
+        gone = [name for name in names if name not in self._ours and self._neighbourhood.proves_gone(name)]
+        if gone:
+            log.warning("workers_proved_gone", workers=gone)
+            held: dict[str, set[Slot]] = {name: set() for name in gone}
+            for slot, claim in operator.read_claims(self._session, self._paths).items():
+                if claim.worker_id in held:
+                    held[claim.worker_id].add(slot)
+            self._ours.update(gone)
+            self._departed += [_Departed(name, self._host, True, frozenset(held[name])) for name in gone]
+        if gone or leaders:
+            paths = [
+                self._paths.node("leader", name)
+                for name in self._session.children(self._paths.directory("leader"))
+            ]
+            nodes = self._session.read(paths)
+            daemons = [str(decode(node.data).get("daemon")) if node else "" for node in nodes]
+            self._session.delete(
+                path
+                for path, daemon in zip(paths, daemons, strict=True)
+                if daemon != self._name and self._neighbourhood.proves_gone(daemon)
+            )
 
     def _write_changes(self) -> None:
         """Do what is still to be done in ZooKeeper, in the order that others rely on."""
@@ -304,7 +409,13 @@ class ZooKeeperCoordinator:
         ]
         self._session.delete(path for path, _ in old)
         self._session.create(old, ephemeral=True)
+        self._read_members(sorted(self._unjoined))
         self._unjoined.clear()
+
+    def _read_members(self, worker_ids: Sequence[str]) -> list[Node | None]:
+        """The nodes of workers of ours; a watch tells when one goes."""
+        paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
+        return self._session.read(paths, self._member_changed)
 
     def _make_claims(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
         """Create claims, each for a worker of ours; those that succeeded. What others hold is watched."""
@@ -366,8 +477,7 @@ class ZooKeeperCoordinator:
             self._leader.count_votes()
         if "assignment" in dirty:
             names = self._session.children(self._paths.directory("assignment"), self._watches["assignment"])
-            topics |= set(names) - self._assignment.keys()
-            self._assignment = {name: self._assignment[name] for name in names if name in self._assignment}
+            topics |= set(names) ^ {name for name, each in self._assignment.items() if each.version >= 0}
         self._read_assignment(sorted(topics))
         if "dead" in dirty:
             self._dead = frozenset(
@@ -385,22 +495,36 @@ class ZooKeeperCoordinator:
             (self._paths.node("assignment", name) for name in names), self._topic_changed
         )
         for name, node in zip(names, nodes, strict=True):
-            if node is None:
-                self._assignment.pop(name, None)
-            else:
+            if node is not None:
                 self._assignment[name] = Assigned(owners_of(node.data), node.version)
+            elif (known := self._assignment.pop(name, None)) and name in self._topics:
+                # Somebody has deleted it: it stays in force, and whoever leads writes it again.
+                self._assignment[name] = Assigned(known.owners, -1)
+                self._leader.inputs_changed()
 
     # --- kazoo's threads: raise flags and return ---
 
     def _connection_changed(self) -> None:
         with self._lock:
             self._resync = True
+            self._verify_at = 0.0  # watches end with a connection
         self._signal()
 
-    def _directory_changed(self, name: str, _event: Any) -> None:
+    def _directory_changed(self, name: str, event: Any) -> None:
         with self._lock:
             self._dirty.add(name)
+        if event.type == DELETED:
+            self._verify_soon()
         self._signal()
+
+    def _member_changed(self, event: Any) -> None:
+        if event.type == DELETED:
+            self._verify_soon()
+            self._signal()
+
+    def _verify_soon(self) -> None:
+        with self._lock:
+            self._verify_at = min(self._verify_at, time.monotonic() + _VERIFY_SOON)
 
     def _topic_changed(self, event: Any) -> None:
         if event.path:  # else the connection was lost, and all will be read again
@@ -419,3 +543,8 @@ class ZooKeeperCoordinator:
         self._wake.set()
         if self.on_change is not None:
             self.on_change()
+
+
+def _same(before: Directory | None, now: Directory | None) -> bool:
+    """Whether it is the directory that it was, whatever stands in it now."""
+    return before is not None and now is not None and before.made == now.made

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -31,6 +30,7 @@ from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.errors import InvalidInput, TocError
 from toc.log import get_logger
 from toc.metrics import WORKER_EXITS
+from toc.presence import Neighbourhood
 from toc.topic import Slot
 from toc.worker.link import EXIT_RECYCLE, Link, pack, unpack
 from toc.worker.loop import Loop
@@ -110,6 +110,9 @@ class Daemon:
             self._coordinator = LocalCoordinator()
         self._coordinator.on_change = self._wake
         self._children: dict[str, Child] = {}
+        self._neighbourhood = Neighbourhood.of(settings.host)
+        self._met: set[str] = set()
+        """Workers of an earlier daemon of this host that have claims in slots of ours."""
         self._spawn_at: dict[int, float] = dict.fromkeys(range(settings.processes), 0.0)
         """When to start the process of each place that has none."""
         self._crashes = [0] * settings.processes
@@ -210,6 +213,8 @@ class Daemon:
             child.stuck = message["stuck"]
         elif kind == "ready":
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
+        elif kind == "met":
+            self._met.update(filter(self._neighbourhood.knows, message["workers"]))
         elif kind == "dropped":
             self._changed = True
             slots = unpack(message["slots"])
@@ -293,7 +298,7 @@ class Daemon:
 
     def _spawn(self, index: int) -> None:
         ours, theirs = socket.socketpair()
-        worker_id = f"{self._settings.host}-{index}-{secrets.token_hex(4)}"
+        worker_id = self._neighbourhood.name(f"{self._settings.host}-{index}")
         command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
         command += ["--threads", str(self._settings.threads), "--link", str(theirs.fileno())]
         with theirs:
@@ -369,6 +374,21 @@ class Daemon:
             if child.member and now - child.beat > SILENT_SECONDS:
                 log.warning("worker_silent", worker=child.worker_id, seconds=round(now - child.beat))
                 self._take_out(child, known_dead=False)
+        self._find_gone()
+
+    def _find_gone(self) -> None:
+        """Of the workers that were met, those that are proved gone are dead: nothing of theirs runs.
+
+        The others may have outlived their daemon; a later look asks again.
+        """
+        self._met -= self._children.keys() | self._told_dead
+        gone = set(filter(self._neighbourhood.proves_gone, self._met))
+        if gone:
+            self._met -= gone
+            self._changed = True
+            log.warning("workers_proved_gone", workers=sorted(gone))
+            for worker_id in gone:
+                self._coordinator.leave(worker_id, known_dead=True)
 
     def _stop(self) -> None:
         log.info("daemon_stopping", workers=len(self._children))

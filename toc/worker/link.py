@@ -1,8 +1,8 @@
 """The line between the daemon and one of its worker processes: JSON lines over a socket pair.
 
 To the process: ``take`` and ``drop`` (slots), ``dead`` (workers), ``stop``, ``force``. To the daemon:
-``ready``, ``beat`` (``stuck``: internal loops that hang), ``dropped`` (slots), ``leaving`` (takes nothing
-more; with ``recycle`` it wants a successor).
+``ready``, ``beat`` (``stuck``: internal loops that hang), ``met`` (workers with claims in slots of its own),
+``dropped`` (slots), ``leaving`` (takes nothing more; with ``recycle`` it wants a successor).
 """
 
 from __future__ import annotations

@@ -113,7 +113,11 @@ class SlotMoves:
             self._listener.set_slots(self._book.owned)
             for owned in fresh:
                 self._poller.look_at(owned.slot, 0)
-            if any(owned.others for owned in fresh):
+            met = {worker_id for owned in fresh for worker_id in owned.others.values()}
+            if met:
+                self._link.send(
+                    "met", workers=sorted(met)
+                )  # the daemon may know, or find, that they are dead
                 self._reclaimer.look_now()
 
     def _withdraw(self, slots: set[Slot] | None) -> None:

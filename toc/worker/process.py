@@ -28,6 +28,7 @@ from toc.client import TimeoutCenter
 from toc.errors import TocError
 from toc.log import configure, get_logger
 from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, WITHOUT_REDIS, Board, write_to
+from toc.presence import Presence
 from toc.queue.queues import Queues
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
@@ -401,6 +402,7 @@ def main() -> None:
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--board", type=int, required=True)
     arguments = parser.parse_args()
+    presence = Presence(arguments.worker_id)  # before anybody can hear of it, until the end
     write_to(Board(mmap.mmap(arguments.board, BOARD_BYTES)))
     os.close(arguments.board)  # the mapping stays
     link = Link(socket.socket(fileno=arguments.link))
@@ -433,6 +435,7 @@ def main() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    presence.close()
     os._exit(code)  # a handler thread that never ends must not keep the process
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,11 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo ha
 from toc.clock import Clock
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotState
+from toc.coordination.leader import DEBOUNCE_MOST, GATHER
 from toc.coordination.operator import Operator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.local.servers import ZooKeeper
+from toc.presence import Neighbourhood, Presence
 from toc.topic import Slot
 
 if TYPE_CHECKING:
@@ -50,10 +53,11 @@ class Daemon:
         topics: dict[str, int],
         handles: Iterable[str] | None = None,
         weight: float = 1,
+        gather: float = 0.1,
         clock: Clock | None = None,
     ) -> None:
         self.coordinator = ZooKeeperCoordinator(
-            address, cluster=cluster, host=host, session_timeout=4.0, clock=clock
+            address, cluster=cluster, host=host, session_timeout=4.0, gather=gather, clock=clock
         )
         self.host = host
         self.reluctant = False
@@ -109,6 +113,32 @@ class Daemons:
         daemon = Daemon(self.address, self.cluster, host, topics=self.topics, **options)
         self.all.append(daemon)
         return daemon
+
+    def delete(self, name: str) -> None:
+        """Delete a directory of the cluster, or what is in it (``/*``); all of the cluster for ``""``."""
+        path = f"/toc/{self.cluster}{name.removesuffix('/*')}"
+        if name.endswith("/*"):
+            for child in self.onlooker.get_children(path):
+                self.onlooker.delete(f"{path}/{child}")
+        else:
+            self.onlooker.delete(path, recursive=True)
+
+    def settled(self) -> bool:
+        """Whether ZooKeeper tells what is: each worker, one leader, and each slot with who holds it."""
+        rows = self.all[0].coordinator.slots()
+        shown = {Slot(row.topic, row.number): row.owner for row in rows if row.owner == row.assigned}
+        workers = self.all[0].coordinator.workers()
+        return (
+            shown == self.holders()
+            and {each.worker_id for each in workers} == {name for each in self.all for name in each.held}
+            and sum(daemon.coordinator._leader.leading for daemon in self.all) == 1
+        )
+
+    def holders(self) -> dict[Slot, str]:
+        """Who holds each slot."""
+        return {
+            slot: worker for daemon in self.all for worker, slots in daemon.held.items() for slot in slots
+        }
 
     def read(self, name: str) -> tuple[bytes, Any] | None:
         """Data and status of the cluster's node of that name."""
@@ -350,10 +380,10 @@ def test_a_leader_that_was_deposed_while_it_was_paused_writes_nothing(daemons: D
     expire(first)
     daemons.until(lambda: daemons.calm() and second.coordinator._leader.leading)
     before = daemons.read("assignment/order.close")
-    while suspended(first):
+    while suspended(first) or time.monotonic() < leader._changed_at + DEBOUNCE_MOST:
         first.coordinator._wake.wait(0.1)
 
-    assert leader._assign(node, {"order.close": 2}, assignment) is False
+    assert leader._assign(node, {"order.close": 2}, assignment, frozenset()) is False
     assert daemons.read("assignment/order.close") == before
     daemons.all.append(first)
     daemons.until(daemons.calm)
@@ -445,7 +475,7 @@ def test_slots_are_kept_and_none_acquired_while_zookeeper_is_away(
 
 def test_an_outage_longer_than_the_sessions_moves_no_slot(daemons: Daemons) -> None:
     """Not even when one daemon is back, and leads, half a second before the other."""
-    first, second = daemons.start("a", workers=2), daemons.start("b", workers=2)
+    first, second = (daemons.start(host, workers=2, gather=GATHER) for host in ("a", "b"))
     daemons.until(daemons.calm)
     before = [{worker: set(held) for worker, held in daemon.held.items()} for daemon in daemons.all]
     sessions = [daemon.coordinator._session.id for daemon in daemons.all]
@@ -501,6 +531,124 @@ def test_kazoo_giving_up_is_not_the_end(daemons: Daemons) -> None:
     daemons.until(lambda: first.coordinator._session._client is not client and not suspended(first))
     daemons.until(daemons.calm)
     assert {row.owner for row in first.coordinator.slots()} == {"a-0"}
+
+
+# --- nothing there is truth ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/workers", "/assignment", "/slots", "/leader", "/drain", "/dead", "/slots/*", "/workers/*"]
+)
+def test_what_somebody_deletes_is_made_again_and_no_slot_is_given_up_for_it(
+    daemons: Daemons, name: str
+) -> None:
+    for host in ("a", "b"):
+        daemons.start(host, workers=2, gather=GATHER)
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    before = daemons.holders()
+    daemons.delete(name)
+    deleted = time.monotonic()
+
+    def there_again() -> bool:
+        assert daemons.holders() == before
+        return daemons.settled()
+
+    daemons.until(there_again)
+    assert time.monotonic() - deleted < 10
+    newcomer = daemons.start("c", gather=GATHER)
+    daemons.until(lambda: bool(newcomer.slots))
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    kept = [worker for slot, worker in daemons.holders().items() if before[slot] == worker]
+    assert len(kept) == 28 - 28 // 5
+
+
+def test_a_daemon_that_starts_after_all_was_deleted_takes_its_share_and_no_more(daemons: Daemons) -> None:
+    """Though it is the first to register, and leads."""
+    for host in ("a", "b"):
+        daemons.start(host, workers=2, gather=GATHER)
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    before = daemons.holders()
+    asleep, daemons.all = daemons.all, []
+    daemons.delete("")
+    newcomer = daemons.start("c", gather=GATHER)
+    daemons.until(lambda: newcomer.coordinator._leader.leading)
+    daemons.all += asleep
+    daemons.until(lambda: bool(newcomer.slots))
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    after = daemons.holders()
+    assert {after[slot] for slot in after if after[slot] != before[slot]} == {"c-0"}
+    assert len(newcomer.slots) == 28 // 5
+
+
+def test_a_zookeeper_that_starts_with_an_empty_disk_is_filled_again(
+    outage: tuple[Daemons, ZooKeeper],
+) -> None:
+    daemons, server = outage
+    for host in ("a", "b"):
+        daemons.start(host, workers=2, gather=GATHER)
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    before = daemons.holders()
+    server.kill()
+    shutil.rmtree(server.directory / "data")
+    server.start()
+    up = time.monotonic()
+
+    def there_again() -> bool:
+        assert daemons.holders() == before
+        return not any(map(suspended, daemons.all)) and daemons.settled()
+
+    daemons.until(there_again)
+    assert time.monotonic() - up < 10
+
+
+def test_a_zookeeper_that_comes_back_with_an_older_state_is_told_how_things_are(
+    outage: tuple[Daemons, ZooKeeper],
+) -> None:
+    """Our session is known there, with a worker that has died since, and no other one."""
+    daemons, server = outage
+    first = daemons.start("a", workers=2, gather=GATHER)
+    daemons.start("b", gather=GATHER)
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    data, older = server.directory / "data", server.directory / "older"
+    server.kill()
+    shutil.copytree(data, older)
+    server.start()
+    daemons.until(lambda: not any(map(suspended, daemons.all)) and daemons.settled())
+    first.worker_died("a-1")
+    first.join("a-2")
+    daemons.until(lambda: bool(first.held["a-2"]) and daemons.calm() and daemons.settled())
+    server.kill()
+    shutil.rmtree(data)
+    older.rename(data)
+    server.start()
+    daemons.until(lambda: not any(map(suspended, daemons.all)))
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+
+
+def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_host(daemons: Daemons) -> None:
+    """Its session stands for seconds yet, with its workers, their claims and its candidacy."""
+    here = Neighbourhood.of("a")
+    names = [here.name("a-0"), here.name("a-1")]
+    held = [Presence(name) for name in names]
+    killed, other = daemons.start("a", workers=0), daemons.start("b")
+    for name in names:
+        killed.join(name)
+    daemons.until(lambda: daemons.calm() and killed.coordinator._leader.leading)
+    session = killed.coordinator._session.id
+    daemons.all.remove(killed)
+    killed.coordinator._presence.close()  # type: ignore[union-attr]
+    held[0].close()
+    half = daemons.start("a")
+    daemons.until(lambda: half.coordinator.dead_workers() == {names[0]})
+    daemons.until(lambda: not half.coordinator.desired()["a-0"].isdisjoint(half.slots))
+    assert daemons.read(f"workers/{names[1]}") is not None, "it lives"
+    assert {row.owner for row in half.coordinator.slots() if row.owner} == {"a-0", "b-0", names[1]}
+
+    held[1].close()
+    daemons.until(daemons.calm)
+    assert other.coordinator.dead_workers() == set(names)
+    assert killed.coordinator._session.id == session
+    killed.stop()
 
 
 # --- how fast ---------------------------------------------------------------------------------------------
