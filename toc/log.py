@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TextIO, cast
+from typing import Any, NamedTuple, TextIO, TypeGuard, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
@@ -188,13 +188,13 @@ def detach() -> None:
     so are Python's tracebacks and warnings. ``sys.__stderr__`` stays as it is.
     """
     LOG_LINES_DROPPED.of()  # shown before there are any
-    out, err = sys.stdout, sys.stderr  # None where the process was started without
-    if err:
+    out, err = sys.stdout, sys.stderr
+    if _has_file(err):
         sys.stderr = _through(_writer(err), err)
-    if out:
-        same = err and os.path.sameopenfile(out.fileno(), err.fileno())
+    if _has_file(out):
+        same = _has_file(err) and os.path.sameopenfile(out.fileno(), err.fileno())
         # Never by the word, though Python was told not to buffer: other processes write in between.
-        by_line = isinstance(out, io.TextIOWrapper) and (out.line_buffering or out.write_through)
+        by_line = out.line_buffering or out.write_through
         sys.stdout = _through(_writers[-1] if same else _writer(out), out, by_line=by_line)
 
 
@@ -228,18 +228,25 @@ def _through(writer: LogWriter, stream: TextIO, *, by_line: bool = True) -> Text
     )
 
 
+def _has_file(stream: object) -> TypeGuard[io.TextIOWrapper]:
+    """Not where there is no such stream, where it is in memory, or an invention of the application."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return False
+    try:
+        return stream.fileno() >= 0
+    except (OSError, ValueError):
+        return False
+
+
 def _unhurried(stream: TextIO) -> TextIO:
     """A stream to the file of an application's stderr that nobody waits for; itself if it has none."""
     global _stand_in
     known = _stand_in
     if known is not None and known.pid == os.getpid() and known.instead_of is stream:
         return known.stream
-    if not isinstance(stream, io.TextIOWrapper) or isinstance(stream.buffer, _Unhurried):
-        return stream  # the application's own invention, or ours
-    try:
-        writer = _writer(stream)
-    except (OSError, ValueError):  # in memory
+    if not _has_file(stream) or isinstance(stream.buffer, _Unhurried):
         return stream
+    writer = _writer(stream)
     replaced = _through(writer, stream)
     _stand_in = _StandIn(os.getpid(), stream, replaced, writer)
     if known is not None:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 QUEUE_BYTES = 1 << 20
 """How much may wait. Once it was full, half of it has to go first, so that gaps are few."""
+NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+"""The wish not to wait, for one write alone; 0 where there is none, as on macOS, where the SDK runs as well."""
 RETRY_SECONDS = 1.0
 """How often a log that refuses is tried. What comes in between is dropped: nothing is spent on it."""
 
@@ -62,7 +64,7 @@ class LogWriter:
         self._torn = False
         """Whether the last line in the log has no end."""
         self._refuses = False
-        self._takes_at_once = True
+        self._takes_at_once = NOWAIT != 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -114,7 +116,7 @@ class LogWriter:
         if not self._takes_at_once or self._torn or self._closed:
             return 0
         try:
-            return os.pwritev(self._descriptor, [data], -1, os.RWF_NOWAIT)
+            return os.pwritev(self._descriptor, [data], -1, NOWAIT)
         except BlockingIOError:
             return 0
         except OSError:  # most files know nothing of it; real trouble is the thread's to find

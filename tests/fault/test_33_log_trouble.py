@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.error import URLError
@@ -14,12 +15,14 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 from fault.kit.reader import Reader
+from fault.kit.servers import fill
 from fault.kit.table import lateness
 from harness.system import DaemonProcess, System
 
 from toc import TaskStatus
 from toc.local.process import free_port, until
 from toc.local.servers import RedisServer
+from toc.logwriter import LogWriter
 
 SECONDS = 4.0
 """How long the trouble lasts at the least."""
@@ -75,6 +78,34 @@ def test_trouble_with_the_log_stops_nothing(
     assert daemon.process.wait(30) == 0
     assert time.monotonic() - asked < 10
     line.judge(system, within=10, at_most=100)
+
+
+def test_a_log_whose_disk_has_room_again_goes_on_with_whole_lines(small_disk: Callable[[int], Path]) -> None:
+    directory = small_disk(1)
+    path = directory / "log"
+    lost: list[int] = []
+    with path.open("ab") as file:
+        writer = LogWriter(
+            file.fileno(),
+            dropped=lost.append,
+            notice=lambda gap: f"{gap.lines} lost: {gap.reason}\n".encode(),
+        )
+        writer.write(b"begun\n")
+        assert until(lambda: path.read_bytes() == b"begun\n", 10)
+        ballast = fill(directory)  # the file has the rest of its page
+        for number in range(200):
+            writer.write(f"{number:099d}\n".encode())
+        assert until(lambda: bool(lost), 10)
+        ballast.unlink()
+        assert until(lambda: " lost: " in path.read_text(), 10)
+        writer.write(b"whole\n")
+        writer.close(10.0)
+    begun, *lines, torn, told, whole = path.read_text().splitlines()
+    assert (begun, whole) == ("begun", "whole")
+    assert told == f"{sum(lost)} lost: No space left on device"
+    assert lines == [f"{number:099d}" for number in range(200 - sum(lost))]
+    assert f"{len(lines):099d}".startswith(torn)
+    assert len(torn) < 99
 
 
 def _ask(system: System, path: str) -> str:

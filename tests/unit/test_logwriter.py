@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from toc import logwriter
 from toc.local.process import until
 from toc.log import get_logger
 from toc.logwriter import QUEUE_BYTES, Gap, LogWriter
@@ -65,8 +66,8 @@ def test_a_line_is_in_a_pipe_with_room_when_write_returns(pipe: tuple[int, int])
 def test_a_stalled_reader_is_not_waited_for_and_finds_each_gap_where_it_is(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
-    if not at_once:  # a kernel that cannot tell whether it would wait
-        monkeypatch.setattr(os, "RWF_NOWAIT", 1 << 20)
+    if not at_once:
+        monkeypatch.setattr(logwriter, "NOWAIT", 0)
     receiver, sender = pipe
     log = Log(sender)
     lines = [f"{number} {'x' * 1000}\n".encode() for number in range(3000)]
@@ -133,16 +134,16 @@ def test_the_end_waits_no_longer_than_it_is_told_to(pipe: tuple[int, int]) -> No
     assert 400 < log.dropped < 500
 
 
+def _count(writer: LogWriter, name: int) -> None:
+    for number in range(2000):
+        writer.write(f"{name} {number}\n".encode())
+
+
 def test_threads_leave_each_others_lines_whole_and_in_order(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("ab") as file:
         log = Log(file.fileno())
-        threads = [
-            threading.Thread(
-                target=lambda name=name: [log.writer.write(f"{name} {n}\n".encode()) for n in range(2000)]
-            )
-            for name in range(4)
-        ]
+        threads = [threading.Thread(target=_count, args=[log.writer, name]) for name in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
