@@ -24,7 +24,7 @@ from dataclasses import dataclass
 QUEUE_BYTES = 1 << 20
 """How much may wait. Once it was full, half of it has to go first, so that gaps are few."""
 NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-"""The wish not to wait, for one write alone; 0 where there is none, as on macOS, where the SDK runs as well."""
+"""Not to wait, for one write alone; 0 where there is no such thing (macOS, where the SDK runs too)."""
 RETRY_SECONDS = 1.0
 """How often a log that refuses is tried. What comes in between is dropped: nothing is spent on it."""
 
@@ -43,7 +43,7 @@ class LogWriter:
 
     ``dropped`` is called with the number of lines whenever some are dropped; ``notice`` makes the line that
     tells of a gap, or nothing. In a process that was forked it writes as Python does, without a queue: what
-    runs there is not toc's.
+    runs there is not toc's. Raises OSError or RuntimeError where there is no file or thread left.
     """
 
     def __init__(
@@ -66,7 +66,11 @@ class LogWriter:
         self._refuses = False
         self._takes_at_once = NOWAIT != 0
         self._closed = False
-        self._thread: threading.Thread | None = None
+        try:
+            threading.Thread(target=self._run, name="toc-log", daemon=True).start()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
 
     def write(self, data: bytes) -> None:
         """Write this, or drop it. Returns at once, and raises no error."""
@@ -78,7 +82,7 @@ class LogWriter:
             begun = 0 if self._queue else self._write_at_once(data)
             if begun == len(data):
                 return
-            if not self._refuses and not self._closed and self._has_room(len(data)) and self._has_thread():
+            if not self._refuses and not self._closed and self._has_room(len(data)):
                 if begun:
                     self._begun = begun
                 self._queue.append(data)
@@ -96,14 +100,9 @@ class LogWriter:
         if os.getpid() != self._pid:
             return
         with self._changed:
-            if not self._closed:
-                self._closed = True
-                if self._thread is None:
-                    os.close(self._descriptor)
+            self._closed = True
             self._changed.notify_all()
-            if seconds is None or self._thread is None:
-                return
-            if not self._changed.wait_for(lambda: not self._queue, seconds):
+            if seconds is not None and not self._changed.wait_for(lambda: not self._queue, seconds):
                 while len(self._queue) > 1:  # the first one is being written, who knows how far
                     left = self._queue.pop()
                     if not isinstance(left, Gap):
@@ -128,16 +127,6 @@ class LogWriter:
             return False
         self._full = self._bytes > 0 and self._bytes + size > QUEUE_BYTES
         return not self._full
-
-    def _has_thread(self) -> bool:
-        if self._thread is None or not self._thread.is_alive():
-            thread = threading.Thread(target=self._run, name="toc-log", daemon=True)
-            try:
-                thread.start()
-            except (RuntimeError, MemoryError):  # the machine has none left
-                return False
-            self._thread = thread
-        return True
 
     def _drop(self, lines: int, reason: str) -> None:
         self._dropped(lines)

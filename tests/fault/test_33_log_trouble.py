@@ -28,7 +28,9 @@ SECONDS = 4.0
 """How long the trouble lasts at the least."""
 
 
-@pytest.mark.parametrize("trouble", ["disk full", "reader gone", "reader stalled"])
+@pytest.mark.parametrize(
+    "trouble", [pytest.param("disk full", marks=pytest.mark.slow), "reader gone", "reader stalled"]
+)
 def test_trouble_with_the_log_stops_nothing(
     build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, reader: Reader, trouble: str
 ) -> None:
@@ -56,7 +58,7 @@ def test_trouble_with_the_log_stops_nothing(
         system.wait(lambda: _dropped(system) > 1000, "lines are dropped", 30)
         with system.recorder.fault("kill", note="a task ends its process") as fault:
             dead, before = daemon.workers(), len(load.job_ids)
-            poison = system.client.submit("test.sync", biz_id=1, delay=0, attribute={"die": 1})
+            poison = system.client.submit("test.sync", biz_id=1, delay=0.2, attribute={"die": 1})
             system.wait(
                 lambda: system.row(poison).status == TaskStatus.PROCESSED, "it has run, alone at last", 60
             )

@@ -19,7 +19,14 @@ AT_ONCE = 5.0
 """Seconds on a machine that runs other tests as well; the bound is LAST_WORDS_SECONDS and the way out."""
 
 
-@pytest.mark.parametrize("obstacle", ["the log is stalled", "the log is gone", "the error's text hangs"])
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        "the log is stalled",
+        pytest.param("the log is gone", marks=pytest.mark.slow),
+        pytest.param("the error's text hangs", marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_is_replaced_though_its_last_line_cannot_be_written(
     build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, reader: Reader, obstacle: str
 ) -> None:
