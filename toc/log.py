@@ -246,7 +246,10 @@ def _unhurried(stream: TextIO) -> TextIO:
         return known.stream
     if not _has_file(stream) or isinstance(stream.buffer, _Unhurried):
         return stream
-    writer = _writer(stream)
+    try:
+        writer = _writer(stream)
+    except (OSError, RuntimeError):  # there is no file or no thread left
+        return stream
     replaced = _through(writer, stream)
     _stand_in = _StandIn(os.getpid(), stream, replaced, writer)
     if known is not None:
