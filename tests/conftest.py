@@ -25,6 +25,7 @@ from sqlalchemy.engine import make_url
 from toc.local.process import until
 from toc.local.server import MissingServer
 from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
+from toc.log import close_log
 
 AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper)
 
@@ -157,6 +158,7 @@ def no_leaked_threads() -> Iterator[None]:
     """After each test the threads are gone that it started."""
     before = set(threading.enumerate())
     yield
+    close_log()
     if not until(lambda: set(threading.enumerate()) <= before, 30):
         left = sorted(thread.name for thread in set(threading.enumerate()) - before)
         pytest.fail(f"threads still running after the test: {', '.join(left)}")

@@ -29,10 +29,6 @@ from enum import StrEnum
 from functools import partial
 from typing import Generic, TypeVar
 
-from toc.log import get_logger
-
-log = get_logger(__name__)
-
 BOARD_BYTES = 4 << 20
 """Room for the series of some three thousand topics. Memory that is not used is not there."""
 
@@ -127,6 +123,12 @@ class Count:
         with self._lock:
             self._cells[0] += amount
 
+    def take(self) -> float:
+        """What has been counted since the last time; for who counts on behalf of another process."""
+        with self._lock:
+            taken, self._cells[0] = self._cells[0], 0.0
+        return taken
+
 
 class Level:
     """A series that goes up and down."""
@@ -201,6 +203,9 @@ class Family(Generic[Series]):
         try:
             return _own_board().place((self.metric.name, *labels), self.metric.cells)
         except MemoryError:
+            from toc.log import get_logger  # which counts here what it drops
+
+            log = get_logger(__name__)
             log.warning("metrics_full", metric=self.metric.name)
             return memoryview(bytearray(8 * self.metric.cells)).cast("d")  # counted where nobody looks
 
@@ -352,6 +357,12 @@ INDEX_REBUILDS = _counter(
     "toc_index_rebuilds", "Times that a worker process has put back all rows of its tables on a server."
 )
 PURGED = _counter("toc_purged_rows", "Finished rows deleted because their retention was over.", "topic")
+
+# --- the log
+
+LOG_LINES_DROPPED = _counter(
+    "toc_dropped_log_lines", "Lines that the log did not take, or not in time: nothing waits for it."
+)
 
 # --- how it stands in the worker processes, once a second
 

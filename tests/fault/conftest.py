@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pytest
 from fault.kit import servers, table
 from fault.kit.proxy import Proxy
+from fault.kit.reader import Reader
 from fault.kit.table import Line
 from harness.system import System
 
@@ -109,6 +110,15 @@ def build(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Bu
     yield make
     for system in systems:
         system.stop()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """Reads what is written to ``reader.sender``, until it is told otherwise."""
+    reader = Reader(tmp_path / "read.log")
+    yield reader
+    reader.leave()
+    os.close(reader.sender)
 
 
 @pytest.fixture

@@ -27,10 +27,21 @@ costs nothing where all is well."""
 
 
 class DaemonProcess:
-    """One ``toc worker`` with its worker processes, as a host of the cluster."""
+    """One ``toc worker`` with its worker processes, as a host of the cluster.
+
+    ``output``: a file descriptor that takes the place of its log.
+    """
 
     def __init__(
-        self, directory: Path, host: str, env: Mapping[str, str], *, app: str, processes: int, threads: int
+        self,
+        directory: Path,
+        host: str,
+        env: Mapping[str, str],
+        *,
+        app: str,
+        processes: int,
+        threads: int,
+        output: int | None = None,
     ) -> None:
         self.host = host
         self.log = directory / f"{host}.log"
@@ -41,8 +52,8 @@ class DaemonProcess:
             self.process = subprocess.Popen(
                 command,
                 env={**env, "TOC_HOST": host},
-                stdout=log,
-                stderr=log,
+                stdout=log if output is None else output,
+                stderr=log if output is None else output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "toc"
 
 VOCABULARY = {
     "task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint", "finding", "metrics",
-    "sockets", "presence",
+    "sockets", "presence", "logwriter",
 }  # fmt: skip
 OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
 PLAIN = {"catalog", "handler", "intake", "exposition", "tracing"}  # built on the vocabulary alone

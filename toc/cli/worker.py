@@ -48,7 +48,9 @@ def worker(
     Example: toc worker --app shop.deadlines:center --processes 4
     """
     from toc.config import Settings
+    from toc.log import detach
 
+    detach()
     settings = load_settings(daemon=True)
     settings.need_database_urls()
     settings.need_redis_url()

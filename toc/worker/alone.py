@@ -19,7 +19,8 @@ from typing import Any
 
 from toc.errors import TocError
 from toc.handler import Handler
-from toc.log import configure
+from toc.log import configure, detach
+from toc.metrics import LOG_LINES_DROPPED
 from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TryRow
 from toc.worker.app import load_app
 from toc.worker.dispatch import check_done, per_task
@@ -59,12 +60,13 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 def serve(link: Link, handlers: Mapping[str, Handler]) -> None:
     """Run what comes, until the worker closes its end."""
+    dropped = LOG_LINES_DROPPED.of()
     link.send("ready", topics=list(handlers))
     with asyncio.Runner() as runner:  # one for all: what handlers keep may be bound to their event loop
         while not link.closed:
             for message in link.receive():
                 told = run(handlers[message["topic"]], TryRow._make(message["row"]), runner)
-                link.send(told.pop("kind"), **told)
+                link.send(told.pop("kind"), dropped=dropped.take(), **told)
 
 
 def end_with(parent: int) -> None:
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
+    detach()
     end_with(arguments.parent)
     # Supervisors signal every process of a service: the worker decides when this one ends. Not ignored, which
     # what a handler starts would inherit.

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
-from toc.log import get_logger
+from toc.log import close_log, get_logger
 
 log = get_logger(__name__)
 
 EXIT_THREAD_DIED = 70
 """Exit code of a process one of whose internal threads ended with an error."""
+LAST_WORDS_SECONDS = 0.5
+"""How long such a process may take to say so."""
 
 
 class Loop:
@@ -79,9 +81,22 @@ class Loop:
 
 
 def end_process(thread: str, error: BaseException) -> NoReturn:
-    """Say which thread met an error that it cannot go on after, and end the process."""
-    log.critical("thread_died", thread=thread, exc_info=error)
-    os._exit(EXIT_THREAD_DIED)
+    """End the process: this thread met an error that it cannot go on after.
+
+    That is said first, but by another thread, for a moment: no log that hangs, no error whose text cannot be
+    had, no lack of memory keeps a process that does not do its work.
+    """
+
+    def say() -> None:
+        log.critical("thread_died", thread=thread, exc_info=error)
+        close_log(LAST_WORDS_SECONDS)
+
+    try:
+        last_words = threading.Thread(target=say, daemon=True)
+        last_words.start()
+        last_words.join(LAST_WORDS_SECONDS)
+    finally:
+        os._exit(EXIT_THREAD_DIED)
 
 
 def watched_thread(name: str, target: Callable[[], None]) -> threading.Thread:

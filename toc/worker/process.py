@@ -26,7 +26,7 @@ from typing import Any
 from toc.catalog import REFRESH_SECONDS
 from toc.client import TimeoutCenter
 from toc.errors import TocError
-from toc.log import configure, get_logger
+from toc.log import close_log, configure, detach, get_logger
 from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, WITHOUT_REDIS, Board, write_to
 from toc.presence import Presence
 from toc.queue.queues import Queues
@@ -405,6 +405,7 @@ def main() -> None:
     presence = Presence(arguments.worker_id)  # before anybody can hear of it, until the end
     write_to(Board(mmap.mmap(arguments.board, BOARD_BYTES)))
     os.close(arguments.board)  # the mapping stays
+    detach()
     link = Link(socket.socket(fileno=arguments.link))
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a /proc that is read-only
@@ -433,9 +434,8 @@ def main() -> None:
     if center.tracing is not None:
         center.tracing.flush()
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
     presence.close()
+    close_log()
     os._exit(code)  # a handler thread that never ends must not keep the process
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from toc.clock import Clock
 from toc.errors import StoreUnavailable
 from toc.log import get_logger
-from toc.metrics import QUARANTINED
+from toc.metrics import LOG_LINES_DROPPED, QUARANTINED
 from toc.store.batch import Failure, Guard
 from toc.store.shards import Trouble
 from toc.store.store import Store
@@ -222,6 +222,8 @@ class Quarantine:
         fresh, child.fresh = child.fresh, False
         child.send("run", topic=entry.topic.name, row=list(row))
         message = child.hear(entry.topic.max_runtime)
+        if message is not None:
+            LOG_LINES_DROPPED.of().add(message["dropped"])
         how = self._end_child() if message is None and child.dead else ""
         return fresh, message, how
 

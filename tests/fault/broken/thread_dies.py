@@ -2,7 +2,8 @@
 
 Not a wrong build: any thread may meet an error that nobody has thought of. TOC_TEST_DEATHS is a directory in
 which a process makes the file named after its victim; ``none-left`` says that there is nobody left to die.
-With TOC_TEST_DAEMON_DIES it is the daemon, and that thread of it.
+With TOC_TEST_DAEMON_DIES it is the daemon, and that thread of it. Nobody dies while a file ``wait`` is there.
+With TOC_TEST_NO_TEXT the error has no text: who wants it waits for ever.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ LOOP_STEPS = ("a start on the event loop", "a report on the event loop")
 class Unthought(Exception):
     """What nobody has thought of."""
 
+    def __str__(self) -> str:
+        if "TOC_TEST_NO_TEXT" in os.environ:
+            never = threading.Lock()
+            with never, never:
+                pass
+        return super().__str__()
+
 
 _loops: list[Loop] = []
 _victim = ""
@@ -56,12 +64,12 @@ def _mortal(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _threads() -> dict[str, int]:
     """The threads that are toc's own, one of each kind, with their idents; not those of pools, whose callers
-    get the error."""
+    get the error, nor the one that writes the log, which stops nothing."""
     main = threading.main_thread()
     return {"main": main.ident or 0} | {
         re.sub(r"handler-\d+", "handler", thread.name.removeprefix("toc-")): thread.ident or 0
         for thread in threading.enumerate()
-        if thread.daemon and thread.name.startswith("toc-")
+        if thread.daemon and thread.name.startswith("toc-") and thread.name != "toc-log"
     }
 
 
@@ -80,7 +88,7 @@ def _choose() -> str:
 
 def _murder(first: str) -> None:
     global _victim
-    while first not in _threads():
+    while first not in _threads() or (Path(os.environ["TOC_TEST_DEATHS"]) / "wait").exists():
         time.sleep(0.05)
     time.sleep(0.5)
     _victim = _choose()

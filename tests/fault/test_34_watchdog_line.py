@@ -1,0 +1,66 @@
+"""Fault 34: a thread dies, and that it did cannot be said: the process is replaced at once all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load
+from fault.kit.reader import Reader
+from fault.test_25_threads import APP, KNOWN
+from harness.system import DaemonProcess
+
+from toc.local.process import until
+from toc.local.servers import RedisServer
+
+VICTIM = "poll"
+AT_ONCE = 5.0
+"""Seconds on a machine that runs other tests as well; the bound is LAST_WORDS_SECONDS and the way out."""
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        "the log is stalled",
+        pytest.param("the log is gone", marks=pytest.mark.slow),
+        pytest.param("the error's text hangs", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_is_replaced_though_its_last_line_cannot_be_written(
+    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, reader: Reader, obstacle: str
+) -> None:
+    line = verdict(34, "a thread dies and that cannot be said", obstacle)
+    deaths = tmp_path / "deaths"
+    deaths.mkdir()
+    for name in {*KNOWN - {VICTIM}, "a start on the event loop", "a report on the event loop", "wait"}:
+        (deaths / name).touch()
+    system = build(clean_redis.url)
+    env = {**system.env, "TOC_TEST_DEATHS": str(deaths)}
+    if obstacle == "the error's text hangs":
+        env["TOC_TEST_NO_TEXT"] = "1"
+    daemon = DaemonProcess(
+        system.directory, "host-a", env, app=APP, processes=1, threads=4, output=reader.sender
+    )
+    system.daemons.append(daemon)
+    system.wait(lambda: "worker_ready" in reader.told(), "it is ready", 60)
+    (worker,) = daemon.workers()
+    with Load(system.client, rate=50) as load:
+        assert until(lambda: len(load.job_ids) > 20, 30)
+        if obstacle == "the log is stalled":
+            reader.stall(fill=True)
+        elif obstacle == "the log is gone":
+            reader.leave()
+        with system.recorder.fault("kill", note="a thread dies") as fault:
+            (deaths / "wait").unlink()
+            assert until((deaths / VICTIM).exists, 30)
+            at_once = until(lambda: worker not in daemon.workers(), AT_ONCE)
+            fault.end(pids=[worker])
+        line.prove((deaths / VICTIM).exists(), f"an error raised in its thread {VICTIM}")
+        assert at_once, f"it lives {AT_ONCE} s later"
+        system.wait(lambda: len(daemon.workers()) == 1, "another has taken its place", 30)
+        assert until(lambda: len(load.job_ids) > 200, 30)
+    assert "thread_died" not in reader.told()
+    assert until(lambda: not system.pending(load.job_ids), 60), reader.told()[-5000:]
+    assert daemon.process.poll() is None
+    line.judge(system, within=20, at_most=100)

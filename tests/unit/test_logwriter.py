@@ -1,0 +1,247 @@
+"""Lines on their way to a log that may be full, gone or stalled."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from toc import logwriter
+from toc.local.process import until
+from toc.log import get_logger
+from toc.logwriter import QUEUE_BYTES, Gap, LogWriter
+from toc.metrics import LOG_LINES_DROPPED
+
+
+class Log:
+    """A writer, what it has counted, and the notices that it has made."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.dropped = 0
+        self.writer = LogWriter(descriptor, dropped=self._count, notice=self._notice)
+
+    def _count(self, lines: int) -> None:
+        self.dropped += lines
+
+    def _notice(self, gap: Gap) -> bytes:
+        return f"gap of {gap.lines}: {gap.reason}\n".encode()
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """The end of a pipe that reads without waiting, and the one that writes."""
+    receiver, sender = os.pipe()
+    os.set_blocking(receiver, False)
+    yield receiver, sender
+    os.close(receiver)
+    os.close(sender)
+
+
+def read(receiver: int) -> bytes:
+    try:
+        return os.read(receiver, 1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+def test_a_line_is_in_a_pipe_with_room_when_write_returns(pipe: tuple[int, int]) -> None:
+    receiver, sender = pipe
+    log = Log(sender)
+    log.writer.write(b"one\n")
+    assert read(receiver) == b"one\n"  # also if the process is killed now
+    log.writer.close(1.0)
+    log.writer.write(b"after the end\n")
+    assert read(receiver) == b""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_stalled_reader_is_not_waited_for_and_finds_each_gap_where_it_is(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(logwriter, "NOWAIT", 0)
+    receiver, sender = pipe
+    log = Log(sender)
+    lines = [f"{number} {'x' * 1000}\n".encode() for number in range(3000)]
+    for line in lines:
+        log.writer.write(line)
+    waiting = len(lines) - log.dropped
+    assert waiting * 1003 < QUEUE_BYTES + 70_000 + 4096
+    text = b""
+
+    def told() -> bool:
+        nonlocal text
+        text += read(receiver)
+        return b"gap" in text
+
+    assert until(told, 10)
+    log.writer.write(b"later\n")
+    log.writer.close(10.0)
+    text += read(receiver)
+    notice = f"gap of {log.dropped}: the log is not read in time\n".encode()
+    assert text == b"".join(lines[:waiting]) + notice + b"later\n"
+
+
+def test_a_log_that_refuses_is_tried_again_and_tells_what_it_missed(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    first = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    sender = os.open(path, os.O_WRONLY)
+    log = Log(sender)
+    os.close(first)
+    for _ in range(10):
+        log.writer.write(b"nobody reads\n")
+    assert until(lambda: log.dropped == 10, 10)
+    again = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    assert until(
+        lambda: read(again) == b"gap of 10: Broken pipe\n", 10
+    )  # though nothing new is to be written
+    log.writer.write(b"somebody reads\n")
+    log.writer.close(10.0)
+    assert read(again) == b"somebody reads\n"
+    assert log.dropped == 10
+    os.close(again)
+    os.close(sender)
+
+
+def test_a_full_disk_is_counted_by_lines_and_does_not_hold_up_the_end() -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        log = Log(full.fileno())
+        log.writer.write(b"a trace\nof three\nlines\n")
+        assert until(lambda: log.dropped == 3, 10)
+        began = time.monotonic()
+        log.writer.close(30.0)
+        assert time.monotonic() - began < 10
+
+
+def test_the_end_waits_no_longer_than_it_is_told_to(pipe: tuple[int, int]) -> None:
+    receiver, sender = pipe
+    log = Log(sender)
+    for _ in range(500):
+        log.writer.write(b"x" * 999 + b"\n")
+    began = time.monotonic()
+    log.writer.close(0.2)
+    assert 0.2 <= time.monotonic() - began < 10
+    assert until(lambda: not read(receiver), 10)  # what the thread was writing
+    assert 400 < log.dropped < 500
+
+
+def _count(writer: LogWriter, name: int) -> None:
+    for number in range(2000):
+        writer.write(f"{name} {number}\n".encode())
+
+
+def test_threads_leave_each_others_lines_whole_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("ab") as file:
+        log = Log(file.fileno())
+        threads = [threading.Thread(target=_count, args=[log.writer, name]) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log.writer.close(30.0)
+    lines = path.read_text().splitlines()
+    for name in range(4):
+        mine = [int(line.split()[1]) for line in lines if line.startswith(f"{name} ")]
+        assert mine == list(range(2000))
+    assert len(lines) == 8000
+
+
+def test_an_applications_logging_that_raises_is_not_the_callers_trouble() -> None:
+    def broken(*_: object) -> str:
+        raise KeyError("request_id")
+
+    structlog.configure(processors=[broken])
+    before = LOG_LINES_DROPPED.of().take()
+    get_logger("toc.test").warning("submit_not_indexed")
+    assert LOG_LINES_DROPPED.of().take() == 1
+    LOG_LINES_DROPPED.of().add(before)
+
+
+EVERY_WAY = """
+import atexit, logging, sys, threading, warnings
+from toc.log import detach, get_logger
+detach()
+logging.basicConfig()
+atexit.register(print, "the last line")
+for number in range(3000):
+    get_logger("toc.test").error("said", number=number)
+    logging.warning("said")
+    warnings.warn("said", stacklevel=1)
+    print("said" * 100)
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise ValueError("the end")
+"""
+
+SDK = """
+from toc.log import get_logger
+for number in range(20000):
+    get_logger("toc.test").warning("submit_not_indexed", number=number)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("log", ["stalled", "gone", "full", "well"])
+def test_nothing_that_python_prints_holds_up_a_process_that_is_detached(log: str) -> None:
+    receiver, sender = os.pipe()
+    output = os.open("/dev/full", os.O_WRONLY) if log == "full" else sender
+    process = subprocess.Popen([sys.executable, "-c", EVERY_WAY], stdout=output, stderr=output)
+    os.close(sender)
+    if log == "gone":
+        os.close(receiver)
+    elif log == "well":
+        with os.fdopen(receiver) as file:
+            text = file.read()
+        counts = [
+            len(re.findall(form, text, re.MULTILINE)) for form in ('"event": "said"', "^WARNING:", "^said")
+        ]
+        assert counts == [3000, 3000, 3000]
+        assert "ZeroDivisionError" in text
+        assert "ValueError: the end" in text
+        assert "the last line" in text
+    assert process.wait(60) == 1
+    if log in ("stalled", "full"):
+        os.close(receiver)
+    if log == "full":
+        os.close(output)
+
+
+def test_an_application_that_nobody_listens_to_does_not_wait_for_lines_of_the_sdk() -> None:
+    receiver, sender = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-c", SDK], stdout=subprocess.PIPE, stderr=sender, timeout=60, check=True
+    )
+    assert done.stdout == b"done\n"
+    os.close(receiver)
+    os.close(sender)
+
+
+FORKED = """
+import os, sys
+from toc.log import detach
+detach()
+print("ours", file=sys.stderr)
+pid = os.fork()
+if pid == 0:
+    print("a child's last words", file=sys.stderr)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
+def test_what_a_handler_forks_writes_as_it_always_did(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], stderr=file, timeout=60, check=True)
+    assert sorted(path.read_text().splitlines()) == ["a child's last words", "ours"]
