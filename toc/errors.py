@@ -105,6 +105,10 @@ class UnknownTask(TocError):
     """A command asks for a job_id that no row has."""
 
 
+class UnknownHost(TocError):
+    """A command names a host or worker that the cluster does not have now."""
+
+
 class SchemaBehind(TocError):
     """At least one shard has not the schema that this code needs: run ``toc db upgrade``. Or its tables were
     made for other numbers of databases and tables than are configured."""
