@@ -31,7 +31,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from toc.errors import ConfigError, InvalidTopic
+from toc.errors import ConfigError, InvalidTopic, shown
 from toc.log import redact
 from toc.sharding import MAX_TABLES, is_power_of_two
 from toc.topic import NAMESPACE, NAMESPACE_HINT, check_topic_name
@@ -48,6 +48,8 @@ _REDIS_HINT = (
     "redis://host:6379/0, rediss://..., unix:///path, redis+cluster://h1:p1,h2:p2 or "
     "redis+sentinel://h1:p1,h2:p2/service"
 )
+MAX_SHOWN = 500
+"""As many characters of a value a message shows."""
 URL_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
@@ -177,13 +179,23 @@ class Settings(BaseSettings):
 
     @field_validator("database_urls", "redis_url", "zookeeper")
     @classmethod
-    def _check_ports(cls, value: list[str] | str | None) -> list[str] | str | None:
+    def _check_hosts(cls, value: list[str] | str | None) -> list[str] | str | None:
         for url in [value] if isinstance(value, str) else value or []:
-            for port in _ports(url):
-                if not (port.isdecimal() and port.isascii() and 0 < int(port) < 65_536):
+            for host, port in _hosts(url):
+                try:
+                    host.encode("idna")  # as every driver does, each with another error
+                except UnicodeError:
+                    raise ValueError(
+                        f"{shown(host)} cannot be a host's name; expected parts of at most 63 letters, "
+                        f"digits and '-', with dots between them"
+                    ) from None
+                if port is not None and not (
+                    port.isdecimal() and port.isascii() and len(port) < 6 and 0 < int(port) < 65_536
+                ):
                     # Without "@" it may be the password of a user whose host was forgotten.
-                    shown = repr(port) if "@" in url or port.isdecimal() else "what follows the host's colon"
-                    raise ValueError(f"{shown} is not a port; expected a number from 1 to 65535")
+                    plain = "@" in url or port.isdecimal()
+                    what = shown(port) if plain else "what follows the host's colon"
+                    raise ValueError(f"{what} is not a port; expected a number from 1 to 65535")
         return value
 
     @field_validator("redis_url")
@@ -315,14 +327,18 @@ class Settings(BaseSettings):
         return self.masked().items()
 
 
-def _ports(url: str) -> list[str]:
-    """What stands behind the colons of the hosts; nothing for files and sockets."""
+def _hosts(url: str) -> list[tuple[str, str | None]]:
+    """The hosts and what stands behind the colon of each, if it has one; none for files and sockets."""
     scheme, _, rest = url.rpartition("://")
     if scheme.startswith(("sqlite", "unix")):
         return []
     hosts = re.split(r"[/?#]", rest.rpartition("@")[2] if "@" in rest else rest, maxsplit=1)[0]
-    parts = [re.sub(r"^\[[^]]*\]", "", host) for host in hosts.split(",")]  # IPv6 addresses have colons too
-    return [part.partition(":")[2] for part in parts if ":" in part]
+    found = []
+    for part in hosts.split(","):
+        address = re.match(r"\[[^]]*\]", part)  # of IPv6, with colons in it
+        host, colon, port = part[address.end() if address else 0 :].partition(":")
+        found.append((host, port if colon else None))
+    return found
 
 
 def config_file() -> Path | None:
@@ -330,10 +346,10 @@ def config_file() -> Path | None:
     named = os.environ.get("TOC_CONFIG")
     if named:
         path = Path(named)
-        if not os.access(path, os.R_OK) or not path.is_file():
+        if not os.access(path, os.R_OK) or not path.is_file():  # in this order: a name may be too long
             raise ConfigError(
-                f"TOC_CONFIG={named} is not a file that can be read: correct the path or the file's mode, or "
-                f"unset TOC_CONFIG"
+                f"TOC_CONFIG={_short(named)} is not a file that can be read: correct the path or the file's "
+                f"mode, or unset TOC_CONFIG"
             )
         return path
     path = Path("toc.toml")
@@ -348,7 +364,7 @@ def _read_file() -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read: {exc}") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except (ValueError, RecursionError) as exc:  # also for numbers and lists that no setting has
         raise ConfigError(f"{path} is not TOML: {exc}") from exc
     known = list(Settings.model_fields)
     for key in values:
@@ -373,7 +389,8 @@ def _explain(error: Any) -> str:
     variable = f"TOC_{name.upper()}"
     value = error["input"]
     show = _shown_url if name in ("database_urls", "redis_url", "zookeeper") else _shown
-    shown = ", ".join(show(str(part)) for part in value) if isinstance(value, list) else show(str(value))
+    parts = value if isinstance(value, list) else [value]
+    shown = _short(", ".join(show(str(part)) for part in parts))
     if error["type"] == "value_error":
         return f"{variable}={shown}: {reason}"
     hint = Settings.model_fields[name].description
@@ -385,6 +402,10 @@ def _shown(value: str) -> str:
     if "://" not in value and "@" in value:
         return f"***@{value.rpartition('@')[2]}"
     return redact(value)
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}..."
 
 
 def _shown_url(value: str) -> str:

@@ -118,6 +118,10 @@ class UnreadableTask(TocError):
         self.job_id = job_id
 
 
+class UnknownHost(TocError):
+    """A command names a host or worker that the cluster does not have now."""
+
+
 class SchemaBehind(TocError):
     """At least one shard has not the schema that this code needs: run ``toc db upgrade``. Or its tables were
     made for other numbers of databases and tables than are configured."""

@@ -8,11 +8,11 @@ out of reach is said and left blank, the rest is shown.
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 
 from toc import metrics
 from toc.client import TimeoutCenter
@@ -80,6 +80,8 @@ class Picture:
     """How many answered."""
     trouble: Sequence[str]
     """What is out of reach, or wrong in the answers."""
+    silent: Sequence[str] = ()
+    """The daemons that were asked and did not answer, host:port."""
 
 
 class Top:
@@ -140,7 +142,8 @@ class Top:
             )
             for name, topic in sorted(topics.items())
         ]
-        return Picture(seconds, views, workers, len(reached), trouble)
+        silent = [address for address in addresses if address not in reached]
+        return Picture(seconds, views, workers, len(reached), trouble, silent)
 
     def _owners(self, trouble: list[str]) -> Sequence[WorkerNow]:
         began = time.monotonic()
@@ -228,13 +231,19 @@ def _scrape(addresses: Sequence[str]) -> dict[str, Values | str]:
 
 
 def _scrape_one(address: str) -> Values | str:
+    connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # itself: no proxy of the environment's
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_SECONDS) as response:
-            return decode(response.read().decode())
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        if response.status != 200:
+            return f"no numbers (HTTP status {response.status})"
+        return decode(response.read().decode())
     except OSError as exc:
-        return f"no answer ({getattr(exc, 'reason', None) or exc})"
-    except ValueError:
+        return f"no answer ({exc})"
+    except (HTTPException, LookupError, ValueError):
         return "what answers there is no daemon of toc"
+    finally:
+        connection.close()
 
 
 def _out_of_reach(reached: Mapping[str, Values]) -> list[str]:

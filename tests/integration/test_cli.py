@@ -768,15 +768,15 @@ def test_what_operators_ask_of_a_cluster_stands_in_zookeeper(
     monkeypatch.setenv("TOC_ZOOKEEPER", zookeeper.url)
     monkeypatch.setenv("TOC_CLUSTER", zookeeper_root)
     assert toc.json("workers") == []
-    toc.ok("drain", "host1")
-    assert "host1 has no worker now" in toc.err, "it may be a slip of the pen"
-    toc.ok("pin", f"{topic}_2", "host2")
-    assert "host2 has no worker now" in toc.err
+    assert "'host1' has no worker now" in toc.refused("drain", "host1", code=1), "it may be a slip of the pen"
+    toc.ok("drain", "host1", "--absent")
+    assert "'host2' has no worker now" in toc.refused("pin", f"{topic}_2", "host2", code=1)
+    toc.ok("pin", f"{topic}_2", "host2", "--absent")
     assert {slot["owner"] for slot in toc.json("slots")} == {None}
     assert "slots 0 to 3" in toc.refused("pin", f"{topic}_4", "host2")
     assert "not a slot" in toc.refused("unpin", "nonsense")
     toc.ok("unpin", f"{topic}_2")
-    toc.ok("pin", topic, 3, "host1-7-1")
+    toc.ok("pin", topic, 3, "host1-7-1", "--absent")
     assert [(each["of"], each["to"]) for each in toc.json("intents") if each["what"] == "pin"] == [
         (f"{topic}_3", "host1-7-1")
     ]
@@ -786,6 +786,6 @@ def test_what_operators_ask_of_a_cluster_stands_in_zookeeper(
     toc.ok("unpin", topic, 3)
     assert "was not pinned" in toc("unpin", f"{topic}_2").err
     toc.ok("undrain", "host1")
-    assert "was not drained" in toc("undrain", "host1").err
+    assert "drained are: none" in toc.refused("undrain", "host1", code=1)
     assert toc.json("rebalance", "--dry-run") == []
     assert toc.json("workers") == []

@@ -23,7 +23,7 @@ from toc.cli.bulk import (
     selected,
 )
 from toc.cli.output import history_record, row_record, say, show, show_one
-from toc.cli.values import Biz, JobId, Json, Text, job_number, opened
+from toc.cli.values import Biz, JobId, Json, Text, WithNumbers, job_number, opened
 from toc.errors import InvalidInput
 from toc.task import TaskStatus
 
@@ -43,7 +43,9 @@ def list_dead(
     after: After = None,
     before: Before = None,
     error: ErrorText = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="At most so many, newest first.")] = 100,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1_000_000, help="At most so many, newest first.")
+    ] = 100,
     as_json: Json = False,
 ) -> None:
     """List dead tasks, newest first.
@@ -65,7 +67,7 @@ def list_dead(
     show(records, as_json=as_json, empty="no dead tasks", spare=("crashes", "action_time", "ended"))
 
 
-@app.command("show")
+@app.command("show", cls=WithNumbers)
 def show_dead(wanted: JobId, as_json: Json = False) -> None:
     """Show everything that is kept about a task, with what each failed try raised."""
     from toc import admin
@@ -78,7 +80,7 @@ def show_dead(wanted: JobId, as_json: Json = False) -> None:
     show_one(row_record(row, names.get(row.biz_type, "?")) | {"history": past}, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=WithNumbers)
 def redrive(
     wanted: JobIds = None,
     topic: Topic = None,
@@ -118,7 +120,7 @@ def redrive(
     _all_of_them(job_ids, account.counts["redriven"] if account.counts else 0)
 
 
-@app.command()
+@app.command(cls=WithNumbers)
 def purge(
     wanted: JobIds = None,
     topic: Topic = None,

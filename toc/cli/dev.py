@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toc.cli.output import print_json, say, show
+from toc.cli.streams import end_if_lost
 from toc.cli.values import Json, load_settings
-from toc.errors import InvalidInput
+from toc.errors import InvalidInput, shown
 
 if TYPE_CHECKING:
     from toc.demo.report import Report
@@ -113,7 +114,9 @@ def _stage(on_cluster: bool, configured: bool, directory: Path) -> Iterator[Stag
         if on_cluster:
             config = directory.absolute() / "toc.toml"
             if not config.is_file():
-                raise InvalidInput(f"no cluster in {directory}; start one with `toc cluster start`")
+                raise InvalidInput(
+                    f"no cluster in {shown(str(directory))}; start one with `toc cluster start`"
+                )
             yield stack.enter_context(stage.of_cluster(config))
         elif configured:
             load_settings()
@@ -211,6 +214,7 @@ def dev(
             settings = load_settings(daemon=True)
             migrator(settings).upgrade()
             print(f"export TOC_CONFIG={config}", flush=True)
+            end_if_lost()
             if app is None:
                 say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
                 with contextlib.suppress(KeyboardInterrupt):
@@ -245,11 +249,16 @@ def start(
             metavar="[NAME]...", help="Only these of `toc cluster status`, or another host: host3."
         ),
     ] = None,
-    daemons: Annotated[int, typer.Option(metavar="N", help="Worker daemons; each stands for a host.")] = 2,
+    daemons: Annotated[
+        int, typer.Option(metavar="N", min=0, max=32, help="Worker daemons; each stands for a host.")
+    ] = 2,
     processes: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Worker processes of each daemon. Default: as those there have, or 2."
+            metavar="N",
+            min=1,
+            max=256,
+            help="Worker processes of each daemon. Default: as those there have, or 2.",
         ),
     ] = None,
     zookeepers: Annotated[

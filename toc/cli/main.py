@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import typer
 
-from toc.cli import config, db, dead, dev, doctor, index, task, top, topic, worker
+from toc.cli import config, db, dead, dev, doctor, index, streams, task, top, topic, worker
 from toc.cli.output import say
-from toc.errors import TocError
+from toc.cli.values import WithNumbers
+from toc.errors import TocError, shown
 
 app = typer.Typer(
     name="toc",
@@ -28,10 +29,10 @@ app.command("dev", rich_help_panel=_START)(dev.dev)
 app.add_typer(dev.cluster, name="cluster", rich_help_panel=_START)
 
 app.command(rich_help_panel=_TASKS)(task.submit)
-app.command(rich_help_panel=_TASKS)(task.get)
+app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.get)
 app.command(rich_help_panel=_TASKS)(task.find)
-app.command(rich_help_panel=_TASKS)(task.cancel)
-app.command(rich_help_panel=_TASKS)(task.reschedule)
+app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.cancel)
+app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.reschedule)
 
 app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
 app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
@@ -49,7 +50,7 @@ for command in (
     worker.unweight,
     worker.rebalance,
 ):
-    app.command(rich_help_panel=_OPERATE)(command)
+    app.command(rich_help_panel=_OPERATE, cls=WithNumbers)(command)
 app.add_typer(dead.app, name="dead", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE)(index.sweep)
 app.command(rich_help_panel=_OPERATE)(index.rebuild)
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code.
 
     2: what was asked is wrong; 3: a server must be upgraded or configured first; 4: a server is out of
-    reach; 1: any other failure; 130: interrupted.
+    reach; 1: any other failure; 130: interrupted. Whether its output was written is for ``run``.
     """
     try:
         app(args=arguments, prog_name="toc")
@@ -91,9 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         say(f"error: {redact(str(exc))}")
         return exc.exit_code
+    except OSError as exc:  # of a file: those of servers have been translated
+        say(f"error: {exc.strerror or exc}" + (f": {shown(exc.filename)}" if exc.filename else ""))
+        return 1
     return 0
 
 
 def run() -> None:
     """The entry point of the ``toc`` command."""
-    sys.exit(main())
+    streams.prepare()
+    sys.exit(streams.finish(main()))

@@ -13,7 +13,7 @@ from toc.clock import from_ms
 from toc.task import TaskStatus
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -42,6 +42,20 @@ def console() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+@contextmanager
+def screen() -> Iterator[tuple[Console, Callable[[RenderableType], None]]]:
+    """Where pictures are drawn one after the other, and what draws one: in place of the one before on a
+    terminal, else below it."""
+    from rich.live import Live
+
+    to = console()
+    if not to.is_terminal:
+        yield to, to.print
+        return
+    with Live(console=to, auto_refresh=False, screen=True) as live:
+        yield to, lambda picture: live.update(picture, refresh=True)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import and_more, console, most_urgent, print_json, table
-from toc.cli.values import Json, opened
+from toc.cli.output import and_more, console, most_urgent, print_json, say, screen, table
+from toc.cli.streams import end_if_lost
+from toc.cli.values import Json, address, opened
 from toc.errors import CoordinationUnavailable, InvalidInput
 
 if TYPE_CHECKING:
@@ -39,14 +40,17 @@ def top(
 
     Rates and lateness come from the daemons' /metrics: from --daemon, else from where each daemon says in
     ZooKeeper that it shows them (TOC_METRICS_ADDRESS). All else comes from Redis and ZooKeeper.
+
+    With --once or --json it ends with 1 if a daemon did not answer.
     """
     from toc.top import Top
 
     if not 0.1 <= interval <= 3600:
         raise InvalidInput(f"--interval must be 0.1 to 3600 seconds, not {interval:g}")
+    named = [address(each) for each in daemon or ()]
     with opened() as center:
         owners = _Owners(center)
-        addresses = _addresses(center.settings, daemon)
+        addresses = _addresses(center.settings, named)
         view = Top(center, daemons=addresses, workers=owners.read)
         try:
             view.look()
@@ -58,6 +62,9 @@ def top(
                 else:
                     to = console()
                     to.print(_drawn(picture, center.settings.cluster, to))
+                if picture.silent:
+                    say(f"no answer from {', '.join(picture.silent)}: their part is missing")
+                    raise typer.Exit(1)
             else:
                 _watch(center, view.look, interval)
         finally:
@@ -65,18 +72,14 @@ def top(
 
 
 def _watch(center: TimeoutCenter, look: Callable[[], Picture], interval: float) -> None:
-    from rich.live import Live
-
-    with Live(console=console(), auto_refresh=False, screen=True) as live:
+    with screen() as (to, draw):
         while True:
             time.sleep(interval)
-            picture = look()
-            live.update(_drawn(picture, center.settings.cluster, live.console, cut=True), refresh=True)
+            draw(_drawn(look(), center.settings.cluster, to, cut=to.is_terminal))
+            end_if_lost()
 
 
-def _addresses(
-    settings: Settings, given: Sequence[str] | None
-) -> Callable[[Sequence[WorkerNow]], Sequence[str]]:
+def _addresses(settings: Settings, given: Sequence[str]) -> Callable[[Sequence[WorkerNow]], Sequence[str]]:
     """Where daemons answer: as given, else as they say in ZooKeeper; the one daemon as it is configured."""
     host, _, port = (settings.metrics_address or "").rpartition(":")
     if given:
@@ -151,6 +154,7 @@ def _record(picture: Picture) -> dict[str, Any]:
         "daemons": picture.daemons,
         "topics": [asdict(topic) for topic in picture.topics],
         "workers": [asdict(worker) for worker in picture.workers],
+        "silent": list(picture.silent),
         "trouble": list(picture.trouble),
     }
 

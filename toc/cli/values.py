@@ -14,6 +14,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from toc.clock import to_ms
 from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime, shown
@@ -32,10 +33,23 @@ Biz = Annotated[
 ]
 Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text even if it is all digits.")]
 
+LONGEST = 36_525 * 86_400.0
+"""No duration is longer: a hundred years, in seconds."""
+_NEGATIVE = re.compile(r"-(?:[0-9.]+(?:e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 _DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _JOB_ID = re.compile(r"[0-9]{1,19}")
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+
+
+class WithNumbers(TyperCommand):
+    """A command whose arguments are numbers: ``-1`` is one, to be refused as such, and no unknown option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does."""
+        ctx.ignore_unknown_options = any(_NEGATIVE.fullmatch(each) for each in args)
+        return super().parse_args(ctx, args)
 
 
 def duration(text: str) -> float:
@@ -44,9 +58,13 @@ def duration(text: str) -> float:
     try:
         seconds = float(match[1]) * _UNITS[match[2].lower()] if match else float(text)
     except ValueError:
-        raise InvalidDelay(f"{text!r} is not a duration; write seconds, or 500ms, 30m, 12h, 7d") from None
-    if not isfinite(seconds) or seconds < 0:
-        raise InvalidDelay(f"{text!r} is not a duration: it must be finite and not negative")
+        raise InvalidDelay(
+            f"{shown(text)} is not a duration; write seconds, or 500ms, 30m, 12h, 7d"
+        ) from None
+    if not (isfinite(seconds) and 0 <= seconds <= LONGEST):
+        raise InvalidDelay(
+            f"{shown(text)} is not a duration: it must be finite, not negative and at most a hundred years"
+        )
     return seconds
 
 
@@ -56,7 +74,7 @@ def whole_seconds(text: str | None) -> int | None:
         return None
     seconds = duration(text)
     if seconds != int(seconds):
-        raise InvalidDelay(f"{text!r} must come to whole seconds")
+        raise InvalidDelay(f"{shown(text)} must come to whole seconds")
     return int(seconds)
 
 
@@ -66,7 +84,7 @@ def instant(text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInput(
-            f"{text!r} is not a time; write ISO 8601 with a zone, such as 2030-01-31T12:00:00+01:00"
+            f"{shown(text)} is not a time; write ISO 8601 with a zone, such as 2030-01-31T12:00:00+01:00"
         ) from None
 
 
@@ -75,9 +93,11 @@ def moment(text: str, now_ms: int) -> int:
     try:
         return max(0, now_ms - round(duration(text) * 1000))
     except InvalidDelay:
+        if _DURATION.fullmatch(text.strip()):
+            raise
         at = instant(text)
     if at.tzinfo is None:
-        raise NaiveDatetime(f"{text!r} has no time zone; append Z or an offset such as +01:00")
+        raise NaiveDatetime(f"{shown(text)} has no time zone; append Z or an offset such as +01:00")
     return max(0, to_ms(at))
 
 
@@ -96,6 +116,14 @@ def biz_id(text: str, *, as_text: bool) -> int | str:
     """``42`` is the number 42 unless ``as_text``; ``007`` and ``order-42`` are texts."""
     if not as_text and _WHOLE_NUMBER.fullmatch(text):
         return int(text[:25])  # a longer one is as much out of range
+    return text
+
+
+def address(text: str) -> str:
+    """HOST:PORT. Raises InvalidInput."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[1]) < 65_536:
+        raise InvalidInput(f"{shown(text)} is not an address; write HOST:PORT, such as host1:9464")
     return text
 
 

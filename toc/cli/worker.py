@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import ago, and_more, console, instant, most_urgent, say, show, table
+from toc.cli.output import ago, and_more, instant, most_urgent, say, screen, show, table
+from toc.cli.streams import end_if_lost
 from toc.cli.values import Json, load_settings, opened, who
-from toc.errors import ConfigError, IndexUnavailable, InvalidInput
+from toc.errors import ConfigError, IndexUnavailable, InvalidInput, UnknownHost, shown
 
 if TYPE_CHECKING:
     from toc.admin import SlotView
@@ -26,6 +29,14 @@ SlotName = Annotated[
         metavar="TOPIC", help="With NUMBER; or a slot as `toc slots` shows it, order.close_3, and no NUMBER."
     ),
 ]
+
+Absent = Annotated[
+    bool, typer.Option("--absent", help="Also if it is not there now: it is to hold once it comes.")
+]
+
+NAMED = 20
+"""As many hosts a message names."""
+_NUMBER = re.compile(r"[0-9]{1,6}")
 
 SLOT_SPARE = ("state", "dead", "since", "next_due")
 WATCH_SPARE = (*SLOT_SPARE, "prepared", "waiting")
@@ -151,11 +162,15 @@ def intents(as_json: Json = False) -> None:
     )
 
 
-def drain(host: Host) -> None:
-    """Take all slots from a host and give it none until `toc undrain`; before you stop or repair it."""
+def drain(host: Host, absent: Absent = False) -> None:
+    """Take all slots from a host and give it none until `toc undrain`; before you stop or repair it.
+
+    Ends with 1, and does nothing, if the host has no worker now and is not drained either.
+    """
+    _check_name("host", host)
     with _operator(load_settings()) as visit:
+        present = _is_there(visit, host, absent=absent or host in visit.intents().drains)
         visit.drain(host, by=who())
-        present = _present(visit, host)
     if present:
         say(f"{host} is being drained; `toc workers` shows when it owns nothing")
     else:
@@ -163,9 +178,12 @@ def drain(host: Host) -> None:
 
 
 def undrain(host: Host) -> None:
-    """Let a drained host have slots again."""
+    """Let a drained host have slots again. Ends with 1 if it was not drained and has no worker either."""
+    _check_name("host", host)
     with _operator(load_settings()) as visit:
         found = visit.undrain(host)
+        if not found:
+            _is_there(visit, host, hint=f"drained are: {_some(visit.intents().drains)}")
     say(f"{host} may have slots again" if found else f"{host} was not drained")
 
 
@@ -175,17 +193,22 @@ def pin(
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET", help="A host, or a worker of `toc workers`.")
     ] = None,
+    absent: Absent = False,
 ) -> None:
     """Put a slot on a host or worker; while that is not there, the slot goes where balance puts it.
+
+    Ends with 1, and does nothing, if there is no such host or worker now.
 
     Examples: toc pin order.close 3 host1
               toc pin order.close_3 host1
     """
     # Arguments go from left to right: where there are two, the second is the target.
     slot, target = (topic, number) if target is None else (f"{topic}_{number}", target)
+    _check_name("target", target)
     with opened() as center, _operator(center.settings) as visit:
-        visit.pin(_slot(center, slot), target, by=who())
-        _present(visit, target)
+        wanted = _slot(center, slot)
+        _is_there(visit, target, absent=absent)
+        visit.pin(wanted, target, by=who())
     say(f"{slot} is pinned to {target}")
 
 
@@ -203,18 +226,32 @@ def unpin(
 def weight(
     host: Host,
     share: Annotated[float, typer.Argument(metavar="WEIGHT", help="More than 0: 2 is twice what 1 gets.")],
+    absent: Absent = False,
 ) -> None:
-    """Give the workers of a host another share of the slots than its TOC_WEIGHT, until `toc unweight`."""
+    """Give the workers of a host another share of the slots than its TOC_WEIGHT, until `toc unweight`.
+
+    Ends with 1, and does nothing, if the host has no worker now and no weight of an operator's either.
+    """
+    from toc.coordination.operator import check_weight
+
+    check_weight(share)
+    _check_name("host", host)
     with _operator(load_settings()) as visit:
+        _is_there(visit, host, absent=absent or host in visit.intents().weights)
         visit.weigh(host, share, by=who())
-        _present(visit, host)
     say(f"each worker of {host} weighs {share:g} now")
 
 
 def unweight(host: Host) -> None:
-    """Let TOC_WEIGHT of the host's daemon count again."""
+    """Let TOC_WEIGHT of the host's daemon count again.
+
+    Ends with 1 if the host had no other weight and has no worker either.
+    """
+    _check_name("host", host)
     with _operator(load_settings()) as visit:
         found = visit.unweigh(host)
+        if not found:
+            _is_there(visit, host, hint=f"those with a weight are: {_some(visit.intents().weights)}")
     say(f"{host} weighs what its daemon says" if found else f"{host} had no weight but its daemon's")
 
 
@@ -235,14 +272,30 @@ def _topics(handled: list[str] | None, *, as_json: bool) -> list[str] | str | No
     return "all" if handled is None else ", ".join(handled)
 
 
-def _present(visit: Operator, target: str) -> bool:
-    """Whether there is such a host or worker. If not, that is said: a slip, or meant for later."""
+def _check_name(what: str, name: str) -> None:
+    """Raises InvalidInput, before ZooKeeper is asked."""
+    from toc.coordination.nodes import check_node_name
+
+    check_node_name(what, name)
+
+
+def _is_there(
+    visit: Operator, target: str, *, absent: bool = False, hint: str = "--absent if it is still to come"
+) -> bool:
+    """Whether there is such a host or worker now. Raises UnknownHost if not, unless it may be ``absent``."""
     rows = visit.workers()
-    hosts = sorted({row.host for row in rows})
-    present = target in hosts or any(row.worker_id == target for row in rows)
-    if not present:
-        say(f"note: {target} has no worker now; hosts that have: {', '.join(hosts) or 'none'}")
-    return present
+    hosts = {row.host for row in rows}
+    if target in hosts or any(row.worker_id == target for row in rows):
+        return True
+    if not absent:
+        raise UnknownHost(f"{shown(target)} has no worker now; hosts that have: {_some(hosts)}; {hint}")
+    return False
+
+
+def _some(names: Iterable[str]) -> str:
+    """Names for a message; of a great many the first."""
+    first, rest = sorted(names)[:NAMED], sorted(names)[NAMED:]
+    return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
 
 
 def _operator(settings: Settings) -> Operator:
@@ -261,8 +314,8 @@ def _slot(center: TimeoutCenter, name: str) -> Slot:
     from toc.topic import Slot
 
     topic_name, _, number = name.rpartition("_")
-    if not topic_name or not number.isdecimal():
-        raise InvalidInput(f"{name!r} is not a slot; write it as `toc slots` does: order.close_3")
+    if not topic_name or not _NUMBER.fullmatch(number):
+        raise InvalidInput(f"{shown(name)} is not a slot; write it as `toc slots` does: order.close_3")
     topic = admin.get_topic(center.store, topic_name)
     if int(number) >= topic.consumed:
         raise InvalidInput(f"{topic_name} has slots 0 to {topic.consumed - 1}, not {number}")
@@ -271,19 +324,15 @@ def _slot(center: TimeoutCenter, name: str) -> Slot:
 
 def _watch(center: TimeoutCenter, topic: str | None) -> None:
     from rich.console import Group
-    from rich.live import Live
 
-    with Live(console=console(), auto_refresh=False, screen=True) as live:
+    with screen() as (to, draw):
         while True:
             views = _slot_views(center, topic)
-            seen = most_urgent(views, live.console.height - 5, _urgency)
+            seen = most_urgent(views, to.height - 5, _urgency) if to.is_terminal else views
             lines = [_in_one_line(each) for each in _slot_lines(center, seen)]
-            drawn = (
-                table(lines, live.console.width, WATCH_SPARE, cut="why")[0]
-                if lines
-                else "no topics, so no slots"
-            )
-            live.update(Group(drawn, and_more(len(views) - len(seen), "slots")), refresh=True)
+            drawn = table(lines, to.width, WATCH_SPARE, cut="why")[0] if lines else "no topics, so no slots"
+            draw(Group(drawn, and_more(len(views) - len(seen), "slots")))
+            end_if_lost()
             time.sleep(1)
 
 

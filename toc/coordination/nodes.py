@@ -34,7 +34,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from toc.coordination.assignment import Member
-from toc.errors import InvalidInput
+from toc.errors import InvalidInput, shown
 from toc.topic import Slot
 
 DIRECTORIES = ("workers", "assignment", "slots", "leader", "drain", "pin", "weight", "rebalance", "dead")
@@ -63,7 +63,7 @@ class Paths:
 def check_node_name(what: str, name: str) -> str:
     """Return ``name`` if it can be a node's. Raises InvalidInput."""
     if not name or name in (".", "..") or any(char == "/" or not char.isprintable() for char in name):
-        raise InvalidInput(f"{what} {name!r} cannot be a name: no '/', no control characters, not empty")
+        raise InvalidInput(f"{what} {shown(name)} cannot be a name: no '/', no control characters, not empty")
     return name
 
 

@@ -106,9 +106,7 @@ class Operator:
     def weigh(self, host: str, weight: float, *, by: str) -> None:
         """Give each worker of a host this share relative to others', until ``unweigh``; its daemon's own one
         counts no more. Raises InvalidInput for one that is not more than 0 and up to 1000."""
-        if not 0 < weight <= MAX_WEIGHT:
-            raise InvalidInput(f"a weight is more than 0 and up to {MAX_WEIGHT}, not {weight:g}")
-        data = encode(weight=weight, by=by, at=self._clock.now_ms())
+        data = encode(weight=check_weight(weight), by=by, at=self._clock.now_ms())
         self._write("weight", check_node_name("host", host), data)
 
     def unweigh(self, host: str) -> bool:
@@ -147,6 +145,13 @@ class Operator:
         [node] = self._session.read([path])
         self._session.delete([path])
         return node is not None
+
+
+def check_weight(weight: float) -> float:
+    """Return ``weight`` if workers can have it. Raises InvalidInput."""
+    if not 0 < weight <= MAX_WEIGHT:
+        raise InvalidInput(f"a weight is more than 0 and up to {MAX_WEIGHT}, not {weight:g}")
+    return weight
 
 
 def read_slots(session: Session, paths: Paths) -> list[SlotRow]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from toc.errors import InvalidInput
+from toc.errors import InvalidInput, shown
 
 CLOSE = "demo.order.close"
 CONFIRM = "demo.order.confirm"
@@ -35,6 +35,8 @@ PREPARE_TIMEOUT = 3
 """Seconds; the shortest that a topic can have."""
 EVENTS_PER_SECOND = 150
 """How fast a run submits and cancels at most; more orders make it longer, not denser."""
+MAX_COUNT = 100_000
+"""As many orders as are made up at most: which takes half an hour."""
 SPEEDS = (0.01, 60.0)
 
 
@@ -90,7 +92,8 @@ def read_orders(path: Path) -> list[Order]:
                 except (TypeError, ValueError) as exc:
                     raise InvalidInput(f"{path}, line {reader.line_num}: {exc}") from exc
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise InvalidInput(f"{path} cannot be read: {exc}") from exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise InvalidInput(f"{shown(str(path))} cannot be read: {why}") from exc
     if not orders:
         raise InvalidInput(f"{path} holds no orders")
     return orders
@@ -111,8 +114,8 @@ def synthetic_orders(count: int, seed: int) -> list[Order]:
 
     Every twentieth is paid within seconds of 30:00, on either side or exactly.
     """
-    if count < 1:
-        raise InvalidInput(f"--count must be 1 or more, not {count}")
+    if not 1 <= count <= MAX_COUNT:
+        raise InvalidInput(f"--count must be 1 to {MAX_COUNT}, not {shown(count)}")
     chance = random.Random(seed)  # noqa: S311 - made-up orders, nothing to guard
     orders = []
     for number in range(count):

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toc.errors import ConfigError
-from toc.local.embedded import lock
+from toc.errors import ConfigError, shown
+from toc.local.embedded import lock, make_directory, not_usable
 from toc.local.process import Process, StartFailed, free_port, tail, until
 from toc.local.server import Server
 from toc.local.servers import MariaDB, RedisCluster, ZooKeeper, ZooKeeperEnsemble
@@ -64,7 +64,7 @@ class LocalCluster:
         and creates the topics. ``progress`` is told each name before that is started. When something fails,
         what was started is stopped again. Raises ConfigError when the cluster runs already.
         """
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(self.directory)
         with self._locked():
             if any(part["running"] for part in self.status()):
                 raise ConfigError(
@@ -87,6 +87,7 @@ class LocalCluster:
         """Start parts that do not run, in a cluster that was started: a server comes back on its port with
         what was durable there; a host that is not there yet is one more. Raises ConfigError, StartFailed.
         """
+        self._existing(())
         with self._locked():
             parts = self._existing(name for name in names if not _HOST.fullmatch(name))
             for name in names:
@@ -105,6 +106,7 @@ class LocalCluster:
 
     def stop_parts(self, names: Sequence[str]) -> None:
         """Stop some parts in good order. Those that do not run are left alone. Raises ConfigError."""
+        self._existing(names)
         with self._locked():
             parts = self._existing(names)
             for name in names:
@@ -112,7 +114,10 @@ class LocalCluster:
                 process.stop(_DAEMON_STOP_S if _HOST.fullmatch(name) else Server.stop_timeout)
 
     def status(self) -> list[dict[str, Any]]:
-        """A row per process: name, pid, running, address (of a daemon: of its metrics), log."""
+        """A row per process: name, pid, running, address (of a daemon: of its metrics), log.
+
+        Raises ConfigError for a directory that is none.
+        """
         return [
             {
                 "name": name,
@@ -126,6 +131,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stop the daemons in good order, then the servers. Nothing happens when nothing runs."""
+        self._parts()  # which raises ConfigError where no cluster could be
         if self.directory.exists():
             with self._locked():
                 self._stop()
@@ -238,17 +244,28 @@ class LocalCluster:
         self._state.unlink(missing_ok=True)
 
     def _parts(self) -> dict[str, dict[str, Any]]:
-        parts: dict[str, dict[str, Any]] = json.loads(self._state.read_text()) if self._state.exists() else {}
+        try:
+            parts: dict[str, dict[str, Any]] = json.loads(self._state.read_text())
+        except FileNotFoundError:
+            return {}
+        except OSError as exc:
+            raise not_usable(self.directory, exc) from exc
+        except ValueError as exc:
+            raise ConfigError(
+                f"{shown(str(self._state))} is damaged: end what still runs there, then delete it"
+            ) from exc
         return parts
 
     def _existing(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The parts. Raises ConfigError when there are none, or when one of these is not among them."""
         parts = self._parts()
         if not parts:
-            raise ConfigError(f"no cluster runs in {self.directory}; start one with `toc cluster start`")
+            raise ConfigError(
+                f"no cluster runs in {shown(str(self.directory))}; start one with `toc cluster start`"
+            )
         for name in names:
             if name not in parts:
-                raise ConfigError(f"{name!r} is not one of: {', '.join(parts)}")
+                raise ConfigError(f"{shown(name)} is not one of: {', '.join(parts)}")
         return parts
 
     def _note_server(self, name: str, server: Server) -> None:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from toc.errors import ConfigError
+from toc.errors import ConfigError, shown
 from toc.local.servers import RedisServer
 
 
@@ -34,7 +34,7 @@ class EmbeddedStack:
     def start(self) -> Self:
         """Start what is not running. Raises ConfigError when another process uses the directory."""
         if self._lock is None:
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_directory(self.directory)
             self._lock = lock(self.directory)
         try:
             self.redis.start()
@@ -57,15 +57,33 @@ class EmbeddedStack:
         self.stop()
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory for servers that nobody else may read, if it is not there. Raises ConfigError."""
+    try:
+        str(path).encode()  # what servers read of it is UTF-8
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, UnicodeEncodeError) as exc:
+        raise not_usable(path, exc) from exc
+
+
 def lock(directory: Path) -> int:
     """Take the directory for this process; closing the returned descriptor gives it back.
 
-    Two servers on the same files would destroy them. Raises ConfigError when it is taken.
+    Two servers on the same files would destroy them. Raises ConfigError when it is taken, or is not there.
     """
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as exc:
+        raise not_usable(directory, exc) from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(descriptor)
         raise ConfigError(f"{directory} is in use by another process; end it or take another one") from exc
     return descriptor
+
+
+def not_usable(path: Path, exc: Exception) -> ConfigError:
+    """What to raise of a directory that is none, or that this user may not use."""
+    why = exc.strerror if isinstance(exc, OSError) else "its name is not UTF-8"
+    return ConfigError(f"{shown(str(path))} cannot be used as a directory: {why}")

@@ -1,0 +1,362 @@
+"""Fault 42: output that cannot be written, values that are none, on any command: a line, a code, no trace."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import typer
+from fault.conftest import Verdict
+from fault.kit.commands import CLOSED, FULL, GONE, Commands, Ended, commands
+
+from toc.cli.main import app
+from toc.local.process import free_port
+from toc.local.servers import RedisServer, ZooKeeper
+
+JOB_ID = "912510244313854036"
+WORDS = {
+    "submit": ["order.close", "--biz-id", "1", "--delay", "1h"],
+    "get": [JOB_ID],
+    "find": ["--biz-id", "1"],
+    "cancel": ["--topic", "order.close", "--biz-id", "5"],
+    "reschedule": ["--topic", "order.close", "--biz-id", "5", "--delay", "2h"],
+    "topic create": ["order.remind", "--biz-type", "8", "--slots", "1"],
+    "topic show": ["order.close"],
+    "topic alter": ["order.close", "--retries", "5"],
+    "topic pause": ["order.close"],
+    "topic resume": ["order.close"],
+    "top": ["--once", "--interval", "0.1"],
+    "drain": ["h1", "--absent"],
+    "undrain": ["h1"],
+    "pin": ["order.close_1", "h1", "--absent"],
+    "unpin": ["order.close_1"],
+    "weight": ["h1", "2", "--absent"],
+    "unweight": ["h1"],
+    "dead show": [JOB_ID],
+    "dead redrive": ["--topic", "order.close", "--all"],
+    "dead purge": ["--topic", "order.close", "--all", "--yes"],
+    "sweep": ["--once"],
+    "cluster kill": ["redis1"],
+    # These start servers and go on; what they print is tested apart.
+    "demo": ["--count", "0"],
+    "dev": ["--directory", "/dev/null"],
+    "worker": ["--app", "none:center"],
+    "cluster start": ["--directory", "/dev/null"],
+}
+"""What a command needs to do something. One that is not here is run without arguments."""
+
+
+def _commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    for part, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{name}{part} ")
+        else:
+            yield f"{name}{part}", command
+
+
+COMMANDS = dict(_commands(typer.main.get_command(app)))
+OUTPUTS = (".stdin", ".stdout", ".stderr")
+JSON = {name for name, command in COMMANDS.items() if "--json" in [param.opts[0] for param in command.params]}
+
+
+@pytest.fixture
+def toc(
+    tmp_path: Path, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str
+) -> Iterator[Commands]:
+    """Commands on SQLite, Redis and ZooKeeper, with one topic."""
+    env = {
+        "TOC_DATABASE_URLS": f"sqlite:///{tmp_path / 'toc.db'}",
+        "TOC_REDIS_URL": clean_redis.url,
+        "TOC_ZOOKEEPER": zookeeper.url,
+        "TOC_CLUSTER": zookeeper_root,
+    }
+    with commands(tmp_path / "run", env) as made:
+        assert made("db", "upgrade").code == 0
+        assert made("topic", "create", "order.close", "--biz-type", 7, "--slots", 4).code == 0
+        yield made
+
+
+def test_every_command_with_a_full_stdout_ends_in_one_line_and_a_code(
+    toc: Commands, verdict: Verdict
+) -> None:
+    line = verdict(42, "output that cannot be written", "every command, /dev/full")
+    lines = [
+        [*name.split(), *WORDS.get(name, []), *(["--json"] if name in JSON else [])] for name in COMMANDS
+    ]
+    lines += [[*name.split(), "--help"] for name in ("topic", "cluster start")]
+    ended = toc.all([*lines, ["--help"], ["--version"]], stdout=FULL)
+    told = [each for each in ended if "stdout cannot be written: No space left on device" in each.err]
+    for each in ended:
+        assert not each.trace, each
+        assert 0 <= each.code <= 4, each
+        if each in told:
+            assert each.code != 0, each
+            assert each.err.splitlines()[-1].startswith("error: stdout"), each
+        elif {"--json", "--help", "--version"} & set(each.words):
+            assert each.code != 0, f"it printed nothing, so it must have been refused: {each}"
+            assert each.err.startswith("error: "), each
+    line.prove(len(told) > 25, f"{len(ended)} commands, {len(told)} of them had something to print")
+
+
+def test_a_stream_that_fails_changes_no_other_and_no_code(toc: Commands, verdict: Verdict) -> None:
+    line = verdict(42, "output that cannot be written", "each stream full, closed, without a reader")
+    lines = [
+        ["topic", "list"],  # prints a table
+        ["topic", "list", "--json"],
+        ["cluster", "status", "--json"],  # prints, and ends with 1
+        ["undrain", "h1"],  # fails, with words on stderr
+        ["no-such-command"],
+    ]
+    plain = toc.all(lines)
+    assert [each.code for each in plain] == [0, 0, 1, 1, 2]
+    for kind, lost in ((FULL, 1), (GONE, 128 + signal.SIGPIPE), (CLOSED, 1)):
+        for usual, now in zip(plain, toc.all(lines, stderr=kind), strict=True):
+            assert (now.code, now.out, now.err) == (usual.code, usual.out, ""), (kind, now)
+        for usual, now in zip(plain, toc.all(lines, stdout=kind), strict=True):
+            assert now.code == (usual.code or lost), (kind, now)
+            assert ("stdout cannot be written" in now.err) == bool(usual.out and kind != GONE), (kind, now)
+            assert not now.trace, (kind, now)
+        both = {"stdin": CLOSED} if kind == CLOSED else {}
+        for usual, now in zip(plain, toc.all(lines, stdout=kind, stderr=kind, **both), strict=True):
+            assert now.code == (usual.code or lost), (kind, now)
+    line.prove(True, f"{9 * len(lines)} commands")
+
+
+def test_what_was_asked_is_done_although_nobody_can_read_what_came_of_it(
+    toc: Commands, verdict: Verdict
+) -> None:
+    line = verdict(42, "output that cannot be written", "a submit")
+    ended = toc("submit", "order.close", "--biz-id", 77, "--delay", "1h", stdout=FULL)
+    assert ended.code == 1
+    assert ended.err == "error: stdout cannot be written: No space left on device; what was asked is done\n"
+    assert len(json.loads(toc("find", "--biz-id", 77, "--json").out)) == 1
+    line.prove(True, "exit code 1, and the task is there")
+
+
+@pytest.mark.parametrize("words", [["slots", "--watch"], ["top", "--interval", "0.1"]])
+def test_what_is_watched_ends_when_nobody_watches(toc: Commands, words: list[str], verdict: Verdict) -> None:
+    line = verdict(42, "output that cannot be written", f"toc {words[0]}, for ever")
+    for kind, code in ((GONE, 141), (FULL, 1), (CLOSED, 1)):
+        ended = toc(*words, stdout=kind)
+        assert (ended.code, ended.trace) == (code, False), ended
+    line.prove(True, "it ends by itself")
+
+
+def test_toc_dev_ends_when_it_cannot_say_where_its_settings_are(tmp_path: Path, verdict: Verdict) -> None:
+    line = verdict(42, "output that cannot be written", "toc dev, as a process")
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "toc", "dev", "--directory", str(tmp_path / "dev")],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+        1, "error: stdout cannot be written: No space left on device",
+    )  # fmt: skip
+    line.prove("Traceback" not in ended.stderr, ended.stderr.splitlines()[-1])
+
+
+BAD = [
+    *("1e300w", "1e300", "nan", "inf", "-inf", "-1", "-0.5", "", " ", "0x10", "9" * 400, "1" * 5000),
+    *(str(2**64), str(-(2**63)), "99999-01-01T00:00:00Z", "9999-12-31T23:59:59.999999-14:00", "x" * 5000),
+    *("0001-01-01T00:00:00+14:00", "2030-01-31T12:00:00+99:00", "\udcff", "a\nb", "\x1b[31m", "[/]", "%s"),
+    *("{}", "/dev/null", "/dev/null/x", "/proc/x", "127.0.0.1:99999", "a..b:1", "order.close_1", "\ud800"),
+]
+NO_DIRECTORIES = ["/dev/null", "/dev/null/x", "/proc/x", "\udcff", "x" * 5000, "/proc/self/mem"]
+
+
+@pytest.mark.slow
+def test_no_value_of_any_option_or_argument_shows_a_trace(toc: Commands, verdict: Verdict) -> None:
+    line = verdict(42, "values that are none", "every option and argument of every command")
+    lines = [
+        words
+        for name, command in COMMANDS.items()
+        for number, param in enumerate(command.params)
+        if not getattr(param, "is_flag", False)
+        for value in (NO_DIRECTORIES if param.name == "directory" else BAD)[number % 5 :: 5]
+        for words in [_with(name, command, param, value)]
+    ]
+    ended = toc.all(lines)
+    for each in ended:
+        assert not each.trace, each
+        assert each.code in (0, 1, 2), each
+        if each.code == 2:
+            assert each.out == "", each
+            assert "Usage: toc" in each.err or _in_one_line(each), each
+    refused = sum(each.code == 2 for each in ended)
+    line.prove(refused > len(ended) / 2, f"{len(ended)} commands, {refused} refused")
+
+
+def _with(name: str, command: Any, param: Any, value: str) -> list[str]:
+    """A command with a value for one of its parameters."""
+    words = list(WORDS.get(name, []))
+    if param.param_type_name == "option":
+        return [*name.split(), *words, f"{param.opts[0]}={value}"]
+    place = [each.name for each in command.params if each.param_type_name == "argument"].index(param.name)
+    given = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+    words[min(place, given) : place + 1 if place < given else given] = [value]
+    return [*name.split(), *words]
+
+
+def _in_one_line(ended: Ended) -> bool:
+    return ended.err.startswith("error: ") and ended.err.count("\n") == 1 and len(ended.err) < 1500
+
+
+REFUSED: list[tuple[list[str], str]] = [
+    *(
+        (["dead", *words, f"--{side}", age], "not a duration")
+        for words in (["list"], ["redrive", "--all"], ["purge", "--all", "--yes"])
+        for side, age in (("after", "1e300w"), ("before", "1e308s"))
+    ),
+    (["dead", "list", "--limit", "9" * 30], "--limit"),
+    (["pin", "order.close", "1" * 5000, "h1", "--absent"], "not a slot"),
+    (["unpin", "order.close", "1" * 5000], "not a slot"),
+    *(
+        (["top", "--once", "--daemon", address], "not an address")
+        for address in ("a:b", " ", "h:99999", "a\nb")
+    ),
+    (["demo", "--count", "9" * 30], "--count"),
+    (["cluster", "start", "--daemons", "-1", "--directory", "/proc/x"], "--daemons"),
+    (["cluster", "start", "--processes", "9" * 30, "--directory", "/proc/x"], "--processes"),
+    *(
+        ([*words, "--directory", directory], "cannot be used as a directory")
+        for words in (["dev"], ["cluster", "start"], ["cluster", "start", "redis1"], ["cluster", "stop"])
+        for directory in ("/dev/null", "x" * 5000)
+    ),
+    (["dev", "--directory", "\udcff"], "its name is not UTF-8"),
+    (["cluster", "stop", "redis1", "--directory", "/proc/x"], "no cluster runs"),
+    (["weight", "h1", "-1", "--absent"], "a weight is more than 0 and up to 1000, not -1"),
+    (["weight", "h1", "nan", "--absent"], "not nan"),
+    (["weight", "h/1", "1"], "cannot be a name"),
+    (["get", "-1"], "'-1' is not a job_id"),
+    (["dead", "purge", "-5"], "'-5' is not a job_id"),
+]
+
+
+def test_what_is_no_value_is_named_in_one_line_and_nothing_is_written(
+    toc: Commands, tmp_path: Path, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(42, "values that are none", "numbers, ages, directories, addresses, hosts")
+
+    def written() -> list[object]:
+        with sqlite3.connect(tmp_path / "toc.db") as database:
+            rows = list(database.iterdump())
+        files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.suffix not in OUTPUTS)
+        return [rows, clean_redis.call("KEYS", "*"), toc("intents", "--json").out, files]
+
+    before = written()
+    for (words, says), ended in zip(REFUSED, toc.all([words for words, _ in REFUSED]), strict=True):
+        assert ended.code == 2, ended
+        assert says in " ".join(ended.err.split()), ended
+        assert _in_one_line(ended) or "Usage: toc" in ended.err, ended
+        assert (ended.out, ended.trace) == ("", False), ended
+        assert words == ended.words
+    assert written() == before
+    line.prove(True, f"{len(REFUSED)} commands refused with code 2")
+
+
+SETTINGS = [
+    ("TOC_REDIS_URL", "redis://a..b:1", "'a..b' cannot be a host's name"),
+    ("TOC_DATABASE_URLS", f"mysql+pymysql://u:p@{'h' * 300}:1/", "cannot be a host's name"),
+    ("TOC_ZOOKEEPER", "\udcff:1", "cannot be a host's name"),
+    ("TOC_TABLES", "1" * 5000, "TOC_TABLES=111"),
+    ("TOC_WEIGHT", "1e300", "TOC_WEIGHT=1e300"),
+    ("TOC_CONFIG", "/", "not a file that can be read"),
+    ("TOC_CONFIG", "x" * 5000, "not a file that can be read"),
+]
+FILES = [
+    (b"tables = " + b"9" * 5000, "is not TOML"),
+    (b"tables = " + b"[" * 5000, "is not TOML"),
+    (bytes(range(256)), "cannot be read"),
+]
+
+
+def test_a_setting_that_is_none_is_named(toc: Commands, tmp_path: Path, verdict: Verdict) -> None:
+    line = verdict(42, "values that are none", "settings, and the file of settings")
+    given = list(SETTINGS)
+    for number, (text, says) in enumerate(FILES):
+        file = tmp_path / f"{number}.toml"
+        file.write_bytes(text)
+        given.append(("TOC_CONFIG", str(file), says))
+    for setting, value, says in given:
+        for words in (["config", "show"], ["slots"], ["doctor"], ["top", "--once"]):
+            ended = toc(*words, env={setting: value})
+            assert ended.code == 2, ended
+            assert says in ended.err, ended
+            assert _in_one_line(ended), ended
+    line.prove(True, f"{len(given)} settings, each in 4 commands")
+
+
+def test_a_host_that_the_cluster_does_not_have_is_refused_by_name_unless_it_is_meant(
+    toc: Commands, verdict: Verdict
+) -> None:
+    line = verdict(42, "values that are none", "hosts and workers that are not there")
+    for words in (["drain", "h9"], ["weight", "h9", "2"], ["pin", "order.close_1", "h9"]):
+        ended = toc(*words)
+        assert (ended.code, ended.out) == (1, ""), ended
+        assert ended.err == (
+            "error: 'h9' has no worker now; hosts that have: none; --absent if it is still to come\n"
+        )
+    assert json.loads(toc("intents", "--json").out) == []
+    for words in (["drain", "h9"], ["weight", "h9", "2"], ["pin", "order.close_1", "h9"]):
+        assert toc(*words, "--absent").code == 0
+    assert len(json.loads(toc("intents", "--json").out)) == 3
+    for words in (["drain", "h9"], ["weight", "h9", "3"]):
+        assert toc(*words).code == 0, "it is known by now: to ask again is no mistake"
+    for word, known in (("undrain", "drained are: h9"), ("unweight", "those with a weight are: h9")):
+        ended = toc(word, "h8")
+        assert ended.code == 1, ended
+        assert known in ended.err, ended
+        assert toc(word, "h9").code == 0
+    assert toc("unpin", "order.close_1").code == 0
+    assert toc("unpin", "order.close_1").code == 0, "the slot is there, and it is not pinned"
+    line.prove(True, "refused with code 1; nothing stood in ZooKeeper")
+
+
+class _Daemon(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = {"/metrics": b"# HELP none\n", "http://": b"from a proxy"}.get(self.path[:8], b"")
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_toc_top_says_which_daemon_is_silent_and_asks_no_proxy(
+    toc: Commands, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(42, "a daemon that does not answer", "toc top")
+    proxies = {name: f"http://127.0.0.1:{free_port()}" for name in ("http_proxy", "HTTP_PROXY", "all_proxy")}
+    silent = f"127.0.0.1:{free_port()}"
+    other = f"127.0.0.1:{clean_redis.port}"  # it answers, but not like a daemon
+    with HTTPServer(("127.0.0.1", 0), _Daemon) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            lively = f"127.0.0.1:{server.server_address[1]}"
+            top = ["top", "--interval", "0.1", "--daemon", lively]
+            ended = toc(*top, "--json", env=proxies)
+            assert ended.code == 0, ended
+            shown = json.loads(ended.out)
+            assert (shown["daemons"], shown["silent"]) == (1, []), ended
+            for more in (["--once"], ["--json"]):
+                ended = toc(*top, "--daemon", silent, "--daemon", other, *more, env=proxies)
+                assert (ended.code, ended.trace) == (1, False), ended
+                assert ended.err == f"no answer from {silent}, {other}: their part is missing\n"
+                assert silent in ended.out, ended
+            assert json.loads(ended.out)["silent"] == [silent, other]
+            line.prove(True, ended.err.strip())
+        finally:
+            server.shutdown()
+            thread.join()
