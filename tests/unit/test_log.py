@@ -30,6 +30,9 @@ def test_processes_that_share_a_log_leave_each_others_lines_whole(tmp_path: Path
     assert len(lines) == 8000
 
 
+CARD = {"card": "canary-4111"}
+
+
 def test_a_stack_tells_where_and_what_kind_and_not_what_was_said() -> None:
     def pay(attribute: dict[str, str]) -> None:
         raise ValueError(f"no such card: {attribute['card']}")
@@ -41,7 +44,7 @@ def test_a_stack_tells_where_and_what_kind_and_not_what_was_said() -> None:
             raise RuntimeError(f"cannot pay with {attribute}") from exc
 
     with pytest.raises(RuntimeError) as caught:
-        handle({"card": "canary-4111"})
+        handle(CARD)
     text = stack(caught.value)
     assert "canary" not in text
     assert text.index("RuntimeError") < text.index("ValueError")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import cache
 
 from toc.store.server import Result, Server, Statement, Transient
@@ -97,7 +98,9 @@ def task_rows(results: Sequence[Result]) -> list[TaskRow]:
     """The rows of all results."""
     with understood():
         for result in results:
-            if result.rows and not all(isinstance(result.rows[0][place], int) for place in _NUMBERS):
+            if result.rows and not all(
+                isinstance(result.rows[0][place], (int, Decimal)) for place in _NUMBERS
+            ):
                 raise TypeError  # all rows of a result are of one kind
         return [TaskRow._make(row) for result in results for row in result.rows]
 
