@@ -125,7 +125,7 @@ def test_a_stream_that_fails_changes_no_other_and_no_code(toc: Commands, verdict
             assert now.code == (usual.code or lost), (kind, now)
             assert ("stdout cannot be written" in now.err) == bool(usual.out and kind != GONE), (kind, now)
             assert not now.trace, (kind, now)
-        both = {"stdin": CLOSED} if kind == CLOSED else {}
+        both: dict[str, Any] = {"stdin": CLOSED} if kind == CLOSED else {}
         for usual, now in zip(plain, toc.all(lines, stdout=kind, stderr=kind, **both), strict=True):
             assert now.code == (usual.code or lost), (kind, now)
     line.prove(True, f"{9 * len(lines)} commands")

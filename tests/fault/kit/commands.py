@@ -58,7 +58,7 @@ class Commands:
         self, commands: Sequence[Sequence[str]], *, env: Mapping[str, str] | None = None, **streams: str
     ) -> list[Ended]:
         """Run several, some at the same time. ``streams``: ``stdout=FULL``."""
-        jobs = []
+        jobs: list[dict[str, Any]] = []
         for words in commands:
             self._count += 1
             files = {name: str(self._directory / f"{self._count}.{name}") for name in ("stdout", "stderr")}

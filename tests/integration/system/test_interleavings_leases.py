@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from harness.hands import SLOT, TOPIC, Hands, meanwhile, out_of_reach, submit_due
 from harness.leases import taken
 from harness.system import System
 
 from toc import TaskStatus
-from toc.errors import StoreUnavailable
 from toc.local.servers import RedisServer
-from toc.store.batch import Failure, Guard
-from toc.task import TryRow
+from toc.store.batch import Failure, Guard, TakeTries
 from toc.worker.entry import NO_FENCE, Entry, Held
 from toc.worker.fallback import OWNED_SECONDS
 from toc.worker.leases import AGAIN_SECONDS, LEASE_AFTER_SECONDS
@@ -52,21 +52,17 @@ def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(
 def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
     system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MySQL was away between prepare and row check; meanwhile the slot went to a worker that has no Redis."""
+    """MySQL answered late; meanwhile the slot went to a worker that has no Redis."""
     first, second = hands
     job_id = submit_due(system)
-    read = first.store.read_tries
-    calls = iter(("away", "back"))
 
-    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
-        if next(calls) == "away":
-            first.clock.slept += 3
-            raise StoreUnavailable("away")
-        rows = read(job_ids)
+    def check_tries(job_ids: Iterable[int], take: TakeTries) -> None:
+        first.clock.slept += 3
+        rows = first.store.read_tries(job_ids)
         assert taken(second.store.leases, {job_id: 30}) == {job_id}
-        return rows
+        take([job_id], rows)
 
-    monkeypatch.setattr(first.store, "read_tries", read_tries)
+    monkeypatch.setattr(first.store, "check_tries", check_tries)
     first.take()
     first.start()
     first.await_gone(job_id)
@@ -79,14 +75,13 @@ def test_what_waits_long_for_its_row_starts_all_the_same(
     """Each read takes longer than an entry may be old that starts without a lease."""
     first, second = hands
     job_id = submit_due(system)
-    read = first.store.read_tries
 
-    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
-        rows = read(job_ids)
+    def check_tries(job_ids: Iterable[int], take: TakeTries) -> None:
+        rows = first.store.read_tries(job_ids)
         first.clock.slept += 2
-        return rows
+        take([job_id], rows)
 
-    monkeypatch.setattr(first.store, "read_tries", read_tries)
+    monkeypatch.setattr(first.store, "check_tries", check_tries)
     first.take()
     first.start_and_wait()
     assert second.store.read_tries([job_id])[job_id].lease > 0
@@ -100,17 +95,16 @@ def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
     """It will not start, and another, who found that it had timed out, has begun it a moment ago."""
     first, second = hands
     job_id = submit_due(system)
-    read = first.store.read_tries
 
-    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
+    def check_tries(job_ids: Iterable[int], take: TakeTries) -> None:
         monkeypatch.undo()
         first.sleep()
         second.reclaim()
         second.take()
         second.start_and_wait()
-        return read(job_ids)
+        take([job_id], first.store.read_tries(job_ids))
 
-    monkeypatch.setattr(first.store, "read_tries", read_tries)
+    monkeypatch.setattr(first.store, "check_tries", check_tries)
     first.take()
     first.leases.run_once()
     second.clock.slept += LEASE_AFTER_SECONDS
@@ -350,15 +344,14 @@ def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(
     orphan, owner = hands
     orphan.lose_daemon()
     job_id = submit_due(system)
-    read = orphan.store.read_tries
 
-    def leased_since(job_ids: list[int]) -> dict[int, TryRow]:
+    def leased_since(job_ids: Iterable[int], take: TakeTries) -> None:
         monkeypatch.undo()
-        rows = read(job_ids)
+        rows = orphan.store.read_tries(job_ids)
         assert taken(owner.store.leases, {job_id: 30}) == {job_id}
-        return rows
+        take([job_id], rows)
 
-    monkeypatch.setattr(orphan.store, "read_tries", leased_since)
+    monkeypatch.setattr(orphan.store, "check_tries", leased_since)
     orphan.take()
     orphan.start()
     orphan.await_gone(job_id)
