@@ -2,8 +2,8 @@
 
     make chaos SEED=7 MINUTES=5
 
-Three hosts with two worker processes each, a Redis Cluster of three masters, MariaDB and ZooKeeper; proxies
-before each Redis, between each host and MariaDB, and between the application and MariaDB. The application
+Three hosts with two worker processes each, a Redis Cluster of three masters, two MariaDB servers and
+ZooKeeper; proxies before each Redis, and between each host, or the application, and each MariaDB. The application
 submits, cancels and reschedules all the while. The seed decides which faults happen and when. With TASKS so
 many tasks are submitted besides, in batches and evenly over the run.
 
@@ -32,7 +32,6 @@ from fault.kit.table import left, overdue, prepared
 from fault.kit.traffic import Traffic
 from harness.checker import Verdict
 from harness.final import read_final
-from harness.system import System
 
 from toc import TaskStatus
 from toc.local.process import until
@@ -57,7 +56,7 @@ def soak(seed: int, seconds: float, *, rate: float, tasks: int, directory: Path,
         settled = _settle(stage)
         verdict = stage.system.verdict(settle=SETTLED, write=10.0, hold=10.0)
         defects = [*settled, *_defects(stage, traffic, tasks)]
-        notes = _noticed(stage.system)
+        notes = _noticed(stage.logs)
     print("what the daemons logged:", ", ".join(f"{name} {n}" for name, n in notes.most_common()))
     print("what the application met:", dict(traffic.errors) or "no error")
     print(verdict)
@@ -151,16 +150,16 @@ def _defects(stage: Stage, traffic: Traffic, tasks: int) -> list[str]:
     found += traffic.defects[:20]
     if traffic.acknowledged < tasks:
         found.append(f"only {traffic.acknowledged:,} tasks of the batches were acknowledged")
-    for log in stage.system.directory.glob("host-*.log"):
+    for log in stage.logs.glob("host-*.log"):
         said = [line for line in log.read_text().splitlines() if '"thread_died"' in line]
         found += [f"{log.stem}: {line[:1500]}" for line in said]
     return found
 
 
-def _noticed(system: System) -> Counter[str]:
+def _noticed(logs: Path) -> Counter[str]:
     """How often each warning was logged: the proof that the faults bit."""
     count: Counter[str] = Counter()
-    for log in system.directory.glob("host-*.log"):
+    for log in logs.glob("host-*.log"):
         for line in log.read_text().splitlines():
             with suppress(ValueError):
                 said = json.loads(line)

@@ -1,12 +1,14 @@
 """The application that test daemons run. Each start and end of a handler is one line of the history.
 
 A task's attribute says what its handler does: ``fail`` tries fail, each ``sleep`` seconds long; ``die`` tries
-kill the process; ``dead`` tries raise Dead. On a thread, ``until`` names a file for which a try waits.
+kill the process; ``dead`` tries raise Dead. On a thread, ``until`` names a file for which a try waits, and
+``hold`` is how many seconds the first try keeps the interpreter from all other threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import time
@@ -51,6 +53,8 @@ def after_sleep(task: Task) -> None:
 def on_thread(task: Task) -> None:
     with recorded(task):
         time.sleep(task.attribute.get("sleep", 0))
+        if task.attempt == 1 and "hold" in task.attribute:
+            ctypes.PyDLL(None).sleep(task.attribute["hold"])  # which does not let go of the interpreter
         while "until" in task.attribute and not Path(task.attribute["until"]).exists():
             time.sleep(0.02)
         after_sleep(task)

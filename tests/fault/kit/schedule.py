@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 HOSTS = ("host-1", "host-2", "host-3")
 NODES = ("redis-1", "redis-2", "redis-3")
+DATABASES = ("mysql-1", "mysql-2")
 QUIET_BEFORE = 5.0
 """Seconds of load before the first fault."""
 QUIET_AFTER = 5.0
@@ -34,12 +35,17 @@ KINDS = {
     "pause Redis": Kind(NODES, 0.5, 8),
     "cut Redis": Kind(NODES, 0.5, 6),
     "eat replies of Redis": Kind(NODES, 2, 8),
-    "kill MySQL": Kind(("mysql",), 0.2, 4),
-    "pause MySQL": Kind(("mysql",), 1, 8),
-    "read-only MySQL": Kind(("mysql",), 1, 6),
+    "kill MySQL": Kind(DATABASES, 0.2, 4),
+    "pause MySQL": Kind(DATABASES, 1, 8),
+    "read-only MySQL": Kind(DATABASES, 1, 6),
+    "lock a table": Kind(DATABASES, 1, 8),
     "eat commits": Kind(("application",), 2, 6),
     "kill ZooKeeper": Kind(("zookeeper",), 1, 15),
     "pause ZooKeeper": Kind(("zookeeper",), 1, 15),
+    "wipe ZooKeeper": Kind(("zookeeper",), 0.5, 6),
+    "empty ZooKeeper": Kind(("zookeeper",), 0, 0),
+    "fill the log's disk": Kind(("logs",), 1, 10),
+    "hold the interpreter": Kind(("handler",), 26, 30),
 }
 
 

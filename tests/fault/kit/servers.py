@@ -12,7 +12,7 @@ from pathlib import Path
 
 from toc.local.process import free_port, until
 from toc.local.server import MissingServer
-from toc.local.servers import RedisCluster, RedisServer, bundled_valkey
+from toc.local.servers import RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 
 _FAKETIME = Path("/usr/lib")
 
@@ -73,6 +73,12 @@ def wipe(server: RedisServer) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def wipe_zookeeper(server: ZooKeeper) -> None:
+    """Remove the data of a ZooKeeper that was killed: it starts empty."""
+    assert not server.running(), "kill it first"
+    shutil.rmtree(server.directory / "data")
 
 
 def save_aside(server: RedisServer) -> Path:

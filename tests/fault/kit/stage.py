@@ -9,18 +9,24 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pymysql
 from fault.kit import servers
 from fault.kit.proxy import Proxy
-from fault.kit.schedule import HOSTS, Step
+from fault.kit.schedule import DATABASES, HOSTS, Step
 from harness.system import DaemonProcess, System
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError, NotEmptyError
 from sqlalchemy.engine import make_url
 
+from toc.errors import TocError
 from toc.local.process import until
 from toc.local.servers import MariaDB, RedisCluster, ZooKeeper
 
 PREPARE_TIMEOUT = 5
+LOG_MEGABYTES = 1024
+"""The disk that the daemons log to."""
 
 End = Callable[[], object]
 """Repairs what a fault has broken."""
@@ -29,8 +35,9 @@ End = Callable[[], object]
 class Host:
     """One daemon under a supervisor, which starts it again whenever it has ended."""
 
-    def __init__(self, system: System, name: str, env: dict[str, str]) -> None:
+    def __init__(self, system: System, logs: Path, name: str, env: dict[str, str]) -> None:
         self.name = name
+        self._logs = logs
         self.held_down = False
         self.surprises: list[str] = []
         """Ends that nobody caused."""
@@ -39,10 +46,10 @@ class Host:
         self._start()
 
     def _start(self) -> None:
-        log = self._system.directory / f"{self.name}.log"
+        log = self._logs / f"{self.name}.log"
         self._log_start = log.stat().st_size if log.exists() else 0
         self.daemon = DaemonProcess(
-            self._system.directory, self.name, self._env, app="harness.app:center", processes=2, threads=4
+            self._logs, self.name, self._env, app="harness.app:center", processes=2, threads=4
         )
         self._due: float | None = None
         self.told = False
@@ -92,20 +99,28 @@ class Stage:
         stack.enter_context(self.redis)
         for gate, node in zip(self.gates, self.redis.nodes, strict=True):
             gate.target = node.port
-        self.mysql = stack.enter_context(MariaDB(directory / "mariadb"))
+        self.databases = {name: stack.enter_context(MariaDB(directory / name)) for name in DATABASES}
         self.zookeeper = stack.enter_context(ZooKeeper(directory / "zookeeper"))
         self._secret = secrets.token_hex(8)
         # Not root, whom read_only does not stop.
-        self._sql(f"CREATE USER 'app'@'127.0.0.1' IDENTIFIED BY '{self._secret}'")
         rights = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, REFERENCES"
-        self._sql(f"GRANT {rights} ON *.* TO 'app'@'127.0.0.1'")
+        for database in self.databases.values():
+            _sql(database, f"CREATE USER 'app'@'127.0.0.1' IDENTIFIED BY '{self._secret}'")
+            _sql(database, f"GRANT {rights} ON *.* TO 'app'@'127.0.0.1'")
         self.lines = {
-            name: stack.enter_context(Proxy(self.mysql.port, seed=seed)) for name in (*HOSTS, "application")
+            name: [stack.enter_context(Proxy(one.port, seed=seed)) for one in self.databases.values()]
+            for name in (*HOSTS, "application")
         }
+        """Between each host, or the application, and each database server."""
+        self.logs = directory / "logs"
+        self.logs.mkdir()
+        self._log_disk = os.geteuid() == 0  # who mounts a small disk is root
+        if self._log_disk:
+            stack.enter_context(servers.small_disk(self.logs, LOG_MEGABYTES))
         self.system = System(
             directory,
             redis_url="redis+cluster://" + ",".join(f"127.0.0.1:{gate.port}" for gate in self.gates),
-            database_urls=[self._url("application")],
+            database_urls=self._urls("application"),
             databases=8,
             tables=64,
             zookeeper=self.zookeeper.url,
@@ -119,24 +134,22 @@ class Stage:
         self.system.create_topics(
             slots=16, prepare_timeout=PREPARE_TIMEOUT, backoff_base=0.2, backoff_cap=5.0
         )
-        self.hosts = {name: Host(self.system, name, {"TOC_DATABASE_URLS": self._url(name)}) for name in HOSTS}
+        self.hosts = {
+            name: Host(self.system, self.logs, name, {"TOC_DATABASE_URLS": ",".join(self._urls(name))})
+            for name in HOSTS
+        }
         if not until(lambda: all(host.ready() for host in self.hosts.values()), 60):
             raise RuntimeError(f"the hosts did not start\n{self.system.logs()}")
 
-    def _url(self, line: str) -> str:
+    def _urls(self, name: str) -> list[str]:
         # Without TLS, so that the proxies can read along.
-        url = make_url(self.mysql.url).set(username="app", password=self._secret, port=self.lines[line].port)
-        return url.update_query_dict({"ssl_disabled": "true"}).render_as_string(hide_password=False)
-
-    def _sql(self, statement: str) -> None:
-        url = make_url(self.mysql.url)
-        with (
-            pymysql.connect(
-                host=url.host, port=self.mysql.port, user=url.username, password=str(url.password)
-            ) as connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(statement)
+        return [
+            make_url(database.url)
+            .set(username="app", password=self._secret, port=line.port)
+            .update_query_dict({"ssl_disabled": "true"})
+            .render_as_string(hide_password=False)
+            for database, line in zip(self.databases.values(), self.lines[name], strict=True)
+        ]
 
     def do(self, step: Step) -> End | None:
         """Break something; returns what repairs it, or None if there was nothing to break."""
@@ -153,13 +166,16 @@ class Stage:
         if not workers:
             return None
         if step.kind == "cut host from MySQL":
-            line, cut = self.lines[host.name], fault("cut", pids=family(workers))
-            if step.choice % 2:
-                line.refuse()
-            else:
-                line.stall()
+            cut = fault("cut", pids=family(workers))
+            lines = self.lines[host.name][step.choice % 3 == 0 :]  # sometimes from one of the servers only
+            for line in lines:
+                if step.choice % 2:
+                    line.refuse()
+                else:
+                    line.stall()
+            again = [act for line in lines for act in (line.accept, line.flow)]
             # Processes that were started meanwhile were cut off, too.
-            return _each(line.accept, line.flow, lambda: cut.end(pids=family(host.workers())))
+            return _each(*again, lambda: cut.end(pids=family(host.workers())))
         if step.kind == "restart host":
             stop = fault("stop")
             host.told = True
@@ -212,26 +228,93 @@ class Stage:
         return _each(gate.eat_nothing, fault.end)
 
     def _break_others(self, step: Step) -> End | None:
-        kind = {"zookeeper": "zk_down", "mysql": "store_down", "application": "other"}[step.target]
-        fault = self.system.recorder.fault(kind, note=step.kind)
+        if step.kind == "fill the log's disk":
+            return self._fill_log() if self._log_disk else None
+        if step.kind == "hold the interpreter":
+            return self._hold_interpreter(step)
+        kinds = {"zookeeper": "zk_down", "application": "other"}
+        fault = self.system.recorder.fault(kinds.get(step.target, "store_down"), note=step.kind)
         if step.kind == "eat commits":
-            line = self.lines["application"]
+            line = self.lines["application"][step.choice % len(DATABASES)]
             line.eat(b"INSERT INTO", count=None, probability=0.1, quiet=0.02)
             return _each(line.eat_nothing, fault.end)
-        if step.kind == "read-only MySQL":
-            self._sql("SET GLOBAL read_only = 1")
-            return _each(lambda: self._sql("SET GLOBAL read_only = 0"), fault.end)
-        server = self.mysql if step.target == "mysql" else self.zookeeper
-        if step.kind.startswith("kill"):
+        server = self.databases.get(step.target, self.zookeeper)
+        if isinstance(server, MariaDB):
+            if step.kind == "read-only MySQL":
+                _sql(server, "SET GLOBAL read_only = 1")
+                return _each(lambda: _sql(server, "SET GLOBAL read_only = 0"), fault.end)
+            if step.kind == "lock a table":
+                held = self._lock_table(server, step)
+                return _each(held.close, fault.end)
+        elif step.kind == "empty ZooKeeper":
+            with fault:
+                _empty(server.url)
+            return _nothing
+        if step.kind.startswith(("kill", "wipe")):
             server.kill()
+            if step.kind == "wipe ZooKeeper":
+                servers.wipe_zookeeper(self.zookeeper)
             return _each(server.start, fault.end)
         server.pause()
         return _each(server.resume, fault.end)
+
+    def _lock_table(self, server: MariaDB, step: Step) -> Any:
+        """Somebody locks a table for writing, or for reading."""
+        settings = self.system.settings
+        first = list(self.databases.values()).index(server) * settings.databases // len(DATABASES)
+        table = range(first, settings.tables, settings.databases)[step.choice % 8]
+        name = f"{settings.database_prefix}{first}.timeout_task_{table:04d}"
+        held = _connect(server)
+        held.cursor().execute(f"LOCK TABLES {name} {'WRITE' if step.choice % 2 else 'READ'}")
+        return held
+
+    def _fill_log(self) -> End:
+        fault = self.system.recorder.fault("other", note="the log's disk is full")
+        ballast = servers.fill(self.logs)
+        return _each(ballast.unlink, fault.end)
+
+    def _hold_interpreter(self, step: Step) -> End | None:
+        """A handler holds the interpreter of its process, which is killed for it in the end."""
+        fault = self.system.recorder.fault("kill", note=step.kind)
+        try:
+            job_id = self.system.client.submit(
+                "test.sync", biz_id=2_000_000_000 + step.choice, delay=0.1, attribute={"hold": 60}
+            )
+        except TocError:  # MySQL is away just now
+            fault.end()
+            return None
+        return lambda: fault.end(pids=sorted({event.pid for event in self.system.starts(job_id)}))
 
     def supervise(self) -> None:
         """What a service manager does."""
         for host in self.hosts.values():
             host.supervise()
+
+
+def _connect(database: MariaDB) -> Any:
+    url = make_url(database.url)
+    return pymysql.connect(
+        host=url.host, port=database.port, user=url.username, password=str(url.password), autocommit=True
+    )
+
+
+def _sql(database: MariaDB, statement: str) -> None:
+    with _connect(database) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def _empty(url: str) -> None:
+    """Delete everything that stands in ZooKeeper."""
+    client = KazooClient(url, timeout=5)
+    client.start(15)
+    try:
+        for name in client.get_children("/"):
+            if name != "zookeeper":
+                with suppress(NoNodeError, NotEmptyError):  # what is made again meanwhile
+                    client.delete(f"/{name}", recursive=True)
+    finally:
+        client.stop()
+        client.close()
 
 
 def family(pids: list[int]) -> list[int]:
