@@ -3,9 +3,9 @@
     make chaos SEED=7 MINUTES=5
 
 Three hosts with two worker processes each, a Redis Cluster of three masters, two MariaDB servers and
-ZooKeeper; proxies before each Redis, and between each host, or the application, and each MariaDB. The application
-submits, cancels and reschedules all the while. The seed decides which faults happen and when. With TASKS so
-many tasks are submitted besides, in batches and evenly over the run.
+ZooKeeper; proxies before each Redis, and between each host, or the application, and each MariaDB. The
+application submits, cancels and reschedules all the while. The seed decides which faults happen and when.
+With TASKS so many tasks are submitted besides, in batches and evenly over the run.
 
 What happened is kept (its directory is printed) when the verdict is not clean.
 """

@@ -16,8 +16,8 @@ from fault.kit import servers
 from fault.kit.proxy import Proxy
 from fault.kit.schedule import DATABASES, HOSTS, Step
 from harness.system import DaemonProcess, System
-from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError, NotEmptyError
+from kazoo.client import KazooClient  # type: ignore[import-untyped]
+from kazoo.exceptions import NoNodeError, NotEmptyError  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
 from toc.errors import TocError
