@@ -23,8 +23,9 @@ from toc.failpoint import failpoint
 from toc.handler import Handler
 from toc.intake import Intake, check_job_id, check_same_dedup
 from toc.log import get_logger
+from toc.queue.calls import IndexBroken
 from toc.queue.messages import CancelReply
-from toc.queue.queues import Queues
+from toc.queue.queues import PATIENCE_SECONDS, Queues
 from toc.queue.scores import store_score
 from toc.sharding import BizId
 from toc.store.store import Store
@@ -41,7 +42,7 @@ CANCEL_TOGETHER = 500
 """Tasks that one transaction of cancel_by_biz cancels."""
 
 INDEX_PAUSE_SECONDS = 1.0
-"""How long submits leave Redis alone after it failed, so that its time-outs do not slow them down."""
+"""How long submits leave a Redis node alone that has refused one: the pauses for it would slow them down."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,7 +62,8 @@ class TimeoutCenter:
         self._store: Store | None = None
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
-        self._index_paused_until = float("-inf")
+        self._index_paused: dict[object, float] = {}
+        """Redis nodes, and slots, that have refused, each with the time until which it is left alone."""
         self._layout_checked = False
         self._lock = threading.RLock()
         reference = weakref.ref(self)
@@ -99,7 +101,12 @@ class TimeoutCenter:
                 queues = self._queues
                 if queues is None:
                     settings = self.settings
-                    queues = self._queues = Queues(settings.need_redis_url(), namespace=settings.namespace)
+                    queues = self._queues = Queues(
+                        settings.need_redis_url(),
+                        namespace=settings.namespace,
+                        connect_timeout=settings.connect_timeout,
+                        read_timeout=settings.read_timeout,
+                    )
         return queues
 
     @property
@@ -408,8 +415,6 @@ class TimeoutCenter:
             log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
 
     def _index(self, rows: Iterable[TaskRow]) -> None:
-        if self.clock.monotonic() < self._index_paused_until:
-            return
         now = self.clock.now_ms()
         entries: dict[Slot, list[tuple[int, float]]] = {}
         for row in rows:
@@ -418,10 +423,27 @@ class TimeoutCenter:
                 continue  # the sweep brings it into Redis when its time comes near
             score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
-        failures = [r for r in self.queues.add(entries).values() if isinstance(r, IndexUnavailable)]
+        queues = self.queues.within(PATIENCE_SECONDS)
+        if self._index_paused:
+            at = self.clock.monotonic()
+            paused = self._index_paused = {node: end for node, end in self._index_paused.items() if end > at}
+            entries = {
+                slot: some
+                for slot, some in entries.items()
+                if slot not in paused and queues.node_of(slot) not in paused
+            }
+        failures = {
+            slot: result
+            for slot, result in queues.add(entries).items()
+            if isinstance(result, IndexUnavailable)
+        }
         if failures:
-            self._index_paused_until = self.clock.monotonic() + INDEX_PAUSE_SECONDS
-            log.warning("submit_not_indexed", slots=len(failures), error=str(failures[0]))
+            until = self.clock.monotonic() + INDEX_PAUSE_SECONDS
+            for slot, result in failures.items():
+                # A broken key is no trouble of its node.
+                what = slot if isinstance(result, IndexBroken) else queues.node_of(slot)
+                self._index_paused[what] = until
+            log.warning("submit_not_indexed", slots=len(failures), error=str(next(iter(failures.values()))))
 
     def _tell(self, row: TaskRow, ask: Callable[[Slot], CancelReply]) -> CancelReply | None:
         """Run one transition on the row's slot; None when the index is out of reach (the row decides)."""

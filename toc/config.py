@@ -99,9 +99,9 @@ class Settings(BaseSettings):
     max_delay: float = Field(TEN_YEARS, gt=0, le=TEN_YEARS, description="seconds, up to ten years")
     """Tasks due later than this from now are refused: they are mistakes, such as microseconds for seconds."""
     connect_timeout: float = Field(3.0, gt=0, le=300, description="seconds, more than 0")
-    """How long to wait for a connection to a server."""
+    """How long to wait for a connection to a server; for Redis at most 0.5 s."""
     read_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
-    """How long to wait for a server's answer."""
+    """How long to wait for a server's answer; for Redis at most 2 s."""
     write_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
     """How long to wait until a server takes what is sent."""
 

@@ -20,8 +20,9 @@ from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.intents import Intents
 from toc.coordination.operator import Operator
 from toc.errors import CoordinationUnavailable, IndexUnavailable, TocError
-from toc.finding import Level
+from toc.finding import Finding, Level
 from toc.queue import preflight
+from toc.queue.calls import IndexBroken
 from toc.queue.messages import Peek
 from toc.store.scan import Position
 from toc.topic import Slot, Topic
@@ -76,8 +77,10 @@ def examine(
         lines += _unless_said(lines, "topics", exc)
     else:
         lines += _none_yet(topics)
+        lines += [Line(found.level, "redis", *found[1:]) for found in _owner(center)]
     slots = [slot for topic in topics for slot in topic.slots()]
     peeks = center.queues.peek(slots)
+    lines += [Line(found.level, "redis", *found[1:]) for found in preflight.broken(center.queues, slots)]
     lines += _index_rights(center, peeks, lines)
     lines += _without_index(peeks)
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
@@ -92,6 +95,14 @@ def examine(
     except TocError as exc:
         lines += _unless_said(lines, "tasks", exc)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
+
+
+def _owner(center: TimeoutCenter) -> list[Finding]:
+    """Whether the index is ours."""
+    try:
+        return preflight.owner(center.queues, center.store.identity.get())
+    except TocError:
+        return []  # the schema, or the server: said elsewhere
 
 
 def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
@@ -124,15 +135,13 @@ def _index_rights(
         *center.queues.generations(slots).values(),
         *center.queues.purge_dead({slot: [NO_MEMBER] for slot in slots}).values(),
     ]
-    texts = dict.fromkeys(str(answer) for answer in answers if isinstance(answer, IndexUnavailable))
+    texts = dict.fromkeys(
+        str(answer)
+        for answer in answers
+        if isinstance(answer, IndexUnavailable) and not isinstance(answer, IndexBroken)
+    )
     found = [
-        Line(
-            Level.REFUSE,
-            "redis",
-            "-",
-            text,
-            "if it refuses: deploy/redis-acl.conf has the rights of the account",
-        )
+        Line(Level.REFUSE, "redis", "-", text, preflight.advice(text))
         for text in texts
         if not _said(lines, text)
     ]

@@ -380,6 +380,14 @@ LOOP_BUSY = _gauge(
 WITHOUT_REDIS = _gauge(
     "toc_slots_without_redis", "Slots served from the task table because their Redis node is out of reach."
 )
+BROKEN_SLOTS = _gauge(
+    "toc_broken_slots", "Slots of which a key in Redis holds what toc did not write: served likewise."
+)
+INDEX_FOREIGN = _gauge(
+    "toc_index_foreign",
+    "1 while Redis and namespace belong to another cluster: all slots are served likewise.",
+    kind=Kind.HIGHEST,
+)
 
 # --- how it stands with the daemon
 

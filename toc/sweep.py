@@ -21,6 +21,7 @@ from toc.errors import IndexUnavailable, StoreUnavailable
 from toc.failpoint import failpoint
 from toc.log import get_logger
 from toc.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
+from toc.queue.calls import IndexBroken
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.store.scan import DueRow, Position
@@ -44,11 +45,13 @@ COMPLAIN_SECONDS = 60.0
 
 
 class SweepCounts(NamedTuple):
-    """What was done: rows looked at, entries that were absent or too late, rows whose node failed."""
+    """What was done: rows looked at, entries that were absent or too late, rows whose node failed, and rows
+    whose slot is broken: its owner fills it again once it is not."""
 
     rows: int = 0
     added: int = 0
     failed: int = 0
+    broken: int = 0
 
 
 class Sweep:
@@ -92,14 +95,14 @@ class Sweep:
                 entries.setdefault(slot, []).append((row.job_id, score))
                 if row.slot_amount > topic.consumed:
                     self._consume(topic, row.slot_amount)
-        added, failed = self._complete(entries, missing)
+        added, failed, broken = self._complete(entries, missing)
         self.counts["rows"] += count
         self.counts["added"] += added
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("store").add(added)
         if added:
             log.debug("sweep_indexed", entries=added)  # what was finished meanwhile counts too
-        return SweepCounts(count, added, len(failed)), failed
+        return SweepCounts(count, added, len(failed) - broken, broken), failed
 
     def restore_dead(self, rows: Iterable[DueRow]) -> tuple[SweepCounts, set[int]]:
         """Give rows of status 4 their DeadQueue entries back; returns the same."""
@@ -111,15 +114,16 @@ class Sweep:
             if topic is not None:
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, row.next_time))
-        added, failed = self._outcome(entries, self._queues.restore_dead(entries))  # [rule: dead-restored]
+        restored = self._queues.restore_dead(entries)  # [rule: dead-restored]
+        added, failed, broken = self._outcome(entries, restored)
         self.counts["dead_added"] += added
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("dead").add(added)
-        return SweepCounts(count, added, len(failed)), failed
+        return SweepCounts(count, added, len(failed) - broken, broken), failed
 
     def _complete(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]], missing: bool
-    ) -> tuple[int, set[int]]:
+    ) -> tuple[int, set[int], int]:
         """Add what is absent or too late; returns as ``_outcome``."""
         if missing:
             return self._outcome(entries, self._queues.add(entries))
@@ -137,20 +141,22 @@ class Sweep:
         self,
         entries: Mapping[Slot, Sequence[tuple[int, float]]],
         results: Mapping[Slot, int | IndexUnavailable],
-    ) -> tuple[int, set[int]]:
-        """How many entries were added, and the ids whose server did not take them."""
-        added = 0
+    ) -> tuple[int, set[int], int]:
+        """How many entries were added, the ids that were not taken, how many of these for a broken slot."""
+        added = broken = 0
         failed: set[int] = set()
         for slot, result in results.items():
             if isinstance(result, IndexUnavailable):
                 failed.update(job_id for job_id, _ in entries[slot])
+                if isinstance(result, IndexBroken):
+                    broken += len(entries[slot])
                 now = self.clock.monotonic()
                 if now - self._complained > COMPLAIN_SECONDS:
                     self._complained = now
                     log.warning("sweep_not_indexed", slot=str(slot), error=str(result))
             else:
                 added += result
-        return added, failed
+        return added, failed, broken
 
     def _consume(self, topic: Topic, slot_amount: int) -> None:
         """A row is stamped with an amount whose slots nobody consumes any more: whoever wrote it had read the

@@ -223,9 +223,15 @@ class Machine(RuleBasedStateMachine):
         shards = self.center.store._shards
         for name in shards.names:
             shards.servers[0].run([Statement(f"DELETE FROM {name}")])
-        self.center._index_paused_until = float("-inf")
+        self._index(True)
         self.parties = [self._party(), self._party()]
         self.submit([0.5, 0.5, 0.5, 19.5], indexed=True)
+
+    def _index(self, reached: bool) -> None:
+        """Whether submits and reschedules reach Redis."""
+        queues = self.center.queues
+        nodes = {queues.node_of(TOPIC.slot(number)) for number in range(TOPIC.slot_amount)}
+        self.center._index_paused = {} if reached else dict.fromkeys(nodes, float("inf"))
 
     def _party(self) -> Party:
         self.made += 1
@@ -239,7 +245,7 @@ class Machine(RuleBasedStateMachine):
     )
     def submit(self, delays: list[float], indexed: bool) -> None:
         """Also by an SDK that dies, or finds Redis down, after the row."""
-        self.center._index_paused_until = float("-inf" if indexed else "inf")
+        self._index(indexed)
         for delay in delays:
             job_id = self.center.submit(TOPIC.name, biz_id=len(self.tasks), delay=delay)
             self.tasks[job_id] = Known(self._row(job_id))
@@ -295,7 +301,7 @@ class Machine(RuleBasedStateMachine):
     def _reschedule(self, job_id: int, meanwhile: Callable[[], None] | None, delay: float) -> None:
         task = self.tasks[job_id]
         before = task.row
-        self.center._index_paused_until = float("-inf")
+        self._index(True)
         later = self.clock.now_ms() + int(delay * 1000)
 
         def row_written() -> None:

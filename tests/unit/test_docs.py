@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 import toc
 from toc import CancelOutcome, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, errors
 from toc.cli.main import app
-from toc.queue.keys import SlotKeys
+from toc.queue.keys import SlotKeys, owner_key
 from toc.store.schema import database_metadata
 from toc.topic import Slot, Topic
 
@@ -241,7 +241,8 @@ def test_columns_and_keys_are_documented() -> None:
     assert columns == set(database_metadata(0, 1, 1).tables["timeout_task_0000"].columns.keys())
     keys = SlotKeys.of(Slot("order.close", 3), None)
     documented = [code(row[0]) for row in rows(REFERENCE, "Redis") if row[0].startswith("`")]
-    assert documented == [keys.store, keys.prepare, keys.dead, keys.claims, keys.generation, keys.channel]
+    of_a_slot = [keys.store, keys.prepare, keys.dead, keys.claims, keys.generation, keys.channel]
+    assert documented == [*of_a_slot, owner_key()]
 
 
 def test_python_blocks_compile() -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from redis.crc import key_slot
 
 from toc.errors import IndexUnavailable
 from toc.queue import messages, queues
 from toc.queue.calls import Call, Calls, Script
+from toc.queue.keys import owner_key
 from toc.topic import Slot
 
 LUA = sorted((Path(queues.__file__).parent / "lua").glob("*.lua"))
@@ -116,7 +118,7 @@ class Recorder(Calls):
 
     seen: list[Call]
 
-    def run(self, calls: Sequence[Call]) -> None:
+    def run(self, calls: Sequence[Call], late: object = None) -> None:  # noqa: ARG002 - its signature
         for call in calls:
             call.result = IndexUnavailable("kept, not sent")
         self.seen = [*getattr(self, "seen", []), *calls]
@@ -141,6 +143,7 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
     "depth": lambda q: q.depths([SLOT]),
     "claim": lambda q: q.claim([SLOT], "worker"),
     "unclaim": lambda q: q.unclaim({SLOT: [1, 2]}),
+    "own": lambda q: q.own("identity", "name"),
 }
 
 
@@ -152,7 +155,9 @@ def test_queues_passes_the_keys_and_arguments_of_the_header(path: Path) -> None:
     with contextlib.suppress(IndexUnavailable):
         USES[path.stem](subject)
     (call,) = (call for call in recorder.seen if call.script and call.script.name == path.stem)
-    keys = subject.keys(SLOT)._asdict()
+    keys = subject.keys(SLOT)._asdict() | {"owner": owner_key()}
+    if "owner" in stated.keys:
+        keys["hash_slot"] = key_slot(owner_key().encode())
     head = ("EVALSHA", Script(path.stem).sha, len(stated.keys), *(keys[name] for name in stated.keys))
     words = call.command[len(head) :]
     assert tuple(call.command[: len(head)]) == head

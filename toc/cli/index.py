@@ -57,10 +57,11 @@ def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> Non
             topic=topic,
             progress=lambda part, seen: progress(part, f"{seen.rows:,} rows, {seen.added:,} added"),
         )
-    show_one(
-        {"rows": counts.rows, "added": counts.added, "not_indexed": counts.failed},
-        as_json=as_json,
-    )
+    left = counts.failed + counts.broken
+    show_one({"rows": counts.rows, "added": counts.added, "not_indexed": left}, as_json=as_json)
+    if counts.broken:
+        say(f"{counts.broken} rows could not be indexed: their slots have keys of others; see toc doctor")
     if counts.failed:
         say(f"{counts.failed} rows could not be indexed: Redis is out of reach in part; run it again")
+    if left:
         raise typer.Exit(4)

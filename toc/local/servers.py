@@ -116,7 +116,11 @@ class RedisCluster:
         config: Sequence[str] = (),
         die_with_parent: bool = True,
     ) -> None:
-        config = ["cluster-enabled yes", "cluster-node-timeout 2000", *config]
+        # Without the last, one node that is away takes the slots of all others with it.
+        config = [
+            *("cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage no"),
+            *config,
+        ]
         self.nodes = [
             _ClusterNode(directory / str(n), binary=binary, config=config, die_with_parent=die_with_parent)
             for n in range(size)
@@ -151,7 +155,11 @@ class RedisCluster:
             info = str(node.call("CLUSTER", "INFO"))
         except (OSError, Refused):
             return False
-        return "cluster_state:ok" in info and f"cluster_known_nodes:{len(self.nodes)}\r" in info
+        return (
+            "cluster_state:ok" in info
+            and "cluster_slots_assigned:16384\r" in info
+            and f"cluster_known_nodes:{len(self.nodes)}\r" in info
+        )
 
     def stop(self) -> None:
         """Stop all nodes."""

@@ -4,6 +4,10 @@ Calls are grouped by node; each node gets its calls in one write, all nodes are 
 read, and every call gets a result of its own. A window bounds what is under way on a node, so that neither
 side has to buffer without bound.
 
+In a cluster nobody waits for one node longer than its patience: calls that are not answered by then get an
+IndexSlow, and a thread of its own reads what comes later. Nor does a node hold up others by what it says: who
+is in a hurry makes no pauses, and what was sent late is not waited for again.
+
     the connection broke     the call is sent once more on a new one; if it must not be executed twice it
                              becomes a ReplyLost instead. A call that was not sent is simply sent again.
     a redirection, NOSCRIPT  done, then sent again at once: it was not executed
@@ -18,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +53,14 @@ class ReplyLost(IndexUnavailable):
 
 class IndexFull(IndexUnavailable):
     """Redis is at its maxmemory: nothing can be added. Everything that removes or moves still works."""
+
+
+class IndexBroken(IndexUnavailable):
+    """A key of this slot holds what toc did not write: another type than it needs. Other slots work."""
+
+
+_KINDS: dict[str, type[IndexUnavailable]] = {"OOM": IndexFull, "WRONGTYPE": IndexBroken}
+"""The errors that have a class of their own."""
 
 
 class Script:
@@ -87,20 +100,36 @@ class Call:
     """the script must be loaded first"""
     lost: bool = False
     """it was sent once and its reply was lost"""
+    comes_late: bool = False
+    """it was sent, and its result is told to who wants late ones"""
+
+
+Late = Callable[[list[Call]], None]
+"""Is told, by a thread of its own, of calls that have their results after ``Calls.run`` has returned."""
 
 
 class Calls:
-    """Runs calls over the servers of one URL."""
+    """Runs calls over the servers of one URL.
 
-    def __init__(self, nodes: Nodes) -> None:
+    ``patience``: how long one node may keep those waiting who need others as well, in seconds; None where
+    there are no others.
+    """
+
+    def __init__(self, nodes: Nodes, patience: float | None = None) -> None:
         self.nodes = nodes
+        self.patience = patience
 
-    def run(self, calls: Sequence[Call]) -> None:
-        """Give every call its result. Raises nothing for a server's sake."""
+    def run(self, calls: Sequence[Call], late: Late | None = None) -> None:
+        """Give every call its result. Raises nothing for a server's sake.
+
+        Where ``late`` is given, calls whose node is not waited for (``comes_late``) get theirs later: the
+        reply, or the error.
+        """
         todo = list(calls)
-        pauses = iter(_PAUSES_S)
+        hurry = self.patience is not None and self.patience < 2 * sum(_PAUSES_S)
+        pauses = iter(() if hurry else _PAUSES_S)
         for _ in range(_ROUNDS):
-            round_ = _Round(self.nodes)
+            round_ = _Round(self.nodes, self.patience, late)
             round_.run(todo)
             if round_.rediscover:
                 self._rediscover()
@@ -131,6 +160,9 @@ class Calls:
 
     def _rediscover(self) -> None:
         # If that fails the old map stands, and its servers say what is wrong.
+        if self.patience is not None:
+            self.nodes.look_again_within(self.patience)
+            return
         with contextlib.suppress(IndexUnavailable):
             self.nodes.rediscover()
 
@@ -151,6 +183,74 @@ def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnava
         return ReplyLost(f"a reply of Redis makes no sense ({type(exc).__name__}); the call was executed")
 
 
+class _Window:
+    """Calls that are sent to a node in one write, and how far their answers have been read."""
+
+    def __init__(self, node: Node, wire: Wire, calls: list[Call]) -> None:
+        self.node = node
+        self.calls = calls
+        self._wire = wire
+        self._sent_at = 0.0
+        loads = _to_load(calls)
+        self._replies: list[Script | Call | None] = [*loads]
+        """Of what the replies are, in order; None: of an ASKING."""
+        for call in calls:
+            self._replies += (None, call) if call.asking is not None else (call,)
+        self._commands: list[Command] = [("SCRIPT", "LOAD", script.source) for script in loads]
+        self._loaded: dict[Script | None, Any] = {}
+        self._read = 0
+
+    def send(self) -> None:
+        """Send them. Raises RedisError; some may then have been executed."""
+        commands = self._commands
+        for call in self.calls:
+            if call.asking is not None:
+                commands.append(("ASKING",))
+            commands.append(call.command)
+        self._sent_at = time.monotonic()
+        self._wire.send(commands)
+
+    def read(self, round_: _Round, until: float | None) -> bool:
+        """Read what is answered until then (monotonic time); whether that is all. Raises RedisError."""
+        wire = self._wire
+        while self._read < len(self._replies):
+            if until is not None and not wire.has_reply(until - time.monotonic()):
+                return False
+            reply = wire.read()
+            whose = self._replies[self._read]
+            self._read += 1
+            if isinstance(whose, Script):
+                self._loaded[whose] = reply
+            elif whose is not None:
+                whose.run_id = wire.run_id
+                if isinstance(reply, RedisError):
+                    loaded = self._loaded.get(whose.script)
+                    round_.judge(self.node, whose, loaded if isinstance(loaded, RedisError) else reply)
+                else:
+                    whose.result = reply
+        if wire.left():  # so some of them were other calls'
+            self._read = 0
+            raise InvalidResponse("more replies than calls")
+        return True
+
+    @property
+    def unanswered(self) -> list[Call]:
+        """The calls whose replies have not been read."""
+        return [whose for whose in self._replies[self._read :] if isinstance(whose, Call)]
+
+    def give_back(self) -> None:
+        """All has been read: the connection can be used again."""
+        self.node.give(self._wire)
+
+    def drop(self) -> None:
+        """The connection broke."""
+        self.node.drop(self._wire)
+
+    def gave_up(self) -> None:
+        """Nobody waits for the rest any more."""
+        self.node.gave_up(self._sent_at)
+
+
 class _Round:
     """One pass over the calls that have no final result yet.
 
@@ -158,8 +258,10 @@ class _Round:
     the error that stands if there is none; ``unreachable`` are those whose node could not be reached.
     """
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, patience: float | None = None, late: Late | None = None) -> None:
         self._nodes = nodes
+        self._patience = patience
+        self._late = late
         self.again: list[Call] = []
         self.after_pause: list[Call] = []
         self.unreachable: list[tuple[Call, Node]] = []
@@ -174,16 +276,15 @@ class _Round:
                 for node in list(waiting):
                     if node not in wires and not self._reach(node, wires, waiting):
                         continue
-                    window = _cut_window(waiting, node)
-                    if self._send(node, wires[node], window):
-                        sent.append((node, window))
+                    window = _Window(node, wires[node], _cut_window(waiting, node))
+                    if self._send(window):
+                        sent.append(window)
                     else:
-                        node.drop(wires.pop(node))
+                        del wires[node]
                         self.again += waiting.pop(node, [])
-                for node, window in sent:
-                    if not self._read(node, wires[node], window):
-                        node.drop(wires.pop(node))
-                        self.again += waiting.pop(node, [])
+                until = None if self._patience is None else time.monotonic() + self._patience
+                for window in sent:
+                    self._read(window, until, wires, waiting)
         except BaseException:
             for wire in wires.values():  # replies may be left in them
                 wire.close()
@@ -197,7 +298,7 @@ class _Round:
             for call in calls:
                 node = call.asking or self._nodes.master(call.hash_slot)
                 waiting.setdefault(node, []).append(call)
-        except IndexUnavailable as exc:  # nobody tells who serves what
+        except IndexUnavailable as exc:  # nobody tells who serves what, or nothing may be sent
             for call in calls:
                 call.result = exc
             return {}
@@ -205,54 +306,69 @@ class _Round:
 
     def _reach(self, node: Node, wires: dict[Node, Wire], waiting: dict[Node, list[Call]]) -> bool:
         try:
-            wires[node] = node.take()
+            wires[node] = node.take(self._patience)
         except IndexUnavailable as exc:
-            self.rediscover = True
+            # Who has others to serve leaves it to the thread that tries whether the node is back.
+            self.rediscover |= self._patience is None
             for call in waiting.pop(node):
                 call.result, call.asking = exc, None
                 self.unreachable.append((call, node))
             return False
         return True
 
-    def _send(self, node: Node, wire: Wire, window: list[Call]) -> bool:
-        commands: list[Command] = [("SCRIPT", "LOAD", script.source) for script in _to_load(window)]
-        for call in window:
-            if call.asking is not None:
-                commands.append(("ASKING",))
-            commands.append(call.command)
+    def _send(self, window: _Window) -> bool:
         try:
-            wire.send(commands)
+            window.send()
         except RedisError as exc:
-            self._lost(node, window, exc)
+            self._broke(window, exc)
             return False
         return True
 
-    def _read(self, node: Node, wire: Wire, window: list[Call]) -> bool:
-        done = 0
+    def _read(
+        self, window: _Window, until: float | None, wires: dict[Node, Wire], waiting: dict[Node, list[Call]]
+    ) -> None:
+        node = window.node
         try:
-            loads: dict[Script | None, Any] = {script: wire.read() for script in _to_load(window)}
-            for call in window:
-                if call.asking is not None:
-                    wire.read()
-                reply = wire.read()
-                done += 1
-                call.run_id = wire.run_id
-                if isinstance(reply, RedisError):
-                    loaded = loads.get(call.script)
-                    self._judge(node, call, loaded if isinstance(loaded, RedisError) else reply)
-                else:
-                    call.result = reply
-            if wire.left():  # so some of them were other calls'
-                done = 0
-                raise InvalidResponse("more replies than calls")
+            if window.read(self, until):
+                return
         except RedisError as exc:
-            self._lost(node, window[done:], exc)
-            return False
-        return True
+            self._broke(window, exc)
+            self.again += waiting.pop(node, [])
+        else:
+            self._leave(window, waiting.pop(node, []))
+        del wires[node]
 
-    def _lost(self, node: Node, calls: list[Call], exc: RedisError) -> None:
+    def _leave(self, window: _Window, unsent: list[Call]) -> None:
+        """Wait no longer: a thread of its own reads the rest."""
+        slow = window.node.slow()
+        for call in [*window.unanswered, *unsent]:
+            call.result, call.asking = slow, None
+        for call in window.unanswered:
+            call.comes_late = self._late is not None
+        window.gave_up()
+        threading.Thread(target=self._read_late, args=(window,), name="toc-late", daemon=True).start()
+
+    def _read_late(self, window: _Window) -> None:
+        late = window.unanswered
+        after = _Round(self._nodes)
+        try:
+            window.read(after, None)
+            window.give_back()
+            if refused := [call for call in after.again if call.comes_late]:  # a script must be loaded, say
+                Calls(self._nodes).run(refused)
+        except RedisError as exc:
+            after._broke(window, exc)
+        finally:
+            window.node.answered()
+            if self._late is not None:
+                self._late(late)
+
+    def _broke(self, window: _Window, exc: RedisError) -> None:
+        node = window.node
+        window.drop()
+        node.lost(exc)
         text = f"the connection to Redis at {node.address} broke before its reply ({type(exc).__name__})"
-        for call in calls:
+        for call in window.unanswered:
             call.asking = None
             if call.again and not call.lost:
                 call.lost = True
@@ -261,11 +377,11 @@ class _Round:
             else:
                 call.result = ReplyLost(f"{text}; it is not known whether the call was executed")
 
-    def _judge(self, node: Node, call: Call, error: RedisError) -> None:
+    def judge(self, node: Node, call: Call, error: RedisError) -> None:
         """Apply the error table to what ``node`` replied to ``call``. The call was not executed."""
         code, then, advice = meaning_of(error)
         name = call.script.name if call.script else str(call.command[0])
-        kind = IndexFull if code == "OOM" else IndexUnavailable
+        kind = _KINDS.get(code, IndexUnavailable)
         call.result = kind(
             f"Redis at {node.address} refused {name} ({code}): {advice or f'it said: {error}'}"
         )

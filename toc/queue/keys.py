@@ -6,9 +6,10 @@
     claims          claims_{order.close_3}         hash: next -> counter, number -> worker_id
     generation      gen_{order.close_3}            run_id of the server on which the slot was last rebuilt
     wake channel    wake_{order.close_3}           pub/sub: the new first score of the StoreQueue
+    owner           toc_owner                      hash: whose queues these are; one for all slots
 
 The braces are a cluster hash tag: all keys of one slot live on one node, the slots of a topic on many. With
-a namespace, ``ns:`` goes in front of the topic, inside the tag.
+a namespace, ``ns:`` goes in front of the topic, inside the tag; and in front of ``toc_owner``.
 
 The channel is plain pub/sub, not sharded: a cluster carries a message to all its nodes, so that one
 subscription connection to any node hears every slot. Channels have no hash slot and are not in KEYS.
@@ -84,3 +85,8 @@ def generation_key(slot: Slot, namespace: str | None = None) -> str:
 def wake_channel(slot: Slot, namespace: str | None = None) -> str:
     """The channel that carries the StoreQueue's new first score: ``wake_{order.close_3}``."""
     return f"wake_{{{store_key(slot, namespace)}}}"
+
+
+def owner_key(namespace: str | None = None) -> str:
+    """The hash that tells whose queues these are: ``toc_owner``."""
+    return f"{namespace}:toc_owner" if namespace else "toc_owner"

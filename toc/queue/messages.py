@@ -11,6 +11,8 @@ from toc.queue.members import first_due
 from toc.queue.scores import CLAIMS
 from toc.topic import Slot
 
+_SHOWN_CHARS = 200
+
 
 class PrepareRequest(NamedTuple):
     """Take up to ``limit`` due ids of ``slot`` (never more than MAX_IDS at a time) under number ``claim``.
@@ -123,6 +125,42 @@ class Generation(NamedTuple):
 
     recorded: str | None
     serving: str
+
+
+class Owner(NamedTuple):
+    """Whose index it is: the ``identity`` of a task table, the ``name`` of its cluster, and ``seconds`` since
+    its workers asked last. ``rival``: another cluster that asked ``rival_seconds`` ago, or "".
+    """
+
+    identity: str
+    name: str
+    seconds: int
+    rival: str
+    rival_seconds: int
+
+    @classmethod
+    def of(cls, reply: list[Any]) -> Owner:
+        """What own.lua says."""
+        identity, name, seconds, rival, rival_seconds = reply
+        return cls(_text(identity), _text(name), seconds, _text(rival), rival_seconds)
+
+    @classmethod
+    def stored(cls, flat: list[bytes], now: int) -> Owner | None:
+        """What the hash says at that second of Redis's clock; None where it names nobody."""
+        found = dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
+
+        def since(field: str) -> int:
+            text = found.get(field, "")
+            return max(now - int(text), 0) if text.isdecimal() else 0
+
+        if "identity" not in found:
+            return None
+        name, rival = found.get("name", ""), found.get("rival", "")
+        return cls(found["identity"], name, since("at"), rival, since("rival_at"))
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")[:_SHOWN_CHARS]
 
 
 def holders(flat: list[bytes]) -> dict[int, str]:

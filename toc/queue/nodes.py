@@ -4,6 +4,11 @@ A single server, a master behind sentinels and a cluster look alike from outside
 slots to Nodes. Only how the map is found differs. It is read when it is first needed, and again when a
 server says that it is wrong or cannot be reached.
 
+One server that is away must not hold up those who need others as well. So a node that cannot be reached, or
+has not answered for the read timeout, is refused to everybody at once; a thread of its own tries whether it
+is back, while somebody asks for it. And who serves several nodes names a patience: a node that has been
+silent for longer is not waited for (``IndexSlow``), whatever is still to come of it.
+
 Thread-safe: connections are taken by one thread at a time. Fork-safe: a child opens its own.
 """
 
@@ -17,10 +22,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import hiredis
 from redis.exceptions import AskError, InvalidResponse, RedisError
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from toc.errors import IndexUnavailable
 from toc.queue.refusals import REPLIES, meaning_of
@@ -34,11 +42,18 @@ NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
 """What is raised, here or in the driver, where a reply is not what it should be."""
 
 _REST_S = 0.1
-_MAX_REST_S = 2.0
+_MAX_REST_S = 0.5
+"""How long the tries to reach a node again are apart: the first, and at most."""
+_WANTED_S = 5.0
+"""How long after somebody asked for it a node is tried to be reached again."""
 _MIN_MAP_AGE_S = 0.05
 FRESH_SECONDS = 0.05
 """A connection that was in use so short a time ago is not asked whether it still stands, unless another one
 to its server has just broken: each question is a moment in which other threads take the interpreter."""
+
+
+class IndexSlow(IndexUnavailable):
+    """The node has not answered yet, and who asked serves others as well. It may well do so in a moment."""
 
 
 class Wire:
@@ -96,9 +111,9 @@ class Wire:
         except (RedisError, OSError):
             return False
 
-    def has_reply(self) -> bool:
-        """Whether something can be read. Raises RedisError when the server has hung up."""
-        return bool(self._connection.can_read(0))
+    def has_reply(self, seconds: float = 0) -> bool:
+        """Whether something can be read within so long. Raises RedisError when the server has hung up."""
+        return bool(self._connection.can_read(max(seconds, 0)))
 
     def fileno(self) -> int:
         """The socket's file descriptor, for poll."""
@@ -114,27 +129,50 @@ class Wire:
 
 
 class Node:
-    """One server, with its idle connections.
+    """One server, with its idle connections. ``on_away`` is called, by a thread, while it is tried again.
 
-    After a failure to connect it is left alone for a moment, so that a server that is out of reach costs
-    the callers little time, and those of other servers next to none.
+    Those who ask for it with a patience (seconds) are told that it is slow instead of waiting for longer than
+    that, counted from when it fell silent.
     """
 
-    def __init__(self, address: Address, connect: Callable[[], Any], read_timeout: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        connect: Callable[[], Any],
+        read_timeout: float,
+        on_away: Callable[[], object] = lambda: None,
+    ) -> None:
         self.address = address
         self._connect = connect
         self._read_timeout = read_timeout
+        self._on_away = on_away
         self._idle: deque[Wire] = deque()
         self._broke = 0.0
         """When a connection broke last."""
-        self._rests_until = 0.0
-        self._failure = ""
+        self._lock = threading.Lock()
+        self.failure = ""
+        """Why it cannot be used, while a thread tries whether it is back."""
+        self._wanted = 0.0
+        """When somebody asked for it last meanwhile."""
+        self._closed = threading.Event()
+        """Ends that thread."""
+        self._unanswered = 0
+        """How many waits have been given up whose answer is still to come."""
+        self._silent_since = 0.0
 
     def __repr__(self) -> str:
         return f"Node({self.address})"
 
-    def take(self) -> Wire:
+    @property
+    def well(self) -> bool:
+        """Whether it has answered whatever it was asked, as far as is known."""
+        return not self.failure and not self._unanswered
+
+    def take(self, patience: float | None = None) -> Wire:
         """An open connection, for one thread until it gives it back. Raises IndexUnavailable."""
+        self._refuse()
+        if patience is not None and self._unanswered and time.monotonic() - self._silent_since > patience:
+            raise self.slow()
         while self._idle:
             try:
                 wire = self._idle.pop()
@@ -144,35 +182,126 @@ class Node:
             if fresh or wire.is_quiet():
                 return wire
             wire.close()
-        return self.open()
+        return self.open() if patience is None else self._open_within(patience)
 
     def open(self) -> Wire:
         """A new connection. Raises IndexUnavailable."""
-        began = time.monotonic()
-        if began < self._rests_until:
-            raise IndexUnavailable(self._failure)
-        if self._failure:  # this caller tries whether it is back; the others need not wait for that
-            self._rests_until = began + _MAX_REST_S
+        self._refuse()
+        try:
+            return self._opened()
+        except IndexUnavailable as exc:
+            self.failed(str(exc))
+            raise
+
+    def _refuse(self) -> None:
+        if failure := self.failure:
+            self._wanted = time.monotonic()
+            raise IndexUnavailable(failure)
+
+    def _opened(self) -> Wire:
         connection = self._connect()
         try:
-            wire = Wire(connection, self._read_timeout)
+            return Wire(connection, self._read_timeout)
         except REPLIES as exc:
             connection.disconnect()
             code, _, advice = meaning_of(exc)
             advice = advice or "check the user's permissions and the database number"
             # The server's own words may hold the password, so they are not passed on.
-            raise self._failed(began, f"refused the connection ({code}): {advice}") from None
+            raise IndexUnavailable(
+                f"Redis at {self.address} refused the connection ({code}): {advice}"
+            ) from None
         except (RedisError, OSError, *NONSENSE) as exc:
             connection.disconnect()
-            raise self._failed(began, _no_connection(exc)) from exc
-        self._failure, self._rests_until = "", 0.0
-        return wire
+            raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
 
-    def _failed(self, began: float, what: str) -> IndexUnavailable:
-        now = time.monotonic()
-        self._failure = f"Redis at {self.address} {what}"
-        self._rests_until = now + min(_REST_S + 4 * (now - began), _MAX_REST_S) * random.uniform(0.75, 1.0)  # noqa: S311 - spreads load, guards nothing
-        return IndexUnavailable(self._failure)
+    def _open_within(self, patience: float) -> Wire:
+        """A new connection, made by a thread of its own: it is kept for others if it comes too late."""
+        future: Future[Wire] = Future()
+        began = time.monotonic()
+        threading.Thread(target=self._open_for, args=(future,), name="toc-connect", daemon=True).start()
+        try:
+            return future.result(patience)
+        except TimeoutError:
+            self.gave_up(began)
+            if future.cancel():
+                raise self.slow() from None
+            self.answered()
+            return future.result()
+
+    def _open_for(self, future: Future[Wire]) -> None:
+        try:
+            wire = self.open()
+        except BaseException as exc:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(exc)
+            else:
+                self.answered()
+            return
+        if future.set_running_or_notify_cancel():
+            future.set_result(wire)
+        else:
+            self.answered()
+            self.give(wire)
+
+    # --- trouble
+
+    def slow(self) -> IndexSlow:
+        """What is told to who does not wait any longer."""
+        return IndexSlow(f"Redis at {self.address} has not answered yet; others are served meanwhile")
+
+    def gave_up(self, since: float) -> None:
+        """Somebody waits no more for what it was asked at ``since``; ``answered`` is called once it comes."""
+        with self._lock:
+            self._silent_since = min(self._silent_since, since) if self._unanswered else since
+            self._unanswered += 1
+
+    def answered(self) -> None:
+        """What nobody waits for any more has come, or never will."""
+        with self._lock:
+            self._unanswered -= 1
+            self._silent_since = time.monotonic()
+
+    def lost(self, exc: Exception) -> None:
+        """A connection broke with this error: if it did not answer in time, it is out of reach."""
+        if isinstance(exc, RedisTimeout) or isinstance(exc.__context__, BlockingIOError):
+            self.failed(
+                f"Redis at {self.address} cannot be reached (no answer within {self._read_timeout:g} s); "
+                f"check that it runs and the network to it"
+            )
+
+    def failed(self, failure: str) -> None:
+        """It is out of reach: from now on everybody is told so at once, until it is back."""
+        with self._lock:
+            if self.failure:
+                return
+            self.failure, self._wanted = failure, time.monotonic()
+            self._broke = self._wanted
+            self._closed = threading.Event()
+        try:
+            threading.Thread(
+                target=self._come_back, args=(self._closed,), name="toc-reconnect", daemon=True
+            ).start()
+        except RuntimeError:  # the interpreter ends
+            self.failure = ""
+
+    def _come_back(self, closed: threading.Event) -> None:
+        rest = _REST_S
+        try:
+            while not closed.wait(rest * random.uniform(0.75, 1.0)):  # noqa: S311 - spreads load, guards nothing
+                if time.monotonic() - self._wanted > _WANTED_S:
+                    return  # who asks next tries anew
+                self._on_away()
+                if closed.is_set():
+                    return  # another one has taken its place
+                try:
+                    self.give(self._opened())
+                except IndexUnavailable as exc:
+                    self.failure = str(exc)
+                else:
+                    return
+                rest = min(2 * rest, _MAX_REST_S)
+        finally:
+            self.failure = ""
 
     def clock(self) -> float:
         """Its clock minus this machine's, in seconds, as well as one round trip can tell.
@@ -184,7 +313,8 @@ class Node:
         try:
             seconds, microseconds = map(int, wire.ask("TIME"))
         except (RedisError, OSError, *NONSENSE) as exc:
-            wire.close()
+            self.drop(wire)
+            self.lost(exc)
             raise IndexUnavailable(f"Redis at {self.address} did not answer ({type(exc).__name__})") from exc
         after = time.time()
         self.give(wire)
@@ -201,7 +331,8 @@ class Node:
         wire.close()
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close idle connections, and try no more whether it is back."""
+        self._closed.set()
         while self._idle:
             self._idle.pop().close()
 
@@ -227,6 +358,8 @@ class Nodes:
         self.location = location
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
+        self.refusal: str | None = None
+        """Why nothing may be sent to any of them, if so."""
         self._start_anew()
 
     def __repr__(self) -> str:
@@ -238,9 +371,15 @@ class Nodes:
         self._nodes: dict[Address, Node] = {}
         self._map: list[Node] | None = None
         self._mapped_at = 0.0
+        self._looking: threading.Thread | None = None
 
     def master(self, hash_slot: int) -> Node:
-        """The node that serves ``hash_slot``. Raises IndexUnavailable when no map can be had."""
+        """The node that serves ``hash_slot``. Raises IndexUnavailable when no map can be had.
+
+        Or when nothing may be sent to any (``refusal``).
+        """
+        if self.refusal is not None:
+            raise IndexUnavailable(self.refusal)
         if self._pid != os.getpid():
             self._start_anew()
         served = self._map
@@ -267,7 +406,9 @@ class Nodes:
             def connect() -> Any:
                 return location.connection(address, timeout, sentinel=sentinel)
 
-            node = self._nodes.setdefault(address, Node(address, connect, self._read_timeout))
+            node = self._nodes.setdefault(
+                address, Node(address, connect, self._read_timeout, self._look_again)
+            )
         return node
 
     def redirected(self, error: AskError, asked: Node) -> Node:
@@ -278,6 +419,21 @@ class Nodes:
         """Correct one entry of the map."""
         if self._map is not None:
             self._map[hash_slot] = node
+
+    def _look_again(self) -> None:
+        """A node is away: another one may have taken its place."""
+        with suppress(IndexUnavailable):
+            self.rediscover()
+
+    def look_again_within(self, patience: float) -> None:
+        """The same as ``rediscover``, by a thread of its own; returns when it is done, or after so long."""
+        looking = self._looking
+        if looking is None or not looking.is_alive():
+            looking = self._looking = threading.Thread(
+                target=self._look_again, name="toc-rediscover", daemon=True
+            )
+            looking.start()
+        looking.join(patience)
 
     def rediscover(self) -> list[Node]:
         """Read the map again, unless another thread just did. Raises IndexUnavailable."""
@@ -302,8 +458,12 @@ class Nodes:
         if kind is Kind.CLUSTER:
             addresses = [*{node.address: None for node in self._map or ()}, *addresses]
         trouble = None
-        for address in dict.fromkeys(addresses):
-            node = self.at(address, sentinel=kind is Kind.SENTINEL)
+        nodes = [self.at(address, sentinel=kind is Kind.SENTINEL) for address in dict.fromkeys(addresses)]
+        for node in sorted(nodes, key=lambda node: not node.well):  # those that are slow or away come last
+            address = node.address
+            if node.failure:  # not asked for on its account: two that are away would be tried for ever
+                trouble = IndexUnavailable(node.failure)
+                continue
             try:
                 wire = node.take()
                 try:
@@ -317,6 +477,7 @@ class Nodes:
             except IndexUnavailable as exc:
                 trouble = exc
             except (RedisError, *NONSENSE) as exc:
+                node.lost(exc)
                 trouble = IndexUnavailable(
                     f"Redis at {address} does not tell who serves what ({type(exc).__name__}); "
                     f"check that it is part of a {kind.value} and the user's permissions"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -10,35 +11,81 @@ from redis.exceptions import RedisError
 from toc.clock import MAX_CLOCK_SKEW_MS
 from toc.errors import IndexUnavailable
 from toc.finding import Finding, Level, clock_finding
+from toc.queue.calls import IndexBroken
 from toc.queue.keys import SlotKeys
 from toc.queue.nodes import Command, Node
-from toc.queue.queues import Queues
+from toc.queue.queues import OWNER_LAPSE_SECONDS, Queues
 from toc.queue.refusals import meaning_of
 from toc.queue.url import Kind
 from toc.topic import Slot
 
 _MIN_MAJOR = 7
+_ANOTHER = "give one of the two another TOC_NAMESPACE, or another Redis"
+_BRING_BACK = "bring it back, or promote a replica"
 _NO_SLOT = Slot("toc.doctor", 0)
 """Where rights are tried out: nobody's."""
 NEARLY_FULL = 0.8
+_COVERAGE: Command = ("CONFIG", "GET", "cluster-require-full-coverage")
+"""Often forbidden: then it is not known."""
 
 
 def check(queues: Queues) -> list[Finding]:
     """Everything that is wrong, of every master; empty when all is well. One round trip per master.
 
-    Raises IndexUnavailable, which names every master that is out of reach: nothing is known of its fitness.
+    A master that is out of reach is a warning: what is due there is run from the rows. Raises
+    IndexUnavailable, which names every master, when all are: nothing is known of their fitness.
     """
     kind = queues.nodes.location.kind
     found: list[Finding] = []
     away: list[IndexUnavailable] = []
-    for node in queues.nodes.masters():
+    masters = queues.nodes.masters()
+    for node in masters:
         try:
             found += _look(node, kind)[1]
         except IndexUnavailable as exc:
             away.append(exc)
-    if away:
+            found.append(Finding(Level.WARN, str(node.address), str(exc), _BRING_BACK))
+    if len(away) == len(masters):
         raise IndexUnavailable("\n".join(map(str, away))) from away[0]
     return found
+
+
+def broken(queues: Queues, slots: Sequence[Slot]) -> list[Finding]:
+    """The slots whose keys hold what toc did not write: their tasks are run from the rows meanwhile."""
+    return [
+        Finding(Level.REFUSE, str(slot), str(answer), "its tasks run from the rows until then")
+        for slot, answer in queues.generations(slots).items()
+        if isinstance(answer, IndexBroken)
+    ]
+
+
+def owner(queues: Queues, identity: str) -> list[Finding]:
+    """Whether the queues of this namespace are those of the task table with that identity."""
+    server = queues.namespace or "-"
+    try:
+        found = queues.owner()
+    except IndexUnavailable:
+        return []  # said elsewhere
+    if found is None:
+        return []
+    if found.identity != identity and found.seconds <= OWNER_LAPSE_SECONDS:
+        what = f"this Redis and namespace belong to another cluster: {found.name}"
+        return [Finding(Level.REFUSE, server, f"{what}; ours runs from the rows meanwhile", _ANOTHER)]
+    if found.rival and found.rival_seconds <= OWNER_LAPSE_SECONDS:
+        what = f"another cluster uses this Redis and namespace as well: {found.rival}"
+        return [Finding(Level.REFUSE, server, what, _ANOTHER)]
+    return []
+
+
+def advice(refusal: str) -> str:
+    """What to do about what a node said; ``refusal`` is the text of an IndexUnavailable."""
+    if "(NOPERM)" in refusal or "(NOAUTH)" in refusal:
+        return "deploy/redis-acl.conf has the rights of the account"
+    if "(CLUSTERDOWN)" in refusal:
+        return (
+            "bring back the node that is down; with cluster-require-full-coverage no the others would go on"
+        )
+    return "look at that server's log; then run this again"
 
 
 def examine(queues: Queues) -> list[Finding]:
@@ -56,7 +103,7 @@ def examine(queues: Queues) -> list[Finding]:
             facts, wrong = _look(node, queues.nodes.location.kind)
             took_ms = (time.time() - began) * 1000
         except IndexUnavailable as exc:
-            found.append(Finding(Level.REFUSE, server, str(exc), "bring it back, or promote a replica"))
+            found.append(Finding(Level.REFUSE, server, str(exc), _BRING_BACK))
             continue
         found += wrong
         if facts:
@@ -82,12 +129,13 @@ def _look(node: Node, kind: Kind) -> tuple[dict[str, str], list[Finding]]:
     server = str(node.address)
     wire = node.take()
     try:
-        wire.send([("INFO",), ("CONFIG", "GET", "save"), ("CLUSTER", "INFO")])
-        info, save, cluster = wire.read(), wire.read(), wire.read()
+        wire.send([("INFO",), ("CONFIG", "GET", "save"), ("CLUSTER", "INFO"), _COVERAGE])
+        info, save, cluster, coverage = wire.read(), wire.read(), wire.read(), wire.read()
     except RedisError as exc:
-        wire.close()
+        node.drop(wire)
+        node.lost(exc)
         raise IndexUnavailable(
-            f"Redis at {server}: the connection broke ({type(exc).__name__}); check its log and try again"
+            f"Redis at {server} cannot be reached ({type(exc).__name__}); check that it runs and its log"
         ) from exc
     node.give(wire)
     if isinstance(info, RedisError):
@@ -101,6 +149,7 @@ def _look(node: Node, kind: Kind) -> tuple[dict[str, str], list[Finding]]:
         _persistence(facts, save),
         _last_save(facts),
         _cluster(facts, {} if isinstance(cluster, RedisError) else _facts(cluster), kind),
+        _coverage(coverage, kind),
     ]
     return facts, [Finding(found[0], server, found[1], found[2]) for found in wrong if found]
 
@@ -246,6 +295,16 @@ def _last_save(facts: dict[str, str]) -> _Wrong:
                 "check its disk and log",
             )
     return None
+
+
+def _coverage(setting: Any, kind: Kind) -> _Wrong:
+    if kind is not Kind.CLUSTER or not isinstance(setting, list) or setting[1:] != [b"yes"]:
+        return None
+    return (
+        Level.WARN,
+        "cluster-require-full-coverage is yes: when one node is down, all of them stop",
+        "set cluster-require-full-coverage no",
+    )
 
 
 def _cluster(facts: dict[str, str], cluster: dict[str, str], kind: Kind) -> _Wrong:

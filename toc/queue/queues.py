@@ -16,19 +16,22 @@ meet of it, with the alarm ``orphan_dropped``. If that fails, whoever meets it n
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from math import fmod
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+from redis.crc import key_slot
 
 from toc.errors import IndexUnavailable
 from toc.log import get_logger
 from toc.metrics import ORPHANS
-from toc.queue.calls import MAX_IDS, Call, Calls, Script, understood
-from toc.queue.keys import SlotKeys, check_namespace
+from toc.queue.calls import MAX_IDS, Call, Calls, IndexBroken, Script, understood
+from toc.queue.keys import SlotKeys, check_namespace, owner_key
 from toc.queue.members import first_due, shown, sort_out
 from toc.queue.messages import (
     CancelReply,
@@ -36,6 +39,7 @@ from toc.queue.messages import (
     Depth,
     ExpiredRequest,
     Generation,
+    Owner,
     Peek,
     Prepared,
     PrepareRequest,
@@ -64,6 +68,7 @@ _DEPTH = Script("depth")
 _CLAIM = Script("claim")
 _UNCLAIM = Script("unclaim")
 _REACH = Script("reach")
+_OWN = Script("own")
 
 Result = TypeVar("Result")
 
@@ -72,6 +77,15 @@ _DEAD_QUEUE = attrgetter("dead")
 
 log = get_logger(__name__)
 
+CONNECT_SECONDS, READ_SECONDS = 0.5, 2.0
+"""How long each step to a connection, and a reply, is waited for at most. A Redis that takes longer is out of
+reach: the row is the promise, and what is due is run from the rows meanwhile."""
+PATIENCE_SECONDS = 0.25
+"""How long one node of a cluster may keep those waiting who ask for what others hold as well."""
+OWNER_LAPSE_SECONDS = 10
+"""How long after its workers asked last the index belongs to nobody, and the next who asks has it."""
+OWNER_REFRESH_SECONDS = 2
+"""How often its workers note that they go on."""
 SLOTS_TOGETHER = 100
 """Slots that one call asks about: well below a millisecond of the server's time."""
 
@@ -79,7 +93,9 @@ SLOTS_TOGETHER = 100
 class Queues:
     """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
 
-    Connects when first used. Timeouts are seconds, ``connect_timeout`` for each step (reach, log in).
+    Connects when first used. Timeouts are seconds, ``connect_timeout`` for each step (reach, log in); more
+    than CONNECT_SECONDS and READ_SECONDS is never waited. Who serves others as well has less patience with
+    one node of a cluster than these say: ``within``.
     Raises ConfigError for a URL or namespace that cannot be used.
     """
 
@@ -88,13 +104,25 @@ class Queues:
         url: str,
         *,
         namespace: str | None = None,
-        connect_timeout: float = 0.5,
-        read_timeout: float = 2.0,
+        connect_timeout: float = CONNECT_SECONDS,
+        read_timeout: float = READ_SECONDS,
     ) -> None:
         self.namespace = check_namespace(namespace)
-        self.nodes = Nodes(parse(url), connect_timeout=connect_timeout, read_timeout=read_timeout)
+        self.nodes = Nodes(
+            parse(url),
+            connect_timeout=min(connect_timeout, CONNECT_SECONDS),
+            read_timeout=min(read_timeout, READ_SECONDS),
+        )
         self._calls = Calls(self.nodes)
         self._keys: dict[Slot, SlotKeys] = {}
+
+    def within(self, patience: float) -> Self:
+        """This index, over the same connections, for somebody who waits no longer than so many seconds for
+        one node of a cluster: what is not answered by then is an IndexSlow. A single server is waited for.
+        """
+        other = copy.copy(self)
+        other._calls = Calls(self.nodes, patience if self.nodes.clustered else None)
+        return other
 
     def __repr__(self) -> str:
         return f"Queues({self.nodes!r}, namespace={self.namespace!r})"
@@ -145,20 +173,37 @@ class Queues:
             lacking[slot] = understood([part.result for part in parts], asked) if failed is None else failed
         return lacking
 
-    def prepare(self, requests: Sequence[PrepareRequest]) -> dict[Slot, Prepared | IndexUnavailable]:
+    def prepare(
+        self,
+        requests: Sequence[PrepareRequest],
+        late: Callable[[dict[Slot, Prepared | IndexUnavailable]], None] | None = None,
+    ) -> dict[Slot, Prepared | IndexUnavailable]:
         """Take what is due by the Redis clock, one request per slot.
 
         Sent at most once: a ReplyLost means that entries may stand under the claim that nobody runs; list
-        them with ``expired``. Any other IndexUnavailable means that nothing was taken.
+        them with ``expired``. Any other IndexUnavailable means that nothing was taken. Without ``late`` an
+        IndexSlow may be either; with it, a slot whose node was not waited for has no answer here, and
+        ``late`` is told it, by a thread of its own.
         """
         calls = {}
         for slot, limit, retries, claim in requests:
             keys = self.keys(slot)
             words = (min(limit, MAX_IDS), retries, claim)
             calls[slot] = _PREPARE.call(keys.hash_slot, (keys.store, keys.prepare), *words, again=False)
+        if late is None:
+            self._calls.run(list(calls.values()))
+            return self._prepared(calls)
+        slots, tell = {call: slot for slot, call in calls.items()}, late
+        self._calls.run(
+            list(calls.values()), lambda done: tell(self._prepared({slots[call]: call for call in done}))
+        )
+        return self._prepared({slot: call for slot, call in calls.items() if not call.comes_late})
+
+    def _prepared(self, calls: Mapping[Slot, Call]) -> dict[Slot, Prepared | IndexUnavailable]:
         prepared: dict[Slot, Prepared | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
-        for slot, reply in self._calls.one_each(calls, _prepared).items():
+        for slot, call in calls.items():
+            reply = understood(call.result, _taken)
             if isinstance(reply, IndexUnavailable):
                 prepared[slot] = reply
             else:
@@ -396,16 +441,14 @@ class Queues:
     def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
         """On which server each slot was last rebuilt, and which one serves it now.
 
-        An answer also says that transitions are possible there: the script is refused where they would be.
+        An answer also says that transitions are possible there: the script is refused where they would be. A
+        slot has an IndexBroken, which names the keys, where they hold what toc did not write.
         """
         return self._together(
             _REACH,
             slots,
-            lambda keys: (keys.generation,),
-            lambda call: (
-                Generation(None if run_id is None else str(run_id, "ascii", "replace"), call.run_id)
-                for run_id in call.result
-            ),
+            lambda keys: (keys.generation, keys.claims, keys.store, keys.prepare, keys.dead),
+            lambda call: (_generation(found, call.run_id) for found in call.result),
         )
 
     def set_generations(self, rebuilt: Mapping[Slot, str]) -> dict[Slot, bool | IndexUnavailable]:
@@ -417,6 +460,27 @@ class Queues:
             keys = self.keys(slot)
             calls[slot] = Call(keys.hash_slot, ("SET", keys.generation, run_id))
         return self._calls.one_each(calls, bool)
+
+    # --- whose index it is ---------------------------------------------------------------------------------
+
+    def own(self, identity: str, name: str) -> Owner:
+        """Ask for the index in the name of a task table; who has it is told. Raises IndexUnavailable."""
+        key = owner_key(self.namespace)
+        words = (identity, name, OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS)
+        return self._calls.only(_OWN.call(key_slot(key.encode()), (key,), *words), Owner.of)
+
+    def owner(self) -> Owner | None:
+        """Who has the index, if anybody. Raises IndexUnavailable."""
+        key = owner_key(self.namespace)
+        hash_slot = key_slot(key.encode())
+        now = self._calls.only(Call(hash_slot, ("TIME",)), lambda reply: int(reply[0]))
+        return self._calls.only(Call(hash_slot, ("HGETALL", key)), lambda reply: Owner.stored(reply, now))
+
+    def refuse(self, why: str | None) -> None:
+        """From now on every call fails for this reason, and nothing is sent; None: no more."""
+        self.nodes.refusal = why
+
+    # -------------------------------------------------------------------------------------------------------
 
     def node_of(self, slot: Slot) -> object:
         """What stands for the server of a slot, as far as is known: equal for slots that share one."""
@@ -436,7 +500,7 @@ class Queues:
         script: Script,
         slots: Iterable[Slot],
         names: Callable[[SlotKeys], Sequence[str]],
-        read: Callable[[Call], Iterable[Result]],
+        read: Callable[[Call], Iterable[Result | IndexUnavailable]],
         size: int = SLOTS_TOGETHER,
     ) -> dict[Slot, Result | IndexUnavailable]:
         """Ask about many slots in few calls of a script that takes the keys of many: ``read`` tells of each.
@@ -503,7 +567,7 @@ class Queues:
         return results
 
 
-def _prepared(reply: list[Any]) -> tuple[Prepared, list[bytes]]:
+def _taken(reply: list[Any]) -> tuple[Prepared, list[bytes]]:
     """What prepare.lua says, and the members of what can be no entry."""
     flat, first, left, now_ms = reply
     entries, strays = sort_out(flat)
@@ -538,6 +602,15 @@ def _by_slot(
 ) -> dict[Slot, Result]:
     """What a call tells of each of its slots."""
     return dict(zip(slots, read(call), strict=True))
+
+
+def _generation(found: bytes | list[bytes] | None, serving: str) -> Generation | IndexBroken:
+    if isinstance(found, list):
+        names = " and ".join(key.decode(errors="replace") for key in found)
+        return IndexBroken(
+            f"{names}: of another type than toc's, so somebody else wrote that; move it or remove it"
+        )
+    return Generation(None if found is None else str(found, "ascii", "replace"), serving)
 
 
 def _flags(parts: list[list[int]]) -> list[bool]:

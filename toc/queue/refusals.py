@@ -75,6 +75,10 @@ _ERROR_TABLE: dict[str, tuple[Then, str]] = {
     "MISCONF": (Then.PAUSE, "it cannot save to disk and refuses writes; check its disk and log"),
     "NOREPLICAS": (Then.PAUSE, "it has fewer replicas than min-replicas-to-write; check them"),
     "OOM": (Then.GIVE_UP, "its memory is full (maxmemory); give it more, or let it drain"),
+    "WRONGTYPE": (
+        Then.GIVE_UP,
+        "a key of this slot holds what toc did not write; toc doctor names it: remove it",
+    ),
     "NOPERM": (Then.GIVE_UP, "the user lacks a permission; see the grants in the documentation"),
     "NOAUTH": (Then.GIVE_UP, "check the user and password in TOC_REDIS_URL"),
 }

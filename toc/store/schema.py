@@ -38,10 +38,11 @@ MAX_ERROR_CHARS = 1024
 MAX_HISTORY_CHARS = 4000
 """How much of the failed tries of a task is kept: the last fifteen or more."""
 
-REVISION = "0005"
+REVISION = "0006"
 """The revision in ``migrations/`` that this code needs at least; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
+IDENTITY_TABLE = "timeout_identity"
 
 
 class Millis(TypeDecorator[int]):
@@ -155,6 +156,18 @@ def topic_table(metadata: MetaData) -> Table:
     )
 
 
+def identity_table(metadata: MetaData) -> Table:
+    """Which task table this is, in the first database: one row, of number 1."""
+    return Table(
+        IDENTITY_TABLE,
+        metadata,
+        Column("number", _TINY, primary_key=True, autoincrement=False),
+        Column("identity", String(32), nullable=False),
+        Column("gmt_create", Millis, nullable=False),
+        **_OPTIONS,
+    )
+
+
 def database_metadata(database: int, databases: int, tables: int) -> MetaData:
     """What one database holds, its names unqualified."""
     metadata = MetaData()
@@ -162,4 +175,5 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
         task_table(metadata, table)
     if database == 0:
         topic_table(metadata)
+        identity_table(metadata)
     return metadata

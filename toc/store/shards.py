@@ -18,7 +18,7 @@ from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sharding import MAX_TABLES, is_power_of_two, table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
-from toc.store.schema import TOPIC_TABLE, task_table_name
+from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE, task_table_name
 from toc.store.server import Locked, Server, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
@@ -157,6 +157,7 @@ class Shards:
         self.health = {server: Health(server, self.names) for server in self.servers}
         self.topic_server = self.servers[0]
         self.topic_name = self.topic_server.table(layout.database_name(0), TOPIC_TABLE)
+        self.identity_name = self.topic_server.table(layout.database_name(0), IDENTITY_TABLE)
         self._threads = self._new_threads()
         _fork_safe(weakref.ref(self))
 

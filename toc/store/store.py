@@ -19,6 +19,7 @@ from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard,
 from toc.store.check import require, require_layout
 from toc.store.ended import FINAL, Ended, EndedRow, Place
 from toc.store.history import FailedTry, parse
+from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.scan import Scans
 from toc.store.select import Selection, Selections
@@ -74,6 +75,7 @@ class Store:
         self._submitter = Submitter(self._shards, JobIds(clock))
         self.scans = Scans(self._shards)
         self.topics = TopicTable(self._shards.topic_server, self._shards.topic_name, clock)
+        self.identity = IdentityTable(self._shards.topic_server, self._shards.identity_name, clock)
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""

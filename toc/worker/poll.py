@@ -4,6 +4,8 @@ The poller knows from its agenda when a slot is due next and sleeps exactly unti
 per node takes what is due in all slots (prepare), one round trip per server reads the rows, and the rows
 decide what runs. It never asks Redis whether something is due: a wake-up message, or the slow peek of the
 reclaimer, tells it of entries that became due earlier.
+
+Of several Redis nodes one that is slow is not waited for: what it answers later comes in a later round.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from toc.catalog import TopicCatalog
 from toc.clock import MAX_CLOCK_SKEW_MS, Clock
@@ -21,8 +24,9 @@ from toc.failpoint import failpoint
 from toc.handler import Handler
 from toc.log import get_logger
 from toc.metrics import ORPHANS, STALE, Step
-from toc.queue.calls import ReplyLost
-from toc.queue.messages import ExpiredRequest, PrepareRequest
+from toc.queue.calls import IndexBroken, ReplyLost
+from toc.queue.messages import ExpiredRequest, Prepared, PrepareRequest
+from toc.queue.nodes import IndexSlow
 from toc.queue.queues import Queues
 from toc.queue.scores import fence_of, split
 from toc.store.batch import Owing
@@ -54,6 +58,10 @@ OWING_MS = 30
 """The pause while it is not yet known whether a server is away or some table of it locked."""
 FORGET_UNREAD_SECONDS = 30.0
 """How long after rows could not be read last the next such trouble is another one."""
+SLOW_MS = 20
+"""The same where its node has not answered yet, but may at any moment."""
+PATIENCE_SECONDS = 0.03
+"""How long a round waits for one Redis node while tasks of others may be due."""
 NO_TIMEOUT = 10**9
 """Seconds: no entry is so old, so only those under the claim are listed."""
 MOVING_MS = 50
@@ -78,7 +86,7 @@ class Poller:
         finisher: Finisher,
     ) -> None:
         self._store = store
-        self._queues = queues
+        self._queues = queues.within(PATIENCE_SECONDS)
         self._catalog = catalog
         self._clock = clock
         self._handlers = handlers
@@ -109,6 +117,10 @@ class Poller:
         """Whether what was let go is being looked for just now."""
         self._unread_since = self._unread_at = float("-inf")
         """Since when rows cannot be read, and when that was so last."""
+        self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable]]] = []
+        """Answers that came after their round."""
+        self._awaited = 0
+        """How many slots have yet to be answered."""
         self._taking = True
         self._between = threading.Lock()
         self._prepare_step = Step("prepare")
@@ -147,8 +159,8 @@ class Poller:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing that was let go has yet to be looked for."""
-        return not self._let_go and not self._settling
+        """Whether nothing that was let go has yet to be looked for, and no node owes an answer."""
+        return not self._let_go and not self._settling and not self._awaited
 
     def pause_taking(self) -> None:
         """Take nothing more; returns when the round that is under way has ended."""
@@ -175,6 +187,7 @@ class Poller:
             now = self._clock.now_ms()
             self._hear()
             self._release_waiting(now)
+            self._hear_late()
             self._settle_lost_replies(now)
             while self._unread and self._unread[0][0] <= now:
                 self.check(self._unread.popleft()[1])
@@ -194,7 +207,7 @@ class Poller:
         self._agenda.hear(news)
 
     def _until_next(self, now: int) -> float:
-        if self._news or self._early or self._let_go:
+        if self._news or self._early or self._let_go or self._late:
             return 0.0
         times = []
         if self._taking and (due := self._agenda.next_due()) is not None:
@@ -219,29 +232,66 @@ class Poller:
     def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> int:
         """Prepare, check, dispatch; returns how many entries were taken."""
         before = self._clock.monotonic()
-        results = self._queues.prepare([request for _, request in requests])
+        asked = _Asked(before, {owned.slot: owned for owned, _ in requests})
+        results = self._queues.prepare(
+            [request for _, request in requests], lambda answers: self._answered_late(asked, answers)
+        )
+        with self._lock:
+            self._awaited += len(requests) - len(results)
         prepared = self._clock.monotonic() - before
-        taken: list[Entry] = []
-        failures: list[IndexUnavailable] = []
-        now = self._clock.now_ms()
-        for owned, _ in requests:
-            result = results[owned.slot]
-            if isinstance(result, IndexUnavailable):
-                failures.append(result)
-                self._agenda.look(owned, now + RETRY_MS)
-                if isinstance(result, ReplyLost):
-                    for delay in RECONCILE_AFTER_MS:
-                        heapq.heappush(self._reconcile, (now + delay, owned.slot, owned.claim))
-                continue
-            taken += self._hold(owned.slot, result.entries, result.redis_now_ms, before)
-            self._agenda.took(owned, result, now)
-        if failures:
-            log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
+        taken = self._accept(asked, results)
         if taken:
             failpoint("poll.taken")
             self.check(taken)
         self._prepare_step.took(prepared, len(taken))  # after what is due has been handed over
         return len(taken)
+
+    def _accept(self, asked: _Asked, results: Mapping[Slot, Prepared | IndexUnavailable]) -> list[Entry]:
+        """Hold what was taken; returns what is to be checked."""
+        taken: list[Entry] = []
+        failures: list[IndexUnavailable] = []
+        now = self._clock.now_ms()
+        for slot, result in results.items():
+            owned = asked.slots[slot]
+            if isinstance(result, IndexUnavailable):
+                if isinstance(result, IndexSlow):
+                    self._agenda.look(owned, now + SLOW_MS)
+                    continue
+                if not isinstance(result, IndexBroken):  # the watch tells of that, once
+                    failures.append(result)
+                self._agenda.look(owned, now + RETRY_MS)
+                if isinstance(result, ReplyLost):
+                    for delay in RECONCILE_AFTER_MS:
+                        heapq.heappush(self._reconcile, (now + delay, slot, owned.claim))
+                continue
+            taken += self._hold(slot, result.entries, result.redis_now_ms, asked.at)
+            self._agenda.took(owned, result, now)
+        if failures:
+            log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
+        return taken
+
+    def _answered_late(self, asked: _Asked, answers: dict[Slot, Prepared | IndexUnavailable]) -> None:
+        """A node has answered, or broken off, that was not waited for."""
+        with self._lock:
+            self._late.append((asked, answers))
+        self.loop.wake()
+
+    def _hear_late(self) -> None:
+        """Take in what nodes have answered that were not waited for."""
+        with self._lock:
+            late, self._late = self._late, []
+        for asked, answers in late:
+            taken = self._accept(asked, answers)
+            self._take_over(taken)
+            with self._lock:
+                self._awaited -= len(answers)  # only now: what was taken is held, or on its way back
+
+    def _take_over(self, taken: Sequence[Entry]) -> None:
+        """Check what stands under our claim; what is in slots that we no longer have goes back."""
+        owned = self._book.owned if self._taking else {}
+        self._finisher.give_back_unread(entry for entry in taken if entry.slot not in owned)
+        if ours := [entry for entry in taken if entry.slot in owned]:
+            self.check(ours)
 
     def _hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
         """Hold entries as (job_id, fence), known to stand since ``kept``; returns those to be checked."""
@@ -437,7 +487,11 @@ class Poller:
         if not found:
             return
         log.info("entries_adopted", tasks=len(found))
-        owned = self._book.owned if self._taking else {}
-        self._finisher.give_back_unread(entry for entry in found if entry.slot not in owned)
-        if ours := [entry for entry in found if entry.slot in owned]:
-            self.check(ours)
+        self._take_over(found)
+
+
+class _Asked(NamedTuple):
+    """A prepare that was sent: ``at`` is the monotonic time from before that, ``slots`` those it was for."""
+
+    at: float
+    slots: dict[Slot, OwnedSlot]

@@ -27,9 +27,20 @@ from toc.catalog import REFRESH_SECONDS
 from toc.client import TimeoutCenter
 from toc.errors import TocError
 from toc.log import close_log, configure, detach, get_logger
-from toc.metrics import BOARD_BYTES, HANDLERS, LOOP_BUSY, UNWRITTEN, WAITING, WITHOUT_REDIS, Board, write_to
+from toc.metrics import (
+    BOARD_BYTES,
+    BROKEN_SLOTS,
+    HANDLERS,
+    INDEX_FOREIGN,
+    LOOP_BUSY,
+    UNWRITTEN,
+    WAITING,
+    WITHOUT_REDIS,
+    Board,
+    write_to,
+)
 from toc.presence import Presence
-from toc.queue.queues import Queues
+from toc.queue.queues import PATIENCE_SECONDS, Queues
 from toc.topic import Slot
 from toc.worker.app import check_topics, load_app
 from toc.worker.deadqueues import DeadQueueCheck
@@ -84,19 +95,20 @@ class Worker:
         self._catalog = center.catalog
         self._topics = self._catalog.known()
         self._deadline = settings.shutdown_deadline
+        queues = center.queues.within(PATIENCE_SECONDS)
         self.worker_id = worker_id
         self.inflight = Inflight()
-        self.book = SlotBook(center.queues, worker_id)
+        self.book = SlotBook(queues, worker_id)
         self.finisher = Finisher(
             store=center.store,
-            queues=center.queues,
+            queues=queues,
             inflight=self.inflight,
             clock=clock,
             crowded=lambda: self.poller.crowded(),
         )
         self.poller = Poller(
             store=center.store,
-            queues=center.queues,
+            queues=queues,
             catalog=self._catalog,
             clock=clock,
             handlers=center.handlers,
@@ -135,7 +147,7 @@ class Worker:
             max_crashes=settings.max_crashes,
         )
         self.keeper = Keeper(
-            queues=center.queues,
+            queues=queues,
             clock=clock,
             inflight=self.inflight,
             dispatcher=self.dispatcher,
@@ -144,7 +156,7 @@ class Worker:
         )
         self.reclaimer = Reclaimer(
             store=center.store,
-            queues=center.queues,
+            queues=queues,
             catalog=self._catalog,
             clock=clock,
             book=self.book,
@@ -152,13 +164,13 @@ class Worker:
             poller=self.poller,
             max_crashes=settings.max_crashes,
         )
-        self.dead_check = DeadQueueCheck(center.store, center.queues, clock, self.book)
-        self.upkeep = Upkeep(center, self.poller.crowded)
+        self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book)
+        self.upkeep = Upkeep(center, queues, self.poller.crowded)
         self._probes = Queues(
             settings.need_redis_url(),
             namespace=settings.namespace,
-            connect_timeout=PROBE_TIMEOUT_SECONDS,
-            read_timeout=PROBE_TIMEOUT_SECONDS,
+            connect_timeout=min(PROBE_TIMEOUT_SECONDS, settings.connect_timeout),
+            read_timeout=min(PROBE_TIMEOUT_SECONDS, settings.read_timeout),
         )
         self.watch = IndexWatch(
             queues=self._probes,
@@ -167,6 +179,9 @@ class Worker:
             book=self.book,
             on_loss=self.upkeep.sweepers.rush,
             refilled=lambda: self.upkeep.sweepers.rushed,
+            identity=center.store.identity.get(),
+            name=f"{settings.cluster} with its tables on {center.store.identity.place}",
+            refuse=center.queues.refuse,
         )
         self.fallback = Fallback(
             store=center.store,
@@ -242,7 +257,8 @@ class Worker:
             self.fallback.loop.wake()
 
     def _index_changed(self) -> None:
-        """A node is out of reach, or back."""
+        """A node is out of reach, or back; another may serve its slots."""
+        self._listener.set_slots(self.book.owned)
         self.fallback.loop.wake()
         self.reclaimer.look_now()
 
@@ -274,6 +290,7 @@ class Worker:
         # Ctrl-C reaches the whole group; the daemon decides. Not ignored: programs of handlers inherit that.
         signal.signal(signal.SIGINT, lambda *_: None)
         self.dispatcher.start()
+        self.watch.ask_owner()
         for loop in self._loops:
             loop.start()
         self._listening.start()
@@ -325,6 +342,8 @@ class Worker:
             WAITING.of(topic).set(waiting)
         UNWRITTEN.of().set(self.finisher.unwritten)
         WITHOUT_REDIS.of().set(self.fallback.slots)
+        BROKEN_SLOTS.of().set(self.watch.broken)
+        INDEX_FOREIGN.of().set(self.watch.foreign)
         now = self._clock.monotonic()
         busy = {loop.name: loop.busy_seconds(now) for loop in self._watched}
         for name, seconds in busy.items():

@@ -35,8 +35,8 @@ def run_daemon(app: str, settings: Settings) -> int:
             queues=Queues(
                 settings.need_redis_url(),
                 namespace=settings.namespace,
-                connect_timeout=LOOK_TIMEOUT_SECONDS,
-                read_timeout=LOOK_TIMEOUT_SECONDS,
+                connect_timeout=min(LOOK_TIMEOUT_SECONDS, settings.connect_timeout),
+                read_timeout=min(LOOK_TIMEOUT_SECONDS, settings.read_timeout),
             ),
             store=center.store,
             catalog=center.catalog,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from toc.client import TimeoutCenter
 from toc.narrow import Narrowing
+from toc.queue.queues import Queues
 from toc.retention import Retention
 from toc.sweep import Sweep
 from toc.sweeper import Sweepers
@@ -18,8 +19,8 @@ class Upkeep:
     ``busy`` tells whether more is due than can be started at once.
     """
 
-    def __init__(self, center: TimeoutCenter, busy: Callable[[], bool]) -> None:
-        store, queues, catalog, clock = center.store, center.queues, center.catalog, center.clock
+    def __init__(self, center: TimeoutCenter, queues: Queues, busy: Callable[[], bool]) -> None:
+        store, catalog, clock = center.store, center.catalog, center.clock
         self.sweepers = Sweepers(Sweep(store, queues, catalog, clock), store.tables_of_server())
         self._retention = Retention(store, catalog, clock)
         self._narrowing = Narrowing(store, queues, catalog, clock)

@@ -17,12 +17,19 @@ Who takes over tables goes through them anyway, so it does no harm when a worker
 single slots that vanished are noticed by their owner, who looks at all of its slots each second (less often
 if it owns many) and refills from its own tables; nobody else looks at them. From others what is due comes
 back in time, the rest with their pass over the window.
+
+The same look finds slots of which a key holds what toc did not write. Nothing works there, so they count as
+out of reach, alone; when the key is gone, the slot has lost its data.
+
+And it is asked whose index this is. If another task table's workers were there first, by mistake on the same
+Redis and namespace, then its entries mean nothing here and ours nothing there: each side would drop the
+other's as orphans. So nothing is sent there any more, and everything runs from the rows until they are gone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from math import ceil
 
@@ -31,8 +38,9 @@ from toc.clock import Clock
 from toc.errors import IndexUnavailable
 from toc.log import get_logger
 from toc.metrics import INDEX_LOSSES
+from toc.queue.calls import IndexBroken
 from toc.queue.messages import Generation
-from toc.queue.queues import Queues
+from toc.queue.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
 from toc.topic import Slot
 from toc.worker.loop import Loop
 from toc.worker.slots import SlotBook
@@ -66,7 +74,8 @@ class IndexWatch:
     """The loop that asks. ``queues`` should have short time-outs: it finds out about servers that hang.
 
     ``on_loss`` starts the refill of this worker's tables; ``refilled`` tells when the last one began that has
-    come to its end, on the monotonic clock.
+    come to its end, on the monotonic clock. ``identity`` is that of the task table, ``name`` says whose it
+    is; ``refuse`` is told why the index must not be used, or None.
     """
 
     def __init__(
@@ -78,6 +87,9 @@ class IndexWatch:
         book: SlotBook,
         on_loss: Callable[[], None],
         refilled: Callable[[], float],
+        identity: str,
+        name: str,
+        refuse: Callable[[str | None], None],
     ) -> None:
         self._queues = queues
         self._catalog = catalog
@@ -85,6 +97,15 @@ class IndexWatch:
         self._book = book
         self._on_loss = on_loss
         self._refilled = refilled
+        self._identity = identity
+        self._name = name
+        self._refuse = refuse
+        self._own_at = float("-inf")
+        """When it is asked next whose index this is."""
+        self._rival = ""
+        """Another cluster that wanted it a moment ago."""
+        self.foreign = False
+        """Whether the index is another task table's."""
         self._seen: dict[Slot, str] = {}
         """What was recorded for slots when they were looked at last: that they are whole, or being filled."""
         self._missing: dict[Slot, tuple[str, float]] = {}
@@ -105,8 +126,10 @@ class IndexWatch:
         """Whether some node did not answer when it was asked last."""
         self._out: frozenset[object] = frozenset()
         """Nodes that are out of reach."""
+        self._broken: frozenset[Slot] = frozenset()
+        """Slots of which a key holds what toc did not write."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a node is out of reach, or back. Set by who composes the worker."""
+        """Called when a node, or a slot, is out of reach, or back. Set by who composes the worker."""
         self.loop = Loop("watch", self.run_once)
 
     def look_now(self) -> None:
@@ -115,18 +138,38 @@ class IndexWatch:
         self.loop.wake()
 
     def out_of_reach(self, slots: Iterable[Slot]) -> list[Slot]:
-        """Those of the slots whose node has not answered for ``OUT_SECONDS``. Any thread may ask."""
-        out = self._out
-        return [slot for slot in slots if self._queues.node_of(slot) in out] if out else []
+        """Those of the slots that are broken, or whose node has not answered for ``OUT_SECONDS``.
+
+        Any thread may ask.
+        """
+        if self.foreign:
+            return list(slots)
+        out, broken = self._out, self._broken
+        if not out and not broken:
+            return []
+        return [slot for slot in slots if slot in broken or self._queues.node_of(slot) in out]
+
+    @property
+    def broken(self) -> int:
+        """How many slots have keys that hold what toc did not write."""
+        return len(self._broken)
 
     def run_once(self) -> float:
         """One look; returns the seconds until the next."""
         now = self._clock.monotonic()
+        if now >= self._own_at:
+            self.ask_owner()
+        if self.foreign:
+            return PROBE_SECONDS
         owned = self._book.owned
         anew = self._looked_at == float("-inf") or (
-            not self._silent and any(slot not in self._seen and slot not in self._missing for slot in owned)
+            not self._silent
+            and any(
+                slot not in self._seen and slot not in self._missing and slot not in self._broken
+                for slot in owned
+            )
         )
-        part = self._part(now, owned, at_once=anew)
+        part = self._part(now, self._book.wanted, at_once=anew)
         if anew or now >= self._spread_at:
             every = set(chain.from_iterable(topic.slots() for topic in self._catalog.known().values()))
             every.update(self._book.wanted)
@@ -134,7 +177,9 @@ class IndexWatch:
             self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
             self._by_node, self._sampled = self._spread(every), []
             self._spread_at = now + max(SPREAD_SECONDS, len(every) / SPREAD_SLOTS)
-        loss = self._judge(self._ask(self._samples(), part), now)
+        found = self._ask(self._samples(), part)
+        mended = self._note_broken(found)
+        loss = self._judge(found, now, mended)
         if loss:  # one node has lost something: which of our slots?
             self._judge(self._queues.generations(owned), now)
             # Claims may be lost with the rest.
@@ -145,18 +190,44 @@ class IndexWatch:
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
-    def _part(self, now: float, owned: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
+    def ask_owner(self) -> None:
+        """Ask whose index this is; before anything is taken, and then again and again."""
+        self._own_at = self._clock.monotonic() + OWNER_REFRESH_SECONDS
+        try:
+            owner = self._queues.own(self._identity, self._name)
+        except IndexUnavailable:
+            return  # it stays what it was
+        foreign = owner.identity != self._identity
+        if foreign and not self.foreign:
+            why = (
+                f"this Redis and namespace belong to another cluster, {owner.name}, whose workers were there "
+                f"{owner.seconds} s ago; give one of the two another TOC_NAMESPACE, or another Redis"
+            )
+            log.error("index_not_ours", error=why)
+            self._refuse(why)
+        elif self.foreign and not foreign:
+            log.info("index_ours")
+            self._refuse(None)
+        rival = owner.rival if not foreign and owner.rival_seconds <= OWNER_LAPSE_SECONDS else ""
+        if rival and rival != self._rival:
+            log.error("index_wanted_by_another", rival=rival)
+        self._rival = rival
+        if foreign != self.foreign:
+            self.foreign = foreign
+            self.on_change()
+
+    def _part(self, now: float, ours: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
         """The slots to look at in this look, so that all have their turn in time: few, or all at once."""
-        period = look_seconds(len(owned))
-        count = ceil(len(owned) * PROBE_SECONDS / period)
+        period = look_seconds(len(ours))
+        count = ceil(len(ours) * PROBE_SECONDS / period)
         if at_once:
             self._to_look.clear()
-            count = len(owned)
+            count = len(ours)
         if not self._to_look and (at_once or now - self._looked_at >= period):
             self._looked_at = now
-            self._to_look.extend(owned)
+            self._to_look.extend(ours)
         slots = [self._to_look.popleft() for _ in range(min(count, len(self._to_look)))]
-        return [slot for slot in slots if slot in owned]
+        return [slot for slot in slots if slot in ours]
 
     def _ask(
         self, samples: Sequence[Slot], more: Sequence[Slot]
@@ -168,7 +239,7 @@ class IndexWatch:
         out: dict[object, IndexUnavailable] = {}
         for slot in samples:
             node, answer = self._queues.node_of(slot), found[slot]
-            if not isinstance(answer, IndexUnavailable):
+            if not isinstance(answer, IndexUnavailable) or isinstance(answer, IndexBroken):
                 self._answered[node] = now
                 continue
             self._silent = True
@@ -201,8 +272,34 @@ class IndexWatch:
         ]
         return self._sampled
 
-    def _judge(self, found: Mapping[Slot, Generation | IndexUnavailable], now: float) -> bool:
-        """Take note of what was found; whether data was lost that was not known to be lost."""
+    def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
+        """Take note of slots whose keys hold what toc did not write; returns those that do no more."""
+        wanted, before = self._book.wanted, self._broken
+        errors = {
+            slot: answer
+            for slot, answer in found.items()
+            if slot in wanted and isinstance(answer, IndexBroken)
+        }
+        mended = {slot for slot in before if isinstance(found.get(slot), Generation)}
+        self._broken = frozenset(slot for slot in {*before, *errors} - mended if slot in wanted)
+        if fresh := [slot for slot in errors if slot not in before]:
+            log.error("slots_broken", slots=len(fresh), slot=str(fresh[0]), error=str(errors[fresh[0]]))
+        if mended:
+            log.info("slots_mended", slots=len(mended), slot=str(min(mended)))
+        if self._broken != before:
+            self.on_change()
+        return mended
+
+    def _judge(
+        self,
+        found: Mapping[Slot, Generation | IndexUnavailable],
+        now: float,
+        mended: Collection[Slot] = (),
+    ) -> bool:
+        """Take note of what was found; whether data was lost that was not known to be lost.
+
+        What stood in slots that are mended is lost, whatever they say.
+        """
         owned = self._book.owned
         lost: list[Slot] = []
         known = False
@@ -210,6 +307,12 @@ class IndexWatch:
             if isinstance(generation, IndexUnavailable):
                 continue
             recorded, serving = generation
+            if slot in mended:
+                self._seen.pop(slot, None)
+                if slot in owned:
+                    self._missing[slot] = (serving, now)
+                lost.append(slot)
+                continue
             before = self._seen.get(slot)
             if recorded is not None and (recorded == serving or _fills(recorded, serving)):
                 self._seen[slot] = recorded
@@ -245,7 +348,7 @@ class IndexWatch:
         marks = {
             slot: f"{FILLING} {serving} {owned[slot].claim}"
             for slot, (serving, _) in self._missing.items()
-            if slot in owned and not _fills(self._seen.get(slot), serving)
+            if slot in owned and slot not in self._broken and not _fills(self._seen.get(slot), serving)
         }
         for slot, result in (self._queues.set_generations(marks) if marks else {}).items():
             if not isinstance(result, IndexUnavailable):
@@ -258,7 +361,10 @@ class IndexWatch:
         whole = {
             slot: run_id
             for slot, (run_id, since) in self._missing.items()
-            if slot in owned and now - since >= HOLD_SECONDS and refilled >= since
+            if slot in owned
+            and slot not in self._broken
+            and now - since >= HOLD_SECONDS
+            and refilled >= since
         }
         if not whole:
             return

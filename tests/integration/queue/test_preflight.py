@@ -138,11 +138,23 @@ def test_every_master_of_a_cluster_that_is_away_is_named(launch: Launch) -> None
     assert check(queues) == []
     for node in servers.nodes[1:]:
         node.kill()
+    found = check(queues)
+    assert {finding.level for finding in found} == {Level.WARN}, "the others can be used"
+    away = [finding.server for finding in found if "cannot be reached" in finding.what]
+    assert sorted(away) == sorted(f"127.0.0.1:{node.port}" for node in servers.nodes[1:])
+    servers.nodes[0].kill()
     with pytest.raises(IndexUnavailable) as caught:
         check(queues)
     queues.close()
-    named = [f"127.0.0.1:{node.port}" in str(caught.value) for node in servers.nodes]
-    assert named == [False, True, True]
+    assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in servers.nodes)
+
+
+def test_a_cluster_that_stops_with_one_node_is_warned_of(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    servers.nodes[1].call("CONFIG", "SET", "cluster-require-full-coverage", "yes")
+    ((level, what),) = findings(servers.url)
+    assert level is Level.WARN
+    assert "cluster-require-full-coverage" in what
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from toc.errors import IndexUnavailable
 from toc.local.process import free_port, until
 from toc.local.servers import RedisCluster, RedisServer
 from toc.queue.calls import ReplyLost
-from toc.queue.messages import ExpiredRequest, PrepareRequest
+from toc.queue.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
+from toc.queue.nodes import IndexSlow
 from toc.queue.queues import Queues
 from toc.topic import Slot
 
@@ -289,3 +290,61 @@ def _certificate(directory: Path) -> tuple[Path, Path]:
         )
     )
     return paths
+
+
+def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    queues = Queues(servers.url).within(0.2)
+    queues.add({slot: [(1, 1.0)] for slot in SLOTS})
+    peeked = queues.peek(SLOTS)
+    assert not any(isinstance(peek, IndexUnavailable) for peek in peeked.values())
+    requests = [PrepareRequest(slot, 9, 16, 7) for slot in SLOTS]
+    hung = servers.nodes[1]
+    own = {slot for slot in SLOTS if _port(queues, slot) == hung.port}
+    late: dict[Slot, object] = {}
+    hung.pause()
+    try:
+        began = time.monotonic()
+        answers = queues.prepare(requests, late.update)
+        waited = time.monotonic() - began
+        assert answers.keys() == set(SLOTS) - own
+        assert not any(isinstance(answer, IndexUnavailable) for answer in answers.values())
+        took = []
+        for _ in range(9):
+            began = time.monotonic()
+            refused = queues.prepare(requests, late.update)
+            took.append(time.monotonic() - began)
+            slow = {slot for slot, answer in refused.items() if isinstance(answer, IndexSlow)}
+            assert slow == own, "they are told at once"
+    finally:
+        hung.resume()
+    assert waited < 1.5, "not for the read timeout"
+    assert statistics.median(took) < 0.1, took
+    assert until(lambda: late.keys() == own, 30)
+    assert all(isinstance(answer, Prepared) and len(answer.entries) == 1 for answer in late.values())
+    assert until(lambda: not any(isinstance(one, IndexUnavailable) for one in queues.peek(own).values()), 30)
+    queues.close()
+
+
+def test_a_master_that_hangs_for_longer_is_refused_until_it_is_back(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    queues = Queues(servers.url, read_timeout=0.3)
+    queues.add({slot: [(1, 1.0)] for slot in SLOTS})
+    hung = servers.nodes[1]
+    own = [slot for slot in SLOTS if _port(queues, slot) == hung.port]
+    hung.pause()
+    try:
+        assert until(lambda: "no answer" in str(queues.peek(own)[own[0]]), 30)
+        assert not any(isinstance(queues.peek([slot])[slot], Peek) for slot in own)
+        lost: list[object] = []
+        answers = queues.prepare([PrepareRequest(own[0], 9, 16, 7)], lambda late: lost.extend(late.values()))
+        assert not lost
+        assert not isinstance(answers[own[0]], ReplyLost), "it was never sent"
+    finally:
+        hung.resume()
+    assert until(lambda: isinstance(queues.peek(own)[own[0]], Peek), 30)
+    queues.close()
+
+
+def _port(queues: Queues, slot: Slot) -> int:
+    return queues.nodes.master(queues.keys(slot).hash_slot).address.port

@@ -19,7 +19,7 @@ from toc.errors import IndexUnavailable
 from toc.local.process import until
 from toc.local.resp import Refused
 from toc.local.servers import RedisServer
-from toc.queue.calls import IndexFull, ReplyLost
+from toc.queue.calls import IndexBroken, IndexFull, ReplyLost
 from toc.queue.messages import Peek, Prepared, PrepareRequest
 from toc.queue.nodes import FRESH_SECONDS
 from toc.queue.queues import Queues
@@ -147,8 +147,12 @@ def test_a_key_of_another_type_is_the_trouble_of_its_slot_alone(queues: Queues, 
     refused = [isinstance(peeks[slot], IndexUnavailable) for slot in slots]
     assert refused == [False, True, False, False]
     assert "WRONGTYPE" in str(peeks[slots[1]])
-    refused = [isinstance(generations[slot], IndexUnavailable) for slot in slots]
-    assert refused == [False, False, True, False]
+    refused = [isinstance(generations[slot], IndexBroken) for slot in slots]
+    assert refused == [False, True, True, False]
+    assert str(generations[slots[1]]).startswith("dead_{order.close_1}: ")
+    server.call("SET", queues.keys(slots[2]).claims, "and that")
+    both = queues.generations(slots)[slots[2]]
+    assert str(both).startswith("gen_{order.close_2} and claims_{order.close_2}: ")
 
 
 # --- restarts and broken connections ---------------------------------------------------------------------

@@ -393,11 +393,11 @@ def test_one_pass_over_everything_indexes_everything_and_counts(bench: Bench) ->
         parts.append(part)
 
     counts = sweep_all(bench.sweep, tables, where=" AND biz_type=1", progress=progress)
-    assert counts == (2500, 2500, 0)
+    assert counts == (2500, 2500, 0, 0)
     assert bench.indexed(job_ids + other) == set(job_ids)
     assert parts == sorted(parts)
     assert parts[-1] == 1
-    assert sweep_all(bench.sweep, tables) == (2550, 50, 0)
+    assert sweep_all(bench.sweep, tables) == (2550, 50, 0, 0)
 
 
 def _die(store: Store, rows: Any) -> None:

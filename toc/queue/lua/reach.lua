@@ -1,16 +1,33 @@
 #!lua flags=allow-oom
 -- reach: reads on which server slots were last rebuilt. Writes nothing, but is refused wherever a
 -- transition would be (a replica, a server that cannot save): who gets an answer can work.
+-- A slot of which a key holds another type than it should is told apart: nothing can work there.
 --
--- KEYS  1+  generation   of each slot
+-- KEYS  1+  generation, claims, store, prepare, dead   of each slot
 -- ARGV  none
--- RETURNS   per slot run_id or nil
+-- RETURNS   per slot run_id or nil; or {key, ...}, its keys of another type
 -- BOUNDS    500 slots
-if #KEYS > 500 then
+if #KEYS > 2500 then
   return redis.error_reply('ERR toc: more than 500 slots in one call')
 end
-local run_ids = {}
-for i = 1, #KEYS, 1 do
-  run_ids[i] = redis.call('GET', KEYS[i])
+local slots = {}
+for i = 1, #KEYS, 5 do
+  local replies = {
+    redis.pcall('GET', KEYS[i]),
+    redis.pcall('HGETALL', KEYS[i + 1]),
+    redis.pcall('ZCARD', KEYS[i + 2]),
+    redis.pcall('ZCARD', KEYS[i + 3]),
+    redis.pcall('ZCARD', KEYS[i + 4])
+  }
+  local wrong = {}
+  for n = 1, 5 do
+    if type(replies[n]) == 'table' and replies[n].err then
+      if string.sub(replies[n].err, 1, 9) ~= 'WRONGTYPE' then
+        return replies[n]
+      end
+      wrong[#wrong + 1] = KEYS[i + n - 1]
+    end
+  end
+  slots[#slots + 1] = #wrong > 0 and wrong or replies[1]
 end
-return run_ids
+return slots

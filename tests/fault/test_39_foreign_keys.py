@@ -1,0 +1,138 @@
+"""Fault 39: somebody else writes into Redis under the names of toc's queues."""
+
+from __future__ import annotations
+
+import time
+from itertools import cycle
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import TOPICS, Load
+from fault.kit.table import lateness
+from harness.system import System
+
+from toc import doctor
+from toc.local.process import until
+from toc.local.servers import RedisServer
+from toc.topic import Slot
+
+SLOTS = 8
+BROKEN = (0, 4)
+"""Of each topic: a quarter of all slots."""
+STRAYS = ("abc", "-1", "", "1" + "0" * 30, "\0", "007", "\N{ARABIC-INDIC DIGIT THREE}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_slots_with_keys_of_another_type_run_from_the_rows_and_the_others_as_ever(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(39, "keys of a wrong type, members that are no ids")
+    redis = clean_redis
+    system = build(redis.url, slots=SLOTS, topic_prepare_timeout=5)
+    daemon = system.start()
+    system.wait(system.whole, "the index is recorded as whole", 30)
+    broken = [Slot(topic, number) for topic in TOPICS for number in BROKEN]
+    with Load(system.client, rate=60, ahead=(0.1, 1.0), fail=0.02) as load:
+        time.sleep(3)
+        before = time.time()
+        with system.recorder.fault("redis_loss", note="keys of a wrong type"):
+            keys = _break(system, redis, broken)
+            for slot in (Slot(topic, number) for topic in TOPICS for number in (1, 2)):
+                for member in STRAYS:
+                    redis.call("ZADD", system.center.queues.keys(slot).store, "1", member)
+            found = until(lambda: "slots_broken" in daemon.told(), 15)
+            time.sleep(2)
+            settled = time.time()
+            time.sleep(6)
+            meanwhile = time.time()
+            said = [line for line in doctor.examine(system.center) if line.of in keys]
+            redis.call("DEL", *keys.values())
+        until(lambda: "slots_mended" in daemon.told(), 15)
+        system.wait(system.whole, "all is whole", 30)
+        after = time.time()
+        time.sleep(3)
+    own, others = _apart(system, load.job_ids, broken, settled, meanwhile)
+    line.prove(
+        found and len(said) == len(keys) and all(keys[each.of] in each.what for each in said),
+        f"{len(keys)} keys of a wrong type, each named by doctor; their slots' {len(own)} tasks came from "
+        f"the rows, p50 {own[len(own) // 2]:.0f}, latest {own[-1]:.0f} ms; of the others p50 "
+        f"{others[len(others) // 2]:.1f}, latest {others[-1]:.1f} ms",
+    )
+    strays = daemon.told().count("orphan_dropped")
+    line.prove(strays >= 6, f"{strays} times members that are no ids were dropped")
+    usual = lateness(system, before - 2, before)
+    assert own[-1] < 2500, "they waited for their key"
+    assert others[len(others) // 2] <= usual.p50 + 50
+    assert lateness(system, after, after + 2).p50 <= usual.p50 + 50
+    assert "prepare_failed" not in daemon.told(), "said once, not at each round"
+    assert not load.errors
+    assert daemon.process.poll() is None
+    line.judge(system, within=6, at_most=8)
+
+
+def _break(system: System, redis: RedisServer, slots: list[Slot]) -> dict[str, str]:
+    """Let each slot have a key of another type, each time of another kind; the keys by their slot."""
+    names = cycle(("store", "prepare", "dead", "claims", "generation"))
+    keys = {}
+    for slot, name in zip(slots, names, strict=False):
+        key = keys[str(slot)] = getattr(system.center.queues.keys(slot), name)
+        redis.call("DEL", key)
+        redis.call(*(("LPUSH", key, "other") if name == "generation" else ("SET", key, "other")))
+    return keys
+
+
+def _apart(
+    system: System, job_ids: list[int], slots: list[Slot], since: float, before: float
+) -> tuple[list[float], list[float]]:
+    """How late tasks of these slots, and of the others, started that were due then, in ms, sorted."""
+    rows = system.center.store.read(job_ids)
+    topics = {topic.biz_type: topic for topic in system.center.store.topics.list()}
+    due = [rows[one] for one in job_ids if since * 1000 <= rows[one].action_time < before * 1000]
+    inside = {row.job_id for row in due if topics[row.biz_type].slot(row.slot_crc, row.slot_amount) in slots}
+    own = system.late(inside)
+    others = system.late([row.job_id for row in due if row.job_id not in inside])
+    assert len(own) > 20, "nothing of those slots has run"
+    return own, others
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_clusters_on_one_redis_and_namespace_are_told_and_lose_nothing(
+    build: Build, clean_redis: RedisServer, database_prefix: str, verdict: Verdict
+) -> None:
+    line = verdict(39, "two clusters on one Redis and namespace")
+    first = build(clean_redis.url)
+    one = first.start("host-a", processes=1)
+    first.wait(first.whole, "the index is recorded as whole", 30)
+    second = build(clean_redis.url, database_prefix=f"{database_prefix}b_")
+    other = second.start("host-b", processes=1)
+    with (
+        Load(first.client, rate=40, ahead=(0.1, 1.0), fail=0.02) as ours,
+        Load(second.client, rate=40, ahead=(0.1, 1.0), fail=0.02, seed=1) as theirs,
+    ):
+        began = time.time()
+        time.sleep(8)
+        told = one.told(), other.told()
+        said = [
+            [each.what for each in doctor.examine(system.center) if "another cluster" in each.what]
+            for system in (first, second)
+        ]
+        meanwhile = time.time()
+        usual, without = lateness(first, began, meanwhile - 2), lateness(second, began, meanwhile - 2)
+    line.prove(
+        "index_wanted_by_another" in told[0] and "index_not_ours" in told[1],
+        f"both told; the first's {usual.tasks} tasks p50 {usual.p50:.1f}, most {usual.most:.0f} ms late, "
+        f"the other's {without.tasks} from the rows, p50 {without.p50:.0f}, most {without.most:.0f} ms",
+    )
+    assert [len(lines) for lines in said] == [1, 1], said
+    assert "orphan_dropped" not in told[1], "it took what is the first's"
+    assert without.most < 2500
+    assert not ours.errors
+    assert not theirs.errors
+    line.judge(first, within=6)
+    one.stop()
+    with Load(second.client, rate=40, ahead=(0.1, 1.0), seed=2, first=3_000_000):
+        second.wait(lambda: "index_ours" in other.told(), "the other one has the index", 30)
+        second.wait(second.whole, "and it is whole", 30)
+    line.judge(second, within=6)

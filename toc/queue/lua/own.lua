@@ -1,0 +1,29 @@
+#!lua flags=allow-oom
+-- own: tells whose index this is: that of the task table whose workers asked first, for as long as they go on
+-- asking. Whoever asks in vain leaves its name, so that the owner hears of it.
+--
+-- KEYS  1   owner      hash: identity, name, at; rival, rival_at; seconds by this server's clock
+-- ARGV  1   identity   of the task table that asks
+--       2   name       of its cluster, for people
+--       3   lapse      seconds after which an owner that has not asked is one no more
+--       4   refresh    seconds after which the owner's asking is noted again
+-- RETURNS   {identity of the owner, its name, seconds since it asked, name of the last rival or '', seconds since}
+-- BOUNDS    1 key
+local now = tonumber(redis.call('TIME')[1])
+local held = redis.call('HGETALL', KEYS[1])
+local found = {}
+for i = 1, #held, 2 do
+  found[held[i]] = held[i + 1]
+end
+local function since(field)
+  local at = tonumber(found[field])
+  return at and at <= now and now - at or 0
+end
+local stamp = string.format('%d', now)
+if found.identity and found.identity ~= ARGV[1] and since('at') <= tonumber(ARGV[3]) then
+  redis.call('HSET', KEYS[1], 'rival', ARGV[2], 'rival_at', stamp)
+elseif found.identity ~= ARGV[1] or found.name ~= ARGV[2] or since('at') >= tonumber(ARGV[4]) then
+  redis.call('HSET', KEYS[1], 'identity', ARGV[1], 'name', ARGV[2], 'at', stamp)
+  found.identity, found.name, found.at = ARGV[1], ARGV[2], stamp
+end
+return {found.identity, found.name, since('at'), found.rival or '', since('rival_at')}

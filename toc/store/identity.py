@@ -1,0 +1,43 @@
+"""The identity of a task table: one row in its first database, written by the first program that asks.
+
+Two clusters that by mistake use one Redis and one namespace tell themselves apart by it. A copy of the
+databases has the identity of its original.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+
+from toc.clock import Clock
+from toc.store.server import Duplicate, Server, Statement
+
+
+class IdentityTable:
+    """The table with that row. Raises StoreUnavailable or SchemaBehind."""
+
+    def __init__(self, server: Server, table: str, clock: Clock) -> None:
+        self._server = server
+        self._table = table
+        self._clock = clock
+
+    def get(self) -> str:
+        """The identity: 32 hexadecimal digits that no other task table has."""
+        if (found := self._read()) is None:
+            now = self._server.instant(self._clock.now_ms())
+            insert = f"INSERT INTO {self._table} (number,identity,gmt_create) VALUES (1,%s,{now})"
+            with suppress(Duplicate):  # another was faster
+                self._server.run([Statement(insert, [secrets.token_hex(16)])], again=False)
+            found = self._read()
+        return found or ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a message."""
+        return self._server.name
+
+    def _read(self) -> str | None:
+        (result,) = self._server.run([Statement(f"SELECT identity FROM {self._table} WHERE number=1")])
+        return str(result.rows[0][0]) if result.rows else None
