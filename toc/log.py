@@ -177,6 +177,9 @@ class _Unhurried(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
+    def close(self) -> None:
+        """It stays open: it is everybody's, and a handler may close it."""
+
     def fileno(self) -> int:
         return self._descriptor
 

@@ -22,7 +22,7 @@ from toc.worker.loop import EXIT_THREAD_DIED
 APP = "fault.broken.thread_dies:center"
 KNOWN = {
     *("main", "poll", "handler", "async-handlers", "finish", "keepalive", "quarantine", "reclaim", "watch"),
-    *("sweep-0", "retention", "narrow", "wake", "catalog", "leases", "fallback", "dead"),
+    *("sweep-0", "retention", "narrow", "wake", "catalog", "leases", "fallback", "dead", "beat"),
 }
 """Threads that a worker process has."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.checker import Limits, Verdict, check
 from harness.final import read_final
@@ -63,6 +65,11 @@ class DaemonProcess:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name that this start of the daemon, and its processes, have logged."""
+        lines = [json.loads(line) for line in self.told().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == name]
 
     def workers(self) -> list[int]:
         """The pids of its worker processes that live."""

@@ -10,10 +10,13 @@ import argparse
 import asyncio
 import ctypes
 import os
+import selectors
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Awaitable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -22,23 +25,28 @@ from toc.handler import Handler
 from toc.log import configure, detach
 from toc.metrics import LOG_LINES_DROPPED
 from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TryRow
+from toc.worker import stdio
 from toc.worker.app import load_app
 from toc.worker.dispatch import check_done, per_task
 from toc.worker.finish import error_text
 from toc.worker.link import Link
+from toc.worker.silence import BEAT_SECONDS
 from toc.worker.traced import traced
 
 PR_SET_PDEATHSIG = 1
 
 
-def run(handler: Handler, row: TryRow, runner: asyncio.Runner) -> dict[str, Any]:
-    """Run one task to its end; returns the message that says how it ended. A batch handler gets it alone."""
+def run(handler: Handler, row: TryRow, runner: asyncio.Runner, seconds: float) -> dict[str, Any]:
+    """Run one task to its end; returns the message that says how it ended. A batch handler gets it alone.
+
+    A coroutine is cancelled after so many seconds; who waits for it ends other handlers.
+    """
     error: BaseException | None = None
     try:
         task = row.to_task(handler.topic)
         outcome = handler.call(task if handler.batch is None else [task])
         if handler.is_async:
-            outcome = runner.run(outcome)
+            outcome = _await(outcome, runner.get_loop(), seconds)
         else:
             check_done(outcome)
         if handler.batch is not None:
@@ -46,6 +54,19 @@ def run(handler: Handler, row: TryRow, runner: asyncio.Runner) -> dict[str, Any]
     except BaseException as exc:
         error = exc
     return {"kind": "processed"} if error is None else _told(error)
+
+
+def _await(outcome: Awaitable[Any], loop: asyncio.AbstractEventLoop, seconds: float) -> Any:
+    async def awaited() -> Any:
+        return await outcome
+
+    task = loop.create_task(awaited())
+    timer = loop.call_later(seconds, task.cancel, "max_runtime is over")
+    task.add_done_callback(lambda _: loop.stop())
+    while not task.done():
+        loop.run_forever()  # a handler may stop it
+    timer.cancel()
+    return task.result()
 
 
 def _told(error: BaseException) -> dict[str, Any]:
@@ -62,11 +83,24 @@ def serve(link: Link, handlers: Mapping[str, Handler]) -> None:
     """Run what comes, until the worker closes its end."""
     dropped = LOG_LINES_DROPPED.of()
     link.send("ready", topics=list(handlers))
-    with asyncio.Runner() as runner:  # one for all: what handlers keep may be bound to their event loop
+    threading.Thread(target=_beat, args=[link], name="toc-beat", daemon=True).start()
+    with asyncio.Runner() as runner, selectors.DefaultSelector() as selector:
+        selector.register(link, selectors.EVENT_READ)
         while not link.closed:
+            selector.select()
             for message in link.receive():
-                told = run(handlers[message["topic"]], TryRow._make(message["row"]), runner)
+                row = TryRow._make(message["row"])
+                # One runner for all: what handlers keep may be bound to their event loop.
+                told = run(handlers[message["topic"]], row, runner, message["seconds"])
+                stdio.restore()  # for the next one, who did not close them
                 link.send(told.pop("kind"), dropped=dropped.take(), **told)
+
+
+def _beat(link: Link) -> None:
+    """Give signs of life, as long as no handler holds the interpreter."""
+    while not link.closed:
+        link.send("beat")
+        time.sleep(BEAT_SECONDS)
 
 
 def end_with(parent: int) -> None:
@@ -91,6 +125,7 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     sock = socket.socket(fileno=arguments.link)
     sock.set_inheritable(False)
+    stdio.keep()
     try:
         center = load_app(arguments.app)
     except TocError as exc:

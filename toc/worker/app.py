@@ -27,7 +27,7 @@ def load_app(path: str) -> TimeoutCenter:
                 f"or install it"
             ) from exc
         raise AppNotFound(f"--app {path!r}: importing it failed: there is no module {missing!r}") from exc
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise AppNotFound(f"--app {path!r}: importing it failed: {type(exc).__name__}: {exc}") from exc
     center = getattr(module, attribute, None)
     if not isinstance(center, TimeoutCenter):

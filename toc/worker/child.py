@@ -11,15 +11,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from typing import Any
 
+from toc.worker import stdio
 from toc.worker.link import Link
+from toc.worker.silence import BEAT_SECONDS, Silence
+
+ALIVE_SECONDS = 3.0
+"""Who has given a sign of life so recently does not count as silent."""
 
 
 class Child:
     """Runs one task after the other. One thread talks to it; any thread may kill it."""
 
     def __init__(self, app: str) -> None:
+        stdio.restore()  # it inherits them
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "toc.worker.alone", "--app", app, "--link", str(theirs.fileno())]
         with theirs:
@@ -38,27 +45,53 @@ class Child:
         self._link = Link(ours)
         self._lock = threading.Lock()
         self._reaped = False
+        self._heard: deque[dict[str, Any]] = deque()
+        self._silence = Silence()
         self.fresh = True
         """Whether it has run nothing yet."""
+        self.silent = False
+        """Whether it has given no sign of life for too long: what it runs holds the interpreter."""
 
     def send(self, kind: str, **fields: Any) -> None:
         """Tell it something."""
         self._link.send(kind, **fields)
 
-    def hear(self, seconds: float) -> dict[str, Any] | None:
-        """Its next message; None when it has ended or the time is over."""
+    def hear(self, seconds: float, patience: float | None = None) -> dict[str, Any] | None:
+        """Its next message; None when it has ended, or the time is over.
+
+        With ``patience`` it is to give signs of life: None, and it is ``silent``, when it has given none for
+        so many seconds. If it gives none when the time is over, it gets until then.
+        """
         until = time.monotonic() + seconds
+        self._silence.broken()
         with selectors.DefaultSelector() as selector:
             selector.register(self._link, selectors.EVENT_READ)
             # Its death too: what the handler has forked may hold the other end of the link.
             selector.register(self._pidfd, selectors.EVENT_READ)
-            while (left := until - time.monotonic()) > 0:
-                ready = [key.fileobj for key, _ in selector.select(left)]
-                if self._link in ready and (messages := self._link.receive()):
-                    return messages[0]
-                if self._pidfd in ready or self._link.closed:
+            while True:
+                left, silent = until - time.monotonic(), self._silence.look()
+                if left <= 0 and (patience is None or silent < ALIVE_SECONDS):
                     return None
-        return None
+                if patience is not None and silent > patience:
+                    self.silent = True
+                    return None
+                ready = [key.fileobj for key, _ in selector.select(min(max(left, 0.1), BEAT_SECONDS))]
+                if self._link in ready and self._receive():
+                    self._silence.broken()
+                    if self._heard:
+                        return self._heard.popleft()
+                elif self._pidfd in ready or self._link.closed:
+                    return None
+
+    def _receive(self) -> bool:
+        """Take what it says; whether it says anything."""
+        try:
+            messages = self._link.receive()
+        except ValueError:  # its handler can reach every descriptor
+            self.kill()
+            return True
+        self._heard += (message for message in messages if message["kind"] != "beat")
+        return bool(messages)
 
     @property
     def dead(self) -> bool:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from toc.catalog import REFRESH_SECONDS, TopicCatalog
@@ -27,25 +28,27 @@ from toc.coordination.assignment import TABLES, Member
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.errors import InvalidInput, TocError
+from toc.errors import TocError
 from toc.log import get_logger
 from toc.metrics import WORKER_EXITS
 from toc.presence import Neighbourhood
 from toc.topic import Slot
-from toc.worker.link import EXIT_RECYCLE, Link, pack, unpack
+from toc.worker.link import Link, pack, unpack
 from toc.worker.loop import Loop
 from toc.worker.monitor import Monitor, State
+from toc.worker.silence import SILENT_SECONDS, Silence, patience
 
 log = get_logger(__name__)
 
 TICK_SECONDS = 1.0
 CLAIM_RETRY_SECONDS = 0.25
 """How soon to ask again for slots whose former owner has not let go yet."""
-SILENT_SECONDS = 10.0
-"""A worker process that says nothing for so long is taken out of the membership, but left alone."""
 KILL_AFTER_SECONDS = 10.0
 """How long after the shutdown deadline a worker process is ended by force."""
 RESTART_CAP_SECONDS = 10.0
+"""Successors of processes that die as soon as they are started come later and later, up to this."""
+SERVED_CAP_SECONDS = 1.0
+"""The same where the process has served."""
 LIVED_SECONDS = 10.0
 """A worker process that lived so long is replaced at once when it dies."""
 
@@ -61,13 +64,21 @@ class Child:
         self.pidfd = os.pidfd_open(process.pid)
         self.born = time.monotonic()
         self.beat = self.born
+        self.silence = Silence()
         self.member = False
         """Whether it is part of the membership."""
         self.heard = False
         """Whether it has ever said anything: until then it starts, however long that takes."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""
+        self.unfit: Mapping[str, Any] | None = None
+        """What it said of why it cannot work at all."""
         self.leaving = False
+        self.recycled = False
+        """Whether it leaves because it wants a successor."""
+        self.left = False
+        """Whether it has said that it ends now, in good order. A handler can end it with any exit code."""
+        self.killed = False
         self.held: set[Slot] = set()
         """Told to take."""
         self.dropping: set[Slot] = set()
@@ -116,6 +127,8 @@ class Daemon:
         self._spawn_at: dict[int, float] = dict.fromkeys(range(settings.processes), 0.0)
         """When to start the process of each place that has none."""
         self._crashes = [0] * settings.processes
+        self._loaded = False
+        """Whether the application could be loaded once: if it cannot later, that may pass."""
         self._told_dead: frozenset[str] = frozenset()
         self._step_at = 0.0
         """When the coordinator wants to be called next."""
@@ -200,18 +213,31 @@ class Daemon:
             if what == "death":
                 self._bury(child)
             else:
-                for message in child.link.receive():
-                    self._hear(child, message)
+                self._listen(child)
                 if child.link.closed:
-                    self._selector.unregister(child.link)  # its death follows
+                    self._selector.unregister(child.link)  # its death follows, or its silence
+
+    def _listen(self, child: Child) -> None:
+        try:
+            messages = child.link.receive()
+        except ValueError:  # a handler can reach every descriptor of its process
+            self._kill(child, "what it says is not understood")
+            return
+        for message in messages:
+            self._hear(child, message)
 
     def _hear(self, child: Child, message: Mapping[str, Any]) -> None:
-        child.beat = time.monotonic()
-        child.heard = True
         kind = message["kind"]
+        if kind == "unfit":
+            child.unfit = message
+            return
+        child.beat = time.monotonic()
+        child.silence.broken()
+        child.heard = True
         if kind == "beat":
             child.stuck = message["stuck"]
         elif kind == "ready":
+            self._loaded = True
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
             self._met.update(filter(self._neighbourhood.knows, message["workers"]))
@@ -228,8 +254,11 @@ class Daemon:
             child.held.clear()
             self._take_out(child, known_dead=False)
             if message["recycle"]:
-                log.warning("worker_recycled", worker=child.worker_id)
+                child.recycled = True
+                log.warning("worker_recycled", worker=child.worker_id, reason=message["recycle"])
                 self._spawn_at[child.index] = 0.0
+        elif kind == "left":
+            child.left = True
         if not child.member and not child.leaving and self._stop_at is None:
             child.member = self._changed = True
             settings = self._settings
@@ -265,7 +294,7 @@ class Daemon:
         silent = {
             child.worker_id: child.beat
             for child in children
-            if child.heard and now - child.beat > SILENT_SECONDS
+            if child.heard and child.silence.seconds > SILENT_SECONDS
         }
         tables = sum(slot.topic == TABLES for slot in held)
         self._monitor.tell(
@@ -334,27 +363,44 @@ class Daemon:
         os.close(child.pidfd)
         if not child.link.closed:
             self._selector.unregister(child.link)
+            self._listen(child)  # its last words
         child.link.close()
-        orderly = code in (0, EXIT_RECYCLE) and child.leaving
-        if not orderly:
+        if child.heard and not child.left:
             child.member = True  # also if it was silent or leaving: its death is news all the same
-        self._take_out(child, known_dead=not orderly)
-        WORKER_EXITS.of("died" if not orderly else "recycled" if code == EXIT_RECYCLE else "left").add()
-        if orderly:
-            log.info("worker_left", worker=child.worker_id, pid=child.process.pid)
+        self._take_out(child, known_dead=not child.left)
+        WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
+        succeeded = any(other.index == child.index for other in self._children.values())
+        again = 0.0 if succeeded or self._stop_at is not None else self._when_again(child)
+        about = {"worker": child.worker_id, "pid": child.process.pid}
+        if child.left:
+            log.info("worker_left", **about)
+        elif child.unfit is None:
+            log.error("worker_died", exit_code=code, **about)
         else:
-            log.error("worker_died", worker=child.worker_id, pid=child.process.pid, exit_code=code)
+            log.error("worker_unfit", error=child.unfit["error"], again_in_seconds=again, **about)
         if self._stop_at is not None:
-            if not orderly:
+            if not child.left:
                 self._exit_code = self._exit_code or 1
-        elif code == InvalidInput.exit_code:
-            self._exit_code = code  # the app cannot run here; it has said why
+        elif again is None:
+            assert child.unfit is not None  # noqa: S101 - that is why
+            self._exit_code = child.unfit["exit_code"]
             self._stop()
-        elif not any(other.index == child.index for other in self._children.values()):
-            lived = time.monotonic() - child.born
-            self._crashes[child.index] = 0 if lived > LIVED_SECONDS else self._crashes[child.index] + 1
-            delay = 0.1 * (2 ** min(self._crashes[child.index], 10) - 1)
-            self._spawn_at[child.index] = time.monotonic() + min(delay, RESTART_CAP_SECONDS)
+        elif not succeeded:
+            self._spawn_at[child.index] = time.monotonic() + again
+
+    def _when_again(self, child: Child) -> float | None:
+        """In how many seconds to start a successor; None: only a person can help.
+
+        That is so if the application never could be loaded here. One that could is being replaced by another
+        version, perhaps, file by file.
+        """
+        if child.unfit is not None and child.unfit["wrong"] and not self._loaded:
+            return None
+        lived = time.monotonic() - child.born
+        self._crashes[child.index] = 0 if lived > LIVED_SECONDS else self._crashes[child.index] + 1
+        # One that has served died of a task, which can do that a few times only; the others wait for it.
+        cap = SERVED_CAP_SECONDS if child.heard else RESTART_CAP_SECONDS
+        return min(0.1 * (2.0 ** min(self._crashes[child.index], 10) - 1), cap)
 
     def _look_after(self) -> None:
         """Signals, silence and deadlines."""
@@ -366,14 +412,14 @@ class Daemon:
             log.warning("stop_forced")
             for child in self._children.values():
                 child.link.send("force")
-        if self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS:
-            for child in self._children.values():
-                log.error("worker_killed", worker=child.worker_id)
-                child.process.kill()
+        late = self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS
         for child in self._children.values():
-            if child.member and now - child.beat > SILENT_SECONDS:
-                log.warning("worker_silent", worker=child.worker_id, seconds=round(now - child.beat))
-                self._take_out(child, known_dead=False)
+            silent = child.silence.look() if child.heard else 0.0  # until it is heard it loads the app
+            if late:
+                self._kill(child, "it did not end in time")
+            elif silent > SILENT_SECONDS:
+                self._on_silence(child, silent)
+
         self._find_gone()
 
     def _find_gone(self) -> None:
@@ -389,6 +435,26 @@ class Daemon:
             log.warning("workers_proved_gone", workers=sorted(gone))
             for worker_id in gone:
                 self._coordinator.leave(worker_id, known_dead=True)
+
+    def _on_silence(self, child: Child, seconds: float) -> None:
+        """Give its slots to others, and in the end kill it.
+
+        What it holds would wait for it, or run twice; and one task that holds the interpreter would take
+        one process after the other from everybody else.
+        """
+        if child.member:
+            log.warning("worker_silent", worker=child.worker_id, seconds=round(seconds))
+            self._take_out(child, known_dead=False)
+        topics = [topic for topic in self._catalog.known().values() if topic.name in self._topics]
+        limit = patience(max((topic.max_runtime for topic in topics), default=0))  # it may be any of them
+        if seconds > limit and not _traced(child.process.pid):
+            self._kill(child, f"it was silent for {seconds:.0f} s")
+
+    def _kill(self, child: Child, why: str) -> None:
+        if not child.killed:
+            child.killed = True
+            log.error("worker_killed", worker=child.worker_id, pid=child.process.pid, reason=why)
+            child.process.kill()
 
     def _stop(self) -> None:
         log.info("daemon_stopping", workers=len(self._children))
@@ -447,3 +513,12 @@ def _doing(child: Child, silent: Collection[str]) -> str:
     if child.worker_id in silent:
         return "silent"
     return "leaving" if child.leaving else "ready"
+
+
+def _traced(pid: int) -> bool:
+    """Whether a debugger is at the process: then somebody wants it to stand still."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "\nTracerPid:\t0\n" not in status

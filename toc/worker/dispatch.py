@@ -35,6 +35,9 @@ START_WITHIN_SECONDS = 0.1
 """How far ahead the poller takes: as many entries as the threads can start within this time."""
 MAX_WAITING = 2000
 """Most entries of one topic that wait for a thread, however fast its handler is: it bounds memory."""
+CLEAN_UP_SECONDS = 5.0
+"""How long a coroutine may take to clean up that was cancelled because it ran longer than max_runtime. After
+that its process is replaced, like that of a thread which does not end."""
 FIRST_GUESS_SECONDS = 0.005
 """How long a handler of which nothing is known is taken to run."""
 
@@ -85,6 +88,7 @@ class Dispatcher:
         too_early: Callable[[Sequence[Entry]], None],
         let_go: Callable[[Iterable[Entry]], None],
         has_room: Callable[[], None],
+        recycle: Callable[[str], None],
     ) -> None:
         self._inflight = inflight
         self._finisher = finisher
@@ -93,6 +97,7 @@ class Dispatcher:
         self._too_early = too_early
         self._let_go = let_go
         self._has_room = has_room
+        self._recycle = recycle
         self._async_limit = async_limit
         self._lines = {topic: _Line(topic) for topic, handler in handlers.items() if not handler.is_async}
         spare = max(1, threads // 4) if len(self._lines) > 1 else 0
@@ -111,14 +116,15 @@ class Dispatcher:
         """Each wakes one idle thread. A Condition would, too, for twice the hand-overs between threads."""
         self._closed = False
         self._threads = [
-            watched_thread(f"handler-{n}", self._work) for n in range(threads if self._lines else 0)
+            watched_thread(f"handler-{n}", self._work, lambda: self._closed)
+            for n in range(threads if self._lines else 0)
         ]
         self._async = {topic: _AsyncLine(handler) for topic, handler in handlers.items() if handler.is_async}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._async:
             self._loop = asyncio.new_event_loop()
-            self._threads.append(watched_thread("async-handlers", self._run_event_loop))
+            self._threads.append(watched_thread("async-handlers", self._run_event_loop, lambda: self._closed))
 
     def start(self) -> None:
         """Start the threads."""
@@ -365,6 +371,11 @@ class Dispatcher:
         assert self._loop is not None  # noqa: S101 - the thread exists only with a loop
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        while not self._closed:
+            # A handler has stopped it. The coroutines of other tasks are in it, and must not wait for that.
+            log.error("event_loop_stopped")
+            self._recycle("a handler stopped the event loop")
+            self._loop.run_forever()
 
     def _on_loop(self, do: Callable[[Any], None], about: Any) -> None:
         """Runs on the event loop, which would log an error of ours and go on without the tasks concerned."""
@@ -432,13 +443,15 @@ class Dispatcher:
             self._tell_room()
 
     def cancel_async(self, entry: Entry) -> None:
-        """Cancel the coroutine that runs this entry; its batch fails with it."""
+        """Cancel the coroutine that runs this entry, unless that was done; its batch fails with it."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_loop, self._cancel_on_loop, entry.job_id)
 
     def _cancel_on_loop(self, job_id: int) -> None:
         task = self._tasks.get(job_id)
         if task is not None:
+            # Once: it may await something to clean up. So it is not found again under any id of its batch.
+            self._tasks = {one: other for one, other in self._tasks.items() if other is not task}
             task.cancel("max_runtime is over")
 
 

@@ -10,7 +10,7 @@ from toc.log import get_logger
 from toc.metrics import FENCES_LOST
 from toc.queue.queues import Queues
 from toc.topic import Slot
-from toc.worker.dispatch import Dispatcher
+from toc.worker.dispatch import CLEAN_UP_SECONDS, Dispatcher
 from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
@@ -18,15 +18,14 @@ from toc.worker.loop import Loop
 log = get_logger(__name__)
 
 TICK_SECONDS = 0.5
-ASYNC_GRACE_SECONDS = 5.0
-"""How long a cancelled coroutine may take to end before its process is recycled like a stuck thread's."""
 
 
 class Keeper:
     """The loop that extends leases every third of prepare_timeout and watches max_runtime.
 
-    A coroutine that runs too long is cancelled. A thread cannot be: its try is marked failed, its late result
-    is ignored, and ``on_stuck`` is called before that, so that the process takes nothing more.
+    A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. Where
+    that does not end it, its try is marked failed, its late result is ignored, and ``recycle`` is called
+    before that, so that the process takes nothing more.
     """
 
     def __init__(
@@ -37,14 +36,14 @@ class Keeper:
         inflight: Inflight,
         dispatcher: Dispatcher,
         finisher: Finisher,
-        on_stuck: Callable[[], None],
+        recycle: Callable[[str], None],
     ) -> None:
         self._queues = queues
         self._clock = clock
         self._inflight = inflight
         self._dispatcher = dispatcher
         self._finisher = finisher
-        self._on_stuck = on_stuck
+        self._recycle = recycle
         self.loop = Loop("keepalive", self.run_once)
 
     def run_once(self) -> float:
@@ -85,11 +84,11 @@ class Keeper:
 
     def _end(self, entry: Entry, now: float) -> None:
         overtime = now - entry.started - entry.topic.max_runtime
-        if entry.handler.is_async and overtime < ASYNC_GRACE_SECONDS:
+        if entry.handler.is_async and overtime < CLEAN_UP_SECONDS:
             self._dispatcher.cancel_async(entry)
             return
         log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
-        self._on_stuck()
+        self._recycle("a handler ran longer than max_runtime")
         if self._inflight.settle(entry):
             limit = entry.topic.max_runtime
             self._finisher.ended(entry, TimeoutError(f"the handler ran longer than max_runtime ({limit} s)"))

@@ -2,7 +2,11 @@
 
 To the process: ``take`` and ``drop`` (slots), ``dead`` (workers), ``stop``, ``force``. To the daemon:
 ``ready``, ``beat`` (``stuck``: internal loops that hang), ``met`` (workers with claims in slots of its own),
-``dropped`` (slots), ``leaving`` (takes nothing more; with ``recycle`` it wants a successor).
+``dropped`` (slots), ``leaving`` (takes nothing more; with ``recycle``, which says why, it wants a successor),
+``left`` (its last word, unless something ended it), ``unfit`` (instead of ``ready``: why it cannot work;
+``wrong`` if that does not pass by itself).
+
+How a process ended is told by what it said. Its exit code tells nothing: a handler may have chosen it.
 """
 
 from __future__ import annotations
@@ -15,9 +19,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from toc.topic import Slot
-
-EXIT_RECYCLE = 75
-"""Exit code of a process that left in good order and wants a successor: a handler thread of it is lost."""
 
 
 class Link:
@@ -54,9 +55,14 @@ class Link:
         return not self._unsent
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that are there; waits for the first bytes if there are none."""
+        """The messages that are there now; ``closed`` tells whether more can come.
+
+        Raises ValueError for what is none.
+        """
         try:
-            data = self._socket.recv(1 << 20)
+            data = self._socket.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
         except ConnectionResetError:
             data = b""
         if not data:

@@ -15,7 +15,7 @@ from toc.log import close_log, get_logger
 log = get_logger(__name__)
 
 EXIT_THREAD_DIED = 70
-"""Exit code of a process one of whose internal threads ended with an error."""
+"""Exit code of a process one of whose internal threads ended with an error, or untold."""
 LAST_WORDS_SECONDS = 0.5
 """How long such a process may take to say so."""
 
@@ -36,7 +36,7 @@ class Loop:
         self._wake_ups: SimpleQueue[None] = SimpleQueue()
         """Ends its sleep. An Event would, too, for ten times the processor time in Python."""
         self._stopped = threading.Event()
-        self._thread = watched_thread(name, self._run)
+        self._thread = watched_thread(name, self._run, self._stopped.is_set)
 
     def start(self) -> None:
         """Start the thread."""
@@ -99,13 +99,18 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
         os._exit(EXIT_THREAD_DIED)
 
 
-def watched_thread(name: str, target: Callable[[], None]) -> threading.Thread:
-    """A daemon thread that ends the whole process, with a message, when ``target`` raises."""
+def watched_thread(
+    name: str, target: Callable[[], None], told_to_end: Callable[[], bool]
+) -> threading.Thread:
+    """A daemon thread that ends the whole process, with a message, when ``target`` raises, or returns though
+    it was not told to end."""
 
     def run() -> None:
         try:
             target()
         except BaseException as exc:
             end_process(name, exc)
+        if not told_to_end():
+            end_process(name, RuntimeError("it ended, though nobody had told it to"))
 
     return threading.Thread(target=run, name=f"toc-{name}", daemon=True)

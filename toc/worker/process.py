@@ -21,11 +21,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from toc.catalog import REFRESH_SECONDS
 from toc.client import TimeoutCenter
-from toc.errors import TocError
+from toc.errors import InvalidInput, TocError
 from toc.log import close_log, configure, detach, get_logger
 from toc.metrics import (
     BOARD_BYTES,
@@ -42,6 +42,7 @@ from toc.metrics import (
 from toc.presence import Presence
 from toc.queue.queues import PATIENCE_SECONDS, Queues
 from toc.topic import Slot
+from toc.worker import stdio
 from toc.worker.app import check_topics, load_app
 from toc.worker.deadqueues import DeadQueueCheck
 from toc.worker.dispatch import Dispatcher
@@ -50,12 +51,13 @@ from toc.worker.fallback import OWNED_SECONDS, Fallback
 from toc.worker.finish import Finisher
 from toc.worker.keepalive import Keeper
 from toc.worker.leases import LeaseKeeper
-from toc.worker.link import EXIT_RECYCLE, Link, unpack
+from toc.worker.link import Link, unpack
 from toc.worker.loop import Loop, end_process, watched_thread
 from toc.worker.moves import SlotMoves
 from toc.worker.poll import Poller
 from toc.worker.quarantine import Quarantine
 from toc.worker.reclaim import Reclaimer
+from toc.worker.silence import BEAT_SECONDS
 from toc.worker.slots import SlotBook
 from toc.worker.traced import traced
 from toc.worker.upkeep import Upkeep
@@ -63,7 +65,6 @@ from toc.worker.watch import IndexWatch
 
 log = get_logger(__name__)
 
-BEAT_SECONDS = 1.0
 BUSY_TICK_SECONDS = 0.05
 ORPHAN_SECONDS = 12.0
 """How long a process works on when its daemon is gone. Others can have its slots only when the daemon's
@@ -127,6 +128,7 @@ class Worker:
             too_early=self.poller.too_early,
             let_go=self.poller.look_for,
             has_room=self._has_room,
+            recycle=self._recycle,
         )
         self.quarantine = self.poller.quarantine = Quarantine(
             app=app,
@@ -152,7 +154,7 @@ class Worker:
             inflight=self.inflight,
             dispatcher=self.dispatcher,
             finisher=self.finisher,
-            on_stuck=self._on_stuck,
+            recycle=self._recycle,
         )
         self.reclaimer = Reclaimer(
             store=center.store,
@@ -198,7 +200,9 @@ class Worker:
         )
         self.watch.on_change = self._index_changed
         self._listener = center.queues.listener()
-        self._listening = watched_thread("wake", lambda: self._listener.run(self._woken))
+        self._listening = watched_thread(
+            "wake", lambda: self._listener.run(self._woken), lambda: self._stopping or bool(self._recycling)
+        )
         self.moves = SlotMoves(
             book=self.book,
             link=link,
@@ -229,26 +233,29 @@ class Worker:
         self._watched = [loop for loop in self._loops if loop is not self.quarantine.loop]
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
+        self._turn_at = clock.monotonic()
+        """When the main thread did something last."""
         self._orphaned_at = float("inf")
         self._signals = 0
         self._stopping = False
         self._stop_by = float("inf")
         self._forced = False
-        self._recycling = False
+        self._recycling = ""
+        """Why it wants a successor, once it does."""
 
     # --- told by signals and other threads
 
     def on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
-        """SIGTERM: stop in good order; a second one forces."""
+        """SIGTERM, which the daemon never sends: an operator or a handler did."""
         self._signals += 1
 
-    def _on_stuck(self) -> None:
-        """A handler thread is lost: leave, let the others finish, and be replaced.
+    def _recycle(self, reason: str) -> None:
+        """Leave, let what runs end, and be replaced: a handler did to this process what it cannot get over.
 
-        The main thread does it: who calls keeps entries alive and must not wait.
+        The main thread does it: who calls has other things to do and must not wait.
         """
         if not self._recycling:
-            self._recycling = True
+            self._recycling = reason
             self._wake_sender.send(b"\0")
 
     def _has_room(self) -> None:
@@ -283,8 +290,8 @@ class Worker:
 
     # --- main thread
 
-    def run(self) -> int:
-        """Work until told to stop; returns the exit code."""
+    def run(self) -> None:
+        """Work until told to stop."""
         signal.set_wakeup_fd(self._wake_sender.fileno())
         signal.signal(signal.SIGTERM, self.on_signal)
         # Ctrl-C reaches the whole group; the daemon decides. Not ignored: programs of handlers inherit that.
@@ -295,28 +302,25 @@ class Worker:
             loop.start()
         self._listening.start()
         self._link.send("ready", worker_id=self.worker_id)
+        Loop("beat", self._beat).start()  # until the process ends: it may take its time for that
         with selectors.DefaultSelector() as selector:
             selector.register(self._link, selectors.EVENT_READ)
             selector.register(self._wake_receiver, selectors.EVENT_READ)
-            self._serve(selector, lambda: self._stopping or self._recycling)
+            self._serve(selector, lambda: self._stopping or bool(self._recycling))
             self._leave(selector)
-        return EXIT_RECYCLE if self._recycling else 0
+        self._link.send("left")
 
     def _serve(self, selector: selectors.BaseSelector, until: Callable[[], bool]) -> None:
         """Obey the daemon and see to hand-overs, until ``until``."""
-        beat_at = float("-inf")
         while not until():
-            now = self._clock.monotonic()
-            if now - beat_at >= BEAT_SECONDS:
-                beat_at = now
-                self._link.send("beat", stuck=self._measure())
+            self._turn_at = now = self._clock.monotonic()
             self.moves.step(now)
             sent = self._link.flush()
-            leaving = self._stopping or self._recycling
+            leaving = self._stopping or bool(self._recycling)
             busy = self.moves.under_way or leaving or not sent
             asleep = self._clock.monotonic()
             ready = selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS)
-            awake = self._clock.monotonic()
+            self._turn_at = awake = self._clock.monotonic()
             if awake - asleep > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
                 self.inflight.shared_until = max(self.inflight.shared_until, awake + OWNED_SECONDS)
             for key, _ in ready:
@@ -330,10 +334,21 @@ class Worker:
                         self._orphaned_at = now
                         self.inflight.shared_until = float("inf")
                         log.warning("daemon_gone", leaving_in_seconds=ORPHAN_SECONDS)
-            if self._signals or now - self._orphaned_at > ORPHAN_SECONDS:
+            orphan = self._link.closed
+            if now - self._orphaned_at > ORPHAN_SECONDS or (orphan and self._signals):
                 self._stopping = True
-            if self._signals > 1:
-                self._forced = True
+            elif self._signals:
+                self._recycle("SIGTERM was sent to it")
+
+    def _beat(self) -> float:
+        """Give a sign of life; returns the seconds until the next.
+
+        In a thread of its own: the main thread may wait for a server.
+        """
+        if stdio.restore():
+            self._recycle("a handler closed a standard stream, and a connection has its number")
+        self._link.send("beat", stuck=self._measure())
+        return BEAT_SECONDS
 
     def _measure(self) -> list[str]:
         """Write down how it stands; returns the names of loops that hang."""
@@ -346,6 +361,7 @@ class Worker:
         INDEX_FOREIGN.of().set(self.watch.foreign)
         now = self._clock.monotonic()
         busy = {loop.name: loop.busy_seconds(now) for loop in self._watched}
+        busy["main"] = max(now - self._turn_at - BEAT_SECONDS, 0.0)  # it sleeps no longer than that
         for name, seconds in busy.items():
             LOOP_BUSY.of(name).set(seconds)
         return [name for name, seconds in busy.items() if seconds > STUCK_SECONDS]
@@ -429,6 +445,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a /proc that is read-only
         TIMER_SLACK.write_text("1")  # threads inherit it
+    stdio.keep()
     try:
         center = load_app(arguments.app)
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
@@ -439,23 +456,33 @@ def main() -> None:
             }
         worker = Worker(center, arguments.worker_id, link, app=arguments.app, threads=arguments.threads)
     except TocError as exc:
+        link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=isinstance(exc, InvalidInput))
         print(f"error: {exc}", file=sys.stderr)
-        sys.exit(exc.exit_code)
+        _end(exc.exit_code)
+    except BaseException as exc:
+        end_process("main", exc)  # Python would wait for threads that the application has started
     threading.current_thread().name = "toc-main"
     # What was loaded stays for good: looking through it again and again would stop all threads for 20 ms
     # or more at a time, most of all in an application that imports much.
     gc.collect()
     gc.freeze()
     try:
-        code = worker.run()
+        worker.run()
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads of the application, ours would go on
     if center.tracing is not None:
         center.tracing.flush()
-    logging.shutdown()
     presence.close()
-    close_log()
-    os._exit(code)  # a handler thread that never ends must not keep the process
+    _end(0)
+
+
+def _end(code: int) -> NoReturn:
+    """End the process. Threads of handlers, or of the application, that never end must not keep it."""
+    try:
+        logging.shutdown()
+        close_log()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":

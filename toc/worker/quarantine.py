@@ -6,7 +6,7 @@ others: a child process of its own runs it, and nothing else runs there meanwhil
 
     it returns                  processed, as ever
     it raises, or max_runtime   a failed try like any other; its crashes are forgotten
-    the child ends              it was the task: dead
+    the child ends, or freezes  it was the task: dead
     the worker ends too         nobody saw the end: again, each time later; after several times dead
 
 A run alone is counted on its row *before* it begins, with the time of the next one should nobody report. So
@@ -36,9 +36,11 @@ from toc.store.store import Store
 from toc.task import Dead, Retry, TryRow
 from toc.topic import Slot
 from toc.worker.child import Child
+from toc.worker.dispatch import CLEAN_UP_SECONDS
 from toc.worker.entry import Entry, Inflight
 from toc.worker.finish import Finisher, ProcessEnded
 from toc.worker.loop import Loop
+from toc.worker.silence import patience
 
 log = get_logger(__name__)
 
@@ -67,6 +69,8 @@ FARTHEST_MS = 300_000
 """How far away the turn of a task that finds the line full may be; beyond that order is given up."""
 LINGER_SECONDS = 2.0
 """How long a child waits for the next task."""
+CANCEL_SECONDS = 1.0
+"""How long a coroutine may take to hear that it is cancelled."""
 LEAVE_SECONDS = 2.0
 """How long a child may take to end by itself."""
 BUSY_LOG_SECONDS = 60.0
@@ -220,11 +224,18 @@ class Quarantine:
     def _try(self, entry: Entry, row: TryRow, child: Child) -> tuple[bool, dict[str, Any] | None, str]:
         """Whether the child was fresh, what it said, and how it ended if it did before it said anything."""
         fresh, child.fresh = child.fresh, False
-        child.send("run", topic=entry.topic.name, row=list(row))
-        message = child.hear(entry.topic.max_runtime)
+        limit = entry.topic.max_runtime
+        child.send("run", topic=entry.topic.name, row=list(row), seconds=limit)
+        clean_up = CLEAN_UP_SECONDS + CANCEL_SECONDS if entry.handler.is_async else 0.0
+        message = child.hear(limit + clean_up, patience(limit))
+        how = ""
         if message is not None:
             LOG_LINES_DROPPED.of().add(message["dropped"])
-        how = self._end_child() if message is None and child.dead else ""
+        elif child.silent:
+            how = f"it held the interpreter for {patience(limit):.0f} s"
+            self._end_child()
+        elif child.dead:
+            how = self._end_child()
         return fresh, message, how
 
     def _report(self, entry: Entry, error: BaseException | None, outcome: str) -> None:

@@ -1,0 +1,96 @@
+"""Fault 34: handlers that take from their process what it lives on; internal loops that end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load
+
+from toc import NewTask, TaskStatus
+from toc.local.servers import RedisServer
+from toc.worker.loop import EXIT_THREAD_DIED
+
+APP = "fault.apps.hostile:center"
+
+
+def test_a_handler_that_stops_the_event_loop_holds_up_no_other_and_its_process_is_replaced(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(34, "a handler stops the event loop", "beside 200 coroutines")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=1, app=APP)
+    before = daemon.workers()
+    others = system.client.submit_many(
+        [NewTask("test.async", n, 0.5 + n / 200, attribute={"sleep": 0.5}) for n in range(200)]
+    )
+    stopping = [
+        system.client.submit("test.async", biz_id=n, delay=1.0, attribute={"deed": "stop the event loop"})
+        for n in range(3)
+    ]
+    system.wait(lambda: not system.pending([*others, *stopping]), "all have ended", 15)
+    system.wait(lambda: daemon.workers() not in ([], before), "another process serves", 30)
+    stopped = len(daemon.events("event_loop_stopped"))
+    reasons = {event["reason"] for event in daemon.events("worker_recycled")}
+    line.prove(
+        stopped and reasons == {"a handler stopped the event loop"},
+        f"its event loop was stopped {stopped} times beside {len(others)} coroutines",
+    )
+    rows = system.center.store.read(others).values()
+    assert all((row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0) for row in rows)
+    assert system.late(others)[-1] < 5000, "nobody waited for another process"
+    line.judge(system, within=5)
+
+
+def test_a_handler_that_closes_standard_streams_breaks_nothing_and_nothing_is_written_elsewhere(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(34, "a handler closes descriptors 0 to 2", "and a connection gets the number of stderr")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=1, app=APP)
+    before = daemon.workers()
+    with Load(system.client, rate=60, fail=0.3) as load:  # each failure is a line of the log
+        closing = [
+            system.client.submit("test.sync", biz_id=n, delay=0.2 + n / 2, attribute={"deed": "close 0 to 2"})
+            for n in range(6)
+        ]
+        system.wait(lambda: len(daemon.events("descriptor_restored")) >= 2, "they are open again", 10)
+        taken = system.client.submit("test.sync", biz_id=9, delay=3.5, attribute={"deed": "connection at 2"})
+        system.wait(lambda: daemon.workers() not in ([], before), "another process serves", 30)
+        system.wait(lambda: not system.pending([*closing, taken]), "they have been closed and taken", 20)
+    restored = len(daemon.events("descriptor_restored"))
+    recycled = len(daemon.events("worker_recycled"))
+    line.prove(
+        restored and recycled,
+        f"closed {len(closing)} times: {restored} descriptors were opened again; {recycled} times a "
+        "connection had taken one, and the process was replaced",
+    )
+    assert not daemon.events("worker_died")
+    rows = system.center.store.read([*closing, taken, *load.job_ids])
+    assert rows[taken].attempts == 0, "nothing was written into the connection"
+    assert all(row.crashes == 0 and row.attempts <= 1 for row in rows.values())
+    line.judge(system, within=5)
+
+
+def test_an_internal_loop_that_ends_without_an_error_ends_its_process(
+    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict
+) -> None:
+    line = verdict(34, "a loop ends without an error", "poll, reclaim")
+    ends = tmp_path / "ends"
+    ends.mkdir()
+    system = build(clean_redis.url)
+    faults = [system.recorder.fault("kill", note="a loop ends") for _ in range(2)]
+    daemon = system.start(processes=2, env={"TOC_TEST_ENDS": str(ends)}, app="fault.broken.loop_ends:center")
+    with Load(system.client, rate=30):
+        system.wait(lambda: len(daemon.events("worker_died")) == 2, "both have ended", 30)
+        died = daemon.events("worker_died")
+        for fault, event in zip(faults, died, strict=True):
+            fault.end(pids=[event["pid"]])
+        system.wait(lambda: len(daemon.workers()) == 2, "both have been replaced", 20)
+    named = {event["thread"] for event in daemon.events("thread_died")}
+    codes = [event["exit_code"] for event in died]
+    line.prove(
+        named == {"poll", "reclaim"} and codes == [EXIT_THREAD_DIED] * 2,
+        f"{', '.join(sorted(named))} returned: each named in the log, exit code {EXIT_THREAD_DIED}",
+    )
+    line.judge(system, within=10, at_most=200)
