@@ -63,21 +63,44 @@ class ExpiredRequest(NamedTuple):
     limit: int = MAX_IDS
 
 
+class Waiting(NamedTuple):
+    """What a worker has taken of a slot and cannot start yet, once that is late.
+
+    ``since`` is the millisecond at which the first of it was due, ``tasks`` how much it is. It holds for
+    ``seconds``: so long after their worker's last word these entries are anybody's.
+    """
+
+    since: int
+    tasks: int
+    seconds: int
+
+
 class Peek(NamedTuple):
-    """``next_due`` is as in ``Prepared``; the counts are entries."""
+    """``next_due`` is as in ``Prepared``; the counts are entries.
+
+    ``waiting`` of the ``prepared`` have not started, though the first of these was due at ``waiting_since``
+    (milliseconds): 0 and None unless that is late.
+    """
 
     next_due: float | None
     store: int
     prepared: int
     dead: int
+    waiting: int
+    waiting_since: int | None
     redis_now_ms: int
 
     @classmethod
     def each_of(cls, reply: list[Any]) -> Iterator[Peek]:
         """What peek.lua says, slot by slot."""
-        for at in range(1, len(reply), 4):
-            first, store, prepared, dead = reply[at : at + 4]
-            yield cls(first_due(first), store, prepared, dead, reply[0])
+        for at in range(1, len(reply), 5):
+            first, store, prepared, dead, note = reply[at : at + 5]
+            yield cls(first_due(first), store, prepared, dead, *noted(note, prepared), reply[0])
+
+    @property
+    def oldest(self) -> float | None:
+        """When the first task that has not started is or was due, taken or not; None if there is none."""
+        return _first(self.next_due, self.waiting_since)
 
 
 class Depth(NamedTuple):
@@ -88,13 +111,20 @@ class Depth(NamedTuple):
     due: int
     prepared: int
     dead: int
+    waiting: int
+    waiting_since: int | None
     redis_now_ms: int
 
     @classmethod
     def of(cls, reply: list[Any]) -> Depth:
         """What depth.lua says."""
-        first, *counts = reply
-        return cls(first_due(first), *counts)
+        first, store, due, prepared, dead, note, now_ms = reply
+        return cls(first_due(first), store, due, prepared, dead, *noted(note, prepared), now_ms)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the first task that has not started is or was due, taken or not; None if there is none."""
+        return _first(self.next_due, self.waiting_since)
 
 
 class Claim(NamedTuple):
@@ -122,6 +152,23 @@ class Generation(NamedTuple):
 
     recorded: str | None
     serving: str
+
+
+def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
+    """How many entries wait for a handler, and since when the first was due, by the note of their worker.
+
+    Where nothing is prepared, nothing waits: then it is a note of a worker that has died. What is no such
+    note is none.
+    """
+    words = (note or b"").split()
+    if not prepared or len(words) != 2 or not all(word.isdigit() and len(word) <= 18 for word in words):
+        return 0, None
+    since, count = map(int, words)
+    return (min(count, prepared), since) if count else (0, None)
+
+
+def _first(*times: float | None) -> float | None:
+    return min((each for each in times if each is not None), default=None)
 
 
 def holders(flat: list[bytes]) -> dict[int, str]:

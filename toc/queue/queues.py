@@ -38,6 +38,7 @@ from toc.queue.messages import (
     Peek,
     Prepared,
     PrepareRequest,
+    Waiting,
     holders,
 )
 from toc.queue.nodes import Nodes
@@ -63,6 +64,7 @@ _DEPTH = Script("depth")
 _CLAIM = Script("claim")
 _UNCLAIM = Script("unclaim")
 _REACH = Script("reach")
+_WAITING = Script("waiting")
 
 Result = TypeVar("Result")
 
@@ -310,7 +312,7 @@ class Queues:
         return self._together(
             _PEEK,
             slots,
-            lambda keys: (keys.store, keys.prepare, keys.dead),
+            lambda keys: (keys.store, keys.prepare, keys.dead, keys.waiting),
             lambda call: Peek.each_of(call.result),
         )
 
@@ -319,8 +321,24 @@ class Queues:
         calls = {}
         for slot in slots:
             keys = self.keys(slot)
-            calls[slot] = _DEPTH.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead))
+            calls[slot] = _DEPTH.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead, keys.waiting))
         return self._calls.one_each(calls, Depth.of)
+
+    def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
+        """Those of the ids that stand in the PrepareQueues."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return Call(keys.hash_slot, ("ZMSCORE", keys.prepare, *words))
+
+        scores = self._in_batches(
+            {slot: [(one,) for one in some] for slot, some in ids.items()}, call, _chained
+        )
+        return {
+            slot: found
+            if isinstance(found, IndexUnavailable)
+            else {one for one, score in zip(ids[slot], found, strict=True) if score is not None}
+            for slot, found in scores.items()
+        }
 
     def clocks(self) -> dict[str, float | IndexUnavailable]:
         """Each server, by its address, with its clock minus this machine's in seconds, or why it is unknown.
@@ -362,6 +380,15 @@ class Queues:
         return pages
 
     # --- who holds a slot, and where it was built ----------------------------------------------------------
+
+    def note_waiting(self, notes: Mapping[Slot, Waiting | None]) -> dict[Slot, bool | IndexUnavailable]:
+        """Note for whoever looks what a worker has taken of these slots and cannot start; None: nothing."""
+        calls = {}
+        for slot, note in notes.items():
+            keys = self.keys(slot)
+            words = ("0 0", 1) if note is None else (f"{note.since} {note.tasks}", note.seconds * 1000)
+            calls[slot] = _WAITING.call(keys.hash_slot, (keys.waiting,), *words)
+        return self._calls.one_each(calls, bool)
 
     def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:
         """Draw the worker's claim numbers; one that it holds already stays. ``worker_id`` must be unique per
@@ -496,6 +523,10 @@ class Queues:
             failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
             results[slot] = unite([part.result for part in parts]) if failed is None else failed
         return results
+
+
+def _chained(parts: list[list[Any]]) -> list[Any]:
+    return list(chain.from_iterable(parts))
 
 
 def _flags(parts: list[list[int]]) -> list[bool]:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import urllib.error
-import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
+from harness.prometheus import DEPLOY, Prometheus, need_prometheus
 from harness.system import System
 
 from toc.local.process import free_port
-from toc.local.server import Server
 
-DEPLOY = Path(__file__).parents[3] / "deploy" / "prometheus"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY.parent / "grafana" / "toc.json").read_text())
 NEVER_HERE = {
     "toc_zookeeper_up",
@@ -35,50 +29,6 @@ NEVER_HERE = {
 """What is shown only once it has happened, or where there is ZooKeeper."""
 
 
-class Prometheus(Server):
-    """With the configuration of deploy/, other targets, and no patience."""
-
-    name = "prometheus"
-
-    def __init__(self, directory: Path, targets: list[str]) -> None:
-        super().__init__(directory)
-        self._targets = targets
-
-    def ask(self, path: str, **parameters: str) -> Any:
-        """What its API answers."""
-        query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}", timeout=5
-        ) as answer:
-            return json.load(answer)["data"]
-
-    def values(self, query: str, label: str) -> dict[str, float]:
-        """What a query finds, by a label."""
-        found = self.ask("query", query=query)["result"]
-        return {one["metric"][label]: float(one["value"][1]) for one in found}
-
-    def _prepare(self) -> list[str | Path]:
-        config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config["scrape_configs"][0]["static_configs"] = [{"targets": self._targets}]
-        (self.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-        for name in config["rule_files"]:
-            shutil.copy(DEPLOY / name, self.directory)
-        return [
-            shutil.which("prometheus") or "",
-            f"--config.file={self.directory}/prometheus.yml",
-            f"--storage.tsdb.path={self.directory}/data",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-        ]
-
-    def _ready(self, _log_start: int) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2):
-                return True
-        except (urllib.error.URLError, ConnectionError):
-            return False
-
-
 def dashboard_queries() -> list[str]:
     """What its panels ask, with what Grafana puts in for its variables."""
     written = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
@@ -88,8 +38,7 @@ def dashboard_queries() -> list[str]:
 def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
     system: System, tmp_path: Path
 ) -> None:
-    if shutil.which("prometheus") is None:
-        pytest.skip("prometheus is not installed")
+    need_prometheus()
     system.create_topics()
     daemon = system.start(processes=1, env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
     (served,) = re.findall(r"^.*metrics_served.*$", daemon.log.read_text(), re.MULTILINE)
