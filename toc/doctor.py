@@ -21,10 +21,10 @@ from toc.coordination.intents import Intents
 from toc.coordination.operator import Operator
 from toc.errors import CoordinationUnavailable, IndexUnavailable, TocError
 from toc.finding import Level
-from toc.overdue import overdue_rows
 from toc.queue import preflight
 from toc.queue.messages import Peek
 from toc.queue.queues import Queues
+from toc.store.overdue import overdue_rows
 from toc.store.scan import DueRow
 from toc.topic import Slot, Topic
 

@@ -1,4 +1,4 @@
-"""Fault 41: all handlers of a topic are busy, or nobody who handles it is left: whoever is on call is told."""
+"""Fault 41: all handlers of a topic are busy, or nobody who handles it is left: the on-call is told."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ def ask(daemon: DaemonProcess, path: str) -> str:
         return str(answer.read().decode())
 
 
+def values(daemon: DaemonProcess) -> Values:
+    return decode(ask(daemon, "/metrics"))
+
+
+def unowned(daemon: DaemonProcess, topic: str) -> float:
+    """How many slots of a topic nobody owns, as the daemon tells that leads."""
+    return values(daemon).get((SLOTS.metric.name, topic, "unowned"), [0.0])[0]
+
+
 def toc(system: System, *words: str) -> Any:
     """What a command says to a program."""
     done = subprocess.run(
@@ -73,11 +82,8 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
     system.wait(lambda: bool(system.starts(long_one)), "a handler runs that was started in time", 10)
     enough = busy(system, 30)
 
-    def values() -> Values:
-        return decode(ask(daemon, "/metrics"))
-
     def overdue(topic: str) -> float:
-        return values().get((OVERDUE.metric.name, topic), [0.0])[0]
+        return values(daemon).get((OVERDUE.metric.name, topic), [0.0])[0]
 
     system.wait(lambda: overdue("test.sync") > 3, "the metric tells of what waits in the worker", 10)
     slots = toc(system, "slots", "--topic", "test.sync")
@@ -105,8 +111,9 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
 
     with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit:
         visit.drain(daemon.host, by="ann")
-        unowned = (SLOTS.metric.name, "test.sync", "unowned")
-        system.wait(lambda: values().get(unowned) == [8], "the leader tells of slots that nobody owns", 10)
+        system.wait(
+            lambda: unowned(daemon, "test.sync") == 8, "the leader tells of slots without an owner", 10
+        )
         system.client.submit("test.sync", biz_id=1, delay=0.1)
         system.wait(lambda: overdue("test.sync") > 1, "and how long a task has been due there", 10)
         assert "8 slots of test.sync have no owner" in ask(daemon, "/readyz")
@@ -157,6 +164,7 @@ def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdi
         with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit:
             visit.drain(daemon.host, by="ann")
             enough.touch()
+            system.wait(lambda: unowned(daemon, "test.async") == 8, "nobody owns its slots", 30)
             due = time.time() + 0.3
             system.client.submit("test.async", biz_id=1, delay=0.3)
             told("every host drained", "test.async", due)

@@ -47,7 +47,9 @@ def test_every_metric_and_label_that_is_asked_for_exists(text: str) -> None:
 
 
 def test_every_alert_says_which_cluster_it_is_about() -> None:
-    expressions = re.findall(r"^        expr: (.+?)\n        (?:for|labels):", RULES, re.MULTILINE | re.DOTALL)
+    expressions = re.findall(
+        r"^        expr: (.+?)\n        (?:for|labels):", RULES, re.MULTILINE | re.DOTALL
+    )
     assert len(expressions) == len(ALERTS)
     for expression in expressions:
         for labels in re.findall(r"\b(?:sum|min|max|count)\b *(?:by *\(([^)]*)\))?", expression):

@@ -55,9 +55,9 @@ from toc.metrics import (
     beginning,
     own_board,
 )
-from toc.overdue import overdue_rows
 from toc.queue.messages import Depth
 from toc.queue.queues import Queues
+from toc.store.overdue import overdue_rows
 from toc.store.store import Store
 from toc.topic import Slot
 
