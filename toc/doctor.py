@@ -108,8 +108,11 @@ def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
 
 
 def _said(lines: list[Line], text: str) -> bool:
-    """Whether a line tells of it; of a Redis that cannot be reached, be it by another of its addresses."""
+    """Whether a line tells of it; of a Redis that cannot be reached, be it by another of its addresses. While
+    one is away, its whole cluster may refuse to serve: that is told with it."""
     away = [of for level, part, of, *_ in lines if part == "redis" and level is Level.REFUSE]
+    if away and "(CLUSTERDOWN)" in text:
+        return True
     servers = [server for of in away for server in of.split(", ")]
     return any(line.what == text for line in lines) or text.startswith(
         tuple(f"Redis at {server} cannot be reached" for server in servers)
@@ -136,7 +139,9 @@ def _index_rights(
             "redis",
             "-",
             text,
-            "if it refuses: deploy/redis-acl.conf has the rights of the account",
+            "deploy/redis-acl.conf has the rights of the account"
+            if "(NOPERM)" in text
+            else "look at that server and its log; then run this again",
         )
         for text in texts
         if not _said(lines, text)
