@@ -92,10 +92,7 @@ def examine(
         lines += _alone(center, topics, lines)
     lines += _topics(topics, peeks)
     progress(0.8, "looking for overdue tasks")
-    try:
-        lines += _overdue(center, topics)
-    except TocError as exc:
-        lines += _unless_said(lines, "tasks", exc)
+    lines += _overdue(center, topics, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 
 
@@ -326,7 +323,7 @@ def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) 
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
 
 
-def _overdue(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> Iterator[Line]:
     """By the rows: what the index has lost shows as well. A bounded look."""
     now = center.clock.now_ms()
     found = overdue_rows(center.store, topics, now - OVERDUE_MS)
@@ -346,7 +343,11 @@ def _overdue(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
         what = f"{more}{count} overdue tasks have a biz_type of no topic"
         do = "create the topic again with that biz_type"
         yield Line(Level.REFUSE, "tasks", f"biz_type {biz_type}", what, do)
-    if not late and not strange:
+    for text, count in Counter(map(str, found.failed.values())).items():
+        if not _said(known, text):
+            what = f"what is overdue in {count} tables is not known: {text}"
+            yield Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again")
+    if not late and not strange and not found.failed:
         yield Line(Level.OK, "tasks", "-", f"none is overdue by more than {OVERDUE_MS // 1000} s", "")
 
 
