@@ -12,16 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 from fault.conftest import Build, Verdict
 from harness.prometheus import Prometheus, need_prometheus
+from harness.secured import root_url
 from harness.system import DaemonProcess, System
+from sqlalchemy.engine import make_url
 
 from toc import NewTask, doctor
 from toc.coordination.operator import Operator
 from toc.exposition import decode
-from toc.local.servers import RedisServer, ZooKeeper
+from toc.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.metrics import OVERDUE, SLOTS, Values
+from toc.sharding import table_of_job
 
 ADDRESS = {"TOC_METRICS_ADDRESS": "127.0.0.1:0"}
 TOLD_SECONDS = 60
@@ -124,6 +128,34 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
         system.wait(lambda: overdue("test.sync") == 0, "it runs", 10)
     judged = line.judge(system, within=5)
     assert not judged.duplicates
+
+
+def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: MariaDB, verdict: Verdict) -> None:
+    line = verdict(41, "nobody starts what is due", "somebody has locked its table")
+    daemon = system.start(processes=1, env=ADDRESS)
+    job_id = system.client.submit("test.sync", biz_id=1, delay=1)
+    settings = system.settings
+    table = table_of_job(job_id, settings.tables)
+    name = f"{settings.database_prefix}{table % settings.databases}.timeout_task_{table:04d}"
+    url = make_url(root_url(mariadb))
+
+    def overdue() -> float:
+        return values(daemon).get((OVERDUE.metric.name, "test.sync"), [0.0])[0]
+
+    with (
+        system.recorder.fault("other", note="a locked table"),
+        pymysql.connect(
+            host=url.host, port=url.port or 0, user=url.username, password=str(url.password or "")
+        ) as stranger,
+        stranger.cursor() as cursor,
+    ):
+        cursor.execute(f"LOCK TABLES {name} WRITE")
+        system.wait(lambda: overdue() > 6, "the metric goes on to grow", 20)
+        late = max(slot["overdue_ms"] or 0 for slot in toc(system, "slots", "--topic", "test.sync"))
+        line.prove(not system.starts(job_id), f"overdue by {late} ms and not started")
+        assert late > 6000
+    system.wait(lambda: overdue() == 0, "it is over", 20)
+    line.judge(system, within=10)
 
 
 @pytest.mark.slow

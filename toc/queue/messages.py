@@ -66,8 +66,9 @@ class ExpiredRequest(NamedTuple):
 class Waiting(NamedTuple):
     """What a worker has taken of a slot and cannot start yet, once that is late.
 
-    ``since`` is the millisecond at which the first of it was due, ``tasks`` how much it is. It holds for
-    ``seconds``: so long after their worker's last word these entries are anybody's.
+    ``since`` is the millisecond at which the first of it was due, ``tasks`` how much of it the worker holds;
+    the rest it has put back for a while. It holds for ``seconds``: so long after their worker's last word
+    these entries are anybody's.
     """
 
     since: int
@@ -78,8 +79,8 @@ class Waiting(NamedTuple):
 class Peek(NamedTuple):
     """``next_due`` is as in ``Prepared``; the counts are entries.
 
-    ``waiting`` of the ``prepared`` have not started, though the first of these was due at ``waiting_since``
-    (milliseconds): 0 and None unless that is late.
+    ``waiting`` of the ``prepared`` have not started, though the first was due at ``waiting_since``
+    (milliseconds): None unless that is late. That holds with 0, too, for what was put back for a while.
     """
 
     next_due: float | None
@@ -157,14 +158,14 @@ class Generation(NamedTuple):
 def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
     """How many entries wait for a handler, and since when the first was due, by the note of their worker.
 
-    Where nothing is prepared, nothing waits: then it is a note of a worker that has died. What is no such
-    note is none.
+    0 of them: what was taken was put away again. What is no such note is none; nor is that of a worker that
+    has died, where nothing is prepared any more.
     """
     words = (note or b"").split()
-    if not prepared or len(words) != 2 or not all(word.isdigit() and len(word) <= 18 for word in words):
+    if len(words) != 2 or not all(word.isdigit() and len(word) <= 18 for word in words):
         return 0, None
-    since, count = map(int, words)
-    return (min(count, prepared), since) if count else (0, None)
+    since, tasks = map(int, words)
+    return (0, None) if not since or (tasks and not prepared) else (min(tasks, prepared), since)
 
 
 def _first(*times: float | None) -> float | None:

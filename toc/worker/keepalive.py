@@ -49,7 +49,7 @@ class Keeper:
         self._dispatcher = dispatcher
         self._finisher = finisher
         self._on_stuck = on_stuck
-        self._notes = WaitingNotes(queues, clock)
+        self._notes = WaitingNotes(queues, clock, finisher.away)
         self.loop = Loop("keepalive", self.run_once)
 
     def run_once(self) -> float:

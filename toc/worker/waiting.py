@@ -1,11 +1,13 @@
 """What waits here: a note in Redis for each slot of which tasks are taken and late, and cannot start.
 
 A StoreQueue does not hold them any more, and only the worker that took them knows which of its entries run.
-So it says how things stand, for whoever asks how late tasks are: metrics, ``toc slots``, ``toc doctor``.
+Or it holds them at a later time than that at which they were due: their worker has put them away, since their
+rows cannot be read. So it says how things stand, for whoever asks how late tasks are: metrics, ``toc slots``.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 from toc.clock import Clock
@@ -23,12 +25,40 @@ AGAIN_SECONDS = 2.5
 """How often it is written anew if nothing changes: who had the slot before may have taken it back."""
 
 
+AGAIN_MS = 5000
+"""So long after its time an entry that was put away has surely been taken again, and put away if it must."""
+
+
+class PutAway:
+    """Since when tasks of slots have been due that were put away, each until its time comes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Slot, tuple[int, int]] = {}
+        """Since when (ms), and until when that holds unless something is put away again."""
+        self._lock = threading.Lock()
+
+    def add(self, slot: Slot, due: int, until: int) -> None:
+        """A task that was due then comes again at ``until``; both are ms."""
+        with self._lock:
+            since, _ = self._slots.get(slot, (due, 0))
+            self._slots[slot] = min(since, due), until + AGAIN_MS
+
+    def since(self, now_ms: int) -> dict[Slot, int]:
+        """The slots with such tasks, and when the first of each was due."""
+        if not self._slots:
+            return {}
+        with self._lock:
+            self._slots = {slot: times for slot, times in self._slots.items() if times[1] > now_ms}
+            return {slot: since for slot, (since, _) in self._slots.items()}
+
+
 class WaitingNotes:
     """The notes of one worker. Used by one thread."""
 
-    def __init__(self, queues: Queues, clock: Clock) -> None:
+    def __init__(self, queues: Queues, clock: Clock, put_away: PutAway) -> None:
         self._queues = queues
         self._clock = clock
+        self._put_away = put_away
         self._told: dict[Slot, tuple[Waiting, float]] = {}
         """What was noted, and when (monotonic)."""
 
@@ -56,9 +86,11 @@ class WaitingNotes:
         for entry in entries:
             if entry.started or entry.settled or now - entry.held < LATE_SECONDS or entry.fence == NO_FENCE:
                 continue
-            due = entry.row.next_time if entry.checked else entry.taken
-            if now_ms - due < LATE_SECONDS * 1000:
-                continue
-            since, count, _ = waiting.get(entry.slot, (due, 0, 0))
-            waiting[entry.slot] = Waiting(min(since, due), count + 1, entry.topic.prepare_timeout)
+            if now_ms - entry.due >= LATE_SECONDS * 1000:
+                since, tasks, _ = waiting.get(entry.slot, (entry.due, 0, 0))
+                waiting[entry.slot] = Waiting(min(since, entry.due), tasks + 1, entry.topic.prepare_timeout)
+        for slot, due in self._put_away.since(now_ms).items():
+            if now_ms - due >= LATE_SECONDS * 1000:
+                since, tasks, seconds = waiting.get(slot, (due, 0, AGAIN_MS // 1000))
+                waiting[slot] = Waiting(min(since, due), tasks, seconds)
         return waiting

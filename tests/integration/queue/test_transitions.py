@@ -362,6 +362,8 @@ def test_what_a_worker_has_taken_and_cannot_start_is_told_until_it_takes_that_ba
     for strange in ("", "1500", "x y", "-1 1", "1 2 3", "0 0"):
         server.call("SET", queues.keys(SLOT).waiting, strange)
         assert seen()[0] == (0, None, FAR), strange
+    queues.note_waiting({SLOT: Waiting(1500, 0, 30)})
+    assert seen()[0] == (0, 1500, 1500), "taken, and put back for a while"
     queues.note_waiting({SLOT: None})
     assert seen()[0] == (0, None, FAR)
     assert queues.taken({SLOT: [1, 2, 3], OTHER: [4]}) == {SLOT: {2, 3}, OTHER: set()}
