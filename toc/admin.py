@@ -212,10 +212,11 @@ class SlotView:
 
     @property
     def overdue_ms(self) -> int | None:
-        """How long the first waiting task has been due, by Redis' clock; None if nothing is known to wait."""
-        if isinstance(self.queues, IndexUnavailable) or self.queues.next_due is None:
+        """How long the first task that has not started has been due, taken or not, by Redis' clock; None if
+        none is known."""
+        if isinstance(self.queues, IndexUnavailable) or self.queues.oldest is None:
             return None
-        return max(0, self.queues.redis_now_ms - int(self.queues.next_due))
+        return max(0, self.queues.redis_now_ms - int(self.queues.oldest))
 
 
 def slot_views(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from toc import admin
@@ -24,7 +24,9 @@ from toc.finding import Finding, Level
 from toc.queue import preflight
 from toc.queue.calls import IndexBroken
 from toc.queue.messages import Peek
-from toc.store.scan import Position
+from toc.queue.queues import Queues
+from toc.store.overdue import overdue_rows
+from toc.store.scan import DueRow
 from toc.topic import Slot, Topic
 
 OVERDUE_MS = 10_000
@@ -33,8 +35,6 @@ MOVE_SECONDS = 1.5
 """A slot that moves is looked at again after this: a move takes less."""
 NO_MEMBER = 0
 """No task has this job_id: asking Redis to remove it shows the right to remove, and removes nothing."""
-_TABLES_READ = 32
-_ROWS_READ = 200
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
 
@@ -47,6 +47,11 @@ class Line(NamedTuple):
     of: str
     what: str
     do: str
+
+
+def problems(lines: Iterable[Line]) -> list[Line]:
+    """Those that are about something wrong, or worth seeing to."""
+    return [line for line in lines if line.level in (Level.REFUSE, Level.WARN)]
 
 
 def exit_code(lines: Iterable[Line]) -> int:
@@ -90,10 +95,7 @@ def examine(
         lines += _alone(center, topics, lines)
     lines += _topics(topics, peeks)
     progress(0.8, "looking for overdue tasks")
-    try:
-        lines += _overdue(center, topics)
-    except TocError as exc:
-        lines += _unless_said(lines, "tasks", exc)
+    lines += _overdue(center, topics, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 
 
@@ -114,8 +116,11 @@ def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
 
 
 def _said(lines: list[Line], text: str) -> bool:
-    """Whether a line tells of it; of a Redis that cannot be reached, be it by another of its addresses."""
+    """Whether a line tells of it; of a Redis that cannot be reached, be it by another of its addresses. While
+    one is away, its whole cluster may refuse to serve: that is told with it."""
     away = [of for level, part, of, *_ in lines if part == "redis" and level is Level.REFUSE]
+    if away and "(CLUSTERDOWN)" in text:
+        return True
     servers = [server for of in away for server in of.split(", ")]
     return any(line.what == text for line in lines) or text.startswith(
         tuple(f"Redis at {server} cannot be reached" for server in servers)
@@ -325,43 +330,71 @@ def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) 
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
 
 
-def _overdue(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> Iterator[Line]:
     """By the rows: what the index has lost shows as well. A bounded look."""
-    scans, now = center.store.scans, center.clock.now_ms()
-    tables = [table for tables in center.store.tables_of_server() for table in tables]
-    stirring = scans.look(tables, {}, 0, now - OVERDUE_MS, 1).stirring
-    paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
-    pages = scans.page(
-        dict.fromkeys(stirring[:_TABLES_READ], Position(0)),
-        now - OVERDUE_MS,
-        _ROWS_READ,
-        where=f" AND biz_type NOT IN ({paused})" if paused else "",
-    )
-    names = {topic.biz_type: topic.name for topic in topics}
-    counts: Counter[int] = Counter()
-    oldest: dict[int, int] = {}
-    for page in pages.values():
-        for row in page:
-            counts[row.biz_type] += 1
-            oldest[row.biz_type] = min(oldest.get(row.biz_type, now), row.next_time)
-    more = (
-        "at least "
-        if len(stirring) > _TABLES_READ or any(len(p) == _ROWS_READ for p in pages.values())
-        else ""
-    )
-    for biz_type, count in counts.most_common():
-        if biz_type in names:
-            what = f"{more}{count} tasks are overdue, the first by {(now - oldest[biz_type]) / 1000:.0f} s"
-            do = f"toc slots --topic {names[biz_type]}: no owner, or all threads busy?"
-            yield Line(Level.WARN, "tasks", names[biz_type], what, do)
-        else:
-            what = f"{more}{count} overdue tasks have a biz_type of no topic"
-            yield Line(
-                Level.REFUSE,
-                "tasks",
-                f"biz_type {biz_type}",
-                what,
-                "create the topic again with that biz_type",
-            )
-    if not counts:
+    now = center.clock.now_ms()
+    found = overdue_rows(center.store, topics, now - OVERDUE_MS)
+    by_type = {topic.biz_type: topic for topic in topics}
+    strange = Counter(row.biz_type for row in found.rows if row.biz_type not in by_type)
+    by_slot: dict[Slot, list[DueRow]] = {}
+    for row in found.rows:
+        if row.biz_type in by_type:
+            slot = by_type[row.biz_type].slot(row.slot_crc, row.slot_amount)
+            by_slot.setdefault(slot, []).append(row)
+    late = _not_started(center.queues, by_slot, now)
+    more = "at least " if found.more else ""
+    for topic in topics:
+        if topic.name in late:
+            yield _late_line(topic, late[topic.name], more)
+    for biz_type, count in strange.most_common():
+        what = f"{more}{count} overdue tasks have a biz_type of no topic"
+        do = "create the topic again with that biz_type"
+        yield Line(Level.REFUSE, "tasks", f"biz_type {biz_type}", what, do)
+    for text, count in Counter(map(str, found.failed.values())).items():
+        if not _said(known, text):
+            what = f"what is overdue in {count} tables is not known: {text}"
+            yield Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again")
+    if not late and not strange and not found.failed:
         yield Line(Level.OK, "tasks", "-", f"none is overdue by more than {OVERDUE_MS // 1000} s", "")
+
+
+class _Late(NamedTuple):
+    """Tasks that are overdue and have not started; ``waiting`` of the ``tasks`` were taken by workers."""
+
+    tasks: int = 0
+    waiting: int = 0
+    first_ms: int = 0
+    """By how much the first is overdue."""
+
+    def add(self, tasks: int, waiting: int, first_ms: int) -> _Late:
+        return _Late(self.tasks + tasks, self.waiting + waiting, max(self.first_ms, first_ms))
+
+
+def _not_started(queues: Queues, rows: Mapping[Slot, Sequence[DueRow]], now: int) -> dict[str, _Late]:
+    """By topic, what of these rows no handler has begun; of slots that cannot be asked, every one counts."""
+    taken = queues.taken({slot: [row.job_id for row in some] for slot, some in rows.items()})
+    peeks = queues.peek(rows)
+    late: dict[str, _Late] = {}
+    for slot, some in rows.items():
+        held, peek = taken[slot], peeks[slot]
+        free = [row for row in some if isinstance(held, IndexUnavailable) or row.job_id not in held]
+        waits = peek.waiting if isinstance(peek, Peek) else 0
+        since = [row.next_time for row in free]
+        if isinstance(peek, Peek) and peek.waiting_since is not None:
+            since.append(peek.waiting_since)
+        first_ms = now - min(since, default=now)
+        if first_ms >= OVERDUE_MS:
+            late[slot.topic] = late.get(slot.topic, _Late()).add(len(free) + waits, waits, first_ms)
+    return late
+
+
+def _late_line(topic: Topic, late: _Late, more: str) -> Line:
+    what = f"{more}{late.tasks} tasks are overdue, the first by {late.first_ms / 1000:.0f} s"
+    do = f"toc slots --topic {topic.name}: has every slot an owner?"
+    if late.waiting:
+        what += f"; {late.waiting} of them wait in workers that can start no more"
+        do = "its handlers are slow, or too few: toc top; add hosts or threads"
+    if topic.resumed_at and late.first_ms > OVERDUE_MS:
+        what += f"; it was resumed at {_when(topic.resumed_at)}"
+        what += f", {topic.resume_rate} a second of what waited" if topic.resume_rate else ""
+    return Line(Level.WARN, "tasks", topic.name, what, do)

@@ -27,6 +27,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import product
 from typing import Generic, TypeVar
 
 BOARD_BYTES = 4 << 20
@@ -36,6 +37,14 @@ Key = tuple[str, ...]
 """The metric's name, then the values of its labels."""
 Values = dict[Key, list[float]]
 """The cells of many series."""
+
+LABEL_VALUES = {
+    "outcome": ("processed", "failed", "dead", "crashed", "duplicate", "overtaken"),
+    "step": ("prepare", "read", "finish", "commit"),
+    "queue": ("store", "dead"),
+    "how": ("left", "recycled", "died"),
+}
+"""What the labels of counters and histograms may be, but for topics."""
 
 _FEW = 4
 """Fewer values than this are sooner counted one by one."""
@@ -264,6 +273,18 @@ def add_up(into: Values, values: Mapping[Key, Sequence[float]], *, ended: bool =
             into[key] = [a + b for a, b in zip(before, cells, strict=True)]
 
 
+def beginning(topics: Collection[str], handled: Collection[str]) -> Values:
+    """Every counter and histogram at 0, so that the first of anything is a change: for all ``topics``, and of
+    histograms, which are large, for those ``handled`` here."""
+    values: Values = {}
+    for metric in METRICS.values():
+        if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
+            names = topics if metric.kind is Kind.COUNTER else handled
+            known = [names if label == "topic" else LABEL_VALUES[label] for label in metric.labels]
+            values |= {(metric.name, *labels): [0.0] * metric.cells for labels in product(*known)}
+    return values
+
+
 def _declare(metric: Metric, make: type[Series]) -> Family[Series]:
     family = Family(metric, make)
     METRICS[metric.name] = metric
@@ -392,7 +413,11 @@ INDEX_FOREIGN = _gauge(
 # --- how it stands with the daemon
 
 SLOTS = _gauge(
-    "toc_slots", "Slots of this daemon's workers. moving: on the way to or from them.", "topic", "state"
+    "toc_slots",
+    "Slots of this daemon's workers. moving: on the way to or from them. "
+    "unowned: that no worker of the whole cluster may have, as the daemon tells that leads.",
+    "topic",
+    "state",
 )
 TABLES = _gauge("toc_swept_tables", "Task tables that this daemon's workers sweep.")
 WORKERS = _gauge("toc_workers", "Worker processes of this daemon.", "state")
@@ -403,7 +428,8 @@ DRAINED = _gauge(
 )
 WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
 
-# --- how it stands with the servers, looked at by the daemon each few seconds, for its own slots
+# --- how it stands with the servers, looked at by the daemon each few seconds, for its own slots; the daemon
+# that leads looks at those that nobody owns, too
 
 SCHEDULED = _gauge(
     "toc_scheduled_tasks", "Tasks in the StoreQueues: due, or due within the horizon.", "topic"
@@ -413,7 +439,13 @@ PREPARED = _gauge("toc_prepared_tasks", "Tasks in the PrepareQueues: taken and n
 DEAD = _gauge("toc_dead_tasks", "Tasks in the DeadQueues.", "topic")
 OVERDUE = _gauge(
     "toc_overdue_seconds",
-    "How long the first task that nobody has taken has been due, by the clock of Redis.",
+    "How long the first task that has not started has been due, taken by a worker or not.",
+    "topic",
+    kind=Kind.HIGHEST,
+)
+RESUMED = _gauge(
+    "toc_resumed_seconds",
+    "How long ago the topic was resumed, while what was due before that has not all started; else 0.",
     "topic",
     kind=Kind.HIGHEST,
 )

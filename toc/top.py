@@ -33,7 +33,9 @@ OWNERS_SHARE = 20
 class TopicNow:
     """A topic. Rates are per second since the look before; None where no daemon told, or nothing ran.
 
-    Durations are seconds. ``due`` are those of the ``scheduled`` that nobody has taken although they are due.
+    Durations are seconds. ``due`` are those of the ``scheduled`` that nobody has taken although they are due,
+    ``waiting`` those of the ``prepared`` that wait for a handler. ``overdue`` is how long the first task that
+    has not started has been due, taken or not.
     """
 
     topic: str
@@ -54,7 +56,7 @@ class TopicNow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNow:
-    """A worker process and its slots and tables; what only ZooKeeper knows is None without it.
+    """A worker process, its slots, and the tables it sweeps; what only ZooKeeper knows is None without it.
 
     ``metrics`` is the host:port at which its daemon shows its numbers, by the network of ``machine``.
     """
@@ -63,6 +65,8 @@ class WorkerNow:
     host: str
     owned: int
     assigned: int | None = None
+    tables: int | None = None
+    tables_assigned: int | None = None
     drained: bool | None = None
     leader: bool | None = None
     metrics: str | None = None
@@ -203,7 +207,7 @@ def _topic(
     def gauge(metric: metrics.Metric) -> int | None:
         return None if current is None else int(current.get((metric.name, name), [0.0])[0])
 
-    overdue = [d.redis_now_ms - d.next_due for d in depths if d.next_due is not None]
+    overdue = [depth.redis_now_ms - depth.oldest for depth in depths if depth.oldest is not None]
     return TopicNow(
         topic=name,
         paused=paused,

@@ -273,7 +273,7 @@ def test_a_task_is_submitted_found_rescheduled_and_cancelled(toc: Toc, topic: st
     assert toc.json("reschedule", job_id, "--delay", "1h")["outcome"] == "rescheduled"
     assert toc.json("cancel", job_id) == {"job_id": job_id, "outcome": "cancelled"}
     task = toc.json("get", job_id)
-    assert (task["status"], task["next_time"], task["attempts"]) == ("cancelled", None, 0)
+    assert (task["status"], task["next_time"], task["failed_tries"]) == ("cancelled", None, 0)
     assert task["created"] < task["ended"]
     assert toc.json("reschedule", job_id, "--delay", "1h", code=1)["outcome"] == "too_late"
 
@@ -394,7 +394,7 @@ def test_slots_show_what_waits_where(toc: Toc, topic: str) -> None:
         toc.ok("submit", topic, "--biz-id", number, "--delay", "1h")
     slots = toc.json("slots", "--topic", topic)
     assert [slot["slot"] for slot in slots] == [f"{topic}_{number}" for number in range(4)]
-    assert sum(slot["waiting"] for slot in slots) == 20
+    assert sum(slot["scheduled"] for slot in slots) == 20
     assert all(slot["overdue_ms"] == 0 and slot["error"] is None for slot in slots)
     assert f"{topic}_3" in toc.ok("slots")
 
@@ -429,7 +429,7 @@ def test_dead_tasks_are_listed_shown_and_redriven(toc: Toc, center: TimeoutCente
     assert toc.json("dead", "list") == []
     slots = toc.json("slots")
     assert sum(slot["dead"] for slot in slots) == 0
-    assert sum(slot["waiting"] for slot in slots) == 5
+    assert sum(slot["scheduled"] for slot in slots) == 5
     for row in center.store.read(job_ids).values():
         assert (row.status, row.attempts, row.version) == (TaskStatus.PENDING, 0, 1)
 
@@ -501,7 +501,7 @@ def test_a_dead_task_is_shown_with_what_its_row_knows(toc: Toc, center: TimeoutC
     shown = toc.json("dead", "show", job_id)
     row = center.store.get(job_id)
     assert row is not None
-    assert (shown["attempts"], shown["crashes"], shown["last_error"]) == (16, 0, "no luck")
+    assert (shown["failed_tries"], shown["crashes"], shown["last_error"]) == (16, 0, "no luck")
     assert shown["ended"] == from_ms(row.next_time).isoformat(timespec="milliseconds")
     assert shown["next_time"] is None
     assert (shown["status"], shown["topic"]) == ("dead", topic)
@@ -719,7 +719,7 @@ def test_a_redis_out_of_reach_is_named_without_its_password(
     assert toc.json("get", job_id)["status"] == "pending"
     assert toc.json("cancel", job_id)["outcome"] == "cancelled"
     slots = toc.json("slots")
-    assert all(str(port) in slot["error"] and slot["waiting"] is None for slot in slots)
+    assert all(str(port) in slot["error"] and slot["scheduled"] is None for slot in slots)
 
 
 def test_a_zookeeper_out_of_reach_is_named(toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:

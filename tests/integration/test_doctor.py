@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from toc.doctor import Line
 from toc.finding import Level
 from toc.local.embedded import EmbeddedStack
 from toc.local.process import free_port
-from toc.local.servers import MariaDB, RedisServer
+from toc.local.servers import MariaDB, RedisCluster, RedisServer
 from toc.store.migrate import Migrator
 from toc.topic import Slot, Topic
 
@@ -66,6 +67,47 @@ def test_a_redis_cluster_that_is_away_is_said_once(tmp_path: Path) -> None:
         center.store.topics.create(Topic(name="order.close", biz_type=1, slot_amount=4))
         lines = doctor.examine(center)
     assert [line.part for line in lines if line.level is Level.REFUSE] == ["redis"]
+
+
+def test_of_a_redis_cluster_the_node_that_is_down_is_named_and_nothing_else_is_blamed(
+    tmp_path: Path, launch: Launch
+) -> None:
+    cluster = launch(RedisCluster)
+    env = {
+        "TOC_DATABASE_URLS": f"sqlite:///{tmp_path}/toc.db",
+        "TOC_DATABASES": "1",
+        "TOC_TABLES": "4",
+        "TOC_REDIS_URL": cluster.url,
+        "NO_COLOR": "1",
+    }
+    settings = Settings(
+        database_urls=[env["TOC_DATABASE_URLS"]], databases=1, tables=4, redis_url=cluster.url
+    )
+    Migrator(settings.database_urls, databases=1, tables=4).upgrade()
+    down = cluster.nodes[1]
+    with TimeoutCenter(settings) as center:
+        center.store.topics.create(Topic(name="order.close", biz_type=1, slot_amount=16))
+        down.kill()
+        for _ in range(100):  # until the others have noticed, and refuse to serve anything
+            if having(doctor.examine(center), Level.WARN, "cluster_state is fail"):
+                break
+            time.sleep(0.1)
+    done = subprocess.run(
+        [sys.executable, "-m", "toc", "doctor", "--problems", "--json"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    lines = json.loads(done.stdout)
+    assert {line["level"] for line in lines} == {"wrong", "warn"}
+    (wrong,) = [line for line in lines if line["level"] == "wrong" and line["part"] == "redis"]
+    assert wrong["of"] == f"127.0.0.1:{down.port}"
+    assert not any("acl" in f"{line['what']} {line['do']}".lower() for line in lines)
+    assert [line["part"] for line in lines if "16 of 16 slots" in line["what"]] == ["slots"]
 
 
 def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(system: System) -> None:

@@ -116,6 +116,17 @@ def test_what_a_later_version_counts_is_left_out() -> None:
     assert total == {}
 
 
+def test_whatever_is_counted_begins_at_nothing() -> None:
+    values = metrics.beginning(["a", "b"], ["b"])
+    counted = {name for name, metric in METRICS.items() if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM)}
+    assert {key[0] for key in values} == counted
+    assert not any(map(any, values.values()))
+    assert {key[1:] for key in values if key[0] == "toc_tries"} >= {("a", "dead"), ("b", "processed")}
+    assert [key[1:] for key in values if key[0] == "toc_lateness_seconds"] == [("b",)]
+    add_up(values, {("toc_tries", "a", "dead"): [1.0]})
+    assert values["toc_tries", "a", "dead"] == [1]
+
+
 def some_values() -> Values:
     values: Values = {}
     for number, metric in enumerate(METRICS.values(), start=1):

@@ -20,7 +20,7 @@ SLOTS: list[dict[str, Any]] = [
         "owner": f"host1-{number % 2}-1a2b3c4d",
         "since": "12 min ago",
         "why": "balance" if number else "no worker that is not drained handles the topic",
-        "waiting": 1000 + number,
+        "scheduled": 1000 + number,
         "prepared": 12,
         "next_due": "in 3 s",
         "overdue_ms": None if number else 61_234,
@@ -48,7 +48,7 @@ def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
     for record in SLOTS:
         [line] = [line for line in lines if f"{record['slot']} " in line]
         assert record["owner"] in line
-        assert str(record["waiting"]) in line
+        assert str(record["scheduled"]) in line
     assert "61234" in "".join(lines)
 
 
@@ -65,9 +65,9 @@ def test_eighty_columns_have_room_for_what_one_asks_of_slots_at_rest() -> None:
         for number in range(8)
     ]
     drawn, lacks = table(records, 80, _spare(records))
-    assert list(lacks) == ["state", "why", "dead"]
+    assert list(lacks) == ["state", "why", "dead", "since"]
     lines = printed(drawn, 80)
-    assert len(lines) == len(records) + 2, "each in one line, below titles in two"
+    assert len(lines) <= len(records) + 2, "each in one line, below titles in two at most"
     assert max(map(len, lines)) <= 80
     records[3]["why"] = "no worker that is not drained handles the topic"
     assert "why" not in table(records, 80, _spare(records))[1]

@@ -62,7 +62,7 @@ def list_dead(
         rows = admin.newest(center.store, wanted, limit)
     records = [row_record(row, names.get(row.biz_type, "?")) for row in rows]
     if not as_json:
-        keys = ("job_id", "topic", "biz_id", "action_time", "attempts", "crashes", "ended", "last_error")
+        keys = ("job_id", "topic", "biz_id", "action_time", "failed_tries", "crashes", "ended", "last_error")
         records = [{key: record[key] for key in keys} for record in records]
     show(records, as_json=as_json, empty="no dead tasks", spare=("crashes", "action_time", "ended"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Annotated
 
 import typer
 
@@ -10,7 +11,12 @@ from toc.cli.output import progress_bar, say, show
 from toc.cli.values import Json, opened
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    problems: Annotated[
+        bool, typer.Option("--problems", help="Show only what is wrong or worth seeing to.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Look at every server, setting, right, clock, worker and topic, and say what is wrong and what to do.
 
     Ends with 0 when all is well, 1 when something is worth seeing to, 2 when something is wrong. It changes
@@ -21,6 +27,7 @@ def doctor(as_json: Json = False) -> None:
 
     with opened() as center, progress_bar("looking at the databases") as progress:
         lines = doctors.examine(center, progress)
+    shown = doctors.problems(lines) if problems else lines
     show(
         [
             {
@@ -30,10 +37,10 @@ def doctor(as_json: Json = False) -> None:
                 "what": redact(line.what),
                 "do": line.do or None,
             }
-            for line in lines
+            for line in shown
         ],
         as_json=as_json,
-        empty="nothing to look at",
+        empty="nothing is wrong",
     )
     counts = Counter(line.level.value for line in lines)
     say(

@@ -254,7 +254,7 @@ def task_record(task: Task) -> dict[str, Any]:
         "due_in_seconds": round((task.action_time - datetime.now(UTC)).total_seconds(), 3)
         if task.status is TaskStatus.PENDING
         else None,
-        "attempt": task.attempt,
+        "attempt": task.attempt if task.status is TaskStatus.PENDING else None,
         "version": task.version,
         "attribute": task.attribute,
     }
@@ -271,7 +271,7 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
         "action_time": instant(row.action_time),
         "next_time": instant(row.next_time) if row.status == TaskStatus.PENDING else None,
         "ended": None if row.status == TaskStatus.PENDING else instant(row.next_time),
-        "attempts": row.attempts,
+        "failed_tries": row.attempts,
         "crashes": row.crashes,
         "version": row.version,
         "last_error": row.last_error,

@@ -100,7 +100,7 @@ def get(wanted: JobId, as_json: Json = False) -> None:
     whole = row_record(row, record["topic"])
     record |= {
         name: whole[name]
-        for name in ("attempts", "crashes", "last_error", "next_time", "ended", "created", "modified")
+        for name in ("failed_tries", "crashes", "last_error", "next_time", "ended", "created", "modified")
     }
     record["history"] = past
     if is_traced(job_id, share):

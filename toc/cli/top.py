@@ -133,6 +133,8 @@ class _Owners:
                 row.host,
                 row.owned,
                 row.assigned,
+                row.tables,
+                row.tables_assigned,
                 row.drained,
                 row.leader,
                 row.metrics,
@@ -228,11 +230,14 @@ def _worker_line(worker: WorkerNow) -> dict[str, Any]:
     notes = [name for name, holds in (("drained", worker.drained), ("leads", worker.leader)) if holds]
     if worker.assigned is not None and worker.assigned != worker.owned:
         notes.append("slots are moving")
+    if worker.tables_assigned != worker.tables:
+        notes.append("tables are moving")
     return {
         "worker": worker.worker,
         "host": worker.host,
         "owned": _count(worker.owned),
         "assigned": _count(worker.assigned),
+        "tables": _count(worker.tables),
         "": ", ".join(notes),
     }
 

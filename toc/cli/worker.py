@@ -39,7 +39,7 @@ NAMED = 20
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 SLOT_SPARE = ("state", "dead", "since", "next_due")
-WATCH_SPARE = (*SLOT_SPARE, "prepared", "waiting")
+WATCH_SPARE = (*SLOT_SPARE, "prepared", "scheduled")
 """On a terminal that is watched a slot has one line, so that as many as possible are seen."""
 
 
@@ -78,7 +78,7 @@ def slots(
     watch: Annotated[bool, typer.Option("--watch", help="Look again each second until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show every slot: who owns it and why, what waits in it, and how late it is.
+    """Show every slot: who owns it and why, what stands in it, and how late it is.
 
     Without ZooKeeper the owners are known to the one daemon alone and are not shown.
     """
@@ -94,7 +94,7 @@ def slots(
 
 
 def workers(as_json: Json = False) -> None:
-    """Show the workers that are alive in the cluster, and how many slots each owns.
+    """Show the workers that are alive in the cluster, the slots that each owns, the tables that it sweeps.
 
     Without ZooKeeper: those that hold slots in Redis.
     """
@@ -124,6 +124,8 @@ def workers(as_json: Json = False) -> None:
             "weight": row.weight,
             "owned": row.owned,
             "assigned": row.assigned,
+            "tables": row.tables if as_json else _of(row.tables, row.tables_assigned),
+            "tables_assigned": row.tables_assigned,
             "drained": row.drained,
             "leader": row.leader,
             "joined": instant(row.joined) if as_json else ago(row.joined, now),
@@ -137,7 +139,7 @@ def workers(as_json: Json = False) -> None:
     ]
     if not as_json:  # who wants it is for `toc intents`
         for record in records:
-            del record["weighed_by"], record["drained_by"], record["drained_at"]
+            del record["weighed_by"], record["drained_by"], record["drained_at"], record["tables_assigned"]
     show(
         records,
         as_json=as_json,
@@ -266,6 +268,11 @@ def rebalance(
     show(records, as_json=as_json, empty="nothing to move: all is even")
 
 
+def _of(owned: int, assigned: int) -> int | str:
+    """How many there are of those that there should be, where that differs."""
+    return owned if owned == assigned else f"{owned} of {assigned}"
+
+
 def _topics(handled: list[str] | None, *, as_json: bool) -> list[str] | str | None:
     if as_json:
         return handled
@@ -377,7 +384,8 @@ def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, 
             record["since"] = ago(view.seat.since, now)
         if not isinstance(view.queues, IndexUnavailable) and view.queues.next_due is not None:
             record["next_due"] = ago(view.queues.next_due, view.queues.redis_now_ms)
-    idle = [name for name in ("state", "moving_to", "error") if not any(each[name] for each in records)]
+    seldom = ("state", "moving_to", "waiting", "error")
+    idle = [name for name in seldom if not any(each[name] for each in records)]
     return [{name: value for name, value in each.items() if name not in idle} for each in records]
 
 
@@ -396,11 +404,12 @@ def _slot_record(view: SlotView) -> dict[str, Any]:
         "why": "; ".join(reasons) or None,
     }
     if isinstance(seen, IndexUnavailable):
-        counts = dict.fromkeys(("waiting", "prepared", "dead", "next_due", "overdue_ms"))
+        counts = dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue_ms"))
         return record | counts | {"error": str(seen)}
     return record | {
-        "waiting": seen.store,
+        "scheduled": seen.store,
         "prepared": seen.prepared,
+        "waiting": seen.waiting,
         "dead": seen.dead,
         "next_due": None if seen.next_due is None else instant(seen.next_due),
         "overdue_ms": view.overdue_ms,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from toc.coordination.assignment import Member
+from toc.coordination.assignment import TABLES, Member
 from toc.topic import Slot
 
 
@@ -60,6 +61,10 @@ class Coordinator(Protocol):
     def drained(self) -> bool:
         """Whether an operator wants no slots on this daemon's host, as far as is known."""
 
+    def unowned(self) -> frozenset[Slot]:
+        """Slots, tables included, that no worker may have, as far as this daemon is the one to tell of them:
+        in a cluster the daemon that leads is, as of the last time that ZooKeeper answered it."""
+
     def wait(self, timeout: float) -> None:
         """Sleep until something may have changed, at most ``timeout`` seconds, then ``step``."""
 
@@ -99,7 +104,9 @@ class SlotRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker as an operator sees it, with counts of slots. ``leader``: its daemon leads.
+    """One worker as an operator sees it. ``leader``: its daemon leads.
+
+    ``assigned`` and ``owned`` count slots, ``tables_assigned`` and ``tables`` the tables that it sweeps.
 
     ``weight`` is what counts; ``weighed_by`` whoever asked for it, None if its daemon was started with it.
     ``drained_by`` and ``drained_at`` (milliseconds): whoever drained its host, and when. ``metrics`` is where
@@ -114,6 +121,8 @@ class WorkerRow:
     joined: int
     assigned: int
     owned: int
+    tables_assigned: int
+    tables: int
     drained: bool
     leader: bool
     weighed_by: str | None = None
@@ -129,6 +138,30 @@ class Claim:
 
     worker_id: str
     since: int
+
+
+class Share(NamedTuple):
+    """How many slots of topics a worker has, and how many tables it sweeps."""
+
+    slots: int
+    tables: int
+
+
+def shares(pairs: Iterable[tuple[str, str | None]]) -> Callable[[str], Share]:
+    """What each worker has, given the topic and the worker_id of each slot."""
+    counts = Counter((worker_id, topic == TABLES) for topic, worker_id in pairs)
+    return lambda worker_id: Share(counts[worker_id, False], counts[worker_id, True])
+
+
+def without_owner(assignment: Mapping[str, Collection[str | None]]) -> frozenset[Slot]:
+    """The slots that nobody may have."""
+    return frozenset(
+        Slot(topic, number)
+        for topic, owners in assignment.items()
+        if None in owners
+        for number, owner in enumerate(owners)
+        if owner is None
+    )
 
 
 def slot_rows(

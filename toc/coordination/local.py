@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from toc.clock import Clock
 from toc.coordination.assignment import Member, Owners, assign
-from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, slot_rows
+from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, shares, slot_rows, without_owner
 from toc.topic import Slot
 
 DEAD_FOR_MS = 600_000
@@ -111,6 +110,11 @@ class LocalCoordinator:
         """See Coordinator. Nobody can ask for it here."""
         return False
 
+    def unowned(self) -> frozenset[Slot]:
+        """See Coordinator."""
+        self._assign()
+        return without_owner(self._assignment)
+
     def wait(self, timeout: float) -> None:
         """See Coordinator."""
         self._wake.wait(timeout)
@@ -128,8 +132,9 @@ class LocalCoordinator:
 
     def workers(self) -> list[WorkerRow]:
         """See Coordinator."""
-        desired = self.desired()
-        owned = Counter(claim.worker_id for claim in self._claims.values())
+        self._assign()
+        assigned = shares((topic, owner) for topic, owners in self._assignment.items() for owner in owners)
+        held = shares((slot.topic, claim.worker_id) for slot, claim in self._claims.items())
         return [
             WorkerRow(
                 worker_id=member.worker_id,
@@ -138,8 +143,10 @@ class LocalCoordinator:
                 weight=member.weight,
                 topics=None if member.topics is None else sorted(member.topics),
                 joined=self._joined[member.worker_id],
-                assigned=len(desired[member.worker_id]),
-                owned=owned[member.worker_id],
+                assigned=assigned(member.worker_id).slots,
+                owned=held(member.worker_id).slots,
+                tables_assigned=assigned(member.worker_id).tables,
+                tables=held(member.worker_id).tables,
                 drained=False,
                 leader=True,
             )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple, Self
 
 from toc.clock import Clock
 from toc.coordination.assignment import assign
-from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, slot_rows
+from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, shares, slot_rows
 from toc.coordination.intents import Drain, Intents, Pin, Weight, read_intents, read_members
 from toc.coordination.nodes import (
     DIRECTORIES,
@@ -180,10 +179,9 @@ def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
 def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
     """See Operator.workers."""
     wanted = read_intents(session, paths)
-    assigned = Counter(
-        owner for owners in _read_assignment(session, paths).values() for owner in owners if owner
-    )
-    owned = Counter(claim.worker_id for claim in read_claims(session, paths).values())
+    assignment = _read_assignment(session, paths)
+    assigned = shares((topic, owner) for topic, owners in assignment.items() for owner in owners)
+    held = shares((slot.topic, claim.worker_id) for slot, claim in read_claims(session, paths).items())
     candidates = session.children(paths.directory("leader"))
     leader = min(candidates, key=lambda name: name.rpartition("-")[2], default="").rpartition("-")[0]
     names = session.children(paths.directory("workers"))
@@ -200,8 +198,10 @@ def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
                     weight=weight.weight if weight else member.weight,
                     topics=None if member.topics is None else sorted(member.topics),
                     joined=node.created_ms,
-                    assigned=assigned[name],
-                    owned=owned[name],
+                    assigned=assigned(name).slots,
+                    owned=held(name).slots,
+                    tables_assigned=assigned(name).tables,
+                    tables=held(name).tables,
                     drained=drain is not None,
                     leader=f"{node.session:x}" == leader,
                     weighed_by=weight.by if weight else None,

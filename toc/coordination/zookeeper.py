@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from toc.clock import Clock
 from toc.coordination import operator
 from toc.coordination.assignment import Member
-from toc.coordination.coordinator import SlotRow, WorkerRow
+from toc.coordination.coordinator import SlotRow, WorkerRow, without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.nodes import (
     DIRECTORIES,
@@ -212,6 +212,12 @@ class ZooKeeperCoordinator:
     def drained(self) -> bool:
         """See Coordinator."""
         return self._drained
+
+    def unowned(self) -> frozenset[Slot]:
+        """See Coordinator."""
+        if not self._leader.leading:
+            return frozenset()
+        return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 
     def wait(self, timeout: float) -> None:
         """See Coordinator."""

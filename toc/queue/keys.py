@@ -5,6 +5,7 @@
     DeadQueue       dead_{order.close_3}           out of tries: job_id -> millisecond of death
     claims          claims_{order.close_3}         hash: next -> counter, number -> worker_id
     generation      gen_{order.close_3}            run_id of the server on which the slot was last rebuilt
+    waiting         waiting_{order.close_3}        what its worker has taken and cannot start: since when
     wake channel    wake_{order.close_3}           pub/sub: the new first score of the StoreQueue
     owner           toc_owner                      hash: whose queues these are; one for all slots
 
@@ -33,6 +34,7 @@ class SlotKeys(NamedTuple):
     dead: str
     claims: str
     generation: str
+    waiting: str
     channel: str
     hash_slot: int
 
@@ -45,6 +47,7 @@ class SlotKeys(NamedTuple):
             dead_key(slot, namespace),
             claims_key(slot, namespace),
             generation_key(slot, namespace),
+            waiting_key(slot, namespace),
             wake_channel(slot, namespace),
             key_slot(store_key(slot, namespace).encode()),
         )
@@ -80,6 +83,11 @@ def claims_key(slot: Slot, namespace: str | None = None) -> str:
 def generation_key(slot: Slot, namespace: str | None = None) -> str:
     """The run_id of the server on which the slot was last rebuilt: ``gen_{order.close_3}``."""
     return f"gen_{{{store_key(slot, namespace)}}}"
+
+
+def waiting_key(slot: Slot, namespace: str | None = None) -> str:
+    """What a worker has taken and cannot start yet: ``waiting_{order.close_3}``."""
+    return f"waiting_{{{store_key(slot, namespace)}}}"
 
 
 def wake_channel(slot: Slot, namespace: str | None = None) -> str:

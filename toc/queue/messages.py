@@ -65,22 +65,47 @@ class ExpiredRequest(NamedTuple):
     limit: int = MAX_IDS
 
 
+class Waiting(NamedTuple):
+    """What a worker has taken of a slot and cannot start yet, once that is late.
+
+    ``since`` is the millisecond at which the first of it was due, ``tasks`` how much of it the worker holds;
+    the rest it has put back for a while. It holds for ``seconds``: so long after their worker's last word
+    these entries are anybody's.
+    """
+
+    since: int
+    tasks: int
+    seconds: int
+
+
 class Peek(NamedTuple):
-    """``next_due`` is as in ``Prepared``; the counts are entries."""
+    """``next_due`` is as in ``Prepared``; the counts are entries.
+
+    ``waiting`` of the ``prepared`` have not started, though the first was due at ``waiting_since``
+    (milliseconds): None unless that is late. That holds with 0, too, for what was put back for a while.
+    """
 
     next_due: float | None
     store: int
     prepared: int
     dead: int
+    waiting: int
+    waiting_since: int | None
     redis_now_ms: int
 
     @classmethod
     def each_of(cls, reply: list[Any]) -> Iterator[Peek]:
         """What peek.lua says, slot by slot."""
         now_ms = int(reply[0])
-        for at in range(1, len(reply), 4):
-            first, store, prepared, dead = reply[at : at + 4]
-            yield cls(first_due(first), int(store), int(prepared), int(dead), now_ms)
+        for at in range(1, len(reply), 5):
+            first, store, prepared, dead, note = reply[at : at + 5]
+            counts = int(store), int(prepared), int(dead)
+            yield cls(first_due(first), *counts, *noted(note, int(prepared)), now_ms)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the first task that has not started is or was due, taken or not; None if there is none."""
+        return _first(self.next_due, self.waiting_since)
 
 
 class Depth(NamedTuple):
@@ -91,13 +116,21 @@ class Depth(NamedTuple):
     due: int
     prepared: int
     dead: int
+    waiting: int
+    waiting_since: int | None
     redis_now_ms: int
 
     @classmethod
     def of(cls, reply: list[Any]) -> Depth:
         """What depth.lua says."""
-        first, *counts = reply
-        return cls(first_due(first), *map(int, counts))
+        first, store, due, prepared, dead, note, now_ms = reply
+        counts = int(store), int(due), int(prepared), int(dead)
+        return cls(first_due(first), *counts, *noted(note, int(prepared)), int(now_ms))
+
+    @property
+    def oldest(self) -> float | None:
+        """When the first task that has not started is or was due, taken or not; None if there is none."""
+        return _first(self.next_due, self.waiting_since)
 
 
 class Claim(NamedTuple):
@@ -161,6 +194,23 @@ class Owner(NamedTuple):
 
 def _text(value: bytes) -> str:
     return value.decode(errors="replace")[:_SHOWN_CHARS]
+
+
+def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
+    """How many entries wait for a handler, and since when the first was due, by the note of their worker.
+
+    0 of them: what was taken was put away again. What is no such note is none; nor is that of a worker that
+    has died, where nothing is prepared any more.
+    """
+    words = (note or b"").split()
+    if len(words) != 2 or not all(word.isdigit() and len(word) <= 18 for word in words):
+        return 0, None
+    since, tasks = map(int, words)
+    return (0, None) if not since or (tasks and not prepared) else (min(tasks, prepared), since)
+
+
+def _first(*times: float | None) -> float | None:
+    return min((each for each in times if each is not None), default=None)
 
 
 def holders(flat: list[bytes]) -> dict[int, str]:

@@ -43,6 +43,7 @@ from toc.queue.messages import (
     Peek,
     Prepared,
     PrepareRequest,
+    Waiting,
     holders,
 )
 from toc.queue.nodes import Nodes
@@ -69,6 +70,7 @@ _CLAIM = Script("claim")
 _UNCLAIM = Script("unclaim")
 _REACH = Script("reach")
 _OWN = Script("own")
+_WAITING = Script("waiting")
 
 Result = TypeVar("Result")
 
@@ -358,7 +360,7 @@ class Queues:
         return self._together(
             _PEEK,
             slots,
-            lambda keys: (keys.store, keys.prepare, keys.dead),
+            lambda keys: (keys.store, keys.prepare, keys.dead, keys.waiting),
             lambda call: Peek.each_of(call.result),
         )
 
@@ -367,8 +369,24 @@ class Queues:
         calls = {}
         for slot in slots:
             keys = self.keys(slot)
-            calls[slot] = _DEPTH.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead))
+            calls[slot] = _DEPTH.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead, keys.waiting))
         return self._calls.one_each(calls, Depth.of)
+
+    def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
+        """Those of the ids that stand in the PrepareQueues."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return Call(keys.hash_slot, ("ZMSCORE", keys.prepare, *words))
+
+        scores = self._in_batches(
+            {slot: [(one,) for one in some] for slot, some in ids.items()}, call, _chained
+        )
+        return {
+            slot: found
+            if isinstance(found, IndexUnavailable)
+            else {one for one, score in zip(ids[slot], found, strict=True) if score is not None}
+            for slot, found in scores.items()
+        }
 
     def clocks(self) -> dict[str, float | IndexUnavailable]:
         """Each server, by its address, with its clock minus this machine's in seconds, or why it is unknown.
@@ -410,6 +428,15 @@ class Queues:
         return pages
 
     # --- who holds a slot, and where it was built ----------------------------------------------------------
+
+    def note_waiting(self, notes: Mapping[Slot, Waiting | None]) -> dict[Slot, bool | IndexUnavailable]:
+        """Note for whoever looks what a worker has taken of these slots and cannot start; None: nothing."""
+        calls = {}
+        for slot, note in notes.items():
+            keys = self.keys(slot)
+            words = ("0 0", 1) if note is None else (f"{note.since} {note.tasks}", note.seconds * 1000)
+            calls[slot] = _WAITING.call(keys.hash_slot, (keys.waiting,), *words)
+        return self._calls.one_each(calls, bool)
 
     def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:
         """Draw the worker's claim numbers; one that it holds already stays. ``worker_id`` must be unique per
@@ -611,6 +638,10 @@ def _generation(found: bytes | list[bytes] | None, serving: str) -> Generation |
             f"{names}: of another type than toc's, so somebody else wrote that; move it or remove it"
         )
     return Generation(None if found is None else str(found, "ascii", "replace"), serving)
+
+
+def _chained(parts: list[list[Any]]) -> list[Any]:
+    return list(chain.from_iterable(parts))
 
 
 def _flags(parts: list[list[int]]) -> list[bool]:

@@ -2,8 +2,8 @@
 
     {"attempt":2,"crashes":0,"version":0,"at":1700000000000,"error":"ConnectionError: refused"}
 
-``attempt`` is how many tries were used up then, ``crashes`` how many in a row had ended with their worker;
-``at`` is in milliseconds. To change it: add keys, and be content with lines that lack them.
+``attempt`` is the number of that try (how many were used up then), ``crashes`` how many in a row had ended
+with their worker, ``at`` milliseconds. To change it: add keys, and be content with lines that lack them.
 """
 
 from __future__ import annotations

@@ -297,6 +297,7 @@ class Daemon:
             if child.heard and child.silence.seconds > SILENT_SECONDS
         }
         tables = sum(slot.topic == TABLES for slot in held)
+        unowned = self._coordinator.unowned()
         self._monitor.tell(
             State(
                 now,
@@ -306,6 +307,8 @@ class Daemon:
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
                 owned=frozenset(slot for slot in held if slot.topic != TABLES),
                 moving=frozenset(slot for slot in moving if slot.topic != TABLES),
+                unowned=frozenset(slot for slot in unowned if slot.topic != TABLES),
+                unswept=any(slot.topic == TABLES for slot in unowned),
                 tables=tables,
                 missing=len(self._missing),
                 zookeeper=self._coordinator.connected() if self._settings.zookeeper else None,

@@ -74,6 +74,11 @@ class Entry:
         """Whether others may have found by now that it fell silent: nobody here has kept it alive in time."""
         return self.fence != NO_FENCE and now - self.kept > self.topic.prepare_timeout
 
+    @property
+    def due(self) -> int:
+        """When it was due, in milliseconds; until its row was read, when it was taken."""
+        return self.row.next_time if self.checked else self.taken
+
     def row_score(self, at: int | None = None) -> float:
         """The StoreQueue score that the row asks for: its next time (or ``at``), its tries left."""
         row = self.row

@@ -27,6 +27,7 @@ from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TaskStatus, TryRow
 from toc.topic import Slot, Topic
 from toc.worker.entry import Entry, Inflight
 from toc.worker.loop import Loop
+from toc.worker.waiting import PutAway
 
 log = get_logger(__name__)
 
@@ -121,6 +122,8 @@ class Finisher:
         self._store = store
         self._inflight = inflight
         self._clock = clock
+        self.away = PutAway()
+        """What was put away, for who tells how late tasks are."""
         self.flushers = [
             Flusher(f"finish-{number}", store, queues, inflight, clock, crowded)
             for number in range(len(store.tables_of_server()))
@@ -179,6 +182,7 @@ class Finisher:
         """
         by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
         for entry, at in times:
+            self.away.add(entry.slot, entry.due, at)
             score = entry.row_score(at) if entry.checked else entry.unread_score(at)
             by_flusher.setdefault(self._of(entry), []).append((entry, score))
         for flusher, pairs in by_flusher.items():

@@ -1,4 +1,7 @@
-"""Keep alive: what waits or runs here is not timed out by others; tries that run too long are ended."""
+"""Keep alive: what waits or runs here is not timed out by others; tries that run too long are ended.
+
+It goes through all that is held twice a second, so it also tells what of that waits for long.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from toc.worker.dispatch import CLEAN_UP_SECONDS, Dispatcher
 from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
+from toc.worker.waiting import WaitingNotes
 
 log = get_logger(__name__)
 
@@ -44,13 +48,15 @@ class Keeper:
         self._dispatcher = dispatcher
         self._finisher = finisher
         self._recycle = recycle
+        self._notes = WaitingNotes(queues, clock, finisher.away)
         self.loop = Loop("keepalive", self.run_once)
 
     def run_once(self) -> float:
         """Extend what needs it, end what ran too long; returns the seconds until the next look."""
         now = self._clock.monotonic()
         aging: dict[Slot, list[Entry]] = {}
-        for entry in self._inflight.snapshot():
+        held = self._inflight.snapshot()
+        for entry in held:
             fenced = entry.fence != NO_FENCE and not entry.lost
             if fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
                 aging.setdefault(entry.slot, []).append(entry)
@@ -58,7 +64,12 @@ class Keeper:
                 self._end(entry, now)
         if aging:
             self._extend(aging, now)
+        self._notes.tell(held, now)
         return TICK_SECONDS
+
+    def end(self) -> None:
+        """Take back what was told: nothing waits here any more. Once the loop has ended."""
+        self._notes.tell((), self._clock.monotonic())
 
     def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
         sent = {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -25,6 +25,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from toc.catalog import TopicCatalog
+from toc.clock import Clock
 from toc.errors import ConfigError, IndexUnavailable, StoreUnavailable
 from toc.exposition import encode
 from toc.log import get_logger
@@ -39,6 +40,7 @@ from toc.metrics import (
     PAUSED,
     PREPARED,
     REDIS_UP,
+    RESUMED,
     SCHEDULED,
     SLOTS,
     TABLES,
@@ -50,10 +52,12 @@ from toc.metrics import (
     Level,
     Values,
     add_up,
+    beginning,
     own_board,
 )
 from toc.queue.messages import Depth
 from toc.queue.queues import Queues
+from toc.store.overdue import overdue_rows
 from toc.store.store import Store
 from toc.topic import Slot
 
@@ -64,6 +68,8 @@ LOOK_SECONDS = 2.0
 LOOK_SHARE = 50
 """A look is followed by a rest of so many times the time that it took: 2 % of one core at most."""
 LOOK_TIMEOUT_SECONDS = 1.0
+LATE_MS = 2000
+"""Where nobody sweeps the tables, rows count that have been due for so long: what runs has its lease then."""
 STILL_SECONDS = 30.0
 """A daemon whose thread stands still for so long, or a worker process that says nothing, hangs."""
 REQUEST_SECONDS = 5.0
@@ -87,6 +93,10 @@ class State:
     """Slots that its workers consume."""
     moving: frozenset[Slot] = frozenset()
     """Slots that are on the way to or from them."""
+    unowned: frozenset[Slot] = frozenset()
+    """Slots that nobody may have, where this daemon is the one to tell of them."""
+    unswept: bool = False
+    """Whether that is so of tables, too: then the index lacks what has come since."""
     tables: int = 0
     """How many tables they sweep."""
     missing: int = 0
@@ -101,13 +111,24 @@ class State:
 class Monitor:
     """Collects the numbers of a daemon's worker processes, and shows them where there is an address for it.
 
-    ``address`` is TOC_METRICS_ADDRESS. Raises ConfigError if it cannot listen there.
+    ``address`` is TOC_METRICS_ADDRESS, ``handled`` the topics of the application. Raises ConfigError if it
+    cannot listen there.
     """
 
-    def __init__(self, address: str | None, *, queues: Queues, store: Store, catalog: TopicCatalog) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        *,
+        queues: Queues,
+        store: Store,
+        catalog: TopicCatalog,
+        handled: Collection[str] = (),
+    ) -> None:
+        self._handled = handled
         self._queues = queues
         self._store = store
         self._catalog = catalog
+        self._clock = Clock()
         self._lock = threading.Lock()
         self._boards: dict[str, Board] = {}
         self._ended: Values = {}
@@ -115,6 +136,7 @@ class Monitor:
         self._state = State(time.monotonic(), 0)
         self._index: Values = {}
         self._databases: Values = {}
+        self._rows: Values = {}
         self._away: dict[str, list[str]] = {}
         """What each look found to be out of reach; a look that has not been made yet is absent."""
         self._stopped = threading.Event()
@@ -156,6 +178,7 @@ class Monitor:
         self._thread("metrics", self._server.serve_forever)
         self._thread("look-index", lambda: self._look_on(self._look_at_index))
         self._thread("look-databases", lambda: self._look_on(self._look_at_databases))
+        self._thread("look-rows", lambda: self._look_on(self._look_at_rows))
         log.info("metrics_served", address=self.address)
 
     @property
@@ -205,15 +228,24 @@ class Monitor:
                     _put(values, CLOCK_DIFFERENCE, clock, server)
         except IndexUnavailable as exc:  # nobody tells which servers there are
             away.append(str(exc))
+        state, topics = self._state, self._catalog.known()
+        counted = state.owned | state.unowned
         unseen = 0
-        for slot, depth in self._queues.depths(self._state.owned).items():
+        for slot, depth in self._queues.depths(counted | state.moving).items():
             if isinstance(depth, IndexUnavailable):
-                unseen += 1
-            else:
+                unseen += slot in counted
+                continue
+            if slot in counted:  # what moves is counted by one daemon, and told as late by both
                 _add_depth(values, slot.topic, depth)
+            now, due = depth.redis_now_ms, depth.oldest
+            _put(values, OVERDUE, 0.0 if due is None else max(now - due, 0.0) / 1000, slot.topic)
+            topic = topics.get(slot.topic)
+            if topic is not None and due is not None and due < topic.resumed_at and not topic.paused:
+                _put(values, RESUMED, (now - topic.resumed_at) / 1000, topic.name)
         _put(values, UNSEEN, unseen)
-        for topic in self._catalog.known().values():
+        for topic in topics.values():
             _put(values, PAUSED, float(topic.paused), topic.name)
+            _put(values, RESUMED, 0.0, topic.name)
         self._index, self._away["Redis"] = values, away
 
     def _look_at_databases(self) -> None:
@@ -224,16 +256,29 @@ class Monitor:
         away = [str(trouble) for trouble in found.values() if trouble is not None]
         self._databases, self._away["database"] = values, away
 
+    def _look_at_rows(self) -> None:
+        """While nobody sweeps the tables: by then the rows alone tell what is due."""
+        values: Values = {}
+        if self._state.unswept:
+            topics, now = self._catalog.known().values(), self._clock.now_ms()
+            names = {topic.biz_type: topic.name for topic in topics}
+            for row in overdue_rows(self._store, topics, now - LATE_MS, untaken=True).rows:
+                if row.biz_type in names:
+                    _put(values, OVERDUE, (now - row.next_time) / 1000, names[row.biz_type])
+        self._rows = values
+
     # --- shown
 
     def values(self) -> Values:
         """Every number there is: of the worker processes that live and those that have ended, and our own."""
+        known = self._catalog.known()
+        total = beginning(known, known.keys() & self._handled)
         with self._lock:
-            total = {key: list(cells) for key, cells in self._ended.items()}
+            add_up(total, self._ended)
             for board in self._boards.values():
                 add_up(total, board.read())
             add_up(total, own_board().read())
-        for part in (_state_values(self._state), self._index, self._databases):
+        for part in (_state_values(self._state), self._index, self._databases, self._rows):
             add_up(total, part)
         return total
 
@@ -279,16 +324,19 @@ def wants(state: State) -> list[str]:
 
 
 def notes(state: State) -> list[str]:
-    """What is as somebody wants it, and not as usual.
+    """What is as somebody wants it, and not as usual; and what is wrong with the cluster, not this daemon.
 
     A drained host is ready: it has all that it should have, and a rolling update that waited for it to become
-    ready would never end.
+    ready would never end. So it is with slots that nobody may have: the update may bring who handles them.
     """
-    if not state.drained:
-        return []
-    left = len(state.owned) + state.tables
-    still = f"{left} slots or tables are still to be handed over" if left else "it has nothing"
-    return [f"drained: {still}, and gets none until `toc undrain`"]
+    found = []
+    if state.drained:
+        left = len(state.owned) + state.tables
+        still = f"{left} slots or tables are still to be handed over" if left else "it has nothing"
+        found.append(f"drained: {still}, and gets none until `toc undrain`")
+    for topic, count in sorted(Counter(slot.topic for slot in state.unowned).items()):
+        found.append(f"{count} slots of {topic} have no owner: no worker that is not drained handles it")
+    return found
 
 
 def _put(values: Values, family: Family[Level], value: float, *labels: str) -> None:
@@ -296,20 +344,18 @@ def _put(values: Values, family: Family[Level], value: float, *labels: str) -> N
 
 
 def _add_depth(values: Values, topic: str, depth: Depth) -> None:
-    first = depth.redis_now_ms if depth.next_due is None else depth.next_due
     for family, value in (
         (SCHEDULED, depth.store),
         (DUE, depth.due),
         (PREPARED, depth.prepared),
         (DEAD, depth.dead),
-        (OVERDUE, max(depth.redis_now_ms - first, 0.0) / 1000),
     ):
         _put(values, family, value, topic)
 
 
 def _state_values(state: State) -> Values:
     values: Values = {}
-    for name, slots in (("owned", state.owned), ("moving", state.moving)):
+    for name, slots in (("owned", state.owned), ("moving", state.moving), ("unowned", state.unowned)):
         for topic, count in Counter(slot.topic for slot in slots).items():
             _put(values, SLOTS, count, topic, name)
     _put(values, TABLES, state.tables)

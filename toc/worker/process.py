@@ -406,6 +406,7 @@ class Worker:
         self.book.hand_back(owned)
         for loop in self._loops:
             loop.stop(1.0)
+        self.keeper.end()
         self._listener.stop()
         self.dispatcher.close()
 

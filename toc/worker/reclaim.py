@@ -235,6 +235,7 @@ class Reclaimer:
             self._queues.rollback(backs)
         if buries:
             self._queues.bury(buries)
+        self._queues.note_waiting(dict.fromkeys(backs))  # what their worker had noted is over
         for slot, given in backs.items():
             RECLAIMED.of(slot.topic).add(len(given))
         log.warning("reclaimed", slots=len(found), tasks=sum(map(len, backs.values())))

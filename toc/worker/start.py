@@ -40,6 +40,7 @@ def run_daemon(app: str, settings: Settings) -> int:
             ),
             store=center.store,
             catalog=center.catalog,
+            handled=center.handlers,
         )
         daemon = Daemon(
             app,

@@ -85,11 +85,13 @@ class OperatedCluster:
         """What the page calls done: ``owned`` equals ``assigned`` in every line of ``toc workers``."""
         workers = self.json("toc workers")
         return {row["host"] for row in workers} == set(self.hosts) and all(
-            row["owned"] == row["assigned"] for row in workers
+            row["owned"] == row["assigned"] and row["tables"] == row["tables_assigned"] for row in workers
         )
 
     def owned(self, host: str) -> int:
-        return sum(int(row["owned"]) for row in self.json("toc workers") if row["host"] == host)
+        """Slots and tables."""
+        workers = self.json("toc workers")
+        return sum(int(row["owned"]) + int(row["tables"]) for row in workers if row["host"] == host)
 
     def most_overdue(self) -> int:
         """Of all slots, in milliseconds."""

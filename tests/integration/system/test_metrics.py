@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.system import DaemonProcess, System
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from toc import NewTask
+from toc import NewTask, Topic, admin
 from toc.coordination.operator import Operator
 from toc.local.servers import RedisServer
 from toc.metrics import METRICS
@@ -136,6 +136,10 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     with Operator(settings.zookeeper or "", cluster=settings.cluster) as visit:
         visit.drain(daemon.host, by="ann")
     said = "ok\ndrained: it has nothing, and gets none until `toc undrain`\n"
+    said += "".join(
+        f"8 slots of {topic} have no owner: no worker that is not drained handles it\n"
+        for topic in ("test.async", "test.batch", "test.doomed", "test.sync")
+    )
     cluster.wait(lambda: ask(daemon, "/readyz") == (200, said), "it says so", 30)
     assert scrape(daemon)["toc_drained",] == 1
 
@@ -165,6 +169,60 @@ def test_tasks_that_wait_are_seen_where_they_wait(system: System) -> None:
         )
 
     system.wait(seen, "tasks that are due wait for their turn", 10)
+    daemon.kill()
+
+
+def test_what_nobody_handles_and_what_was_resumed_is_told_apart_and_counts_begin_at_nothing(
+    system: System,
+) -> None:
+    system.create_topics()
+    center = system.center
+    center.store.topics.create(Topic("test.nobody", 9, 4))
+    center.store.topics.alter("test.sync", paused=True)
+    daemon = system.start(processes=1, env=ADDRESS)
+    system.wait(lambda: ask(daemon, "/readyz")[0] == 200, "it is ready", 10)
+    assert "4 slots of test.nobody have no owner" in ask(daemon, "/readyz")[1]
+    numbers = scrape(daemon)
+    for key in (
+        ("toc_tries_total", "test.sync", "dead"),
+        ("toc_orphans_total", "test.nobody"),
+        ("toc_lateness_seconds_count", "test.sync"),
+        ("toc_worker_exits_total", "died"),
+    ):
+        assert numbers[key] == 0, key
+    center.submit("test.nobody", biz_id=1, delay=0.1)
+    center.submit_many([NewTask("test.sync", number, delay=0.1) for number in range(4)])
+
+    def told(metric: str, topic: str) -> float:
+        return scrape(daemon).get((metric, topic), -1)
+
+    for topic in ("test.nobody", "test.sync"):
+        system.wait(lambda: told("toc_overdue_seconds", topic) > 1, f"tasks of {topic} wait", 10)  # noqa: B023
+    assert scrape(daemon)["toc_slots", "test.nobody", "unowned"] == 4
+    assert told("toc_resumed_seconds", "test.sync") == 0
+    admin.resume_topic(center.store, "test.sync", rate=1, now_ms=center.clock.now_ms())
+    system.wait(lambda: told("toc_resumed_seconds", "test.sync") > 0, "it is worked off", 10)
+    assert told("toc_resumed_seconds", "test.nobody") == 0
+    system.wait(lambda: told("toc_resumed_seconds", "test.sync") == 0, "it is done", 20)
+    assert scrape(daemon)["toc_tries_total", "test.sync", "processed"] == 4
+    daemon.kill()
+
+
+def test_while_nobody_sweeps_the_tables_the_rows_tell_what_is_overdue(cluster: System) -> None:
+    cluster.create_topics()
+    center = cluster.center
+    daemon = cluster.start(processes=1, env=ADDRESS)
+    with Operator(cluster.settings.zookeeper or "", cluster=cluster.settings.cluster) as visit:
+        visit.drain(daemon.host, by="ann")
+    unowned = ("toc_slots", "test.sync", "unowned")
+    cluster.wait(lambda: scrape(daemon).get(unowned) == 8, "nobody owns anything", 20)
+    job_id = center.submit("test.sync", biz_id=1, delay=0.5)
+    topic = center.catalog.get("test.sync")
+    row = cluster.row(job_id)
+    assert center.queues.cancel(topic.slot(row.slot_crc, row.slot_amount), job_id).removed
+    cluster.wait(
+        lambda: scrape(daemon).get(("toc_overdue_seconds", "test.sync"), 0) > 3, "the row is found", 20
+    )
     daemon.kill()
 
 
@@ -212,8 +270,8 @@ def test_top_shows_rates_and_queues_and_who_owns_what(cluster: System) -> None:
     assert seen["daemons"] == 1
     assert [line for line in seen["trouble"] if line.startswith("127.0.0.1:1: no answer")]
     assert [worker["host"] for worker in seen["workers"]] == ["host-a"] * 2
-    owned = sum(worker["owned"] for worker in seen["workers"])
-    assert owned == 4 * 8 + 64, "every slot, and every table"
+    assert sum(worker["owned"] for worker in seen["workers"]) == 4 * 8, "every slot"
+    assert sum(worker["tables"] for worker in seen["workers"]) == 64, "every table"
     found = json.loads(toc_top(cluster, "--json"))
     assert found["daemons"] == 1, "without a word of ours: it says in ZooKeeper where it answers"
     assert {worker["metrics"] for worker in found["workers"]} == {address(daemon)}

@@ -4,79 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import urllib.error
-import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
+from harness.prometheus import DEPLOY, Prometheus, need_prometheus
 from harness.system import System
 
 from toc.local.process import free_port
-from toc.local.server import Server
 
-DEPLOY = Path(__file__).parents[3] / "deploy" / "prometheus"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY.parent / "grafana" / "toc.json").read_text())
-NEVER_HERE = {
-    "toc_zookeeper_up",
-    "toc_drained",
-    "toc_index_losses_total",
-    "toc_stale_entries_total",
-    "toc_orphans_total",
-    "toc_fences_lost_total",
-    "toc_reclaimed_tasks_total",
-    "toc_quarantined_tasks_total",
-    "toc_worker_exits_total",
-    "toc_purged_rows_total",
-}
-"""What is shown only once it has happened, or where there is ZooKeeper."""
-
-
-class Prometheus(Server):
-    """With the configuration of deploy/, other targets, and no patience."""
-
-    name = "prometheus"
-
-    def __init__(self, directory: Path, targets: list[str]) -> None:
-        super().__init__(directory)
-        self._targets = targets
-
-    def ask(self, path: str, **parameters: str) -> Any:
-        """What its API answers."""
-        query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}", timeout=5
-        ) as answer:
-            return json.load(answer)["data"]
-
-    def values(self, query: str, label: str) -> dict[str, float]:
-        """What a query finds, by a label."""
-        found = self.ask("query", query=query)["result"]
-        return {one["metric"][label]: float(one["value"][1]) for one in found}
-
-    def _prepare(self) -> list[str | Path]:
-        config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config["scrape_configs"][0]["static_configs"] = [{"targets": self._targets}]
-        (self.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-        for name in config["rule_files"]:
-            shutil.copy(DEPLOY / name, self.directory)
-        return [
-            shutil.which("prometheus") or "",
-            f"--config.file={self.directory}/prometheus.yml",
-            f"--storage.tsdb.path={self.directory}/data",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-        ]
-
-    def _ready(self, _log_start: int) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2):
-                return True
-        except (urllib.error.URLError, ConnectionError):
-            return False
+NEVER_HERE = {"toc_zookeeper_up", "toc_drained"}
+"""What is shown where there is ZooKeeper."""
 
 
 def dashboard_queries() -> list[str]:
@@ -88,8 +27,7 @@ def dashboard_queries() -> list[str]:
 def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
     system: System, tmp_path: Path
 ) -> None:
-    if shutil.which("prometheus") is None:
-        pytest.skip("prometheus is not installed")
+    need_prometheus()
     system.create_topics()
     daemon = system.start(processes=1, env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
     (served,) = re.findall(r"^.*metrics_served.*$", daemon.log.read_text(), re.MULTILINE)
@@ -130,7 +68,6 @@ def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
             parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
             return asked - {name for name, _ in types} - parts
 
-        # What has never happened is not shown; that its name is right, test_alerts sees.
         system.wait(lambda: unseen() <= NEVER_HERE, "the daemon shows whatever the panels ask for", 30)
         # A rate wants something that goes on, and no slot moves; all else has an answer.
         for query in dashboard_queries():

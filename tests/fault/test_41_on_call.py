@@ -1,0 +1,212 @@
+"""Fault 41: all handlers of a topic are busy, or nobody who handles it is left: the on-call is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from fault.conftest import Build, Verdict
+from harness.prometheus import Prometheus, need_prometheus
+from harness.secured import root_url
+from harness.system import DaemonProcess, System
+from sqlalchemy.engine import make_url
+
+from toc import NewTask, doctor
+from toc.coordination.operator import Operator
+from toc.exposition import decode
+from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.metrics import OVERDUE, SLOTS, Values
+from toc.sharding import table_of_job
+
+ADDRESS = {"TOC_METRICS_ADDRESS": "127.0.0.1:0"}
+TOLD_SECONDS = 60
+"""Within a minute of the time at which a task was due."""
+
+
+def address(daemon: DaemonProcess) -> str:
+    served = re.findall(r"^.*metrics_served.*$", daemon.told(), re.MULTILINE)
+    return str(json.loads(served[-1])["address"])
+
+
+def ask(daemon: DaemonProcess, path: str) -> str:
+    with urllib.request.urlopen(f"http://{address(daemon)}{path}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def values(daemon: DaemonProcess) -> Values:
+    return decode(ask(daemon, "/metrics"))
+
+
+def unowned(daemon: DaemonProcess, topic: str) -> float:
+    """How many slots of a topic nobody owns, as the daemon tells that leads."""
+    return values(daemon).get((SLOTS.metric.name, topic, "unowned"), [0.0])[0]
+
+
+def toc(system: System, *words: str) -> Any:
+    """What a command says to a program."""
+    done = subprocess.run(
+        [sys.executable, "-m", "toc", *words, "--json"],
+        env=system.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def system(build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str) -> System:
+    return build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+
+
+def busy(system: System, tasks: int) -> Path:
+    """Tasks that are due at once and whose handlers go on until a file is there."""
+    enough = system.directory / "enough"
+    wait = {"until": str(enough)}
+    system.client.submit_many([NewTask("test.sync", n, 0.3, attribute=wait) for n in range(tasks)])
+    return enough
+
+
+def test_every_measure_tells_of_what_is_due_and_not_started(
+    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = verdict(41, "nobody starts what is due", "what each measure says")
+    daemon = system.start(processes=1, threads=4, env=ADDRESS)
+    long_one = system.client.submit("test.async", biz_id=1, delay=0.1, attribute={"sleep": 15})
+    system.wait(lambda: bool(system.starts(long_one)), "a handler runs that was started in time", 10)
+    monkeypatch.setattr(doctor, "OVERDUE_MS", 3000)
+
+    def overdue(topic: str) -> float:
+        return values(daemon).get((OVERDUE.metric.name, topic), [0.0])[0]
+
+    def found() -> list[str]:
+        return [each.what for each in doctor.examine(system.center) if each.part == "tasks"]
+
+    with system.recorder.fault("other", note="handlers that go on"):
+        enough = busy(system, 30)
+        system.wait(lambda: overdue("test.sync") > 3, "the metric tells of what waits in the worker", 10)
+        slots = toc(system, "slots", "--topic", "test.sync")
+        prepared, scheduled = (sum(slot[name] for slot in slots) for name in ("prepared", "scheduled"))
+        line.prove(
+            prepared > 10 and not scheduled,
+            f"{prepared} taken by a worker that runs 3 at once, {scheduled} left",
+        )
+        assert max(slot["overdue_ms"] for slot in slots) > 3000
+        assert sum(slot["waiting"] for slot in slots) == prepared - 3
+        (seen,) = [topic for topic in toc(system, "top")["topics"] if topic["topic"] == "test.sync"]
+        assert seen["overdue"] > 3
+        (said,) = found()
+        assert re.match(r"\d+ tasks are overdue, the first by \d+ s", said)
+        assert int(said.split()[0]) == prepared - 3, "those that run are not overdue, however long they do"
+        assert overdue("test.async") == 0, "it was started in time"
+        enough.touch()
+        system.wait(lambda: overdue("test.sync") == 0, "it is over", 10)
+        assert found() == ["none is overdue by more than 3 s"]
+
+    with (
+        system.recorder.fault("other", note="all drained"),
+        Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit,
+    ):
+        visit.drain(daemon.host, by="ann")
+        system.wait(
+            lambda: unowned(daemon, "test.sync") == 8, "the leader tells of slots without an owner", 10
+        )
+        system.client.submit("test.sync", biz_id=1, delay=0.1)
+        system.wait(lambda: overdue("test.sync") > 1, "and how long a task has been due there", 10)
+        assert "8 slots of test.sync have no owner" in ask(daemon, "/readyz")
+        visit.undrain(daemon.host)
+        system.wait(lambda: overdue("test.sync") == 0, "it runs", 10)
+    judged = line.judge(system, within=5)
+    assert not judged.duplicates
+
+
+def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: MariaDB, verdict: Verdict) -> None:
+    line = verdict(41, "nobody starts what is due", "somebody has locked its table")
+    daemon = system.start(processes=1, env=ADDRESS)
+    job_id = system.client.submit("test.sync", biz_id=1, delay=1)
+    settings = system.settings
+    table = table_of_job(job_id, settings.tables)
+    name = f"{settings.database_prefix}{table % settings.databases}.timeout_task_{table:04d}"
+    url = make_url(root_url(mariadb))
+
+    def overdue() -> float:
+        return values(daemon).get((OVERDUE.metric.name, "test.sync"), [0.0])[0]
+
+    with (
+        system.recorder.fault("other", note="a locked table"),
+        pymysql.connect(
+            host=url.host, port=url.port or 0, user=url.username, password=str(url.password or "")
+        ) as stranger,
+        stranger.cursor() as cursor,
+    ):
+        cursor.execute(f"LOCK TABLES {name} WRITE")
+        system.wait(lambda: overdue() > 6, "the metric goes on to grow", 20)
+        late = max(slot["overdue_ms"] or 0 for slot in toc(system, "slots", "--topic", "test.sync"))
+        line.prove(not system.starts(job_id), f"overdue by {late} ms and not started")
+        assert late > 6000
+    system.wait(lambda: overdue() == 0, "it is over", 20)
+    line.judge(system, within=10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdict, tmp_path: Path) -> None:
+    need_prometheus()
+    line = verdict(41, "nobody starts what is due", "Prometheus with the rules and intervals of deploy/")
+    daemon = system.start(processes=2, env=ADDRESS, app="fault.apps.older:center")
+    with Prometheus(tmp_path / "prometheus", [address(daemon)], hurry=False) as prometheus:
+        system.wait(
+            lambda: prometheus.values('up{job="toc"}', "instance") == {address(daemon): 1.0},
+            "it collects",
+            60,
+        )
+
+        def named(topic: str) -> Callable[[], bool]:
+            def fires() -> bool:
+                alerts = prometheus.ask("alerts")["alerts"]
+                return any(
+                    alert["state"] == "firing"
+                    and alert["labels"].get("topic") == topic
+                    and alert["labels"].get("severity") == "critical"
+                    for alert in alerts
+                )
+
+            return fires
+
+        def told(what: str, topic: str, due: float) -> None:
+            fires = named(topic)
+            while not fires() and time.time() < due + 2 * TOLD_SECONDS:
+                time.sleep(0.2)
+            seconds = time.time() - due
+            assert fires(), f"{what}: not told within {seconds:.0f} s\n{system.logs()}"
+            line.prove(True, f"{what}: told after {seconds:.0f} s")
+            assert seconds <= TOLD_SECONDS, what
+
+        with (
+            system.recorder.fault("other", note="handlers of a minute, no handler, all drained"),
+            Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit,
+        ):
+            enough, due = busy(system, 60), time.time() + 0.3
+            system.client.submit("test.batch", biz_id=1, delay=0.3)
+            told("60 handlers of a minute", "test.sync", due)
+            told("a topic that no host handles", "test.batch", due)
+            visit.drain(daemon.host, by="ann")
+            enough.touch()
+            system.wait(lambda: unowned(daemon, "test.async") == 8, "nobody owns its slots", 30)
+            due = time.time() + 0.3
+            system.client.submit("test.async", biz_id=1, delay=0.3)
+            told("every host drained", "test.async", due)
+            visit.undrain(daemon.host)
+            system.start("host-b", processes=1)
+        judged = line.judge(system, within=10)
+        assert not judged.duplicates

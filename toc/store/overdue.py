@@ -1,0 +1,49 @@
+"""Which tasks are overdue by the rows, whatever the index says: a look that is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from toc.store.scan import DueRow, Position
+from toc.store.shards import Trouble
+from toc.store.store import Store
+from toc.topic import Topic
+
+TABLES_READ = 32
+ROWS_READ = 200
+
+
+class OverdueRows(NamedTuple):
+    """Rows that are pending and due, the first of each table. ``more``: there are more than these.
+
+    ``failed`` says of which tables nothing is known, and why.
+    """
+
+    rows: list[DueRow]
+    more: bool
+    failed: Mapping[int, Trouble]
+
+
+def overdue_rows(
+    store: Store, topics: Iterable[Topic], before_ms: int, *, untaken: bool = False
+) -> OverdueRows:
+    """What was due before ``before_ms`` and has not ended, without what is of paused topics.
+
+    What a worker has is among them, whether its handler runs or waits; with ``untaken`` only what none has
+    had for a second.
+    """
+    tables = [table for tables in store.tables_of_server() for table in tables]
+    looked = store.scans.look(tables, {}, 0, before_ms, 1)
+    paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
+    where = f" AND biz_type NOT IN ({paused})" if paused else ""
+    where += f" AND {store.leases.untaken()}" if untaken else ""
+    pages = store.scans.page(
+        dict.fromkeys(looked.stirring[:TABLES_READ], Position(0)),
+        before_ms,
+        ROWS_READ,
+        where=where,
+    )
+    more = len(looked.stirring) > TABLES_READ or any(len(page) == ROWS_READ for page in pages.values())
+    rows = [row for page in pages.values() for row in page]
+    return OverdueRows(rows, more, looked.failed | pages.unanswered)
