@@ -66,8 +66,9 @@ class LogWriter:
         self._refuses = False
         self._takes_at_once = NOWAIT != 0
         self._closed = False
+        self._thread = threading.Thread(target=self._run, name="toc-log", daemon=True)
         try:
-            threading.Thread(target=self._run, name="toc-log", daemon=True).start()
+            self._thread.start()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -102,11 +103,14 @@ class LogWriter:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            if seconds is not None and not self._changed.wait_for(lambda: not self._queue, seconds):
-                while len(self._queue) > 1:  # the first one is being written, who knows how far
-                    left = self._queue.pop()
-                    if not isinstance(left, Gap):
-                        self._dropped(_lines(left))
+        if seconds is None:
+            return
+        self._thread.join(seconds)
+        with self._changed:
+            while len(self._queue) > 1:  # the first one is being written, who knows how far
+                left = self._queue.pop()
+                if not isinstance(left, Gap):
+                    self._dropped(_lines(left))
 
     # --- whoever writes
 
@@ -162,11 +166,7 @@ class LogWriter:
                     self._bytes -= len(first)
                 if trouble is None and not (isinstance(first, Gap) and first.lines):
                     self._queue.popleft()
-                over = self._refuses and self._closed
-                if over:
-                    self._queue.clear()
-                self._changed.notify_all()
-            if over:
+            if self._refuses and self._closed:
                 break
         os.close(self._descriptor)
 

@@ -8,7 +8,7 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 from fault.kit.reader import Reader
-from fault.test_25_threads import APP, KNOWN
+from fault.test_25_threads import APP
 from harness.system import DaemonProcess
 
 from toc.local.process import until
@@ -31,12 +31,9 @@ def test_a_process_is_replaced_though_its_last_line_cannot_be_written(
     build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, reader: Reader, obstacle: str
 ) -> None:
     line = verdict(34, "a thread dies and that cannot be said", obstacle)
-    deaths = tmp_path / "deaths"
-    deaths.mkdir()
-    for name in {*KNOWN - {VICTIM}, "a start on the event loop", "a report on the event loop", "wait"}:
-        (deaths / name).touch()
+    death = tmp_path / VICTIM
     system = build(clean_redis.url)
-    env = {**system.env, "TOC_TEST_DEATHS": str(deaths)}
+    env = {**system.env, "TOC_TEST_DEATHS": str(tmp_path), "TOC_TEST_VICTIM": VICTIM}
     if obstacle == "the error's text hangs":
         env["TOC_TEST_NO_TEXT"] = "1"
     daemon = DaemonProcess(
@@ -52,11 +49,11 @@ def test_a_process_is_replaced_though_its_last_line_cannot_be_written(
         elif obstacle == "the log is gone":
             reader.leave()
         with system.recorder.fault("kill", note="a thread dies") as fault:
-            (deaths / "wait").unlink()
-            assert until((deaths / VICTIM).exists, 30)
+            death.touch()
+            assert until(lambda: not death.exists(), 30)
             at_once = until(lambda: worker not in daemon.workers(), AT_ONCE)
             fault.end(pids=[worker])
-        line.prove((deaths / VICTIM).exists(), f"an error raised in its thread {VICTIM}")
+        line.prove(not death.exists(), f"an error raised in its thread {VICTIM}")
         assert at_once, f"it lives {AT_ONCE} s later"
         system.wait(lambda: len(daemon.workers()) == 1, "another has taken its place", 30)
         assert until(lambda: len(load.job_ids) > 200, 30)

@@ -2,8 +2,9 @@
 
 Not a wrong build: any thread may meet an error that nobody has thought of. TOC_TEST_DEATHS is a directory in
 which a process makes the file named after its victim; ``none-left`` says that there is nobody left to die.
-With TOC_TEST_DAEMON_DIES it is the daemon, and that thread of it. Nobody dies while a file ``wait`` is there.
-With TOC_TEST_NO_TEXT the error has no text: who wants it waits for ever.
+With TOC_TEST_DAEMON_DIES it is the daemon, and that thread of it; with TOC_TEST_VICTIM that thread of one
+worker process, once the file of its name is there. With TOC_TEST_NO_TEXT the error has no text: who wants it
+waits for ever.
 """
 
 from __future__ import annotations
@@ -86,12 +87,26 @@ def _choose() -> str:
     return ""
 
 
+def _removed(path: Path) -> bool:
+    """Whether there was such a file, and it is this process that has taken it away."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _murder(first: str) -> None:
     global _victim
-    while first not in _threads() or (Path(os.environ["TOC_TEST_DEATHS"]) / "wait").exists():
+    while first not in _threads():
         time.sleep(0.05)
-    time.sleep(0.5)
-    _victim = _choose()
+    if only := os.environ.get("TOC_TEST_VICTIM"):
+        while not _removed(Path(os.environ["TOC_TEST_DEATHS"]) / only):
+            time.sleep(0.05)
+        _victim = only
+    else:
+        time.sleep(0.5)
+        _victim = _choose()
     while _victim:  # a thread may be inside of a handler, whose errors are no news
         if _victim not in LOOP_STEPS:
             ident = ctypes.c_ulong(_threads()[_victim])
