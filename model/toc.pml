@@ -25,6 +25,9 @@
 #ifndef HANDOVERS
 #define HANDOVERS 0     /* worker 0 gives back what it holds, in good order */
 #endif
+#ifndef UNREAD
+#define UNREAD 0        /* rows that worker 0 cannot read: it puts the entry away for a while */
+#endif
 #ifndef RECLAIMERS
 #define RECLAIMERS 1    /* 2: both workers take themselves for the owner of the slot */
 #endif
@@ -57,6 +60,7 @@
 #define CRASH_BITS 2
 #endif
 #define LAST 2          /* the clock stops here */
+#define LATER LAST      /* put away until then; never too early, and the clock gets there */
 
 /* Mutations: each drops one guard, and the search must find what goes wrong then. */
 #ifdef NO_ROW_CHECK
@@ -412,6 +416,7 @@ proctype Worker(bit w) {
   Move move;                                                 /* the move that is under way */
   unsigned lost_replies : 2 = LOST_REPLIES, ambiguous : 2 = AMBIGUOUS;
   unsigned handovers : 2 = (w == 0 -> HANDOVERS : 0);
+  unsigned unread : 2 = (w == 0 -> UNREAD : 0);
 
 end:
   do
@@ -526,6 +531,12 @@ end:
        :: stage == IDLE -> move.again = 0
        :: else -> no_move()
        fi }
+
+#if UNREAD
+     /* its table does not answer: due later than its row says, nothing is charged  [rule: put-away] */
+  :: d_step { unread && stage == TAKEN ->
+       unread--; leave(ROLLBACK, LATER, (remaining == TRIES -> 0 : remaining)); stage = REFUSED }
+#endif
 
 #if HANDOVERS
   :: d_step { handovers && stage == TAKEN ->                 /* its row could not be read */

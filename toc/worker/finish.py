@@ -183,7 +183,7 @@ class Finisher:
         by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
         for entry, at in times:
             self.away.add(entry.slot, entry.due, at)
-            score = entry.row_score(at) if entry.checked else entry.unread_score(at)
+            score = entry.row_score(at) if entry.checked else entry.unread_score(at)  # [rule: put-away]
             by_flusher.setdefault(self._of(entry), []).append((entry, score))
         for flusher, pairs in by_flusher.items():
             flusher.move_now(Moves(rollback=pairs))
