@@ -330,7 +330,10 @@ class Poller:
                 self._read_step.took(read, len(some))
                 return
             try:
-                self._judge(some, rows)
+                if self._taking:
+                    self._judge(some, rows)
+                else:  # this worker leaves: whoever has the slot next decides
+                    self._finisher.give_back_unread(some)
             except BaseException as exc:  # the thread is the store's, which would not tell
                 end_process("poll", exc)
 
