@@ -101,4 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run() -> None:
     """The entry point of the ``toc`` command."""
     streams.prepare()
-    sys.exit(streams.finish(main()))
+    code = main()
+    try:
+        code = streams.finish(code)
+    except KeyboardInterrupt:  # its reader does not read
+        code = 130
+    sys.exit(code)

@@ -34,7 +34,9 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """``value`` as JSON on stdout. job_ids are numbers of up to 63 bits."""
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    # What an encoding has no letter for is escaped as JSON does it; the stream's own way is no JSON.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2))
 
 
 def console() -> Console:

@@ -33,8 +33,8 @@ Biz = Annotated[
 ]
 Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text even if it is all digits.")]
 
-LONGEST = 36_525 * 86_400.0
-"""No duration is longer: a hundred years, in seconds."""
+OLDEST = 36_525 * 86_400.0
+"""No age is greater: a hundred years, in seconds."""
 _NEGATIVE = re.compile(r"-(?:[0-9.]+(?:e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 _DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -61,10 +61,8 @@ def duration(text: str) -> float:
         raise InvalidDelay(
             f"{shown(text)} is not a duration; write seconds, or 500ms, 30m, 12h, 7d"
         ) from None
-    if not (isfinite(seconds) and 0 <= seconds <= LONGEST):
-        raise InvalidDelay(
-            f"{shown(text)} is not a duration: it must be finite, not negative and at most a hundred years"
-        )
+    if not isfinite(seconds) or seconds < 0:
+        raise InvalidDelay(f"{shown(text)} is not a duration: it must be finite and not negative")
     return seconds
 
 
@@ -91,7 +89,10 @@ def instant(text: str) -> datetime:
 def moment(text: str, now_ms: int) -> int:
     """A time past, in milliseconds: an age such as ``2h``, or ISO 8601 with a zone. Raises InvalidInput."""
     try:
-        return max(0, now_ms - round(duration(text) * 1000))
+        age = duration(text)
+        if age > OLDEST:
+            raise InvalidInput(f"{shown(text)} is not an age: it must be at most a hundred years")
+        return max(0, now_ms - round(age * 1000))
     except InvalidDelay:
         if _DURATION.fullmatch(text.strip()):
             raise
