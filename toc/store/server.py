@@ -151,9 +151,12 @@ class Server(ABC):
             self._pool.give(link)
         else:
             self._pool.drop(link)  # half-read results or an open transaction must not reach the next user
-        if error is exc:
-            raise exc
-        raise error from exc
+        try:
+            if error is exc:
+                raise exc
+            raise error from exc
+        finally:
+            del error, exc  # this frame is part of their tracebacks: a cycle would keep what they hold
 
     def _checkout(self, fresh_stands: bool) -> Link:
         while True:
@@ -163,9 +166,12 @@ class Server(ABC):
                 raise StoreUnavailable(f"{self.name}: all connections of this process are busy") from exc
             except Exception as exc:
                 error = self.translate(exc, sent=False)
-                if error is exc:
-                    raise
-                raise error from exc
+                try:
+                    if error is exc:
+                        raise
+                    raise error from exc
+                finally:
+                    del error  # see _break_off
             if self._stands(link, fresh_stands):
                 return link
 

@@ -51,10 +51,13 @@ class Threads:
 
         def result() -> R:
             value, error = outcome.get()
-            if error is not None:
-                raise error
-            found: R = value
-            return found
+            try:
+                if error is not None:
+                    raise error
+                found: R = value
+                return found
+            finally:
+                del error  # this frame is part of its traceback: a cycle would keep what that holds
 
         return result
 
@@ -68,9 +71,12 @@ class Threads:
                 results.append(end())
             except Exception as exc:
                 errors.append(exc)
-        if errors:
-            raise errors[0]
-        return results
+        try:
+            if errors:
+                raise errors[0]
+            return results
+        finally:
+            errors.clear()  # as in begin
 
     def close(self) -> None:
         """End the threads when they have done what was begun. May be called twice; it can be used again."""

@@ -30,8 +30,9 @@ KNOWN = 300
 """Tasks of which everything is known, to be looked up and changed."""
 THREADS = 8
 """As many as there are connections to a server."""
-AT_ONCE_SECONDS = 2.0
-"""For a call when nothing is broken off any more: a lost connection would be waited for much longer."""
+AT_ONCE_SECONDS = 8.0
+"""For a call when nothing is broken off any more, on a busy machine: one more lost connection than there are
+would be waited for 13 s."""
 
 
 class Interrupted(Exception):
