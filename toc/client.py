@@ -228,7 +228,7 @@ class TimeoutCenter:
         """
         biz = BizId.of(biz_id)
         biz_type = self.catalog.get(topic).biz_type
-        self._check_layout()
+        self._check_places()
         job_ids = [row.job_id for row in self.store.find(biz, biz_type)]
         outcomes: dict[int, CancelOutcome] = {}
         for first in range(0, len(job_ids), CANCEL_TOGETHER):
