@@ -37,7 +37,8 @@ def test_the_tables_are_spread_over_the_databases_by_number_and_topics_live_in_t
         )
     }
     expected = {(f"{contract.prefix}{n % 2}", f"timeout_task_{n:04d}") for n in range(8)}
-    assert found == expected | {(f"{contract.prefix}0", "timeout_topic")}
+    others = {(f"{contract.prefix}0", name) for name in ("timeout_topic", "timeout_identity")}
+    assert found == expected | others
 
 
 def test_columns_have_the_types_of_the_contract(contract: Contract) -> None:
