@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
+from time import monotonic, time, time_ns
 
 MAX_CLOCK_SKEW_MS = 100
 """How far the clocks of servers and workers may be apart before toc stops trusting one of them."""
@@ -13,19 +13,23 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Clock:
-    """The machine's clocks. Tests pass a subclass that they can set."""
+    """The machine's clocks. Tests pass a subclass that they can set.
+
+    They are those of when this was imported: a handler that puts others into the module ``time``, as tests
+    do, and does not take them back must not stop the clock of its neighbours.
+    """
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since 1970 UTC, rounded down (so it never runs ahead of the instant)."""
-        return time.time_ns() // 1_000_000
+        return time_ns() // 1_000_000
 
     def time(self) -> float:
         """Wall clock in seconds, unrounded: only for how long to sleep until an instant."""
-        return time.time()
+        return time()
 
     def monotonic(self) -> float:
         """Seconds on a clock that is never set back; only differences mean something."""
-        return time.monotonic()
+        return monotonic()
 
 
 def to_ms(instant: datetime) -> int:

@@ -363,7 +363,7 @@ class Sweeper:
         Raises the reason if that is another one: so it is with the whole server.
         """
         for error in failed.values():
-            if not isinstance(error, Locked):
+            if not isinstance(error, (Locked, SchemaBehind)):
                 raise error
         back = self._locked.intersection(asked).difference(failed)
         self._locked.difference_update(back)

@@ -235,8 +235,9 @@ class Shards:
             if gated and not isinstance(exc, Transient):
                 health.mark_away(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
-        except SchemaBehind as exc:
-            parts.fail(tables, dict.fromkeys(rest, exc))
+        except SchemaBehind:  # somebody has dropped or altered one of them, perhaps
+            for table, part in rest.items():
+                self._ask_table(server, table, part, do, parts)
         return parts
 
     def _ask_table(
@@ -261,7 +262,7 @@ class Shards:
                     except StoreUnavailable:
                         locked = MOST_LOCKED
                 parts.fail({table: one}, {table: exc})
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, SchemaBehind) as exc:
             parts.fail({table: part}, {table: exc})
 
     def every(self, do: Callable[[Server], R]) -> dict[Server, R]:

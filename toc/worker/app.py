@@ -8,6 +8,9 @@ import sys
 
 from toc.client import TimeoutCenter
 from toc.errors import AppNotFound, UnknownTopic
+from toc.log import get_logger
+
+log = get_logger(__name__)
 
 
 def load_app(path: str) -> TimeoutCenter:
@@ -36,13 +39,18 @@ def load_app(path: str) -> TimeoutCenter:
     return center
 
 
-def check_topics(center: TimeoutCenter) -> None:
-    """Every handler's topic must be in the topic table. Raises AppNotFound, UnknownTopic, Unavailable."""
+def check_topics(center: TimeoutCenter, *, all_of_them: bool = True) -> None:
+    """Every handler's topic must be in the topic table; or some, where others are served already.
+
+    Raises AppNotFound, UnknownTopic, Unavailable.
+    """
     if not center.handlers:
         raise AppNotFound("the app registers no handler; decorate one with @center.handler('topic')")
     known = center.catalog.refresh()
     missing = sorted(set(center.handlers) - set(known))
-    if missing:
+    if missing and not all_of_them and len(missing) < len(center.handlers):
+        log.error("topics_missing", topics=", ".join(missing))
+    elif missing:
         raise UnknownTopic(
             f"the app handles {', '.join(missing)}, which the topic table does not have; create each with "
             f"`toc topic create NAME --biz-type N --slots N`"

@@ -450,7 +450,7 @@ def main() -> None:
     try:
         center = load_app(arguments.app)
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
-        check_topics(center)
+        check_topics(center, all_of_them=False)  # the daemon has seen all of them
         if center.tracing is not None:
             center.handlers = {
                 topic: traced(handler, center.tracing) for topic, handler in center.handlers.items()

@@ -17,10 +17,10 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
 from toc.clock import Clock
-from toc.errors import DedupConflict, StoreUnavailable, SubmitUnknown
+from toc.errors import DedupConflict, SchemaBehind, StoreUnavailable, SubmitUnknown
 from toc.local.process import until
 from toc.local.servers import MariaDB
-from toc.sharding import BizId
+from toc.sharding import BizId, table_of_job
 from toc.store import Failure, Finish, Guard, Store
 from toc.store.migrate import Migrator
 from toc.store.server import Statement
@@ -292,6 +292,32 @@ def test_a_server_that_was_killed_and_started_again_has_every_acknowledged_row(
     assert until(lambda: _works(store.check), 60)
     assert failed
     assert set(store.read(acknowledged)) == set(acknowledged)
+    store.close()
+
+
+def test_a_table_that_is_gone_fails_its_own_tasks_alone(
+    mysql_place: Any, root: Engine, new_row: NewRow
+) -> None:
+    store: Store = mysql_place.open()
+    rows = [new_row(biz_id=number) for number in range(64)]
+    store.insert_many(rows)
+    table = table_of_job(rows[0].job_id, mysql_place.tables)
+    theirs = {row.job_id for row in rows if table_of_job(row.job_id, mysql_place.tables) == table}
+    name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
+    with root.connect() as connection:
+        connection.exec_driver_sql(f"RENAME TABLE {name} TO {name}_gone")
+        try:
+            found = store.read_tries([row.job_id for row in rows])
+            finished = store.finish([(row.job_id, 0) for row in rows])
+            tables = [number for part in store.tables_of_server() for number in part]
+            looked = store.scans.look(tables, {}, 0, rows[0].action_time + 1000, 10)
+        finally:
+            connection.exec_driver_sql(f"RENAME TABLE {name}_gone TO {name}")
+    assert found.unanswered.keys() == theirs
+    assert all(isinstance(error, SchemaBehind) for error in found.unanswered.values())
+    assert finished.unanswered.keys() == theirs
+    assert set(finished.values()) == {Finish.DONE}
+    assert looked.failed.keys() == {table}
     store.close()
 
 
