@@ -237,7 +237,7 @@ class Poller:
             [request for _, request in requests], lambda answers: self._answered_late(asked, answers)
         )
         with self._lock:
-            self._awaited += len(requests) - len(results)
+            self._awaited += len(asked.slots) - len(results)
         prepared = self._clock.monotonic() - before
         taken = self._accept(asked, results)
         if taken:
