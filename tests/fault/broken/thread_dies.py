@@ -64,13 +64,14 @@ def _mortal(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _threads() -> dict[str, int]:
-    """The threads that are toc's own, one of each kind, with their idents; not those of pools, whose callers
-    get the error, nor the one that writes the log, which stops nothing."""
+    """The threads that are toc's own, one of each kind, with their idents; not those of the store, whose
+    callers get the error, nor the one that writes the log, which stops nothing."""
     main = threading.main_thread()
     return {"main": main.ident or 0} | {
         re.sub(r"handler-\d+", "handler", thread.name.removeprefix("toc-")): thread.ident or 0
         for thread in threading.enumerate()
-        if thread.daemon and thread.name.startswith("toc-") and thread.name != "toc-log"
+        if thread.daemon and thread.name.startswith("toc-")
+        if thread.name != "toc-log" and not thread.name.startswith("toc-store")
     }
 
 

@@ -104,9 +104,9 @@ def test_suspects_that_are_innocent_run_well_one_after_the_other_in_few_processe
 
 def test_only_a_process_that_ran_nothing_before_convicts(system: System) -> None:
     system.create_topics(slots=1)
-    first = _suspect(system, "test.sync", biz_id=1, sleep=1)
-    culprit = _suspect(system, "test.sync", biz_id=2, delay=1.1, die=99)
     daemon = system.start(processes=1)
+    first = _suspect(system, "test.sync", biz_id=1, delay=1.0, sleep=1)
+    culprit = _suspect(system, "test.sync", biz_id=2, delay=1.5, die=99)
     system.wait(lambda: system.row(culprit).status == TaskStatus.DEAD, "it is dead", 20)
     assert system.row(first).status == TaskStatus.PROCESSED
     assert system.row(culprit).last_error == (
