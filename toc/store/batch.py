@@ -201,7 +201,8 @@ class Batches:
         elif foreign:
             take(asked, self._judged(server, asked, rows))
         else:
-            take(asked, Answers({row.job_id: row for row in rows}))
+            # Its own leases are none to a worker, which runs under them what it takes from the table.
+            take(asked, Answers({row.job_id: row for row in self._leases.judged(server, rows)}))
 
     def _judged(self, server: Server, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
         try:
