@@ -13,6 +13,7 @@ A gap is told where it is, as soon as lines can be written again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -50,6 +51,8 @@ class LogWriter:
         self, descriptor: int, *, dropped: Callable[[int], object], notice: Callable[[Gap], bytes]
     ) -> None:
         self._descriptor = os.dup(descriptor)  # should that be closed, its number may become another file's
+        self._given = descriptor
+        self._file = os.fstat(descriptor)
         self._dropped = dropped
         self._notice = notice
         self._pid = os.getpid()
@@ -116,7 +119,7 @@ class LogWriter:
 
     def _write_at_once(self, data: bytes) -> int:
         """How many bytes the kernel has taken without making anybody wait."""
-        if not self._takes_at_once or self._torn or self._closed:
+        if not self._takes_at_once or self._torn or self._closed or not self._stands(self._descriptor):
             return 0
         try:
             return os.pwritev(self._descriptor, [data], -1, NOWAIT)
@@ -168,7 +171,8 @@ class LogWriter:
                     self._queue.popleft()
             if self._refuses and self._closed:
                 break
-        os.close(self._descriptor)
+        if self._stands(self._descriptor):
+            os.close(self._descriptor)
 
     def _told(self, gap: Gap) -> bytes:
         with contextlib.suppress(Exception):  # how lines look is the application's choice
@@ -181,6 +185,8 @@ class LogWriter:
             data = b"\n" + data
         out, trouble = self._begun, None
         try:
+            if not self._stands(self._descriptor):
+                self._open_again()
             while out < len(data):
                 try:
                     out += os.write(self._descriptor, memoryview(data)[out:])
@@ -193,6 +199,19 @@ class LogWriter:
         self._torn = out < len(data) and (self._torn or out > 0)
         self._begun = 0
         return trouble
+
+    def _stands(self, number: int) -> bool:
+        """Whether this number is still the log: one that was closed may be a connection a moment later."""
+        try:
+            return os.path.samestat(os.fstat(number), self._file)
+        except OSError:
+            return False
+
+    def _open_again(self) -> None:
+        """Somebody has closed the copy: make another one. Raises OSError."""
+        if not self._stands(self._given):
+            raise OSError(errno.EBADF, "its descriptor was closed")
+        self._descriptor = os.dup(self._given)
 
     def _refused(self, reason: str) -> None:
         """What waits is dropped with what was refused: one gap."""

@@ -82,13 +82,13 @@ class Neighbourhood:
         """Whether the process of that name has certainly ended. It held the name before it told anybody."""
         if not self.knows(name):
             return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
                 caller.connect(_address(name))
-            except ConnectionRefusedError:
-                return True  # nobody holds it
-            except OSError:
-                return False
+        except ConnectionRefusedError:
+            return True  # nobody holds it
+        except OSError:  # nobody can tell: there may be no descriptor left
+            return False
         return False
 
 

@@ -1,4 +1,4 @@
-"""Time-outs that the kernel keeps.
+"""What sockets lack: time-outs that the kernel keeps, and a way to tell that there can be no more of them.
 
 Python waits for a socket with a time-out in two system calls: one until something can be read or sent, one
 that does it. Around each it gives the interpreter away and must win it back from other threads, which under
@@ -33,6 +33,18 @@ def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
 def reader(sock: socket.socket) -> io.BufferedReader:
     """A file of what such a socket receives. Its reads raise TimeoutError."""
     return io.BufferedReader(_Raw(sock, "r"), READ_BYTES)
+
+
+def none_left() -> bool:
+    """Whether this process can open no socket: then it is no server's trouble that none could be reached.
+
+    Asked of the kernel, as drivers and name resolution have errors of their own for it.
+    """
+    try:
+        socket.socket(socket.AF_UNIX).close()
+    except OSError:
+        return True
+    return False
 
 
 class _Raw(socket.SocketIO):

@@ -15,6 +15,7 @@ import pymysql
 import pymysql.cursors
 import redis
 from harness.secured import admin_url, migrating, root_url
+from harness.sessions import kill_session
 from sqlalchemy.engine import make_url
 
 from toc import Settings, TimeoutCenter
@@ -230,7 +231,7 @@ class Contract:
                 try:
                     daemon.wait(20)
                 except subprocess.TimeoutExpired:
-                    os.killpg(daemon.pid, 9)
+                    kill_session(daemon.pid)
                     daemon.wait()
         self.center.close()
         self.redis.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from contract.system import TOPICS, Contract
 from harness.secured import migrating
+from harness.sessions import kill_session
 
 from toc import CancelOutcome, NewTask, Settings, TimeoutCenter
 from toc.local.servers import MariaDB, RedisServer
@@ -258,7 +259,7 @@ def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            kill_session(process.pid)
             process.wait()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from contract.system import Contract
 from harness import secured
+from harness.sessions import kill_session
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
 
 from toc import NewTask
@@ -151,7 +152,7 @@ def test_a_killed_process_and_a_killed_host_lose_nothing_and_cost_no_last_try(
         + [NewTask("c.plain", n, delay=1 + n / 200) for n in range(400)]
     )
     contract.wait(lambda: len(contract.history()) > 150, "many run")
-    os.killpg(doomed.pid, signal.SIGKILL)
+    kill_session(doomed.pid)
     doomed.wait()
     contract.open_gate("hold")
     contract.wait(lambda: all(contract.status(job_id) == 2 for job_id in job_ids), "all end", 120)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
+from harness.sessions import kill_session
 from harness.system import DaemonProcess
 
 from toc.local.process import until
@@ -84,8 +83,7 @@ def test_a_daemon_whose_background_thread_dies_ends(
     try:
         assert until(lambda: daemon.process.poll() is not None, 60)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(daemon.process.pid, signal.SIGKILL)  # its processes would work on for a while
+        kill_session(daemon.process.pid)  # its processes would work on for a while
     code = daemon.process.returncode
     if victim == "main":
         said, right = "Unthought" in daemon.log.read_text(), code > 0

@@ -53,6 +53,29 @@ def test_whatever_exit_code_a_handler_ends_its_process_with_the_daemon_lives_and
     assert daemon.process.wait(60) == 0
 
 
+def test_a_handler_that_signals_its_process_group_ends_its_own_process_alone(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(30, "a handler signals its process group", "kill 0")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=2, app=APP)
+    with Load(system.client, rate=30) as load:
+        job_id = system.client.submit("test.sync", biz_id=0, delay=0.1, attribute={"deed": "kill 0"})
+        system.wait(
+            lambda: daemon.process.poll() is not None or bool(daemon.events("worker_recycled")),
+            "it has signalled",
+            20,
+        )
+        system.wait(lambda: not system.pending([job_id]), "it has ended", 20)
+    recycled = [event["reason"] for event in daemon.events("worker_recycled")]
+    line.prove(recycled == ["SIGTERM was sent to it"], "one process took the signal for an operator's")
+    assert daemon.process.poll() is None
+    rows = system.center.store.read([job_id, *load.job_ids]).values()
+    assert all(row.crashes == 0 for row in rows)
+    line.judge(system, within=5)
+    assert system.late(load.job_ids)[-1] < 2000
+
+
 @pytest.mark.slow
 def test_a_task_that_ends_every_process_with_the_code_of_an_orderly_end_is_dead_in_the_end(
     build: Build, clean_redis: RedisServer, verdict: Verdict

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from harness.checker import Limits, Verdict, check
 from harness.final import read_final
 from harness.history import Client, Event, History, events
 from harness.secured import migrating
+from harness.sessions import kill_session
 from toc import Settings, TimeoutCenter, Topic
 from toc.queue.messages import Generation, Peek
 from toc.store.migrate import Migrator
@@ -79,7 +79,7 @@ class DaemonProcess:
     def kill(self) -> list[int]:
         """kill -9 of the daemon and all its processes; returns the pids of the workers."""
         workers = self.workers()
-        os.killpg(self.process.pid, signal.SIGKILL)
+        kill_session(self.process.pid)
         self.process.wait()
         return workers
 
@@ -94,7 +94,7 @@ class DaemonProcess:
             try:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
+                kill_session(self.process.pid)
                 self.process.wait()
 
 

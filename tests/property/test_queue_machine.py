@@ -63,11 +63,13 @@ from toc.worker.entry import Entry
 from toc.worker.leases import LeaseKeeper
 from toc.worker.link import Link
 from toc.worker.process import Worker
+from toc.worker.raised import Raised, raised
 
 TABLES = 2
 RETRIES = 2
 PREPARE_TIMEOUT = 30
 TOPIC = Topic("machine", 7, 2, retries=RETRIES, backoff=Backoff.IMMEDIATE, prepare_timeout=PREPARE_TIMEOUT)
+FAILED = raised(RuntimeError("as asked"))
 WORKERS = st.integers(0, 1)
 LATE = st.sampled_from(["", "ok", "fail"])
 
@@ -142,7 +144,7 @@ class Party:
         self.worker.book.dead = dead
         self.worker.book.want(TOPIC.slots())
         self.worker.book.claim_missing()
-        self.reported: list[tuple[Entry, BaseException | None]] = []
+        self.reported: list[tuple[Entry, Raised | None]] = []
         """What has ended and is not written yet."""
 
     def close(self) -> None:
@@ -260,7 +262,7 @@ class Machine(RuleBasedStateMachine):
         """Its try ends, and is written, between the row and the index of a cancel or a reschedule."""
         number = data.draw(st.sampled_from(running(self)))
         job_id = data.draw(st.sampled_from(self.parties[number].hand.running)).job_id
-        step = partial(self.end_all, number, RuntimeError("as asked") if fails else None)
+        step = partial(self.end_all, number, FAILED if fails else None)
         if moved:
             self._reschedule(job_id, step, 49.5)
         else:
@@ -425,7 +427,7 @@ class Machine(RuleBasedStateMachine):
         party = self.parties[number]
         chosen = data.draw(st.integers(0, len(party.hand.running) - 1))
         ending = [entry for n, entry in enumerate(party.hand.running) if every or n == chosen]
-        error = {"ok": None, "fail": RuntimeError("as asked"), "dead": Dead("as asked")}[how]
+        error = {"ok": None, "fail": FAILED, "dead": raised(Dead("as asked"))}[how]
         for entry in ending:
             party.hand.running.remove(entry)
             assert party.worker.inflight.settle(entry)
@@ -459,7 +461,7 @@ class Machine(RuleBasedStateMachine):
                     self._reported(self.tasks[entry.job_id], entry, error)
                 party.worker.finisher.run_once()
 
-    def _reported(self, task: Known, entry: Entry, error: BaseException | None) -> None:
+    def _reported(self, task: Known, entry: Entry, error: Raised | None) -> None:
         row, read = task.row, entry.row
         if row.status == TaskStatus.CANCELLED:
             self._expect(task, at_least_tried=True)
@@ -471,7 +473,7 @@ class Machine(RuleBasedStateMachine):
             assert task.newest is not None
             explained = entry in self.forgotten or task.newest in self.forgotten
             assert task.newest is entry or explained, "a stale failure wins"
-            dead = isinstance(error, Dead) or read.attempts + 1 >= RETRIES
+            dead = error.dead or read.attempts + 1 >= RETRIES
             status = TaskStatus.DEAD if dead else TaskStatus.PENDING
             self._expect(task, status=status, attempts=read.attempts + 1, crashes=0)
 
@@ -573,7 +575,7 @@ class Machine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(holding(self)))
         self._overtake(1 - number, started=started, awake=awake)
         if late:
-            self.end_all(number, RuntimeError("as asked, and late") if late == "fail" else None)
+            self.end_all(number, FAILED if late == "fail" else None)
 
     def _overtake(self, by: int, *, started: bool = True, awake: bool = False) -> None:
         for seconds in (12, 12, 12):
@@ -749,7 +751,7 @@ class Machine(RuleBasedStateMachine):
             dead = task.row.status == TaskStatus.DEAD
             assert [place is not None for place in places] == [False, False, dead], task.row
 
-    def end_all(self, number: int, error: BaseException | None = None) -> None:
+    def end_all(self, number: int, error: Raised | None = None) -> None:
         """Whatever waits or runs there ends so, and is written."""
         self.start(number)
         party = self.parties[number]
@@ -808,7 +810,7 @@ class Machine(RuleBasedStateMachine):
             if self.parties[n].hand.waiting:
                 steps.append(partial(self.start, n))
             if self.parties[n].hand.running:
-                error = data.draw(st.sampled_from([None, RuntimeError("as asked")]))
+                error = data.draw(st.sampled_from([None, FAILED]))
                 steps += [partial(self.end_all, n, error)] * 2
             if redrive and self._dead():
                 steps += [partial(self._redrive_and_take, n)] * 4

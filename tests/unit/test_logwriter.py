@@ -184,6 +184,23 @@ thread.join()
 raise ValueError("the end")
 """
 
+
+def test_a_writer_whose_descriptor_is_closed_and_another_file_by_now_writes_to_its_log(
+    pipe: tuple[int, int], tmp_path: Path
+) -> None:
+    receiver, sender = pipe
+    log = Log(sender)
+    log.writer.write(b"one\n")
+    copy = log.writer._descriptor
+    with (tmp_path / "another").open("wb") as another:
+        os.dup2(another.fileno(), copy)
+        log.writer.write(b"two\n")
+        log.writer.close(5.0)
+        assert read(receiver) == b"one\ntwo\n"
+        os.close(copy)  # it is another's now, who was left alone
+    assert (tmp_path / "another").read_bytes() == b""
+
+
 SDK = """
 from toc.log import get_logger
 for number in range(20000):

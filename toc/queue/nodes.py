@@ -33,7 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from toc.errors import IndexUnavailable
 from toc.queue.refusals import REPLIES, meaning_of
 from toc.queue.url import Address, Kind, Location
-from toc.sockets import keep_timeouts
+from toc.sockets import keep_timeouts, none_left
 
 HASH_SLOTS = 16384
 Command = Sequence[str | bytes | int | float]
@@ -190,7 +190,8 @@ class Node:
         try:
             return self._opened()
         except IndexUnavailable as exc:
-            self.failed(str(exc))
+            if not none_left():  # else those who have a connection can go on
+                self.failed(str(exc))
             raise
 
     def _refuse(self) -> None:
@@ -199,7 +200,10 @@ class Node:
             raise IndexUnavailable(failure)
 
     def _opened(self) -> Wire:
-        connection = self._connect()
+        try:
+            connection = self._connect()
+        except OSError as exc:  # the driver reads files of its own
+            raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
         try:
             return Wire(connection, self._read_timeout)
         except REPLIES as exc:

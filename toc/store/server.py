@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from toc.errors import StoreUnavailable
+from toc.sockets import none_left
 from toc.store.pool import Busy, Link, Pool
 
 Param = str | bytes | None
@@ -165,6 +166,8 @@ class Server(ABC):
             except Busy as exc:
                 raise StoreUnavailable(f"{self.name}: all connections of this process are busy") from exc
             except Exception as exc:
+                if none_left():  # not the server's trouble: those who have a connection go on
+                    raise Transient(f"{self.name}: this process has no file descriptor left") from exc
                 error = self.translate(exc, sent=False)
                 try:
                     if error is exc:

@@ -17,19 +17,19 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Mapping
-from datetime import timedelta
 from typing import Any
 
 from toc.errors import TocError
 from toc.handler import Handler
 from toc.log import configure, detach
 from toc.metrics import LOG_LINES_DROPPED
-from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TryRow
-from toc.worker import stdio
+from toc.task import TryRow
+from toc.worker import copies, descriptors, stdio
 from toc.worker.app import load_app
+from toc.worker.copies import end_if_copy
 from toc.worker.dispatch import check_done, per_task
-from toc.worker.finish import error_text
 from toc.worker.link import Link
+from toc.worker.raised import raised
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.traced import traced
 
@@ -53,6 +53,7 @@ def run(handler: Handler, row: TryRow, runner: asyncio.Runner, seconds: float) -
             error = per_task(outcome, [task]).get(task.job_id)
     except BaseException as exc:
         error = exc
+    end_if_copy(error)
     return {"kind": "processed"} if error is None else _told(error)
 
 
@@ -70,23 +71,20 @@ def _await(outcome: Awaitable[Any], loop: asyncio.AbstractEventLoop, seconds: fl
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    text = error_text(error)
-    if isinstance(error, Dead):
-        return {"kind": "dead", "text": text}
-    after = error.after if isinstance(error, Retry) else None
-    if isinstance(after, timedelta) and timedelta() <= after <= timedelta(seconds=MAX_RETRY_SECONDS):
-        return {"kind": "retry", "text": text, "after_ms": -(-after // timedelta(milliseconds=1))}
-    return {"kind": "failed", "text": text, "error": type(error).__name__}
+    told = raised(error)
+    kind = "dead" if told.dead else "failed" if told.after_ms is None else "retry"
+    return {"kind": kind, "raised": told._asdict()}
 
 
 def serve(link: Link, handlers: Mapping[str, Handler]) -> None:
-    """Run what comes, until the worker closes its end."""
+    """Run what comes, until the worker closes its end, or a handler has left the process no descriptors."""
     dropped = LOG_LINES_DROPPED.of()
     link.send("ready", topics=list(handlers))
     threading.Thread(target=_beat, args=[link], name="toc-beat", daemon=True).start()
     with asyncio.Runner() as runner, selectors.DefaultSelector() as selector:
         selector.register(link, selectors.EVENT_READ)
-        while not link.closed:
+        copies.runs_here(runner.get_loop())
+        while not link.closed and not descriptors.short():
             selector.select()
             for message in link.receive():
                 row = TryRow._make(message["row"])
@@ -135,7 +133,9 @@ def main() -> None:
     handlers = center.handlers
     if center.tracing is not None:
         handlers = {topic: traced(handler, center.tracing) for topic, handler in handlers.items()}
-    serve(Link(sock), handlers)
+    link = Link(sock)
+    copies.keep_apart(link.close)
+    serve(link, handlers)
 
 
 if __name__ == "__main__":

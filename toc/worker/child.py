@@ -64,7 +64,7 @@ class Child:
         """
         until = time.monotonic() + seconds
         self._silence.broken()
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # needs no descriptor: there may be none left
             selector.register(self._link, selectors.EVENT_READ)
             # Its death too: what the handler has forked may hold the other end of the link.
             selector.register(self._pidfd, selectors.EVENT_READ)
@@ -96,7 +96,7 @@ class Child:
     @property
     def dead(self) -> bool:
         """Whether the process has ended, or will never say anything again."""
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:
             selector.register(self._pidfd, selectors.EVENT_READ)
             return self._link.closed or bool(selector.select(0))
 
@@ -111,7 +111,7 @@ class Child:
         """Let it end by itself for so long, then by force. Returns how it ended."""
         self._link.close()
         if seconds:
-            with selectors.DefaultSelector() as selector:
+            with selectors.PollSelector() as selector:
                 selector.register(self._pidfd, selectors.EVENT_READ)
                 selector.select(seconds)
         self.kill()

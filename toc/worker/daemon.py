@@ -329,37 +329,45 @@ class Daemon:
                 self._spawn(index)
 
     def _spawn(self, index: int) -> None:
-        ours, theirs = socket.socketpair()
         worker_id = self._neighbourhood.name(f"{self._settings.host}-{index}")
-        command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
-        command += ["--threads", str(self._settings.threads), "--link", str(theirs.fileno())]
-        with theirs:
-            try:
-                with self._monitor.board(worker_id) as board:
-                    process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                        [*command, "--board", str(board)],
-                        stdin=subprocess.DEVNULL,
-                        pass_fds=[theirs.fileno(), board],
-                    )
-                try:
-                    child = Child(process, Link(ours), worker_id, index)
-                except OSError:
-                    process.kill()
-                    process.wait()
-                    raise
-            except OSError as exc:  # no memory, no more processes or files: those that run go on
-                self._monitor.ended(worker_id)
-                ours.close()
-                log.warning("worker_not_started", error=str(exc))
-                self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
-                return
+        try:
+            child = self._start(worker_id, index)
+        except OSError as exc:  # no memory, no more processes or files: those that run go on
+            self._monitor.ended(worker_id)
+            log.warning("worker_not_started", error=str(exc))
+            self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
+            return
         self._children[worker_id] = child
         self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
 
+    def _start(self, worker_id: str, index: int) -> Child:
+        """Start a worker process. Raises OSError, and nothing of it is left."""
+        command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
+        command += ["--threads", str(self._settings.threads)]
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                with self._monitor.board(worker_id) as board:
+                    # A group of its own: a handler that signals its group means what it has started itself.
+                    process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                        [*command, "--link", str(theirs.fileno()), "--board", str(board)],
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[theirs.fileno(), board],
+                        process_group=0,
+                    )
+                try:
+                    return Child(process, Link(ours), worker_id, index)
+                except OSError:
+                    process.kill()
+                    process.wait()
+                    raise
+            except OSError:
+                ours.close()
+                raise
+
     def _bury(self, child: Child) -> None:
         """A worker process has ended: nothing of its runs any more, and everybody may know."""
-        code = child.process.wait()
         del self._children[child.worker_id]
         self._monitor.ended(child.worker_id)
         self._selector.unregister(child.pidfd)
@@ -368,6 +376,12 @@ class Daemon:
             self._selector.unregister(child.link)
             self._listen(child)  # its last words
         child.link.close()
+        if not child.left:
+            # Its tasks run again: not beside what they have started, nor behind the locks of connections that
+            # copies of it hold open. Before wait: until then its number cannot be another group's.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+        code = child.process.wait()
         if child.heard and not child.left:
             child.member = True  # also if it was silent or leaving: its death is news all the same
         self._take_out(child, known_dead=not child.left)

@@ -22,12 +22,14 @@ from toc.catalog import TopicCatalog
 from toc.clock import Clock
 from toc.errors import UnreadableTask
 from toc.handler import Handler
-from toc.log import get_logger
+from toc.log import get_logger, stack
 from toc.task import Task
 from toc.topic import Slot
+from toc.worker import copies, descriptors
 from toc.worker.entry import Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import end_process, watched_thread
+from toc.worker.raised import Raised, raised
 
 log = get_logger(__name__)
 
@@ -38,6 +40,7 @@ MAX_WAITING = 2000
 CLEAN_UP_SECONDS = 5.0
 """How long a coroutine may take to clean up that was cancelled because it ran longer than max_runtime. After
 that its process is replaced, like that of a thread which does not end."""
+NO_DESCRIPTORS = "a handler has left it hardly any descriptors"
 FIRST_GUESS_SECONDS = 0.005
 """How long a handler of which nothing is known is taken to run."""
 
@@ -124,6 +127,7 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._async:
             self._loop = asyncio.new_event_loop()
+            self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
             self._threads.append(watched_thread("async-handlers", self._run_event_loop, lambda: self._closed))
 
     def start(self) -> None:
@@ -346,9 +350,9 @@ class Dispatcher:
         try:
             check_done(entry.handler.call(_task(entry)))
         except BaseException as exc:
-            self._report(entry, exc)
+            self._report([entry], {entry.job_id: exc})
         else:
-            self._report(entry, None)
+            self._report([entry], {})
 
     def _run_batch(self, batch: list[Entry]) -> None:
         unreadable: dict[int, BaseException | None] = {}
@@ -358,18 +362,34 @@ class Dispatcher:
             errors = {**per_task(outcome, batch), **unreadable}
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
-        for entry in batch:
-            self._report(entry, errors.get(entry.job_id))
+        self._report(batch, errors)
 
-    def _report(self, entry: Entry, error: BaseException | None) -> None:
-        if self._inflight.settle(entry):
-            self._finisher.ended(entry, error)
+    def _report(self, batch: Sequence[Entry], errors: Mapping[int, BaseException | None]) -> None:
+        """A handler has come back, on the thread that ran it. What it raised is put into words here."""
+        copies.end_if_copy(errors.get(batch[0].job_id))
+        descriptors.check()
+        told: dict[int, Raised] = {}
+        for entry in batch:
+            error = errors.get(entry.job_id)
+            if error is not None and id(error) not in told:
+                told[id(error)] = raised(error)
+            if not self._inflight.settle(entry):
+                continue
+            if error is None:
+                self._finisher.ended(entry, None)
+            else:
+                about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": told[id(error)].name}
+                log.debug("handler_raised", stack=stack(error), **about)
+                self._finisher.ended(entry, told[id(error)])
+        if told and descriptors.short():
+            self._recycle(NO_DESCRIPTORS)
 
     # --- event loop
 
     def _run_event_loop(self) -> None:
         assert self._loop is not None  # noqa: S101 - the thread exists only with a loop
         asyncio.set_event_loop(self._loop)
+        copies.runs_here(self._loop)
         self._loop.run_forever()
         while not self._closed:
             # A handler has stopped it. The coroutines of other tasks are in it, and must not wait for that.
@@ -426,7 +446,7 @@ class Dispatcher:
         try:
             for entry in batch:
                 self._tasks.pop(entry.job_id, None)
-                self._report(entry, errors.get(entry.job_id))
+            self._report(batch, errors)
             line.calls -= 1
             took = self._clock.monotonic() - batch[0].started
             line.seconds += (max(took, 1e-5) - line.seconds) * 0.1

@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import NamedTuple
 
 from toc.clock import Clock
 from toc.errors import IndexUnavailable
 from toc.failpoint import failpoint
-from toc.log import get_logger, stack
+from toc.log import get_logger
 from toc.metrics import LATENESS, RUNTIME, TRIES, Step
 from toc.queue.queues import Queues
 from toc.queue.scores import store_score
 from toc.store.batch import Failure, Finish, Guard
 from toc.store.shards import Answers, Trouble
 from toc.store.store import TRIED_BEFORE, Store
-from toc.task import MAX_RETRY_SECONDS, Dead, Retry, TaskStatus, TryRow
-from toc.topic import Slot, Topic
+from toc.task import TaskStatus, TryRow
+from toc.topic import Slot
 from toc.worker.entry import Entry, Inflight
 from toc.worker.loop import Loop
+from toc.worker.raised import Raised
 from toc.worker.waiting import PutAway
 
 log = get_logger(__name__)
@@ -44,14 +44,9 @@ FLUSH_LIMIT = 2000
 MAX_UNWRITTEN = 5000
 """Tries that have ended and are not written, beyond which nothing is taken: what runs twice after a crash,
 and memory, stay bounded when MySQL is slow or refuses writes."""
-MAX_ERROR_CHARS = 1000
 
-Ended = tuple[Entry, BaseException | None]
+Ended = tuple[Entry, Raised | None]
 """A try that has ended: None for success, else what the handler raised."""
-
-
-class ProcessEnded(Dead):
-    """The task ended the process in which it ran alone: it is dead, and its crashes stay on the row."""
 
 
 @dataclass(slots=True)
@@ -139,7 +134,7 @@ class Finisher:
             return self.flushers[0]
         return self.flushers[self._store.server_of(entry.job_id)]
 
-    def ended(self, entry: Entry, error: BaseException | None) -> None:
+    def ended(self, entry: Entry, error: Raised | None) -> None:
         """A try ended: None for success, else what the handler raised. Called by who settled the entry."""
         entry.ended = self._clock.monotonic()
         self._of(entry).ended(entry, error)
@@ -260,7 +255,7 @@ class Flusher:
         self._flushed_at = 0.0
         self.loop = Loop(name, self.run_once)
 
-    def ended(self, entry: Entry, error: BaseException | None) -> None:
+    def ended(self, entry: Entry, error: Raised | None) -> None:
         """A try ended."""
         self._ended.append((entry, error))
         self.loop.wake()
@@ -399,17 +394,22 @@ class Flusher:
                 moves.commit.append(entry)
         return reread
 
-    def _failures(self, failed: Iterable[tuple[Entry, BaseException]]) -> Failures:
+    def _failures(self, failed: Iterable[tuple[Entry, Raised]]) -> Failures:
         """What becomes of the rows of tries that failed."""
         now = self._clock.now_ms()
         failures = Failures(now, {}, {})
         for entry, error in failed:
             row = entry.row
             attempts = row.attempts + 1
-            dead = isinstance(error, Dead) or attempts >= entry.topic.retries
-            delay = 0 if dead else retry_delay_ms(error, entry.topic, attempts)
+            dead = error.dead or attempts >= entry.topic.retries
+            if dead:
+                delay = 0
+            elif error.after_ms is not None:
+                delay = error.after_ms
+            else:
+                delay = entry.topic.retry_delay_ms(attempts)
             next_time = max(now + delay, row.action_time)  # not before it, even if the clock was set back
-            crashes = row.crashes if isinstance(error, ProcessEnded) else 0
+            crashes = row.crashes if error.crashed else 0
             failure = Failure(
                 row.job_id,
                 row.version,
@@ -418,14 +418,14 @@ class Flusher:
                 attempts,
                 crashes,
                 next_time,
-                describe(error),
+                error.text,
             )
             (failures.deaths if dead else failures.retries)[entry.job_id] = failure
         return failures
 
     def _settle_failures(
         self,
-        failed: list[tuple[Entry, BaseException]],
+        failed: list[tuple[Entry, Raised]],
         failures: Failures,
         guards: Mapping[int, Guard],
         moves: Moves,
@@ -434,7 +434,7 @@ class Flusher:
         lost: list[Entry] = []
         for entry, error in failed:
             # Its class alone: what an error says may be a payload's.
-            about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": type(error).__name__}
+            about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}
             if guards[entry.job_id] is Guard.LOST:
                 self._outcomes[entry.topic.name, "overtaken"] += 1
                 lost.append(entry)
@@ -450,7 +450,6 @@ class Flusher:
                 log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
                 left = entry.topic.remaining(failure.new_attempts)
                 moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
-            log.debug("handler_raised", stack=stack(error), **about)
         return lost
 
     def _by_row(self, entries: list[Entry], moves: Moves) -> dict[int, Trouble]:
@@ -548,27 +547,3 @@ def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:
     for entry in entries:
         grouped.setdefault(entry.slot, []).append(entry)
     return grouped
-
-
-def retry_delay_ms(error: BaseException, topic: Topic, attempts: int) -> int:
-    """How long the task waits: what the handler asked for with Retry, else the topic's backoff."""
-    after = error.after if isinstance(error, Retry) else None
-    if isinstance(after, timedelta) and timedelta() <= after <= timedelta(seconds=MAX_RETRY_SECONDS):
-        return -(-after // timedelta(milliseconds=1))
-    return topic.retry_delay_ms(attempts)
-
-
-def describe(error: BaseException) -> str:
-    """The last error as it is kept on the row."""
-    text = error_text(error)
-    if not isinstance(error, (Dead, Retry)):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
-
-
-def error_text(error: BaseException) -> str:
-    """What the error says, whatever its ``__str__`` does."""
-    try:
-        return str(error)[:MAX_ERROR_CHARS]
-    except BaseException:
-        return "(its text cannot be made)"

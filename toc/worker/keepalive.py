@@ -17,6 +17,7 @@ from toc.worker.dispatch import CLEAN_UP_SECONDS, Dispatcher
 from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
+from toc.worker.raised import overran
 from toc.worker.waiting import WaitingNotes
 
 log = get_logger(__name__)
@@ -101,5 +102,4 @@ class Keeper:
         log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
         self._recycle("a handler ran longer than max_runtime")
         if self._inflight.settle(entry):
-            limit = entry.topic.max_runtime
-            self._finisher.ended(entry, TimeoutError(f"the handler ran longer than max_runtime ({limit} s)"))
+            self._finisher.ended(entry, overran(entry.topic.max_runtime))

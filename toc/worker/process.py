@@ -42,10 +42,10 @@ from toc.metrics import (
 from toc.presence import Presence
 from toc.queue.queues import PATIENCE_SECONDS, Queues
 from toc.topic import Slot
-from toc.worker import stdio
+from toc.worker import copies, descriptors, stdio
 from toc.worker.app import check_topics, load_app
 from toc.worker.deadqueues import DeadQueueCheck
-from toc.worker.dispatch import Dispatcher
+from toc.worker.dispatch import NO_DESCRIPTORS, Dispatcher
 from toc.worker.entry import Entry, Inflight
 from toc.worker.fallback import OWNED_SECONDS, Fallback
 from toc.worker.finish import Finisher
@@ -345,6 +345,9 @@ class Worker:
 
         In a thread of its own: the main thread may wait for a server.
         """
+        descriptors.check()
+        if descriptors.short():
+            self._recycle(NO_DESCRIPTORS)
         if stdio.restore():
             self._recycle("a handler closed a standard stream, and a connection has its number")
         self._link.send("beat", stuck=self._measure())
@@ -443,6 +446,8 @@ def main() -> None:
     os.close(arguments.board)  # the mapping stays
     detach()
     link = Link(socket.socket(fileno=arguments.link))
+    descriptors.guard(link.fileno())
+    copies.keep_apart(link.close, presence.close)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a /proc that is read-only
         TIMER_SLACK.write_text("1")  # threads inherit it

@@ -23,7 +23,6 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from toc.clock import Clock
@@ -33,13 +32,14 @@ from toc.metrics import LOG_LINES_DROPPED, QUARANTINED
 from toc.store.batch import Failure, Guard
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.task import Dead, Retry, TryRow
+from toc.task import TryRow
 from toc.topic import Slot
 from toc.worker.child import Child
 from toc.worker.dispatch import CLEAN_UP_SECONDS
 from toc.worker.entry import Entry, Inflight
-from toc.worker.finish import Finisher, ProcessEnded
+from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
+from toc.worker.raised import Raised, overran
 from toc.worker.silence import patience
 
 log = get_logger(__name__)
@@ -182,7 +182,7 @@ class Quarantine:
     def _run(self, entry: Entry, row: TryRow) -> None:
         if row.crashes >= self._limit + MAX_UNSEEN and self._ran_alone(entry):
             reason = f"the workers that ran it ended {row.crashes} times in a row, also while it ran alone"
-            self._report(entry, ProcessEnded(reason), "unseen")
+            self._report(entry, _ended_its_process(reason), "unseen")
             return
         child = self._ready_child(entry.topic.name)
         now = self._clock.now_ms()
@@ -206,17 +206,15 @@ class Quarantine:
             if again is not None and not entry.settled:
                 fresh, message, how = self._try(entry, before, again)
         if message is not None:
-            error = None if message["kind"] == "processed" else _error(message)
+            error = None if message["kind"] == "processed" else Raised(**message["raised"])
             self._report(entry, error, message["kind"])
         elif not how:
             self._end_child()
-            limit = entry.topic.max_runtime
-            error = TimeoutError(f"the handler ran longer than max_runtime ({limit} s)")
-            self._report(entry, error, "overdue")
+            self._report(entry, overran(entry.topic.max_runtime), "overdue")
         elif fresh and not self._leaving:
             times = entry.row.crashes
             reason = f"its handler ended its process {times} times, the last time alone ({how})"
-            self._report(entry, ProcessEnded(reason), how)
+            self._report(entry, _ended_its_process(reason), how)
         elif self._inflight.settle(entry):
             self._take_back(entry, before)
             self._finisher.give_back([entry])
@@ -238,7 +236,7 @@ class Quarantine:
             how = self._end_child()
         return fresh, message, how
 
-    def _report(self, entry: Entry, error: BaseException | None, outcome: str) -> None:
+    def _report(self, entry: Entry, error: Raised | None, outcome: str) -> None:
         if self._inflight.settle(entry):  # not if it was abandoned meanwhile
             log.info("quarantine_ended", job_id=entry.job_id, topic=entry.topic.name, outcome=outcome)
             self._finisher.ended(entry, error)
@@ -364,12 +362,5 @@ def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:
     )
 
 
-def _error(message: dict[str, Any]) -> BaseException:
-    """What the handler raised in the child, as near as it can be had here."""
-    text = str(message["text"])
-    if message["kind"] == "dead":
-        return Dead(text)
-    if message["kind"] == "retry":
-        return Retry(timedelta(milliseconds=message["after_ms"]), text)
-    error: BaseException = type(str(message["error"]), (Exception,), {})(text)
-    return error  # of the same name: that is what the row keeps
+def _ended_its_process(reason: str) -> Raised:
+    return Raised("ProcessEnded", reason, dead=True, crashed=True)

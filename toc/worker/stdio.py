@@ -38,8 +38,11 @@ def restore() -> bool:
         try:
             now = os.fstat(number)
         except OSError:
-            # Not dup2, which would close what another thread opens there at this moment.
-            again = fcntl.fcntl(copy, fcntl.F_DUPFD, number)
+            try:
+                # Not dup2, which would close what another thread opens there at this moment.
+                again = fcntl.fcntl(copy, fcntl.F_DUPFD, number)
+            except OSError:  # another thread had the last one, or the copy is closed
+                continue
             if again != number:
                 os.close(again)
             log.warning("descriptor_restored", descriptor=number)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import multiprocessing
 import os
 import re
+import resource
 import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -46,16 +50,76 @@ def _put_a_connection_in_place_of_stderr() -> None:
 
 
 _connections: list[tuple[socket.socket, socket.socket]] = []
+_leaked: list[int] = []
+DESCRIPTORS = 256
+"""So many a process may have, once a handler leaks them: as many as systems give by default take a while."""
+
+
+def _leak_descriptors() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, most))
+    while True:
+        _leaked.append(os.open(os.devnull, os.O_RDONLY))  # raises in the end
+
+
+class Unspeakable(Exception):
+    """Its text takes a while, or is none."""
+
+    def __str__(self) -> str:
+        time.sleep(SPEAK_SECONDS)
+        raise SystemExit("it has no text")
+
+
+SPEAK_SECONDS = 5.0
+
+
+def _raise_unspeakable() -> None:
+    raise Unspeakable
+
+
+class Wordy(Exception):
+    """Its text is large."""
+
+    def __str__(self) -> str:
+        return "x" * 300_000_000
+
+
+def _raise_wordy() -> None:
+    raise Wordy
+
+
+def _use_copies() -> None:
+    """What programs rightly do with copies of their process. Each fails the try if it does not work."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=sys.exit, args=(3,))
+    process.start()
+    process.join()
+    assert process.exitcode == 3, process.exitcode
+    with context.Pool(2) as pool:  # which it ends by SIGTERM
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+    subprocess.run(["true"], check=True, preexec_fn=os.getpid)
+    pid = os.fork()
+    if not pid:
+        sys.exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+
 
 DEADLY: dict[str, Callable[[], object]] = {
     # PyDLL, unlike CDLL, keeps the interpreter.
     "hold the interpreter": lambda: ctypes.PyDLL(None).sleep(3600),
     "backtrack": lambda: re.match(r"(a+)+$", "a" * 64 + "b"),
     **{f"exit {code}": partial(os._exit, code) for code in EXIT_CODES},
+    # As programs do that become daemons, but in a copy.
+    "close from 3": lambda: os.closerange(3, 65535),
 }
 OTHERS: dict[str, Callable[[], object]] = {
     "raise SystemExit": lambda: sys.exit(2),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "kill 0": lambda: os.kill(0, signal.SIGTERM),
+    "leak descriptors": _leak_descriptors,
+    "raise the unspeakable": _raise_unspeakable,
+    "raise what is wordy": _raise_wordy,
+    "use copies": _use_copies,
     "close 0 to 2": _close_standard_streams,
     "connection at 2": _put_a_connection_in_place_of_stderr,
     "stop the event loop": lambda: asyncio.get_running_loop().stop(),
@@ -73,21 +137,39 @@ def _do(task: Task) -> None:
         OTHERS[deed]()
 
 
+FORKS = {"fork", "fork and go on"}
+"""Both the process and its copy return, or go on, as if alone; the try ends well if the copy does."""
+
+
+def _forks(task: Task) -> bool:
+    return task.attribute.get("deed") in FORKS and task.attempt <= task.attribute.get("deeds", 1)
+
+
 def on_thread(task: Task) -> None:
     with app.recorded(task):
-        _do(task)
+        if not _forks(task):
+            _do(task)
+        time.sleep(task.attribute.get("sleep", 0))
         app.after_sleep(task)
+    if _forks(task) and (copy := os.fork()):
+        assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 0
 
 
 async def on_event_loop(task: Task) -> None:
     with app.recorded(task):
-        _do(task)
+        if not _forks(task):
+            _do(task)
         try:
             await asyncio.sleep(task.attribute.get("sleep", 0))
         finally:
             # Clean-up that takes its time: what interrupts it makes another outcome of the try.
             await asyncio.sleep(task.attribute.get("clean_up", 0))
         app.after_sleep(task)
+    if _forks(task):
+        if copy := os.fork():
+            await asyncio.to_thread(os.waitpid, copy, 0)
+        elif task.attribute["deed"] == "fork and go on":
+            await asyncio.sleep(0.1)
 
 
 for topic, call in (("test.sync", on_thread), ("test.async", on_event_loop)):

@@ -1,0 +1,88 @@
+"""Fault 34: handlers that leave their process no descriptors, or not its own."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load
+
+from toc import TaskStatus
+from toc.local.servers import RedisServer
+
+APP = "fault.apps.hostile:center"
+
+
+def test_a_process_that_a_handler_has_left_no_descriptors_is_replaced_and_nobody_else_is_charged(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(34, "a handler leaks descriptors", "until there are none")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=1, app=APP)
+    before = daemon.workers()
+    # Their handlers need no descriptors. What needs some fails, and is charged for itself.
+    with Load(system.client, rate=100, fail=0) as load:
+        leaking = system.client.submit(
+            "test.sync", biz_id=0, delay=1.0, attribute={"deed": "leak descriptors"}
+        )
+        system.wait(lambda: daemon.workers() not in ([], before), "another process serves", 30)
+        system.wait(lambda: not system.pending([leaking]), "it runs again", 30)
+    reasons = [event["reason"] for event in daemon.events("worker_recycled")]
+    line.prove(
+        system.row(leaking).attempts == 1 and reasons == ["a handler has left it hardly any descriptors"],
+        "it failed for want of descriptors, and its process was replaced",
+    )
+    assert not daemon.events("worker_died")
+    rows = system.center.store.read(load.job_ids).values()
+    assert all(row.crashes == 0 and row.attempts == 0 for row in rows)
+    assert not system.not_run_once(row.job_id for row in rows if row.status == TaskStatus.PROCESSED)
+    line.judge(system, within=5)
+    assert system.late(load.job_ids)[-1] < 3000, "not later than a process needs to be replaced"
+
+
+def test_a_process_whose_descriptors_a_handler_has_closed_ends_at_once(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(34, "a handler closes all descriptors", "os.closerange(3, 65535)")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=2, app=APP)
+    with Load(system.client, rate=100, fail=0) as load:
+        closing = system.client.submit("test.sync", biz_id=0, delay=1.0, attribute={"deed": "close from 3"})
+        system.wait(lambda: len(daemon.events("worker_ready")) == 3, "it is replaced", 30)
+        system.wait(lambda: not system.pending([closing]), "it has ended", 30)
+    told = daemon.events("thread_died")
+    line.prove(
+        len(daemon.events("worker_died")) == 1 and any("descriptor" in event["exception"] for event in told),
+        "the process said that its descriptors were closed, and ended",
+    )
+    line.judge(system, within=5, at_most=50)
+    assert system.late(load.job_ids)[-1] < 3000
+    rows = system.center.store.read(load.job_ids).values()
+    assert all(row.attempts <= 1 for row in rows), "charged as for any death of their process"
+
+
+@pytest.mark.slow
+def test_a_daemon_that_has_no_descriptors_left_goes_on_with_the_processes_that_it_has(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(34, "no descriptors left", "for the daemon")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=2, app=APP)
+    pid = daemon.process.pid
+    victim, other = daemon.workers()
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with Load(system.client, rate=30):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        with system.recorder.fault("kill", pids=[victim]):
+            os.kill(victim, signal.SIGKILL)
+            system.wait(lambda: bool(daemon.events("worker_not_started")), "it cannot be replaced", 20)
+        assert daemon.process.poll() is None
+        assert daemon.workers() == [other]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        system.wait(lambda: len(daemon.events("worker_ready")) == 3, "it is replaced", 30)
+    errors = {event["error"] for event in daemon.events("worker_not_started")}
+    line.prove("Too many open files" in str(errors), "a process that was killed could not be replaced")
+    line.judge(system, within=5, at_most=60)
