@@ -94,6 +94,7 @@ class Daemon:
         settings: Settings,
         *,
         catalog: TopicCatalog,
+        identity: str,
         topics: frozenset[str],
         monitor: Monitor,
     ) -> None:
@@ -104,6 +105,8 @@ class Daemon:
         """Slots and tables that our workers should have and have not yet."""
         self._settings = settings
         self._catalog = catalog
+        self._identity = identity
+        """That of the task table."""
         self._topics = topics
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -330,6 +333,10 @@ class Daemon:
 
     def _spawn(self, index: int) -> None:
         ours, theirs = socket.socketpair()
+        link = Link(ours)
+        # It need not ask, which it could not do now, perhaps: the server that knows may be away.
+        known = [topic.values() for topic in self._catalog.known().values()]
+        link.send("known", identity=self._identity, topics=known)
         worker_id = self._neighbourhood.name(f"{self._settings.host}-{index}")
         command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
         command += ["--threads", str(self._settings.threads), "--link", str(theirs.fileno())]
@@ -342,14 +349,14 @@ class Daemon:
                         pass_fds=[theirs.fileno(), board],
                     )
                 try:
-                    child = Child(process, Link(ours), worker_id, index)
+                    child = Child(process, link, worker_id, index)
                 except OSError:
                     process.kill()
                     process.wait()
                     raise
             except OSError as exc:  # no memory, no more processes or files: those that run go on
                 self._monitor.ended(worker_id)
-                ours.close()
+                link.close()
                 log.warning("worker_not_started", error=str(exc))
                 self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
                 return

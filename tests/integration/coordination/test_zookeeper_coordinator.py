@@ -675,8 +675,7 @@ def test_a_zookeeper_that_comes_back_with_an_older_state_is_told_how_things_are(
     shutil.rmtree(data)
     older.rename(data)
     server.start()
-    daemons.until(lambda: not any(map(suspended, daemons.all)))
-    daemons.until(lambda: daemons.calm() and daemons.settled())
+    daemons.until(lambda: not any(map(suspended, daemons.all)) and daemons.calm() and daemons.settled())
 
 
 def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_host(daemons: Daemons) -> None:
