@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from toc.clock import Clock
 from toc.errors import SchemaBehind, StoreUnavailable, UnknownTopic
@@ -34,11 +34,14 @@ class TopicCatalog:
 
     def refresh(self) -> dict[str, Topic]:
         """Read the topic table now. Raises StoreUnavailable; the old view stays then."""
-        topics = self._read()
-        by_name = {topic.name: topic for topic in topics}
-        self._view = by_name, {topic.biz_type: topic for topic in topics}
+        self._show(self._read())
         self._read_at = self._clock.monotonic()
-        return by_name
+        return self.known()
+
+    def learn(self, topics: Iterable[Topic]) -> None:
+        """Take over what another process has read, until this one has read it itself."""
+        if not self._view[0]:
+            self._show(topics)
 
     def get(self, name: str) -> Topic:
         """The topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
@@ -88,6 +91,10 @@ class TopicCatalog:
     def known(self) -> dict[str, Topic]:
         """The topics by name as last read."""
         return self._view[0]
+
+    def _show(self, topics: Iterable[Topic]) -> None:
+        by_name = {topic.name: topic for topic in topics}
+        self._view = by_name, {topic.biz_type: topic for topic in by_name.values()}
 
     def _stale(self) -> bool:
         return self._clock.monotonic() - self._read_at > REFRESH_SECONDS

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from toc.errors import InvalidTopic, shown
 from toc.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two
@@ -97,6 +98,22 @@ class Topic:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not isfinite(value) or not 0 <= value <= 86_400:
                 raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {shown(value)}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The topic with these fields, enums by their values; fields that this version lacks are left out.
+
+        Raises ValueError or TypeError for what is no topic.
+        """
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        for name, kind in (("topic_type", TopicType), ("backoff", Backoff), ("paused", bool)):
+            if name in known:
+                known[name] = kind(known[name])
+        return cls(**known)
+
+    def values(self) -> dict[str, Any]:
+        """Its fields, as JSON can carry them; ``of`` takes them back."""
+        return asdict(self)
 
     def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
         """The slot of a task with this slot_crc, under the slot_amount its row is stamped with."""

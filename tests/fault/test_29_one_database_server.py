@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ import pymysql
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.table import Line
-from harness.system import System
+from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
 from toc.errors import TocError
@@ -23,6 +25,12 @@ from toc.sharding import BizId
 RATE = 50
 TABLES = 8
 TOPICS = ("test.sync", "test.async", "test.batch")
+RESTARTED = 3.0
+"""Seconds by which a task may be late whose process ends: until its successor is there."""
+LOADED = 3
+"""So many times the promised seconds are allowed: others run beside the test."""
+UNWRITTEN = 15
+"""How many tasks a process may run, or have run and not written, as it is killed."""
 
 
 class Producer:
@@ -224,3 +232,55 @@ def test_a_locked_table_makes_no_task_of_another_table_late(
             yield
 
     run(system, locked, lambda number: number == 2, line, seconds=seconds)
+
+
+@pytest.mark.parametrize("how", [hanging, killed], ids=["hangs", "is killed"])
+def test_processes_started_without_the_topic_tables_server_run_what_the_others_have(
+    build: Build,
+    clean_redis: RedisServer,
+    servers: tuple[MariaDB, MariaDB],
+    verdict: Verdict,
+    request: pytest.FixtureRequest,
+    how: Callable[[MariaDB], Any],
+) -> None:
+    line = verdict(29, "all processes end, topic table's server away", request.node.callspec.id)
+    system = build(
+        clean_redis.url, database_urls=[server.url for server in servers], tables=TABLES, read_timeout=2
+    )
+    daemon = system.start(processes=2)
+    first = daemon.workers()
+    with Producer(system, RATE, lambda table: table % 2 == 1) as healthy:
+        system.wait(lambda: len(healthy.job_ids) > RATE, "the load runs", 10)
+        with system.recorder.fault("store_down"), how(servers[0]):
+            with system.recorder.fault("kill", pids=first):
+                ended = time.monotonic()
+                for pid in first:
+                    os.kill(pid, signal.SIGKILL)
+            system.wait(lambda: len(daemon.events("worker_ready")) == 4, "the successors are ready", 10)
+            took, count = time.monotonic() - ended, len(healthy.job_ids)
+            system.wait(lambda: len(healthy.job_ids) > count + RATE, "the load goes on", 10)
+            system.wait(lambda: _asked_in_vain(daemon), "they ask in vain", 20)
+            due = list(healthy.job_ids)
+            system.wait(lambda: not system.pending(due), "all of the other server have run", 10)
+            late = system.late(due)[-1] / 1e3
+        system.client.submit("test.sync", biz_id=_biz_id(0), delay=0.2)  # the server serves again
+    system.wait(lambda: not system.pending(healthy.job_ids), "the rest has run", 20)
+    line.prove(
+        not set(first) & set(daemon.workers()) and _asked_in_vain(daemon),
+        f"both processes were replaced in {took:.1f} s meanwhile; the most that a task of the other "
+        f"server was late is {late:.1f} s",
+    )
+    print(line.proof)
+    assert not healthy.errors
+    assert late < RESTARTED * LOADED
+    line.judge(system, within=6, at_most=2 * UNWRITTEN)
+
+
+def _asked_in_vain(daemon: DaemonProcess) -> bool:
+    """Whether processes, not their daemon alone, have asked for the topics and got no answer."""
+    return any(event["source"] == "__main__" for event in daemon.events("topics_not_read"))
+
+
+def _biz_id(table: int) -> int:
+    """One of which the tasks are in this table."""
+    return next(biz_id for biz_id in range(10**6) if BizId.of(biz_id).crc % TABLES == table)

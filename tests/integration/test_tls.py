@@ -187,6 +187,14 @@ def test_a_name_is_looked_at_also_where_the_systems_cas_count(
     assert "certificate" in refusal("mariadb", url.replace("127.0.0.1", "localhost"))
 
 
+def test_settings_are_made_before_anybody_waits_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a process 20 ms or more, of the 50 that a server has for its answer."""
+    contexts: dict[str, Any] = {}
+    monkeypatch.setattr(mysql._Connection, "_contexts", contexts)
+    mysql.connector(make_url("mysql+pymysql://user:pw@127.0.0.1:1"), 1.0, 1.0, 1.0)  # nobody listens there
+    assert contexts
+
+
 def test_the_name_may_be_waived_and_the_ca_still_counts(servers: Servers) -> None:
     """Its other half is above: with the option, another CA is refused."""
 

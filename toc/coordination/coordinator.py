@@ -17,8 +17,8 @@ class Coordinator(Protocol):
 
     One thread calls all of it. The order of a hand-over: the old owner sees its slot vanish from ``desired``,
     stops taking from it, finishes or gives back what it holds, and releases; only then is the new owner's
-    claim granted. Losing ZooKeeper takes nothing away: ``desired`` and ``claimed`` stay, new claims are not
-    granted.
+    claim granted. Losing ZooKeeper takes nothing away: ``desired`` and ``claimed`` stay, and new claims are
+    granted only of what a worker of this daemon has left behind meanwhile.
     """
 
     on_change: Callable[[], None] | None
@@ -56,7 +56,7 @@ class Coordinator(Protocol):
         """Workers whose process is known to have ended, for ten minutes after that."""
 
     def connected(self) -> bool:
-        """Whether claims can be granted now. Without that what is held stays."""
+        """Whether every claim can be granted now. Without that what is held stays with this daemon."""
 
     def drained(self) -> bool:
         """Whether an operator wants no slots on this daemon's host, as far as is known."""

@@ -222,6 +222,11 @@ class Session:
         """Create an ephemeral node whose name is ``prefix`` and the next number of its directory."""
         self._all([methodcaller("create_async", prefix, data, ephemeral=True, sequence=True)])
 
+    def rewrite(self, nodes: Iterable[tuple[str, bytes, int]]) -> list[bool]:
+        """Give nodes other data; False for each that is gone, or has not the version given."""
+        results = self._all(methodcaller("set_async", *node) for node in nodes)
+        return [not isinstance(result, Exception) for result in results]
+
     def delete(self, paths: Iterable[str]) -> None:
         """Delete nodes; those that are gone are fine."""
         self._all(methodcaller("delete_async", path) for path in paths)

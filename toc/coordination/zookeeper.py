@@ -2,7 +2,8 @@
 
 What is to be done there is written down here first (``_unjoined``, ``_departed``, ``_leftover``) and struck
 off when ZooKeeper has done it; so whatever breaks off is simply done again. Nothing that a worker consumes is
-taken from it because ZooKeeper is out of reach.
+taken from it because ZooKeeper is out of reach. What a worker leaves behind then goes to others of this
+daemon: claims stand for as long as the session does, which is the daemon's, so nobody else has it.
 
 When a session has ended, its nodes are gone: of the slots that the workers still consume those that are
 still theirs are claimed again, and the workers join again; the rest vanishes from ``claimed``. The same is
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 from toc.clock import Clock
 from toc.coordination import operator
-from toc.coordination.assignment import Member
+from toc.coordination.assignment import Member, assign
 from toc.coordination.coordinator import SlotRow, WorkerRow, without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.nodes import (
@@ -51,7 +52,6 @@ class _Departed(NamedTuple):
     worker_id: str
     host: str
     known_dead: bool
-    slots: frozenset[Slot]
 
 
 class ZooKeeperCoordinator:
@@ -110,6 +110,9 @@ class ZooKeeperCoordinator:
         self._members: dict[str, Member] = {}
         self._ours: set[str] = set()  # every worker that ever joined here, or was proved gone here
         self._claims: dict[Slot, str] = {}
+        self._vacant: set[Slot] = set()
+        """Slots that workers of ours have let go, and whose claims stand in our session still: nobody else
+        can have them, and while ZooKeeper is out of reach others of ours may."""
 
         # what is still to be done there
         self._unjoined: set[str] = set()
@@ -157,23 +160,26 @@ class ZooKeeperCoordinator:
         """See Coordinator."""
         member = self._members.pop(worker_id, None)
         if member is not None:
-            slots = frozenset(slot for slot, owner in self._claims.items() if owner == worker_id)
-            for slot in slots:
-                del self._claims[slot]
+            self._let_go([slot for slot, owner in self._claims.items() if owner == worker_id])
             self._unjoined.discard(worker_id)
-            self._departed.append(_Departed(worker_id, member.host, known_dead, slots))
+            self._departed.append(_Departed(worker_id, member.host, known_dead))
             self._attempt(self._write_changes)
         elif known_dead:  # it had left, but not finished what it held
-            self._departed.append(_Departed(worker_id, self._host, known_dead, frozenset()))
+            self._departed.append(_Departed(worker_id, self._host, known_dead))
             self._attempt(self._write_changes)
 
     def desired(self) -> dict[str, set[Slot]]:
         """See Coordinator."""
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
+        left: list[Slot] = []
         for topic, assigned in self._assignment.items():
             for number, owner in enumerate(assigned.owners):
                 if owner in wanted:
                     wanted[owner].add(Slot(topic, number))
+                elif owner in self._ours:
+                    left.append(Slot(topic, number))
+        for slot, worker_id in self._stand_ins(left, wanted).items():
+            wanted[worker_id].add(slot)
         return wanted
 
     def claimed(self) -> dict[str, set[Slot]]:
@@ -185,6 +191,10 @@ class ZooKeeperCoordinator:
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
         """See Coordinator."""
+        if worker_id in self._members and self._session.id is None:
+            again = self._vacant.intersection(slots)
+            self._vacant -= again
+            self._claims.update(dict.fromkeys(again, worker_id))  # ``_write_changes`` says so there
         with self._lock:
             wanted = [slot for slot in slots if slot not in self._claims and slot not in self._blocked]
         if wanted and worker_id in self._members:
@@ -195,15 +205,13 @@ class ZooKeeperCoordinator:
         """See Coordinator."""
         freed = {slot for slot in slots if self._claims.get(slot) == worker_id}
         if freed:
-            for slot in freed:
-                del self._claims[slot]
-            self._leftover |= freed
+            self._let_go(freed)
             self._attempt(self._write_changes)
             self._signal()  # a sibling may be waiting for it
 
     def dead_workers(self) -> frozenset[str]:
         """See Coordinator."""
-        return self._dead
+        return self._dead.union(gone.worker_id for gone in self._departed if gone.known_dead)
 
     def connected(self) -> bool:
         """See Coordinator."""
@@ -251,6 +259,49 @@ class ZooKeeperCoordinator:
         """See Coordinator."""
         return operator.read_workers(self._session, self._paths)
 
+    # --- what workers leave behind ---
+
+    def _let_go(self, slots: Collection[Slot]) -> None:
+        """A worker of ours has them no more; their claims are to be deleted, if nobody of ours takes them."""
+        for slot in slots:
+            del self._claims[slot]
+        self._leftover.update(slots)
+        self._vacant.update(slots)
+
+    def _stand_ins(self, left: Iterable[Slot], wanted: Mapping[str, Collection[Slot]]) -> dict[Slot, str]:
+        """Who of ours serves slots that are still assigned to workers of ours that have left.
+
+        Nobody but who does so already; while ZooKeeper is out of reach they are spread over all of ours,
+        whose own slots, ``wanted``, stay where they are.
+        """
+        served = {slot: self._claims[slot] for slot in left if slot in self._claims}
+        if self._session.id is not None:
+            return served
+        deserted = served.keys() | self._vacant.intersection(left)
+        if not deserted:
+            return {}
+        own = {slot: worker_id for worker_id, slots in wanted.items() for slot in slots}
+        topics: dict[str, list[Slot]] = {}
+        for slot in sorted(own.keys() | deserted):
+            topics.setdefault(slot.topic, []).append(slot)
+        owners = assign(
+            self._members.values(),
+            {topic: len(slots) for topic, slots in topics.items()},
+            previous={topic: [served.get(slot) for slot in slots] for topic, slots in topics.items()},
+            pins={
+                (topic, number): own[slot]
+                for topic, slots in topics.items()
+                for number, slot in enumerate(slots)
+                if slot in own
+            },
+        )
+        return {
+            slot: owner
+            for topic, slots in topics.items()
+            for slot, owner in zip(slots, owners[topic], strict=True)
+            if owner is not None and slot in deserted
+        }
+
     # --- catching up with ZooKeeper ---
 
     def _attempt(self, action: Callable[[], None]) -> None:
@@ -289,6 +340,7 @@ class ZooKeeperCoordinator:
         """
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
+        self._vacant.clear()  # their claims are gone, and others may have them by now
         paths = [self._paths.directory(name) for name in DIRECTORIES]
         stands = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
         lost = [name for name, before in self._stood.items() if not _same(before, stands[name])]
@@ -359,12 +411,10 @@ class ZooKeeperCoordinator:
         gone = [name for name in names if name not in self._ours and self._neighbourhood.proves_gone(name)]
         if gone:
             log.warning("workers_proved_gone", workers=gone)
-            held: dict[str, set[Slot]] = {name: set() for name in gone}
-            for slot, claim in operator.read_claims(self._session, self._paths).items():
-                if claim.worker_id in held:
-                    held[claim.worker_id].add(slot)
+            claims = operator.read_claims(self._session, self._paths)
+            self._leftover.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
             self._ours.update(gone)
-            self._departed += [_Departed(name, self._host, True, frozenset(held[name])) for name in gone]
+            self._departed += [_Departed(name, self._host, known_dead=True) for name in gone]
         if gone or leaders:
             paths = [
                 self._paths.node("leader", name)
@@ -380,19 +430,28 @@ class ZooKeeperCoordinator:
 
     def _write_changes(self) -> None:
         """Do what is still to be done in ZooKeeper, in the order that others rely on."""
-        session_id = self._session_id
-        for gone in list(self._departed):
-            if gone.known_dead:
-                # Before its nodes vanish: who takes over must see that nothing of it is running.
-                data = encode(host=gone.host, at=self._clock.now_ms())
-                self._session.create([(self._paths.node("dead", gone.worker_id), data)], ephemeral=False)
-            self._leftover |= gone.slots
-            self._session.delete([self._paths.node("workers", gone.worker_id)])
-            self._departed.remove(gone)
+        session_id, now_ms = self._session_id, self._clock.now_ms()
+        dead = [gone for gone in self._departed if gone.known_dead]
+        # Before their nodes vanish: who takes over must see that nothing of them is running,
+        self._session.create(
+            ((self._paths.node("dead", gone.worker_id), encode(host=gone.host, at=now_ms)) for gone in dead),
+            ephemeral=False,
+        )
+        # and what others of ours have taken over is not to be given to anybody else.
+        taken = {slot: self._claims[slot] for slot in self._leftover if slot in self._claims}
+        lost = taken.keys() - self._make_claims(taken, session_id).keys()
+        if lost:
+            log.warning("claims_lost", slots=len(lost))
+        for slot in lost:
+            del self._claims[slot]
+        self._session.delete(self._paths.node("workers", gone.worker_id) for gone in self._departed)
+        self._departed.clear()
+        self._dead = self._dead.union(gone.worker_id for gone in dead)
         self._join_workers(session_id)
         slots = sorted(self._leftover - self._claims.keys())
         paths = [self._paths.node("slots", slot) for slot in slots]
         nodes = self._session.read(paths)
+        self._vacant.clear()  # what is gone may be another's at once
         self._session.delete(
             path
             for path, node in zip(paths, nodes, strict=True)
@@ -426,11 +485,13 @@ class ZooKeeperCoordinator:
     def _make_claims(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
         """Create claims, each for a worker of ours; those that succeeded. What others hold is watched."""
         self._leftover.update(wanted)  # until it is known what became of each
+        self._vacant.difference_update(wanted)
         granted = self._create_claims(wanted)
         refused = [slot for slot in wanted if slot not in granted]
         with self._lock:
             self._blocked.update(refused)
         nodes = self._session.read((self._paths.node("slots", slot) for slot in refused), self._claim_changed)
+        passed_on: list[tuple[Slot, int]] = []
         ours = {}
         for slot, node in zip(refused, nodes, strict=True):
             holder = decode(node.data).get("worker_id") if node else None
@@ -438,19 +499,21 @@ class ZooKeeperCoordinator:
                 ours[slot] = wanted[slot]  # free by now
             elif node.session == session_id and holder == wanted[slot]:
                 granted[slot] = wanted[slot]  # the answer to an earlier attempt was lost
-            elif node.session == session_id or holder in self._ours:
-                ours[slot] = wanted[
-                    slot
-                ]  # of a worker of ours that has released it, or of an earlier session
+            elif node.session == session_id:
+                passed_on.append((slot, node.version))  # a worker of ours has released it
+            elif holder in self._ours:
+                ours[slot] = wanted[slot]  # of an earlier session
         self._session.delete(
             self._paths.node("slots", slot)
             for slot, node in zip(refused, nodes, strict=True)
             if node and slot in ours
         )
         granted |= self._create_claims(ours)
+        granted |= self._pass_on(passed_on, wanted)
+        asked = ours.keys() | {slot for slot, _ in passed_on}
         with self._lock:
-            self._blocked -= granted.keys() | ours.keys()
-        if len(granted.keys() & ours.keys()) < len(ours):
+            self._blocked -= granted.keys() | asked
+        if not asked <= granted.keys():
             self._signal()  # another was quicker: ask again
         self._leftover -= wanted.keys()
         return granted
@@ -468,6 +531,15 @@ class ZooKeeperCoordinator:
             ephemeral=True,
         )
         return {slot: wanted[slot] for slot, new in zip(wanted, made, strict=True) if new}
+
+    def _pass_on(self, slots: Sequence[tuple[Slot, int]], wanted: Mapping[Slot, str]) -> dict[Slot, str]:
+        """Write other workers of ours into claims of these versions, which are not free for a moment."""
+        now_ms = self._clock.now_ms()
+        done = self._session.rewrite(
+            (self._paths.node("slots", slot), encode(worker_id=wanted[slot], since=now_ms), version)
+            for slot, version in slots
+        )
+        return {slot: wanted[slot] for (slot, _), written in zip(slots, done, strict=True) if written}
 
     def _refresh(self) -> None:
         """Read again what has changed, and watch it."""

@@ -74,17 +74,17 @@ def connector(
     ``table_lock_timeout`` is how long its statements wait for locked tables; None: as the server has it.
 
     A database in the URL is not used: at run time every name is qualified. Raises ConfigError for a query
-    argument of the URL that is not known or cannot be meant; so does the function, for a certificate or key
-    that cannot be read.
+    argument of the URL that is not known or cannot be meant, and for a certificate or key that cannot be
+    read; so does the function, if it cannot be read any more.
     """
     options = _options(url)
     session = list(_SESSION)
     if table_lock_timeout is not None:
         session.append(f"SET SESSION lock_wait_timeout = {table_lock_timeout:d}")
 
-    def connect() -> Any:
+    def make(*, at_once: bool = True) -> _Connection:
         try:
-            connection = _Connection(
+            return _Connection(
                 host=url.host or "127.0.0.1",
                 port=url.port or 3306,
                 user=url.username,
@@ -98,6 +98,7 @@ def connector(
                 connect_timeout=connect_timeout,
                 read_timeout=read_timeout,
                 write_timeout=write_timeout,
+                defer_connect=not at_once,
                 **options,
             )
         except OSError as exc:  # the driver has its own error for the network: these are the files
@@ -108,6 +109,9 @@ def connector(
             raise pymysql.err.OperationalError(
                 CR.CR_MALFORMED_PACKET, f"its greeting cannot be followed ({type(exc).__name__}: {exc})"
             ) from exc
+
+    def connect() -> Any:
+        connection = make()
         try:
             limit, *_ = connection.batch(session)
             connection.max_packet = limit.rows[0][0]
@@ -116,6 +120,7 @@ def connector(
             raise
         return connection
 
+    make(at_once=False)  # makes the TLS settings: later somebody would wait for it who has other things to do
     return connect
 
 

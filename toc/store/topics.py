@@ -131,17 +131,10 @@ class TopicTable:
         topics = []
         for row in result.rows:
             try:
-                topics.append((_topic(dict(zip(_FIELDS, row, strict=False))), row[-1]))
+                topics.append((Topic.of(dict(zip(_FIELDS, row, strict=False))), row[-1]))
             except (ValueError, TypeError) as exc:  # a newer version's, or changed by hand: the others go on
                 log.warning("topic_not_understood", topic=row[0], error=str(exc))
         return topics
-
-
-def _topic(values: dict[str, Any]) -> Topic:
-    values["topic_type"] = TopicType(values["topic_type"])
-    values["backoff"] = Backoff(values["backoff"])
-    values["paused"] = bool(values["paused"])
-    return Topic(**values)
 
 
 def _typed(changes: dict[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class Daemon:
         settings: Settings,
         *,
         catalog: TopicCatalog,
+        identity: str,
         topics: frozenset[str],
         monitor: Monitor,
     ) -> None:
@@ -104,6 +105,8 @@ class Daemon:
         """Slots and tables that our workers should have and have not yet."""
         self._settings = settings
         self._catalog = catalog
+        self._identity = identity
+        """That of the task table."""
         self._topics = topics
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -346,8 +349,12 @@ class Daemon:
         command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
         command += ["--threads", str(self._settings.threads)]
         ours, theirs = socket.socketpair()
+        link = Link(ours)
         with theirs:
             try:
+                # It need not ask, which it could not do now, perhaps: the server that knows may be away.
+                known = [topic.values() for topic in self._catalog.known().values()]
+                link.send("known", identity=self._identity, topics=known)
                 with self._monitor.board(worker_id) as board:
                     # A group of its own: a handler that signals its group means what it has started itself.
                     process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -357,13 +364,13 @@ class Daemon:
                         process_group=0,
                     )
                 try:
-                    return Child(process, Link(ours), worker_id, index)
+                    return Child(process, link, worker_id, index)
                 except OSError:
                     process.kill()
                     process.wait()
                     raise
             except OSError:
-                ours.close()
+                link.close()
                 raise
 
     def _bury(self, child: Child) -> None:

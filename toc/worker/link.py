@@ -1,6 +1,7 @@
 """The line between the daemon and one of its worker processes: JSON lines over a socket pair.
 
-To the process: ``take`` and ``drop`` (slots), ``dead`` (workers), ``stop``, ``force``. To the daemon:
+To the process: ``known`` (before it begins: what the daemon has read of the task table), ``take`` and
+``drop`` (slots), ``dead`` (workers), ``stop``, ``force``. To the daemon:
 ``ready``, ``beat`` (``stuck``: internal loops that hang), ``met`` (workers with claims in slots of its own),
 ``dropped`` (slots), ``leaving`` (takes nothing more; with ``recycle``, which says why, it wants a successor),
 ``left`` (its last word, unless something ended it), ``unfit`` (instead of ``ready``: why it cannot work;
@@ -70,6 +71,23 @@ class Link:
             return []
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    def first(self) -> dict[str, Any] | None:
+        """The message that was sent before anybody listened at this end; None if there is none.
+
+        To be called before ``receive``. Waits for the rest of a message that has come in part.
+        """
+        line, wait = b"", socket.MSG_DONTWAIT
+        while not line.endswith(b"\n"):
+            try:
+                data = self._socket.recv(1 << 20, socket.MSG_PEEK | wait)
+            except (BlockingIOError, ConnectionResetError):
+                return None
+            if not data:
+                return None
+            line += self._socket.recv(data.find(b"\n") + 1 or len(data))
+            wait = socket.MsgFlag(0)
+        return dict(json.loads(line))
 
     def close(self) -> None:
         """Close this end."""

@@ -41,7 +41,7 @@ from toc.metrics import (
 )
 from toc.presence import Presence
 from toc.queue.queues import PATIENCE_SECONDS, Queues
-from toc.topic import Slot
+from toc.topic import Slot, Topic
 from toc.worker import copies, descriptors, stdio
 from toc.worker.app import check_topics, load_app
 from toc.worker.deadqueues import DeadQueueCheck
@@ -87,9 +87,18 @@ STUCK_SECONDS = 120.0
 
 
 class Worker:
-    """The loops of one process around one TimeoutCenter."""
+    """The loops of one process around one TimeoutCenter. ``identity`` is that of its task table, if known."""
 
-    def __init__(self, center: TimeoutCenter, worker_id: str, link: Link, *, app: str, threads: int) -> None:
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        worker_id: str,
+        link: Link,
+        *,
+        app: str,
+        threads: int,
+        identity: str | None = None,
+    ) -> None:
         settings, clock = center.settings, center.clock
         self._clock = clock
         self._link = link
@@ -181,7 +190,7 @@ class Worker:
             book=self.book,
             on_loss=self.upkeep.sweepers.rush,
             refilled=lambda: self.upkeep.sweepers.rushed,
-            identity=center.store.identity.get(),
+            identity=identity or center.store.identity.get(),
             name=f"{settings.cluster} with its tables on {center.store.identity.place}",
             refuse=center.queues.refuse,
         )
@@ -448,6 +457,7 @@ def main() -> None:
     link = Link(socket.socket(fileno=arguments.link))
     descriptors.guard(link.fileno())
     copies.keep_apart(link.close, presence.close)
+    told = link.first()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a /proc that is read-only
         TIMER_SLACK.write_text("1")  # threads inherit it
@@ -455,12 +465,20 @@ def main() -> None:
     try:
         center = load_app(arguments.app)
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
+        identity = _learn(center, told)
         check_topics(center, all_of_them=False)  # the daemon has seen all of them
         if center.tracing is not None:
             center.handlers = {
                 topic: traced(handler, center.tracing) for topic, handler in center.handlers.items()
             }
-        worker = Worker(center, arguments.worker_id, link, app=arguments.app, threads=arguments.threads)
+        worker = Worker(
+            center,
+            arguments.worker_id,
+            link,
+            app=arguments.app,
+            threads=arguments.threads,
+            identity=identity,
+        )
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=isinstance(exc, InvalidInput))
         print(f"error: {exc}", file=sys.stderr)
@@ -480,6 +498,17 @@ def main() -> None:
         center.tracing.flush()
     presence.close()
     _end(0)
+
+
+def _learn(center: TimeoutCenter, told: dict[str, Any] | None) -> str | None:
+    """Begin with what the daemon knows of the task table; returns its identity.
+
+    None from a daemon of an earlier version, which says nothing: then the tables are asked.
+    """
+    if told is None or told["kind"] != "known":
+        return None
+    center.catalog.learn(map(Topic.of, told["topics"]))
+    return str(told["identity"])
 
 
 def _end(code: int) -> NoReturn:

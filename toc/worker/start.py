@@ -46,6 +46,7 @@ def run_daemon(app: str, settings: Settings) -> int:
             app,
             settings,
             catalog=center.catalog,
+            identity=center.store.identity.get(),
             topics=frozenset(center.handlers),
             monitor=monitor,
         )

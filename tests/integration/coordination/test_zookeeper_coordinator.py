@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,6 +146,10 @@ class Daemons:
         path = f"/toc/{self.cluster}/{name}"
         return self.onlooker.get(path) if self.onlooker.exists(path) else None
 
+    def created(self, slot: Slot) -> int:
+        """Which change made the claim of this slot."""
+        return int(self.onlooker.get(f"/toc/{self.cluster}/slots/{slot}")[1].czxid)
+
     def stop(self, daemon: Daemon) -> None:
         self.all.remove(daemon)
         daemon.stop()
@@ -207,6 +212,16 @@ def expire(daemon: Daemon) -> None:
     other.start()
     other.stop()
     other.close()
+
+
+@contextmanager
+def lost_connection(daemon: Daemon) -> Iterator[None]:
+    """The daemon has no connection for a moment, and the same session after it."""
+    session = daemon.coordinator._session
+    client, session._client = session._client, None
+    yield
+    session._client = client
+    daemon.coordinator._connection_changed()
 
 
 def suspended(daemon: Daemon) -> bool:
@@ -442,7 +457,7 @@ def test_slots_that_went_to_others_when_the_session_ended_are_dropped(daemons: D
 
 
 @pytest.mark.parametrize("how", ["killed", "paused"])
-def test_slots_are_kept_and_none_acquired_while_zookeeper_is_away(
+def test_slots_are_kept_and_none_of_others_acquired_while_zookeeper_is_away(
     outage: tuple[Daemons, ZooKeeper], how: str
 ) -> None:
     daemons, server = outage
@@ -456,21 +471,60 @@ def test_slots_are_kept_and_none_acquired_while_zookeeper_is_away(
     first.held["a-0"].discard(free)
     first.coordinator.release("a-0", [free])
     assert second.coordinator.claim("b-0", [free]) == set()
-    assert first.coordinator.claim("a-1", [free]) == set()
+    daemons.until(lambda: first.held == {worker: before[worker] for worker in ("a-0", "a-1")})
     first.worker_died("a-1")
+    assert first.coordinator.dead_workers() == {"a-1"}
+    assert second.coordinator.claim("b-0", before["a-1"]) == set()
+    daemons.until(lambda: first.held == {"a-0": before["a-0"] | before["a-1"]})
     first.join("a-2")
-    for _ in range(3):
-        for daemon in daemons.all:
-            daemon.work()
-    assert first.held == {"a-0": before["a-0"] - {free}, "a-2": set()}
+    after = {"a-0": before["a-0"], "a-2": before["a-1"]}
+    daemons.until(lambda: first.held == after)
     assert second.held == {"b-0": before["b-0"]}
 
     server.start() if how == "killed" else server.resume()
-    daemons.until(lambda: not suspended(first) and not suspended(second) and daemons.calm(), seconds=30)
+    daemons.until(lambda: not suspended(first) and not suspended(second) and daemons.settled(), seconds=30)
+    assert daemons.calm()
     assert first.coordinator.dead_workers() == {"a-1"}
     assert {row.worker_id for row in second.coordinator.workers()} == {"a-0", "a-2", "b-0"}
     assert {row.state for row in second.coordinator.slots()} == {SlotState.OWNED}
     assert before["b-0"] & second.slots, "an outage must not shuffle everything"
+
+
+def test_what_a_worker_had_taken_over_when_the_connection_is_back_stays_its_own_until_it_lets_go(
+    daemons: Daemons,
+) -> None:
+    """The claim names the dead worker, and then, never free in between, the one that stands in for it."""
+    first, _ = daemons.start("a"), daemons.start("b")
+    daemons.until(daemons.calm)
+    slots = set(first.slots)
+    coordinator = first.coordinator
+    with lost_connection(first):
+        first.worker_died("a-0")
+        first.join("a-1")
+        first.work()
+        assert first.held == {"a-1": slots}
+    made = {slot: daemons.created(slot) for slot in slots}
+    first.reluctant = True
+    daemons.until(lambda: coordinator.dead_workers() == {"a-0"} and daemons.settled())
+    assert first.held == {"a-1": slots}
+    assert {slot: daemons.created(slot) for slot in slots} == made
+    first.reluctant = False
+    daemons.until(daemons.calm)
+
+
+def test_a_slot_that_may_be_anothers_is_not_taken_over_without_zookeeper(daemons: Daemons) -> None:
+    """Its worker died before it was known whether its claim had been granted."""
+    first, second = daemons.start("a"), daemons.start("b")
+    daemons.until(daemons.calm)
+    slots, theirs = set(first.slots), min(second.slots)
+    coordinator = first.coordinator
+    with lost_connection(first):
+        coordinator._leftover.add(theirs)
+        first.worker_died("a-0")
+        first.join("a-1")
+        assert coordinator.claim("a-1", [theirs, *slots]) == slots
+        first.held["a-1"] |= slots
+    daemons.until(daemons.calm)
 
 
 def test_an_outage_longer_than_the_sessions_moves_no_slot(daemons: Daemons) -> None:
@@ -621,8 +675,7 @@ def test_a_zookeeper_that_comes_back_with_an_older_state_is_told_how_things_are(
     shutil.rmtree(data)
     older.rename(data)
     server.start()
-    daemons.until(lambda: not any(map(suspended, daemons.all)))
-    daemons.until(lambda: daemons.calm() and daemons.settled())
+    daemons.until(lambda: not any(map(suspended, daemons.all)) and daemons.calm() and daemons.settled())
 
 
 def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_host(daemons: Daemons) -> None:
