@@ -244,8 +244,12 @@ class MySqlServer(Server):
         connect = connector(
             url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
         )
+        self._url = url
         pool = Pool(connect, pool_size, connect_timeout + read_timeout)
         super().__init__(server_name(url), databases, pool)
+
+    def _connect_within(self, seconds: float) -> Any:
+        return connector(self._url, seconds, seconds, seconds)()
 
     def _execute(
         self,
