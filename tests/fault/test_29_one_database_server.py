@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from harness.history import Client
 from harness.system import System
 from sqlalchemy.engine import make_url
 
-from toc import TimeoutCenter, Topic
+from toc import NewTask, TimeoutCenter, Topic
 from toc.errors import TocError
 from toc.local.servers import MariaDB, RedisServer
 from toc.sharding import BizId
 
 RATE = 50
 TABLES = 8
+CROWD = 20_000
 TOPICS = ("test.sync", "test.async", "test.batch")
 
 
@@ -334,3 +336,39 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
     assert slowest < 5 * delay * 1000
     assert own[-1] < 2000
     line.judge(system, within=6)
+
+
+@pytest.mark.slow
+def test_a_crowd_of_one_server_that_hangs_makes_no_task_of_another_late(
+    build: Build, clean_redis: RedisServer, servers: tuple[MariaDB, MariaDB], verdict: Verdict
+) -> None:
+    line = verdict(29, "one of two MySQL servers hangs", f"{CROWD:,} of its tasks come due")
+    system = build(clean_redis.url, database_urls=[server.url for server in servers], slots=1, tables=TABLES)
+    daemon = system.start(processes=1)
+    sick = (biz_id for biz_id in range(10**7, 10**8) if BizId.of(biz_id).crc % 2)
+    due = datetime.now(UTC) + timedelta(seconds=12)
+    crowd = system.client.submit_many(
+        [
+            NewTask(TOPICS[number % 3], biz_id, action_time=due)
+            for number, biz_id in zip(range(CROWD), sick, strict=False)
+        ]
+    )
+    with Producer(system, RATE, lambda table: table % 2 == 0) as others:
+        system.wait(lambda: datetime.now(UTC) > due - timedelta(seconds=1), "they are about to be due", 20)
+        with system.recorder.fault("store_down"), hanging(servers[1]):
+            # Taking all of them once and putting them away takes what it takes; after that they are no trouble.
+            system.wait(lambda: datetime.now(UTC) > due + timedelta(seconds=3), "they are put away", 20)
+            before = len(others.job_ids)
+            assert not threading.Event().wait(8)
+            after = len(others.job_ids)
+        system.wait(lambda: not system.pending(crowd), "all have run", 60)
+    late = system.late(others.job_ids[before:after])
+    line.prove(
+        "rows_not_read" in daemon.told(),
+        f"of {len(late)} tasks of the other from 3 s on: p99 {late[int(len(late) * 0.99)]:.1f} ms, at most "
+        f"{late[-1]:.0f} ms late",
+    )
+    print(line.proof)
+    assert late[int(len(late) * 0.99)] < 50
+    assert late[-1] < 200
+    line.judge(system, within=60)

@@ -38,7 +38,7 @@ PATIENCE_TIMES = 4
 more."""
 MOST_PATIENCE_SECONDS = 2.0
 """The most of that, and as long as it is not known what is usual."""
-APART_SECONDS = 0.5
+APART_SECONDS = 0.2
 """How much longer an answer may take while no connection stands idle, and then each step of opening one, to
 find out how the server is. Nobody else waits for that."""
 AGAIN_SECONDS = 0.25
@@ -78,14 +78,19 @@ class Health:
         self.owing = 0
         """How many exchanges the server has not answered in time and may answer yet."""
         self._owing_since = 0.0
-        self._usual: float | None = None
-        """How many seconds an answer usually takes: a moving average."""
+        self._average: float | None = None
+        """How many seconds answers have taken: a moving average."""
 
     def answered(self, seconds: float) -> None:
         """An answer has taken so long."""
         seconds = min(seconds, MOST_PATIENCE_SECONDS)
         usual = self._usual
-        self._usual = seconds if usual is None else usual + (seconds - usual) / 4
+        self._average = seconds if usual is None else usual + (seconds - usual) / 4
+
+    @property
+    def _usual(self) -> float | None:
+        """How many seconds an answer usually takes; None: it has given none."""
+        return self._server.first_answer if self._average is None else self._average
 
     @property
     def slow(self) -> bool:
@@ -207,7 +212,7 @@ class Health:
         """In a child: nothing is known, and no thread asks."""
         self._lock = threading.Lock()
         self._thread, self._closed = None, threading.Event()
-        self.away, self.owing, self._usual = None, 0, None
+        self.away, self.owing, self._average = None, 0, None
         self._marks, self._probes, self._questions = {}, {}, []
 
     # --- until it is well again

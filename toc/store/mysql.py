@@ -109,7 +109,9 @@ def connector(
                 CR.CR_MALFORMED_PACKET, f"its greeting cannot be followed ({type(exc).__name__}: {exc})"
             ) from exc
         try:
+            began = time.monotonic()
             limit, *_ = connection.batch(session)
+            connection.first_answer = time.monotonic() - began
             connection.max_packet = limit.rows[0][0]
         except BaseException:
             connection.close()
@@ -154,6 +156,8 @@ class _Connection(pymysql.connections.Connection):
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
+    first_answer = 0.0
+    """Within how many seconds the server has answered first."""
     max_packet = 1 << 20
     """How many bytes the server takes at once, at least until it has said so."""
 
@@ -245,7 +249,13 @@ class MySqlServer(Server):
             url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
         )
         self._url = url
-        pool = Pool(connect, pool_size, connect_timeout + read_timeout)
+
+        def connected() -> Any:
+            connection = connect()
+            self.first_answer = connection.first_answer
+            return connection
+
+        pool = Pool(connected, pool_size, connect_timeout + read_timeout)
         super().__init__(server_name(url), databases, pool)
 
     def _connect_within(self, seconds: float) -> Any:

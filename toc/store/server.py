@@ -73,6 +73,8 @@ class Server(ABC):
         self.name = name
         """host:port, or the path of a SQLite file: for messages, never a password."""
         self.databases = databases
+        self.first_answer: float | None = None
+        """Within how many seconds its newest connection had the first answer; None: nobody measures it."""
         self._pool = pool
         self._inherited: list[Pool] = []
 

@@ -54,6 +54,10 @@ RETRY_MS = 500
 """Pause before a slot is tried again whose node did not answer, and before rows are read again."""
 MOST_RETRY_MS = 10_000
 """The longest such pause, when a database server has been away for long."""
+LUMP = 200
+LUMP_MS = 500
+"""What is put away for longer comes back in lumps, so many entries in so much time: however many are due that
+belong to a server that is away, taking them and putting them away again costs little."""
 OWING_MS = 30
 """The pause while it is not yet known whether a server is away or some table of it locked."""
 MOST_OWED = 1000
@@ -126,6 +130,8 @@ class Poller:
         """Whether what was let go is being looked for just now."""
         self._unread_since = self._unread_at = float("-inf")
         """Since when rows cannot be read, and when that was so last."""
+        self._lump_at = self._lump_left = 0
+        """When the last lump comes of what was put away, and how many entries may still come with it."""
         self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable]]] = []
         """Answers that came after their round."""
         self._awaited = 0
@@ -441,7 +447,17 @@ class Poller:
             log.warning("rows_not_read", tasks=len(rest), error=str(errors[rest[0].job_id]))
         self._unread_at = now
         wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MOST_RETRY_MS)
-        self._finisher.put_away((entry, at + wait) for entry in rest)
+        self._finisher.put_away([(entry, self._lumped(at + wait)) for entry in rest])
+
+    def _lumped(self, at: int) -> int:
+        """When an entry comes back that would at ``at``, or somewhat later, with others."""
+        with self._lock:
+            if at > self._lump_at:
+                self._lump_at, self._lump_left = at + LUMP_MS, LUMP
+            elif not self._lump_left:
+                self._lump_at, self._lump_left = self._lump_at + LUMP_MS, LUMP
+            self._lump_left -= 1
+            return self._lump_at
 
     def _release_waiting(self, now: int) -> None:
         ready: list[Entry] = []
