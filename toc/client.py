@@ -120,6 +120,15 @@ class TimeoutCenter:
                     catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
         return catalog
 
+    def apart(self) -> TimeoutCenter:
+        """Access to the same place for what serves its handlers: with database connections of its own.
+
+        Handlers may occupy all that their calls can have, for as long as some stranger has a row locked.
+        """
+        other = TimeoutCenter(self.settings, clock=self.clock)
+        other.handlers, other.tracing, other._queues = self.handlers, self.tracing, self.queues
+        return other
+
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
         with self._lock:

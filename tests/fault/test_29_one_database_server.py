@@ -8,22 +8,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
 from fault.conftest import Build, Verdict
+from fault.kit.proxy import Proxy
 from fault.kit.table import Line
+from harness.history import Client
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
+from toc import NewTask, TimeoutCenter, Topic
 from toc.errors import TocError
 from toc.local.servers import MariaDB, RedisServer
 from toc.sharding import BizId
 
 RATE = 50
 TABLES = 8
+CROWD = 20_000
 TOPICS = ("test.sync", "test.async", "test.batch")
 RESTARTED = 3.0
 """Seconds by which a task may be late whose process ends: until its successor is there."""
@@ -36,11 +41,13 @@ UNWRITTEN = 15
 class Producer:
     """Submits tasks of some tables, due in a moment, at a steady pace; keeps what was slow."""
 
-    def __init__(self, system: System, rate: float, belongs: Callable[[int], bool]) -> None:
+    def __init__(
+        self, system: System, rate: float, belongs: Callable[[int], bool], client: Client | None = None
+    ) -> None:
         self.job_ids: list[int] = []
         self.slowest = 0.0
         self.errors: list[str] = []
-        self._system = system
+        self._client = client or system.client
         self._rate = rate
         self._belongs = belongs
         self._over = threading.Event()
@@ -62,7 +69,7 @@ class Producer:
                 return
             called = time.monotonic()
             try:
-                self.job_ids.append(self._system.client.submit(TOPICS[number % 3], biz_id=biz_id, delay=0.3))
+                self.job_ids.append(self._client.submit(TOPICS[number % 3], biz_id=biz_id, delay=0.3))
             except TocError as exc:
                 self.errors.append(str(exc))
             self.slowest = max(self.slowest, time.monotonic() - called)
@@ -284,3 +291,144 @@ def _asked_in_vain(daemon: DaemonProcess) -> bool:
 def _biz_id(table: int) -> int:
     """One of which the tasks are in this table."""
     return next(biz_id for biz_id in range(10**6) if BizId.of(biz_id).crc % TABLES == table)
+
+
+def calls_that_wait(cursor: Any) -> int:
+    """How many statements wait for a row that somebody has locked, or are about to."""
+    cursor.execute("SHOW FULL PROCESSLIST")
+    return sum("FOR UPDATE" in str(info) for *_, info, _progress in cursor.fetchall())
+
+
+def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
+    build: Build, clean_redis: RedisServer, servers: tuple[MariaDB, MariaDB], verdict: Verdict
+) -> None:
+    line = verdict(29, "handlers cancel a row that a stranger has locked")
+    system = build(clean_redis.url, database_urls=[servers[0].url], tables=TABLES)
+    system.center.store.topics.create(Topic("test.cancelling", 9, 8, backoff_base=0.2))
+    daemon = system.start(processes=1, threads=16, app="fault.apps.cancelling:center")
+    locked = system.client.submit("test.sync", biz_id=1, delay=3600)
+    system.client.cancel(locked)  # which is recorded, as those of handlers are not
+    table = BizId.of(1).crc % TABLES
+    name = f"{system.settings.database_prefix}{table % 2}.timeout_task_{table:04d}"
+    with Producer(system, RATE, lambda _: True) as others:
+        system.wait(lambda: len(others.job_ids) > 50, "the load runs", 10)
+        before = len(others.job_ids)
+        with system.recorder.fault("store_down"), session(servers[0], "BEGIN") as stranger:
+            cursor = stranger.cursor()
+            cursor.execute(f"SELECT job_id FROM {name} WHERE job_id={locked} FOR UPDATE")
+            cancelling = [
+                system.client.submit(
+                    "test.cancelling", biz_id=biz_id, delay=0.2, attribute={"cancels": locked}
+                )
+                for biz_id in range(100, 112)
+            ]
+            system.wait(lambda: calls_that_wait(cursor) >= 8, "handlers wait for the row", 10)
+            assert not threading.Event().wait(5)
+            waiting = calls_that_wait(cursor)
+            stranger.rollback()
+        after = len(others.job_ids)
+    everything = [*others.job_ids, *cancelling]
+    system.wait(lambda: not system.pending(everything), "all have run", 30)
+    late = system.late(others.job_ids[before:after])
+    line.prove(
+        waiting,
+        f"{waiting} calls of handlers waited for the row; of {len(late)} tasks of others meanwhile: "
+        f"p99 {late[int(len(late) * 0.99)]:.1f} ms, at most {late[-1]:.0f} ms late",
+    )
+    print(line.proof)
+    assert late[int(len(late) * 0.99)] < 50
+    assert late[-1] < 200
+    assert "database_away" not in daemon.told()
+    line.judge(system, within=15)
+
+
+@pytest.mark.parametrize(
+    ("delay", "at_start"),
+    [pytest.param(0.08, False, id="80 ms, suddenly"), pytest.param(0.3, True, id="300 ms, always")],
+)
+def test_a_server_that_is_far_away_is_not_taken_for_away(
+    build: Build,
+    clean_redis: RedisServer,
+    servers: tuple[MariaDB, MariaDB],
+    relay: Callable[[int], Proxy],
+    verdict: Verdict,
+    delay: float,
+    at_start: bool,
+) -> None:
+    line = verdict(29, "one of two MySQL servers far away", f"{delay * 1000:.0f} ms")
+    proxy = relay(servers[1].port)
+    urls = [servers[0].url, make_url(servers[1].url).set(port=proxy.port).render_as_string(False)]
+    system = build(clean_redis.url, database_urls=urls, slots=2, tables=TABLES)
+    near = system.settings.model_copy(update={"database_urls": [server.url for server in servers]})
+    with TimeoutCenter(near) as center:  # submits on time
+        client = Client(center, system.recorder)
+        proxy.delay(delay if at_start else 0)
+        daemon = system.start()
+        with (
+            Producer(system, RATE / 2, lambda table: table % 2 == 0, client) as others,
+            Producer(system, RATE / 2, lambda table: table % 2 == 1, client) as far,
+        ):
+            # Its connections are open by then.
+            system.wait(lambda: len(far.job_ids) > 100, "the load runs", 10)
+            system.wait(lambda: not system.pending(far.job_ids[:50]), "it is served", 10)
+            with system.recorder.fault("store_down"):
+                proxy.delay(delay)
+                delayed = proxy.stats.delayed
+                before = len(others.job_ids), len(far.job_ids)
+                assert not threading.Event().wait(5)
+                after = len(others.job_ids), len(far.job_ids)
+                delayed = proxy.stats.delayed - delayed
+    system.wait(lambda: not system.pending(others.job_ids + far.job_ids), "all have run", 30)
+    late = system.late(others.job_ids[before[0] : after[0]])
+    own = system.late(far.job_ids[before[1] : after[1]])
+    slowest = own[int(len(own) * 0.95)]
+    line.prove(
+        delayed,
+        f"{delayed} answers held back; tasks of the other: p99 {late[int(len(late) * 0.99)]:.1f} ms, at most "
+        f"{late[-1]:.0f} ms late; its own: half at most {own[len(own) // 2]:.0f} ms, 95 of 100 "
+        f"{slowest:.0f} ms, all {own[-1]:.0f} ms",
+    )
+    print(line.proof)
+    assert "database_away" not in daemon.told()
+    assert late[int(len(late) * 0.99)] < 50
+    assert late[-1] < 200
+    assert own[len(own) // 2] < 2.5 * delay * 1000
+    assert slowest < 5 * delay * 1000
+    assert own[-1] < 2000
+    line.judge(system, within=6)
+
+
+@pytest.mark.slow
+def test_a_crowd_of_one_server_that_hangs_makes_no_task_of_another_late(
+    build: Build, clean_redis: RedisServer, servers: tuple[MariaDB, MariaDB], verdict: Verdict
+) -> None:
+    line = verdict(29, "one of two MySQL servers hangs", f"{CROWD:,} of its tasks come due")
+    system = build(clean_redis.url, database_urls=[server.url for server in servers], slots=1, tables=TABLES)
+    daemon = system.start(processes=1)
+    sick = (biz_id for biz_id in range(10**7, 10**8) if BizId.of(biz_id).crc % 2)
+    due = datetime.now(UTC) + timedelta(seconds=12)
+    crowd = system.client.submit_many(
+        [
+            NewTask(TOPICS[number % 3], biz_id, action_time=due)
+            for number, biz_id in zip(range(CROWD), sick, strict=False)
+        ]
+    )
+    with Producer(system, RATE, lambda table: table % 2 == 0) as others:
+        system.wait(lambda: datetime.now(UTC) > due - timedelta(seconds=1), "they are about to be due", 20)
+        with system.recorder.fault("store_down"), hanging(servers[1]):
+            # Taking all of them once and putting them away takes what it takes; then they are no trouble.
+            system.wait(lambda: datetime.now(UTC) > due + timedelta(seconds=3), "they are put away", 20)
+            before = len(others.job_ids)
+            assert not threading.Event().wait(8)
+            after = len(others.job_ids)
+        system.wait(lambda: not system.pending(crowd), "all have run", 60)
+    late = system.late(others.job_ids[before:after])
+    line.prove(
+        "rows_not_read" in daemon.told(),
+        f"of {len(late)} tasks of the other from 3 s on: p99 {late[int(len(late) * 0.99)]:.1f} ms, at most "
+        f"{late[-1]:.0f} ms late",
+    )
+    print(line.proof)
+    assert late[int(len(late) * 0.99)] < 50
+    assert late[-1] < 200
+    line.judge(system, within=60)

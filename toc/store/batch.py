@@ -42,7 +42,14 @@ TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
 
 
 class Owing(StoreUnavailable):
-    """The server has yet to answer to others: it will be known in a moment whether it is away."""
+    """The server has yet to answer to others; then it is known whether it is away.
+
+    ``seconds``: when it will, where the server is far away; None: it should have.
+    """
+
+    def __init__(self, text: str, seconds: float | None) -> None:
+        super().__init__(text)
+        self.seconds = seconds
 
 
 class _Begun(NamedTuple):
@@ -53,6 +60,8 @@ class _Begun(NamedTuple):
     exchange: Exchange | None
     future: Future[Answers[TryRow]] | None
     """In place of an exchange, where no connection stood idle."""
+    at: float
+    """When, on the monotonic clock."""
 
     def answered(self, seconds: float) -> bool:
         """Wait so long at most; whether the answers are there."""
@@ -144,7 +153,8 @@ class Batches:
         """The same for those who cannot wait: ``take`` gets the ids of each server, and its answers.
 
         It is called as the answers come; for a server that does not answer within PATIENCE_SECONDS later, and
-        on another thread. In the meantime that server is asked nothing more: its ids are not answered.
+        on another thread; so it is at once for one of several servers that is usually slow. In the meantime
+        that server is asked nothing more: its ids are not answered.
         """
         begun: list[_Begun] = []
         for server, ids in self._shards.group(job_ids).items():
@@ -153,37 +163,56 @@ class Batches:
             if health.troubled:
                 free, failed = health.sort_out(ids, writes=False)
                 if free and health.owing:
-                    free, failed = {}, dict.fromkeys(ids, Owing(f"{server.name}: has yet to answer"))
+                    seconds = health.owing_seconds if health.slow else None
+                    error = Owing(f"{server.name}: has yet to answer", seconds)
+                    free, failed = {}, dict.fromkeys(ids, error)
                 _refuse(ids, failed, take)
-            if free:
-                begun.append(self._begin_tries(server, free))
+            if not free:
+                continue
+            one = self._begin_tries(server, free)
+            if health.slow and len(self._shards.servers) > 1:
+                self._take_later(one, take)
+            else:
+                begun.append(one)
         deadline = time.monotonic() + PATIENCE_SECONDS
         patience = PATIENCE_SECONDS if len(begun) == 1 else SLICE_SECONDS
         while begun:
             late = time.monotonic() >= deadline
             waiting = []
             for one in begun:
-                if one.answered(0.0 if late else patience):
+                if self._answered(one, 0.0 if late else patience):
                     self._take_tries(one, take)
                 elif late:
-                    self._shards.health[one.server].owes(1)
-                    self._shards.soon(partial(self._wait_for_tries, one, take))
+                    self._take_later(one, take)
                 else:
                     waiting.append(one)
             begun = waiting
 
+    def _answered(self, one: _Begun, seconds: float) -> bool:
+        """Wait so long at most; whether the answers are there. The server's health hears how long it took."""
+        if not one.answered(seconds):
+            return False
+        if one.exchange is not None:
+            self._shards.health[one.server].answered(time.monotonic() - one.at)
+        return True
+
+    def _take_later(self, one: _Begun, take: TakeTries) -> None:
+        """Leave it to another thread to wait for the answers."""
+        self._shards.health[one.server].owes(1, one.at)
+        self._shards.soon(partial(self._wait_for_tries, one, take))
+
     def _begin_tries(self, server: Server, ids: Mapping[int, Sequence[int]]) -> _Begun:
-        exchange = None
+        exchange, at = None, time.monotonic()
         # What fails here is asked once more, where it may take its time.
         with contextlib.suppress(StoreUnavailable):
             exchange = server.begin(self._select_tries(server, ids))
         if exchange is not None:
-            return _Begun(server, ids, exchange, None)
-        return _Begun(server, ids, None, self._shards.soon(lambda: self._tries({server: ids})))
+            return _Begun(server, ids, exchange, None, at)
+        return _Begun(server, ids, None, self._shards.soon(lambda: self._tries({server: ids})), at)
 
     def _take_tries(self, one: _Begun, take: TakeTries) -> None:
         """The answers are there."""
-        server, ids, exchange, future = one
+        server, ids, exchange, future, _ = one
         asked = [job_id for part in ids.values() for job_id in part]
         if future is not None:
             take(asked, future.result())
@@ -212,11 +241,16 @@ class Batches:
 
     def _wait_for_tries(self, one: _Begun, take: TakeTries) -> None:
         """Find out why a server does not answer; take what can be had, and wait for the rest."""
-        server, ids, exchange, _ = one
+        server, ids, exchange, _, at = one
         health = self._shards.health[server]
+        if self._answered(one, max(at + health.patience - time.monotonic(), 0.0)):
+            health.owes(-1)
+            self._take_tries(one, take)
+            return
         locked = False
         try:
-            if health.examine(exchange) is Ail.LOCKED and exchange is not None:
+            ail = health.examine(exchange, partial(self._answered, one))
+            if ail is Ail.LOCKED and exchange is not None:
                 health.find_locked(ids, writes=False)
                 free, failed = health.sort_out(ids, writes=False)
                 locked = bool(failed)

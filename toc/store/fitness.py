@@ -98,7 +98,7 @@ def _settings(server: Server) -> Iterator[Finding]:
             Level.WARN,
             server.name,
             room,
-            "raise max_connections: a worker process takes up to 8 of each server",
+            "raise max_connections: a worker process takes up to 8 of each server, and its handlers as many",
         )
     else:
         yield Finding(Level.OK, server.name, room, "")

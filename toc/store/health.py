@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
@@ -31,6 +31,16 @@ P = TypeVar("P")
 PATIENCE_SECONDS = 0.05
 """How long tasks of other servers wait for an answer of this one. It answers within a few milliseconds, and
 nothing that could run may be late by a tenth of a second."""
+SLOW_SECONDS = PATIENCE_SECONDS / 2
+"""Who usually takes longer is not waited for at all by tasks of other servers."""
+PATIENCE_TIMES = 4
+"""How many times as long as usually an answer may take until the server is taken for away, where that is
+more."""
+MOST_PATIENCE_SECONDS = 2.0
+"""The most of that, and as long as it is not known what is usual."""
+APART_SECONDS = 0.2
+"""How much longer an answer may take while no connection stands idle, and then each step of opening one, to
+find out how the server is. Nobody else waits for that."""
 AGAIN_SECONDS = 0.25
 """How often what is marked is asked whether it is well again."""
 
@@ -67,6 +77,32 @@ class Health:
         """What the server was asked when it was found to be away, and may answer yet."""
         self.owing = 0
         """How many exchanges the server has not answered in time and may answer yet."""
+        self._owing_since = 0.0
+        self._average: float | None = None
+        """How many seconds answers have taken: a moving average."""
+
+    def answered(self, seconds: float) -> None:
+        """An answer has taken so long."""
+        seconds = min(seconds, MOST_PATIENCE_SECONDS)
+        usual = self._usual
+        self._average = seconds if usual is None else usual + (seconds - usual) / 4
+
+    @property
+    def _usual(self) -> float | None:
+        """How many seconds an answer usually takes; None: it has given none."""
+        return self._server.first_answer if self._average is None else self._average
+
+    @property
+    def slow(self) -> bool:
+        """Whether it usually takes so long to answer that nobody else may wait for it: it is far away."""
+        return self._usual is not None and self._usual > SLOW_SECONDS
+
+    @property
+    def patience(self) -> float:
+        """How long an answer may take until the server is taken for away."""
+        if self._usual is None:
+            return MOST_PATIENCE_SECONDS
+        return min(max(PATIENCE_SECONDS, PATIENCE_TIMES * self._usual), MOST_PATIENCE_SECONDS)
 
     @property
     def troubled(self) -> bool:
@@ -87,10 +123,17 @@ class Health:
                 failed[table] = error
         return {table: part for table, part in tables.items() if table not in failed}, failed
 
-    def owes(self, more: int) -> None:
-        """So many exchanges more, or fewer, are late."""
+    def owes(self, more: int, since: float = 0.0) -> None:
+        """So many exchanges more, that were begun at ``since`` (monotonic), or fewer, are late."""
         with self._lock:
             self.owing += more
+            if more > 0:
+                self._owing_since = since
+
+    @property
+    def owing_seconds(self) -> float:
+        """In how many seconds it will have answered what is late, if that takes as long as usually."""
+        return max((self._usual or 0.0) - (time.monotonic() - self._owing_since), 0.0)
 
     def mark_away(self, error: StoreUnavailable, question: Exchange | None = None) -> None:
         """The server failed in a way that will not be over at once; it may yet answer a question."""
@@ -105,16 +148,32 @@ class Health:
             self.away = error
             self._look_after()
 
-    def examine(self, exchange: Exchange | None) -> Ail:
-        """Why an exchange is not answered in time, or no connection is free. Marks a server that is away."""
+    def examine(self, exchange: Exchange | None, answered: Callable[[float], bool]) -> Ail:
+        """Why an exchange is not answered in time, or no connection is free. Marks a server that is away.
+
+        It is not, if ``answered`` tells, having waited so many seconds, that the answer has come meanwhile.
+        """
+        patience, began = self.patience, time.monotonic()
         try:
             question = self._server.begin([self._server.connections()])
-            if question is None or not question.answered(PATIENCE_SECONDS):
-                error = StoreUnavailable(f"{self._server.name}: no answer within {PATIENCE_SECONDS:g} s")
+            if question is None:  # all connections are lent, or none is open yet: neither says how it is
+                if answered(APART_SECONDS):
+                    return Ail.SLOW
+                seconds = max(patience, APART_SECONDS)
+                rows = self._server.ask_apart(self._server.connections(), seconds).rows
+            elif question.answered(patience):
+                rows = question.results()[0].rows
+                self.answered(time.monotonic() - began)
+            elif answered(0.0):
+                question.abandon()
+                return Ail.SLOW
+            else:
+                error = StoreUnavailable(f"{self._server.name}: no answer within {patience:g} s")
                 self.mark_away(error, question)
                 return Ail.AWAY
-            rows = question.results()[0].rows
         except StoreUnavailable as exc:
+            if answered(0.0):
+                return Ail.SLOW
             self.mark_away(exc)
             return Ail.AWAY
         if exchange is not None and self._server.waits_for_lock(exchange, rows):
@@ -130,7 +189,7 @@ class Health:
                 probe = self._server.begin([self._probe(table, writes=writes)])
                 if probe is None:
                     return  # so many wait already; who needs the rest finds out for itself
-                if probe.answered(PATIENCE_SECONDS / 2):
+                if probe.answered(self.patience / 2):
                     probe.results()
                     continue
             except Locked:
@@ -153,7 +212,7 @@ class Health:
         """In a child: nothing is known, and no thread asks."""
         self._lock = threading.Lock()
         self._thread, self._closed = None, threading.Event()
-        self.away, self.owing = None, 0
+        self.away, self.owing, self._average = None, 0, None
         self._marks, self._probes, self._questions = {}, {}, []
 
     # --- until it is well again
@@ -191,8 +250,13 @@ class Health:
         try:
             for question in questions:
                 question.results()
-            if not questions:
-                self._server.run([_ALIVE])
+            began = time.monotonic()
+            alive = self._server.begin([_ALIVE])
+            if alive is None:
+                self._server.ask_apart(_ALIVE, MOST_PATIENCE_SECONDS)
+            else:
+                alive.results()
+                self.answered(time.monotonic() - began)
         except StoreUnavailable as exc:
             self.away = exc
             return

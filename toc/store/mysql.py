@@ -113,7 +113,9 @@ def connector(
     def connect() -> Any:
         connection = make()
         try:
+            began = time.monotonic()
             limit, *_ = connection.batch(session)
+            connection.first_answer = time.monotonic() - began
             connection.max_packet = limit.rows[0][0]
         except BaseException:
             connection.close()
@@ -159,6 +161,8 @@ class _Connection(pymysql.connections.Connection):
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
+    first_answer = 0.0
+    """Within how many seconds the server has answered first."""
     max_packet = 1 << 20
     """How many bytes the server takes at once, at least until it has said so."""
 
@@ -249,8 +253,18 @@ class MySqlServer(Server):
         connect = connector(
             url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
         )
-        pool = Pool(connect, pool_size, connect_timeout + read_timeout)
+        self._url = url
+
+        def connected() -> Any:
+            connection = connect()
+            self.first_answer = connection.first_answer
+            return connection
+
+        pool = Pool(connected, pool_size, connect_timeout + read_timeout)
         super().__init__(server_name(url), databases, pool)
+
+    def _connect_within(self, seconds: float) -> Any:
+        return connector(self._url, seconds, seconds, seconds)()
 
     def _execute(
         self,

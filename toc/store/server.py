@@ -58,6 +58,10 @@ class Lost(StoreUnavailable):
     """The connection broke after the batch was sent: nobody knows whether it took effect."""
 
 
+class Crowded(StoreUnavailable):
+    """All connections of this process are lent. That says nothing of the server."""
+
+
 class Duplicate(Exception):
     """A unique key refused the batch, which was rolled back."""
 
@@ -69,6 +73,8 @@ class Server(ABC):
         self.name = name
         """host:port, or the path of a SQLite file: for messages, never a password."""
         self.databases = databases
+        self.first_answer: float | None = None
+        """Within how many seconds its newest connection had the first answer; None: nobody measures it."""
         self._pool = pool
         self._inherited: list[Pool] = []
 
@@ -121,6 +127,26 @@ class Server(ABC):
                 return Exchange(self, link)
         return None
 
+    def ask_apart(self, statement: Statement, seconds: float) -> Result:
+        """Ask over a new connection of its own, each step of which may take so many seconds.
+
+        For who wants to know how the server is whatever becomes of the connections of the pool.
+        """
+        connection, sent = None, False
+        try:
+            connection = self._connect_within(seconds)
+            sent = True
+            return self._execute(connection, [statement], transaction=False, patient=False)[0]
+        except Exception as exc:
+            error = self.translate(exc, sent=sent)
+            try:
+                raise error from (None if error is exc else exc)
+            finally:
+                del error  # see _break_off
+        finally:
+            if connection is not None:
+                connection.close()
+
     def after_fork(self) -> None:
         """In a child: leave the parent's connections alone (not even closing them) and open own ones."""
         self._inherited.append(self._pool)
@@ -164,7 +190,7 @@ class Server(ABC):
             try:
                 link = self._pool.take()
             except Busy as exc:
-                raise StoreUnavailable(f"{self.name}: all connections of this process are busy") from exc
+                raise Crowded(f"{self.name}: all connections of this process are busy") from exc
             except Exception as exc:
                 if none_left():  # not the server's trouble: those who have a connection go on
                     raise Transient(f"{self.name}: this process has no file descriptor left") from exc
@@ -185,6 +211,10 @@ class Server(ABC):
             return True
         self._pool.drop(link)
         return False
+
+    @abstractmethod
+    def _connect_within(self, seconds: float) -> Any:
+        """A connection of the driver's, no step of which waits for longer."""
 
     @abstractmethod
     def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
@@ -289,6 +319,10 @@ class Exchange:
     def answered(self, seconds: float) -> bool:
         """Wait so long at most; whether the answers have begun to come."""
         return self._server._answered(self._link, seconds)
+
+    def abandon(self) -> None:
+        """Give up the answers, and the connection with them."""
+        self._server._pool.drop(self._link)
 
     def results(self) -> list[Result]:
         """The answers, waited for as long as the time-outs allow. To be called once. Raises as ``run``."""

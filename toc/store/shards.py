@@ -19,7 +19,7 @@ from toc.sharding import MAX_TABLES, is_power_of_two, table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
 from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE, task_table_name
-from toc.store.server import Locked, Server, Transient
+from toc.store.server import Crowded, Locked, Server, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
 
@@ -232,7 +232,7 @@ class Shards:
             for table, part in free.items():
                 self._ask_table(server, table, part, do, parts)
         except StoreUnavailable as exc:
-            if gated and not isinstance(exc, Transient):
+            if gated and not isinstance(exc, (Transient, Crowded)):
                 health.mark_away(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
         except SchemaBehind:  # somebody has dropped or altered one of them, perhaps

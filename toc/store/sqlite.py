@@ -60,9 +60,13 @@ class SqliteServer(Server):
     def __init__(self, url: URL, *, busy_timeout: float, pool_size: int) -> None:
         self._path = path_of(url)
         self._busy_timeout = busy_timeout
+        self._url = url
         pool = Pool(connector(url, busy_timeout), pool_size, busy_timeout)
         super().__init__(str(self._path), [0], pool)
         self._writing = threading.Lock()
+
+    def _connect_within(self, seconds: float) -> Any:
+        return connector(self._url, seconds)()
 
     def after_fork(self) -> None:
         """As of Server; and the lock may be held by a thread that the child has not."""

@@ -14,7 +14,7 @@ import heapq
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import count, groupby
 from typing import NamedTuple
 
 from toc.catalog import TopicCatalog
@@ -54,8 +54,17 @@ RETRY_MS = 500
 """Pause before a slot is tried again whose node did not answer, and before rows are read again."""
 MOST_RETRY_MS = 10_000
 """The longest such pause, when a database server has been away for long."""
+LUMP = 200
+LUMP_MS = 500
+"""What is put away for longer comes back in lumps, so many entries in so much time: however many are due that
+belong to a server that is away, taking them and putting them away again costs little."""
 OWING_MS = 30
 """The pause while it is not yet known whether a server is away or some table of it locked."""
+MOST_OWED = 1000
+"""How many entries may wait here for a server that is far away: those that come while it has yet to answer
+are asked about together, once it has."""
+SOON_MS = 10
+"""When to ask it again if it has not answered when it should have."""
 FORGET_UNREAD_SECONDS = 30.0
 """How long after rows could not be read last the next such trouble is another one."""
 SLOW_MS = 20
@@ -111,12 +120,18 @@ class Poller:
         """Heap of (when, slot, claim): there entries of ours may stand that are not held."""
         self._unread: deque[tuple[int, list[Entry]]] = deque()
         """Entries that have a lease and whose rows could not be read, with the time to try again."""
+        self._owed: list[Entry] = []
+        """Entries for whose rows a server that is far away is to be asked once it has answered to others."""
+        self._owed_at = 0
+        """When that may be, in milliseconds."""
         self._let_go: set[tuple[Slot, int]] = set()
         """Where entries stand that were let go before they started, told by other threads."""
         self._settling = False
         """Whether what was let go is being looked for just now."""
         self._unread_since = self._unread_at = float("-inf")
         """Since when rows cannot be read, and when that was so last."""
+        self._lump_at = self._lump_left = 0
+        """When the last lump comes of what was put away, and how many entries may still come with it."""
         self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable]]] = []
         """Answers that came after their round."""
         self._awaited = 0
@@ -191,6 +206,8 @@ class Poller:
             self._settle_lost_replies(now)
             while self._unread and self._unread[0][0] <= now:
                 self.check(self._unread.popleft()[1])
+            if self._owed and self._owed_at <= now:
+                self.check(self._no_more_owed())
             if not self._taking:
                 return self._until_next(now)
             requests = self._agenda.choose(now, self.dispatcher)
@@ -206,6 +223,11 @@ class Poller:
                 heapq.heappush(self._waiting, (entry.row.next_time, next(self._numbers), entry))
         self._agenda.hear(news)
 
+    def _no_more_owed(self) -> list[Entry]:
+        with self._lock:
+            owed, self._owed = self._owed, []
+        return owed
+
     def _until_next(self, now: int) -> float:
         if self._news or self._early or self._let_go or self._late:
             return 0.0
@@ -216,6 +238,8 @@ class Poller:
             times.append(self._reconcile[0][0])
         if self._unread:
             times.append(self._unread[0][0])
+        if self._owed:
+            times.append(self._owed_at)
         with self._lock:
             if self._waiting:
                 times.append(self._waiting[0][0])
@@ -242,7 +266,7 @@ class Poller:
         taken = self._accept(asked, results)
         if taken:
             failpoint("poll.taken")
-            self.check(taken)
+            self.check(self._no_more_owed() + taken)  # else these would overtake them, again and again
         self._prepare_step.took(prepared, len(taken))  # after what is due has been handed over
         return len(taken)
 
@@ -404,9 +428,18 @@ class Poller:
                 self._unread.append((at + RETRY_MS, leased))
             self.loop.wake()
         free = [entry for entry in entries if not entry.leased]
-        owing = [entry for entry in free if isinstance(errors[entry.job_id], Owing)]
-        self._finisher.put_away((entry, at + OWING_MS) for entry in owing)
-        rest = [entry for entry in free if not isinstance(errors[entry.job_id], Owing)]
+        rest: list[Entry] = []
+        for error, group in groupby(free, lambda entry: errors[entry.job_id]):
+            some = list(group)
+            if not isinstance(error, Owing):
+                rest += some
+            elif error.seconds is None or len(self._owed) > MOST_OWED:
+                self._finisher.put_away((entry, at + OWING_MS) for entry in some)
+            else:
+                with self._lock:
+                    self._owed += some
+                    self._owed_at = at + max(SOON_MS, int(error.seconds * 1000))
+                self.loop.wake()
         if not rest:
             return
         if now - self._unread_at > FORGET_UNREAD_SECONDS:
@@ -414,7 +447,17 @@ class Poller:
             log.warning("rows_not_read", tasks=len(rest), error=str(errors[rest[0].job_id]))
         self._unread_at = now
         wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MOST_RETRY_MS)
-        self._finisher.put_away((entry, at + wait) for entry in rest)
+        self._finisher.put_away([(entry, self._lumped(at + wait)) for entry in rest])
+
+    def _lumped(self, at: int) -> int:
+        """When an entry comes back that would at ``at``, or somewhat later, with others."""
+        with self._lock:
+            if at > self._lump_at:
+                self._lump_at, self._lump_left = at + LUMP_MS, LUMP
+            elif not self._lump_left:
+                self._lump_at, self._lump_left = self._lump_at + LUMP_MS, LUMP
+            self._lump_left -= 1
+            return self._lump_at
 
     def _release_waiting(self, now: int) -> None:
         ready: list[Entry] = []

@@ -463,7 +463,7 @@ def main() -> None:
         TIMER_SLACK.write_text("1")  # threads inherit it
     stdio.keep()
     try:
-        center = load_app(arguments.app)
+        center = load_app(arguments.app).apart()
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
         identity = _learn(center, told)
         check_topics(center, all_of_them=False)  # the daemon has seen all of them

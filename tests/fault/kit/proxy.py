@@ -236,6 +236,8 @@ class Proxy:
                 if self._delay:
                     self.stats.delayed += 1
                     await asyncio.sleep(self._delay)
+                    with suppress(TimeoutError):  # what followed it closely is not held back a second time
+                        data += await asyncio.wait_for(reader.read(_CHUNK), 0.001)
                 await self._flow.wait()
                 whole = len(data)
                 data = self._damaged(data)

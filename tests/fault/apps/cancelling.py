@@ -1,0 +1,15 @@
+"""The test application with one topic more, whose handler cancels another task, as ``cancels`` says."""
+
+from __future__ import annotations
+
+from harness import app
+
+from toc import Task
+
+center = app.center
+
+
+@center.handler("test.cancelling")
+def on_thread(task: Task) -> None:
+    with app.recorded(task):
+        center.cancel(task.attribute["cancels"])
