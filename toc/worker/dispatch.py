@@ -1,8 +1,9 @@
 """Dispatch: from checked entries to running handlers.
 
 Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue per topic
-and the threads serve the topics in turn, so that a burst on one does not hold up another. ``room`` tells the
-poller how much more of a topic it may take: only what can be started soon, judged by how long handlers took.
+and the threads serve the topics in turn, so that a burst on one does not hold up another; nor do slow handlers,
+since ``shares`` says how many threads a topic may occupy. ``room`` tells the poller how much more of a topic it
+may take: only what can be started soon, judged by how long handlers took.
 
 A topic may say how many of its handlers run at once (``concurrency``): then so many threads serve its line,
 and coroutines beyond that wait as the entries of a line do.
@@ -30,6 +31,7 @@ from toc.worker.entry import Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import end_process, watched_thread
 from toc.worker.raised import Raised, raised
+from toc.worker.shares import most_threads
 
 log = get_logger(__name__)
 
@@ -55,7 +57,7 @@ class _Line:
         self.waiting: deque[Entry] = deque()
         self.running = 0
         self.threads = 0
-        """How many threads it may occupy. Kept here: it is asked for twice a task."""
+        """How many threads it may occupy at most, whatever others do. Kept here: each task asks for it."""
         self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one task takes a thread
 
 
@@ -103,14 +105,15 @@ class Dispatcher:
         self._recycle = recycle
         self._async_limit = async_limit
         self._lines = {topic: _Line(topic) for topic, handler in handlers.items() if not handler.is_async}
-        spare = max(1, threads // 4) if len(self._lines) > 1 else 0
-        self._line_limit = max(1, threads - spare)
-        """Threads that one topic may occupy: some are left for the others, however slow it is."""
+        self._most = threads
+        self._shared = len(self._lines) > 1
+        """Whether the threads serve several topics."""
         for line in self._lines.values():
-            line.threads = self._threads_for(line.topic)
+            line.threads = self._concurrency(line.topic) or threads
         self._turns: deque[_Line] = deque()
         """Lines that have waiting entries, in the order in which they are served."""
         self._free = threads
+        """How many more handlers may run; less than 0 while spare threads do, see ``most_threads``."""
         self._wants_room: set[str] = set()
         self._lock = threading.Lock()
         self._idle = 0
@@ -118,9 +121,12 @@ class Dispatcher:
         self._wake_ups: SimpleQueue[None] = SimpleQueue()
         """Each wakes one idle thread. A Condition would, too, for twice the hand-overs between threads."""
         self._closed = False
+        # One to spare for each topic that may find all of them busy; but who asks for one thread has handlers
+        # that must not run at the same time.
+        spare = len(self._lines) - 1 if threads > 1 else 0
         self._threads = [
             watched_thread(f"handler-{n}", self._work, lambda: self._closed)
-            for n in range(threads if self._lines else 0)
+            for n in range(threads + spare if self._lines else 0)
         ]
         self._async = {topic: _AsyncLine(handler) for topic, handler in handlers.items() if handler.is_async}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -159,12 +165,12 @@ class Dispatcher:
             room = limit - coroutines.taken
             return room if room >= limit // 8 else 0
         line = self._lines[topic]
-        ahead = int(START_WITHIN_SECONDS * line.threads / line.seconds)
+        threads = self._threads_for(line)
+        ahead = int(START_WITHIN_SECONDS * threads / line.seconds)
         waiting = len(line.waiting)
         if waiting > min(ahead, MAX_WAITING) // 2:
             return 0
-        free = min(self._free, line.threads - line.running)
-        return max(min(free + ahead, MAX_WAITING) - waiting, 0)
+        return max(min(max(threads - line.running, 0) + ahead, MAX_WAITING) - waiting, 0)
 
     def want_room(self, topic: str) -> None:
         """Call ``has_room`` once a handler has ended and there is room for ``topic``, or now if there is."""
@@ -189,7 +195,7 @@ class Dispatcher:
         """A topic's concurrency may be another one now."""
         with self._lock:
             for line in self._lines.values():
-                line.threads = self._threads_for(line.topic)
+                line.threads = self._concurrency(line.topic) or self._most
             self._wake(self._idle)
         if self._loop is not None:
             for topic in self._async:
@@ -201,9 +207,11 @@ class Dispatcher:
         known = self._catalog.known().get(topic)
         return 0 if known is None else known.concurrency
 
-    def _threads_for(self, topic: str) -> int:
-        """How many threads the topic may occupy."""
-        return min(self._concurrency(topic) or self._line_limit, self._line_limit)
+    def _threads_for(self, line: _Line) -> int:
+        """How many threads the topic may occupy now."""
+        if not self._shared:
+            return min(line.threads, line.running + self._free)
+        return min(line.threads, most_threads(self._most, line.running, self._free))
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Hand over entries that are due and checked."""
@@ -221,7 +229,10 @@ class Dispatcher:
                 line.waiting.append(entry)
             # Not more than may run: who wakes up for nothing takes the interpreter from who works.
             self._wake(
-                sum(max(0, min(len(line.waiting), line.threads - line.running)) for line in self._turns)
+                sum(
+                    max(0, min(len(line.waiting), self._threads_for(line) - line.running))
+                    for line in self._turns
+                )
             )
         if coroutines and self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_loop, self._start_async, coroutines)
@@ -270,7 +281,7 @@ class Dispatcher:
                 line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
                 self._free += 1
             following = self._next()
-            if line is not None and line.waiting and line.running == line.threads - 1:
+            if line is not None and line.waiting and line.running < self._threads_for(line):
                 self._wake(1)  # it may have a thread again, and this one has gone to another line
             has_room = bool(self._wants_room) and self._finds_room()
         if has_room:
@@ -309,7 +320,7 @@ class Dispatcher:
         """The line whose turn it is, of those that may have another thread; it is taken out of the turns."""
         for _ in range(len(self._turns)):
             line = self._turns.popleft()
-            if line.running < line.threads:
+            if line.running < self._threads_for(line):
                 return line
             self._turns.append(line)
         return None
