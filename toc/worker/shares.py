@@ -14,5 +14,7 @@ def most_threads(threads: int, held: int, free: int) -> int:
     One that holds none may always take one: where none is free (``free`` is 0, or less while others do the
     same) a spare one serves it. Of two or three threads one stays free; the only one is for everybody.
     """
-    pool = held + max(free, 0)
-    return max(1, min(pool - pool // 4, threads - max(1, threads // 4)))
+    pool = held + free if free > 0 else held  # without max and min: it is asked for each task
+    most = pool - pool // 4
+    limit = threads - (threads // 4 or 1)
+    return (most if most < limit else limit) or 1
