@@ -410,6 +410,10 @@ INDEX_FOREIGN = _gauge(
     kind=Kind.HIGHEST,
 )
 
+LOOP_BLOCKED = _counter(
+    "toc_event_loop_blocked_seconds", "Time in which a coroutine let no other of its process run."
+)
+
 # --- how it stands with the daemon
 
 SLOTS = _gauge(

@@ -118,8 +118,9 @@ class TaskRow(NamedTuple):
 
     ``next_time`` is when the next try is due: action_time until a try fails; once the row has ended, it is
     when it ended (one index serves sweep, dead list and purge). ``attempts`` counts tries
-    used up; ``crashes`` those tries in a row that ended because their worker died or fell silent. (attempts,
-    crashes, version) never repeats for one pending row: it is the fence of failures.
+    used up; ``crashes`` those tries in a row that ended because their worker died or fell silent, or another
+    handler broke them off. (attempts, crashes, version) never repeats for one pending row: it is the fence of
+    failures.
     """
 
     job_id: int

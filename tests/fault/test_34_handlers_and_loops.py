@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
@@ -12,6 +13,8 @@ from toc.local.servers import RedisServer
 from toc.worker.loop import EXIT_THREAD_DIED
 
 APP = "fault.apps.hostile:center"
+BLOCK_SECONDS = 4.0
+"""As in that app."""
 
 
 def test_a_handler_that_stops_the_event_loop_holds_up_no_other_and_its_process_is_replaced(
@@ -40,6 +43,88 @@ def test_a_handler_that_stops_the_event_loop_holds_up_no_other_and_its_process_i
     assert all((row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0) for row in rows)
     assert system.late(others)[-1] < 5000, "nobody waited for another process"
     line.judge(system, within=5)
+
+
+@pytest.mark.parametrize("deed", ["cancel all", "cancel all from a thread"])
+def test_coroutines_that_a_neighbour_cancels_are_not_charged(
+    build: Build, clean_redis: RedisServer, verdict: Verdict, deed: str
+) -> None:
+    line = verdict(34, "a handler cancels every coroutine", deed)
+    system = build(clean_redis.url)
+    daemon = system.start(processes=1, app=APP)
+    # Some wait, some of them for a child, and some are due at that instant: these have had no step yet.
+    others = [
+        *(NewTask("test.async", n, 0.5, attribute={"sleep": 1.0}) for n in range(50)),
+        *(NewTask("test.async", n, 0.5, attribute={"sleep": 1.0, "child": True}) for n in range(50, 100)),
+        *(NewTask("test.async", n, 1.0) for n in range(100, 200)),
+    ]
+    topic = "test.sync" if "thread" in deed else "test.async"
+    culprits = [NewTask(topic, 200 + n, 1.0, attribute={"deed": deed}) for n in range(2)]
+    job_ids = system.client.submit_many([*others, *culprits])
+    system.wait(lambda: not system.pending(job_ids), "all have ended", 20)
+    refused = daemon.events("cancel_refused")
+    disturbed = {event["job_id"] for event in daemon.events("try_disturbed")}
+    line.prove(
+        len(disturbed) >= 50,
+        f"{len(disturbed)} of {len(others)} coroutines ended by that, {len(refused)} times it was refused",
+    )
+    rows = system.center.store.read(job_ids)
+    assert {(rows[one].status, rows[one].attempts) for one in job_ids[: len(others)]} == {(2, 0)}
+    if topic == "test.async":
+        assert {event["job_id"] for event in refused} == set(job_ids[len(others) :]), "it is known who it was"
+        assert not disturbed & set(job_ids[:50]), "a coroutine without children noticed nothing"
+        assert {rows[one].attempts for one in job_ids[len(others) :]} == {1}, "who cancels himself has failed"
+    line.judge(system, within=10, at_most=3 * len(job_ids))
+
+
+def test_coroutines_whose_executor_a_neighbour_shuts_down_run_elsewhere_uncharged(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(34, "a handler shuts the default executor down", "beside others that use it")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=1, app=APP)
+    before = daemon.workers()
+    tasks = [NewTask("test.async", n, 0.5 + n / 50, attribute={"in_thread": 0.02}) for n in range(100)]
+    shutting = NewTask("test.async", 200, 1.0, attribute={"deed": "shut the executor down"})
+    job_ids = system.client.submit_many([*tasks, shutting])
+    system.wait(lambda: not system.pending(job_ids), "all have ended", 30)
+    system.wait(lambda: daemon.workers() not in ([], before), "another process serves", 20)
+    disturbed = daemon.events("try_disturbed")
+    reasons = {event["reason"] for event in daemon.events("worker_recycled")}
+    line.prove(
+        disturbed and reasons == {"a handler shut the default executor down"},
+        f"{len(disturbed)} tries could not use it, then the process was replaced",
+    )
+    rows = system.center.store.read(job_ids).values()
+    assert {(row.status, row.attempts) for row in rows} == {(TaskStatus.PROCESSED, 0)}
+    line.judge(system, within=10, at_most=len(disturbed))
+
+
+def test_a_coroutine_that_blocks_the_event_loop_is_named_and_harms_no_handler_on_threads(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(34, "a coroutine blocks the event loop", f"for {BLOCK_SECONDS:g} s")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=1, app=APP)
+    attribute = {"deed": "block the event loop"}
+    blocking = system.client.submit("test.async", biz_id=1, delay=0.5, attribute=attribute)
+    system.wait(lambda: bool(system.starts(blocking)), "it blocks", 10)
+    on_threads, coroutines = (
+        system.client.submit_many([NewTask(topic, n, 0.2 + n / 50) for n in range(2, 102)])
+        for topic in ("test.sync", "test.async")
+    )
+    system.wait(lambda: not system.pending(on_threads), "those on threads have ended", 10)
+    late = system.late(on_threads)
+    assert system.pending([blocking]), "it blocks still"
+    system.wait(lambda: not system.pending([blocking, *coroutines]), "all have ended", 10)
+    system.wait(lambda: bool(daemon.events("event_loop_free")), "it is said that it goes on", 5)
+    (told,) = daemon.events("event_loop_blocked")
+    assert (told["job_id"], told["topic"]) == (blocking, "test.async")
+    assert "time.sleep(BLOCK_SECONDS)" in told["stack"]
+    held_up = system.late(coroutines)[-1] / 1000
+    line.prove(held_up > 1, f"coroutines were {held_up:.1f} s late, handlers on threads {late[-1]:.0f} ms")
+    line.judge(system, within=10)
+    assert late[98] < 200, "handlers on threads waited for it"
 
 
 def test_a_handler_that_closes_standard_streams_breaks_nothing_and_nothing_is_written_elsewhere(

@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -25,13 +25,13 @@ history = History(Path(os.environ["TOC_TEST_HISTORY"]))
 
 
 @contextmanager
-def recorded(task: Task) -> Iterator[None]:
-    """The block is a try of this task."""
+def recorded(task: Task, broken_off: Callable[[BaseException], bool] = lambda _: False) -> Iterator[None]:
+    """The block is a try of this task. ``broken_off`` tells errors of which the task is innocent."""
     history.started(task)
     try:
         yield
     except BaseException as exc:
-        history.ended(task, "dead" if isinstance(exc, Dead) else "raise")
+        history.ended(task, "die" if broken_off(exc) else "dead" if isinstance(exc, Dead) else "raise")
         raise
     history.ended(task, "ok")
 

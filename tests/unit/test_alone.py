@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from contextlib import closing
@@ -44,6 +45,26 @@ def test_log_lines_that_it_dropped_are_told_with_the_outcome() -> None:
             assert heard(ours) == {"kind": "processed", "dropped": 3}
         ours.close()
         child.join(10)
+        for thread in threading.enumerate():
+            if thread.name == "toc-beat":
+                thread.join(10)
+
+
+def test_it_ends_when_a_handler_has_shut_down_what_the_next_one_may_need() -> None:
+    async def shut_down(_: Task) -> None:
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    ours, theirs = map(Link, socket.socketpair())
+    with closing(theirs), closing(ours):
+        child = threading.Thread(target=serve, args=[theirs, {"t": Handler.of("t", shut_down, None)}])
+        child.start()
+        assert heard(ours)["kind"] == "ready"
+        ours.send("run", topic="t", row=TryRow(1, 1, 1, 0, 0, 0, 1, 0, 0, 0, None, "{}"), seconds=60)
+        assert heard(ours)["kind"] == "processed"
+        child.join(10)
+        assert not child.is_alive()
+        ours.close()
+        theirs.receive()  # so that it knows
         for thread in threading.enumerate():
             if thread.name == "toc-beat":
                 thread.join(10)

@@ -29,6 +29,7 @@ from toc.worker.app import load_app
 from toc.worker.copies import end_if_copy
 from toc.worker.dispatch import check_done, per_task
 from toc.worker.link import Link
+from toc.worker.loopwatch import executor_gone
 from toc.worker.raised import raised
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.traced import traced
@@ -92,6 +93,8 @@ def serve(link: Link, handlers: Mapping[str, Handler]) -> None:
                 told = run(handlers[message["topic"]], row, runner, message["seconds"])
                 stdio.restore()  # for the next one, who did not close them
                 link.send(told.pop("kind"), dropped=dropped.take(), **told)
+                if executor_gone(runner.get_loop()):
+                    return  # the next one is not to fail of that
 
 
 def _beat(link: Link) -> None:

@@ -1,8 +1,9 @@
 """Dispatch: from checked entries to running handlers.
 
 Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue per topic
-and the threads serve the topics in turn, so that a burst on one does not hold up another. ``room`` tells the
-poller how much more of a topic it may take: only what can be started soon, judged by how long handlers took.
+and the threads serve the topics in turn, so that a burst on one does not hold up another; nor do slow
+handlers, since ``shares`` says how many threads a topic may occupy. ``room`` tells the poller how much more
+of a topic it may take: only what can be started soon, judged by how long handlers took.
 
 A topic may say how many of its handlers run at once (``concurrency``): then so many threads serve its line,
 and coroutines beyond that wait as the entries of a line do.
@@ -26,10 +27,13 @@ from toc.log import get_logger, stack
 from toc.task import Task
 from toc.topic import Slot
 from toc.worker import copies, descriptors
+from toc.worker.coroutine import HandlerTask
 from toc.worker.entry import Entry, Inflight
 from toc.worker.finish import Finisher
 from toc.worker.loop import end_process, watched_thread
-from toc.worker.raised import Raised, raised
+from toc.worker.loopwatch import LoopWatch, executor_gone
+from toc.worker.raised import Disturbed, Raised, raised
+from toc.worker.shares import most_threads
 
 log = get_logger(__name__)
 
@@ -55,7 +59,7 @@ class _Line:
         self.waiting: deque[Entry] = deque()
         self.running = 0
         self.threads = 0
-        """How many threads it may occupy. Kept here: it is asked for twice a task."""
+        """How many threads it may occupy at most, whatever others do. Kept here: each task asks for it."""
         self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one task takes a thread
 
 
@@ -67,7 +71,7 @@ class _AsyncLine:
     def __init__(self, handler: Handler) -> None:
         self.size = handler.batch or 1
         self.waiting: deque[Entry] = deque()
-        """Those beyond the topic's concurrency."""
+        """Those beyond the topic's concurrency, and for a moment all: until the event loop has seen them."""
         self.taken = 0
         """All that were put here and have not ended."""
         self.calls = 0
@@ -103,14 +107,15 @@ class Dispatcher:
         self._recycle = recycle
         self._async_limit = async_limit
         self._lines = {topic: _Line(topic) for topic, handler in handlers.items() if not handler.is_async}
-        spare = max(1, threads // 4) if len(self._lines) > 1 else 0
-        self._line_limit = max(1, threads - spare)
-        """Threads that one topic may occupy: some are left for the others, however slow it is."""
+        self._most = threads
+        self._shared = len(self._lines) > 1
+        """Whether the threads serve several topics."""
         for line in self._lines.values():
-            line.threads = self._threads_for(line.topic)
+            line.threads = self._concurrency(line.topic) or threads
         self._turns: deque[_Line] = deque()
         """Lines that have waiting entries, in the order in which they are served."""
         self._free = threads
+        """How many more handlers may run; less than 0 while spare threads do, see ``most_threads``."""
         self._wants_room: set[str] = set()
         self._lock = threading.Lock()
         self._idle = 0
@@ -118,17 +123,22 @@ class Dispatcher:
         self._wake_ups: SimpleQueue[None] = SimpleQueue()
         """Each wakes one idle thread. A Condition would, too, for twice the hand-overs between threads."""
         self._closed = False
+        # One to spare for each topic that may find all of them busy; but who asks for one thread has handlers
+        # that must not run at the same time.
+        spare = len(self._lines) - 1 if threads > 1 else 0
         self._threads = [
             watched_thread(f"handler-{n}", self._work, lambda: self._closed)
-            for n in range(threads if self._lines else 0)
+            for n in range(threads + spare if self._lines else 0)
         ]
         self._async = {topic: _AsyncLine(handler) for topic, handler in handlers.items() if handler.is_async}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, HandlerTask] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._async:
             self._loop = asyncio.new_event_loop()
             self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
-            self._threads.append(watched_thread("async-handlers", self._run_event_loop, lambda: self._closed))
+            thread = watched_thread("async-handlers", self._run_event_loop, lambda: self._closed)
+            self._threads.append(thread)
+            self._loop_watch = LoopWatch(self._loop, thread, clock)
 
     def start(self) -> None:
         """Start the threads."""
@@ -159,12 +169,12 @@ class Dispatcher:
             room = limit - coroutines.taken
             return room if room >= limit // 8 else 0
         line = self._lines[topic]
-        ahead = int(START_WITHIN_SECONDS * line.threads / line.seconds)
+        threads = self._threads_for(line)
+        ahead = int(START_WITHIN_SECONDS * threads / line.seconds)
         waiting = len(line.waiting)
         if waiting > min(ahead, MAX_WAITING) // 2:
             return 0
-        free = min(self._free, line.threads - line.running)
-        return max(min(free + ahead, MAX_WAITING) - waiting, 0)
+        return max(min(max(threads - line.running, 0) + ahead, MAX_WAITING) - waiting, 0)
 
     def want_room(self, topic: str) -> None:
         """Call ``has_room`` once a handler has ended and there is room for ``topic``, or now if there is."""
@@ -189,11 +199,10 @@ class Dispatcher:
         """A topic's concurrency may be another one now."""
         with self._lock:
             for line in self._lines.values():
-                line.threads = self._threads_for(line.topic)
+                line.threads = self._concurrency(line.topic) or self._most
             self._wake(self._idle)
-        if self._loop is not None:
-            for topic in self._async:
-                self._loop.call_soon_threadsafe(self._on_loop, self._start_waiting, topic)
+        for topic in self._async:
+            self._tell_loop(topic)
         self._tell_room()
 
     def _concurrency(self, topic: str) -> int:
@@ -201,35 +210,47 @@ class Dispatcher:
         known = self._catalog.known().get(topic)
         return 0 if known is None else known.concurrency
 
-    def _threads_for(self, topic: str) -> int:
-        """How many threads the topic may occupy."""
-        return min(self._concurrency(topic) or self._line_limit, self._line_limit)
+    def _threads_for(self, line: _Line) -> int:
+        """How many threads the topic may occupy now."""
+        held = line.running
+        most = most_threads(self._most, held, self._free) if self._shared else held + self._free
+        return most if most < line.threads else line.threads
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Hand over entries that are due and checked."""
-        coroutines = []
+        coroutines = set()
         with self._lock:
             for entry in entries:
                 topic = entry.topic.name
                 line = self._lines.get(topic)
                 if line is None:
                     self._async[topic].taken += 1
-                    coroutines.append(entry)
+                    # Here, not on the event loop, which a handler may block: what waits can be withdrawn.
+                    self._async[topic].waiting.append(entry)
+                    coroutines.add(topic)
                     continue
                 if not line.waiting:
                     self._turns.append(line)
                 line.waiting.append(entry)
             # Not more than may run: who wakes up for nothing takes the interpreter from who works.
             self._wake(
-                sum(max(0, min(len(line.waiting), line.threads - line.running)) for line in self._turns)
+                sum(
+                    max(0, min(len(line.waiting), self._threads_for(line) - line.running))
+                    for line in self._turns
+                )
             )
-        if coroutines and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._on_loop, self._start_async, coroutines)
+        for topic in coroutines:
+            self._tell_loop(topic)
 
     def load(self) -> dict[str, tuple[int, int]]:
         """Of each topic, how many handlers run (a batch is one) and how many entries wait for one."""
         load = {topic: (line.running, len(line.waiting)) for topic, line in self._lines.items()}
         return load | {topic: (line.calls, len(line.waiting)) for topic, line in self._async.items()}
+
+    def look_at_loop(self) -> None:
+        """Find out whether a coroutine blocks the event loop. One thread calls it, once a second."""
+        if self._async:
+            self._loop_watch.look(busy=any(line.taken for line in self._async.values()))
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back what waits and has not started: of these slots, or all."""
@@ -270,7 +291,7 @@ class Dispatcher:
                 line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
                 self._free += 1
             following = self._next()
-            if line is not None and line.waiting and line.running == line.threads - 1:
+            if line is not None and line.waiting and line.running < self._threads_for(line):
                 self._wake(1)  # it may have a thread again, and this one has gone to another line
             has_room = bool(self._wants_room) and self._finds_room()
         if has_room:
@@ -309,7 +330,7 @@ class Dispatcher:
         """The line whose turn it is, of those that may have another thread; it is taken out of the turns."""
         for _ in range(len(self._turns)):
             line = self._turns.popleft()
-            if line.running < line.threads:
+            if line.running < self._threads_for(line):
                 return line
             self._turns.append(line)
         return None
@@ -404,13 +425,10 @@ class Dispatcher:
         except BaseException as exc:
             end_process("async-handlers", exc)
 
-    def _start_async(self, entries: list[Entry]) -> None:
-        """Runs on the event loop."""
-        with self._lock:
-            for entry in entries:
-                self._async[entry.topic.name].waiting.append(entry)
-        for topic in {entry.topic.name for entry in entries}:
-            self._start_waiting(topic)
+    def _tell_loop(self, topic: str) -> None:
+        """Have the event loop start what waits of a topic, and may run."""
+        assert self._loop is not None  # noqa: S101 - there is one where a handler is a coroutine
+        self._loop.call_soon_threadsafe(self._on_loop, self._start_waiting, topic)
 
     def _start_waiting(self, topic: str) -> None:
         """Start what waits and may run. Runs on the event loop."""
@@ -428,11 +446,13 @@ class Dispatcher:
             for first in range(0, len(due), line.size):
                 batch = due[first : first + line.size]
                 line.calls += 1
-                task = self._loop.create_task(self._await_batch(batch, line))
+                task = HandlerTask(self._await_batch(batch, line), batch[0], self._loop)
                 for entry in batch:
                     self._tasks[entry.job_id] = task
 
     async def _await_batch(self, batch: list[Entry], line: _AsyncLine) -> None:
+        task = self._tasks[batch[0].job_id]
+        task.begin()
         handler = batch[0].handler
         errors: dict[int, BaseException | None] = {}
         try:
@@ -446,7 +466,7 @@ class Dispatcher:
         try:
             for entry in batch:
                 self._tasks.pop(entry.job_id, None)
-            self._report(batch, errors)
+            self._report(batch, {job_id: self._judged(error, task) for job_id, error in errors.items()})
             line.calls -= 1
             took = self._clock.monotonic() - batch[0].started
             line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
@@ -455,6 +475,24 @@ class Dispatcher:
                 self._start_waiting(batch[0].topic.name)
         except BaseException as exc:
             end_process("async-handlers", exc)  # see _on_loop
+
+    def _judged(self, error: BaseException | None, task: HandlerTask) -> BaseException | None:
+        """The error, unless it comes of what another handler has done."""
+        if task.disturbed and isinstance(error, asyncio.CancelledError):
+            return Disturbed("another handler of its process cancelled it")
+        if self._lacks_executor(error):
+            return Disturbed("a handler of its process shut the default executor down")
+        return error
+
+    def _lacks_executor(self, error: BaseException | None) -> bool:
+        """Whether it was raised since somebody has shut the default executor down, which cannot be undone."""
+        assert self._loop is not None  # noqa: S101
+        if not isinstance(error, RuntimeError) or "shutdown" not in raised(error).text:
+            return False
+        gone = executor_gone(self._loop)
+        if gone:
+            self._recycle("a handler shut the default executor down")
+        return gone
 
     def _async_done(self, line: _AsyncLine, count: int) -> None:
         with self._lock:
@@ -469,10 +507,10 @@ class Dispatcher:
 
     def _cancel_on_loop(self, job_id: int) -> None:
         task = self._tasks.get(job_id)
-        if task is not None:
+        if task is not None and task.begun:
             # Once: it may await something to clean up. So it is not found again under any id of its batch.
             self._tasks = {one: other for one, other in self._tasks.items() if other is not task}
-            task.cancel("max_runtime is over")
+            task.end()
 
 
 def _task(entry: Entry) -> Task:

@@ -24,6 +24,7 @@ from toc.store.shards import Answers, Trouble
 from toc.store.store import TRIED_BEFORE, Store
 from toc.task import TaskStatus, TryRow
 from toc.topic import Slot
+from toc.worker.crash import MAX_CRASHES
 from toc.worker.entry import Entry, Inflight
 from toc.worker.loop import Loop
 from toc.worker.raised import Raised
@@ -400,9 +401,9 @@ class Flusher:
         failures = Failures(now, {}, {})
         for entry, error in failed:
             row = entry.row
-            attempts = row.attempts + 1
-            dead = error.dead or attempts >= entry.topic.retries
-            if dead:
+            attempts = row.attempts if error.disturbed else row.attempts + 1
+            dead = error.dead or (attempts >= entry.topic.retries and not error.disturbed)
+            if dead or error.disturbed:
                 delay = 0
             elif error.after_ms is not None:
                 delay = error.after_ms
@@ -410,6 +411,8 @@ class Flusher:
                 delay = entry.topic.retry_delay_ms(attempts)
             next_time = max(now + delay, row.action_time)  # not before it, even if the clock was set back
             crashes = row.crashes if error.crashed else 0
+            if error.disturbed:
+                crashes = min(row.crashes + 1, MAX_CRASHES)
             failure = Failure(
                 row.job_id,
                 row.version,
@@ -443,11 +446,15 @@ class Flusher:
                 log.warning("task_dead", attempts=failures.deaths[entry.job_id].new_attempts, **about)
                 moves.bury.append(entry)
             else:
-                self._outcomes[entry.topic.name, "failed"] += 1
                 entry.leased = 0.0  # the row has no lease any more
                 failure = failures.retries[entry.job_id]
-                wait = (failure.next_time - failures.now) / 1000
-                log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
+                if error.disturbed:
+                    self._outcomes[entry.topic.name, "crashed"] += 1
+                    log.warning("try_disturbed", reason=error.text, crashes=failure.new_crashes, **about)
+                else:
+                    self._outcomes[entry.topic.name, "failed"] += 1
+                    wait = (failure.next_time - failures.now) / 1000
+                    log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
                 left = entry.topic.remaining(failure.new_attempts)
                 moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
         return lost

@@ -364,6 +364,7 @@ class Worker:
 
     def _measure(self) -> list[str]:
         """Write down how it stands; returns the names of loops that hang."""
+        self.dispatcher.look_at_loop()
         for topic, (running, waiting) in self.dispatcher.load().items():
             HANDLERS.of(topic).set(running)
             WAITING.of(topic).set(waiting)

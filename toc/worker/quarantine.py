@@ -1,8 +1,9 @@
 """Quarantine: a task that was running when several workers in a row ended runs alone, and shows what it is.
 
 Whoever is in flight when a process ends is counted as crashed with it (``crashes`` on the row): nobody can
-tell the culprit from its neighbours. From ``limit`` crashes in a row on, a task is not dispatched with
-others: a child process of its own runs it, and nothing else runs there meanwhile (``toc.worker.alone``).
+tell the culprit from its neighbours. So is a task whose try another handler has broken off (``Disturbed``).
+From ``limit`` crashes in a row on, a task is not dispatched with others: a child process of its own runs it,
+and nothing else runs there meanwhile (``toc.worker.alone``).
 
     it returns                  processed, as ever
     it raises, or max_runtime   a failed try like any other; its crashes are forgotten

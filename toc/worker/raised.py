@@ -27,6 +27,16 @@ class Raised(NamedTuple):
     """When it is to run again, if the handler said so with Retry."""
     crashed: bool = False
     """Whether the task ended the process in which it ran alone: its crashes stay on the row."""
+    disturbed: bool = False
+    """Whether it is another handler's doing, see ``Disturbed``."""
+
+
+class Disturbed(Exception):
+    """A handler did to its process what ended the try of another, and nobody can tell whose task did it.
+
+    No try is used up, and the task runs again at once. But it counts as a crash, so that a task that this
+    happens to again and again runs alone, where it is its own doing or does not happen.
+    """
 
 
 def raised(error: BaseException) -> Raised:
@@ -35,10 +45,11 @@ def raised(error: BaseException) -> Raised:
     name = type.__dict__["__name__"].__get__(kind)[:MAX_ERROR_CHARS]  # what a metaclass says may be anything
     dead, retry = issubclass(kind, Dead), issubclass(kind, Retry)
     text = _text(error)
-    if not dead and not retry:
+    disturbed = kind is Disturbed
+    if not dead and not retry and not disturbed:
         text = f"{name}: {text}" if text else name
     text = text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
-    return Raised(name, text, dead, _after_ms(error) if retry else None)
+    return Raised(name, text, dead, _after_ms(error) if retry else None, disturbed=disturbed)
 
 
 def overran(max_runtime: float) -> Raised:

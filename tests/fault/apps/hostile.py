@@ -1,7 +1,8 @@
 """The test application with handlers that do to their process what no handler should.
 
 A task's attribute names the ``deed``, and for how many tries, ``deeds``, it is done (1 unless it says so).
-One after which the process ends, or serves nobody until it is ended, is in the history as ``die``.
+One after which the process ends, or serves nobody until it is ended, is in the history as ``die``; so is a
+try that another task's deed has broken off.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from toc import Task
 
 center = app.center
 
+BLOCK_SECONDS = 4.0
 EXIT_CODES = (0, 1, 2, 70, 75, 130, 255)
 
 
@@ -104,6 +106,15 @@ def _use_copies() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
 
 
+_loops: list[asyncio.AbstractEventLoop] = []
+"""The event loop, once a handler runs there."""
+
+
+def _cancel_all() -> None:
+    for task in asyncio.all_tasks(_loops[0]):
+        task.cancel()
+
+
 DEADLY: dict[str, Callable[[], object]] = {
     # PyDLL, unlike CDLL, keeps the interpreter.
     "hold the interpreter": lambda: ctypes.PyDLL(None).sleep(3600),
@@ -123,13 +134,21 @@ OTHERS: dict[str, Callable[[], object]] = {
     "close 0 to 2": _close_standard_streams,
     "connection at 2": _put_a_connection_in_place_of_stderr,
     "stop the event loop": lambda: asyncio.get_running_loop().stop(),
+    "cancel all": lambda: _cancel_all(),
+    "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
+    "block the event loop": lambda: time.sleep(BLOCK_SECONDS),
 }
 
 
+def _doing(task: Task) -> bool:
+    """Whether this try does a deed."""
+    return "deed" in task.attribute and task.attempt <= task.attribute.get("deeds", 1)
+
+
 def _do(task: Task) -> None:
-    deed = task.attribute.get("deed")
-    if deed is None or task.attempt > task.attribute.get("deeds", 1):
+    if not _doing(task):
         return
+    deed = task.attribute["deed"]
     if deed in DEADLY:
         app.history.ended(task, "die")
         DEADLY[deed]()
@@ -156,11 +175,18 @@ def on_thread(task: Task) -> None:
 
 
 async def on_event_loop(task: Task) -> None:
-    with app.recorded(task):
-        if not _forks(task):
+    _loops[:] = [asyncio.get_running_loop()]
+    with app.recorded(task, partial(broken_off, task)):
+        if _doing(task) and task.attribute["deed"] == "shut the executor down":
+            await asyncio.get_running_loop().shutdown_default_executor()
+        elif not _forks(task):
             _do(task)
+        if "in_thread" in task.attribute:
+            await asyncio.to_thread(time.sleep, task.attribute["in_thread"])
         try:
-            await asyncio.sleep(task.attribute.get("sleep", 0))
+            sleep = asyncio.sleep(task.attribute.get("sleep", 0))
+            # A child has no protection from others.
+            await (asyncio.ensure_future(sleep) if "child" in task.attribute else sleep)
         finally:
             # Clean-up that takes its time: what interrupts it makes another outcome of the try.
             await asyncio.sleep(task.attribute.get("clean_up", 0))
@@ -170,6 +196,12 @@ async def on_event_loop(task: Task) -> None:
             await asyncio.to_thread(os.waitpid, copy, 0)
         elif task.attribute["deed"] == "fork and go on":
             await asyncio.sleep(0.1)
+
+
+def broken_off(task: Task, error: BaseException) -> bool:
+    """Whether that is what comes of another task's deed."""
+    cancelled = isinstance(error, asyncio.CancelledError) and "max_runtime" not in str(error)
+    return (cancelled or "shutdown" in str(error)) and not _doing(task)
 
 
 for topic, call in (("test.sync", on_thread), ("test.async", on_event_loop)):

@@ -1,0 +1,62 @@
+"""Fault 18: topics whose handlers take a minute flood a process; another topic stays on time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import Load
+
+from toc import NewTask, Topic
+from toc.local.servers import RedisServer
+
+SLOW = ("test.slow0", "test.slow1", "test.slow2")
+THREADS = 16
+FLOOD = 40
+"""More of each slow topic than there are threads."""
+
+
+@pytest.mark.parametrize("turn", ["at once", "one after the other"])
+def test_topics_with_slow_handlers_take_no_thread_that_another_topic_needs(
+    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, turn: str
+) -> None:
+    line = verdict(18, "three topics with slow handlers flood a process", turn)
+    system = build(clean_redis.url)
+    for number, topic in enumerate(SLOW):
+        system.center.store.topics.create(Topic(topic, 20 + number, 8))
+    system.start(processes=1, threads=THREADS, app="fault.apps.slow:center")
+    released = tmp_path / "released"
+    flood: list[int] = []
+
+    def submit(topic: str) -> None:
+        flood.extend(
+            system.client.submit_many(
+                [NewTask(topic, n, 0.5, attribute={"until": str(released)}) for n in range(FLOOD)]
+            )
+        )
+
+    def running() -> int:
+        return sum(event.event == "start" and event.job_id in flood for event in system.history())
+
+    for number, topic in enumerate(SLOW, start=1):
+        submit(topic)
+        if turn != "at once":
+            at_least = THREADS - THREADS // 4**number
+            system.wait(lambda least=at_least: running() >= least, f"{topic} has its threads", 10)
+    system.wait(lambda: running() >= THREADS - 2, "they have their threads", 10)
+    with Load(system.client, rate=50, ahead=(0.3, 0.6), cancel=0, fail=0, topics=("test.sync",)) as trickle:
+        time.sleep(4)
+    system.wait(lambda: len(system.late(trickle.job_ids)) == len(trickle.job_ids), "all have started", 10)
+    late = system.late(trickle.job_ids)
+    busy = running()
+    released.touch()
+    p99 = late[int(len(late) * 0.99)]
+    line.prove(
+        THREADS - 2 <= busy < len(flood),
+        f"{busy} handlers of three topics held {THREADS} threads, {len(flood) - busy} of their tasks waited; "
+        f"{len(late)} of another topic meanwhile: p99 {p99:.0f} ms late",
+    )
+    line.judge(system, within=60)
+    assert p99 < 200, "another topic waited for them"
