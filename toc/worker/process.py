@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from toc.catalog import REFRESH_SECONDS
-from toc.client import TimeoutCenter
+from toc.client import TimeoutCenter, apart
 from toc.errors import InvalidInput, TocError
 from toc.log import close_log, configure, detach, get_logger
 from toc.metrics import (
@@ -464,7 +464,7 @@ def main() -> None:
         TIMER_SLACK.write_text("1")  # threads inherit it
     stdio.keep()
     try:
-        center = load_app(arguments.app).apart()
+        center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
         identity = _learn(center, told)
         check_topics(center, all_of_them=False)  # the daemon has seen all of them
