@@ -15,9 +15,9 @@ import pymysql
 
 from benchmarks import processes
 from benchmarks.catalog import Entry
-from toc.local.process import tail
-from toc.local.server import MissingServer, Server
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.dev.local.private import MissingServer, Server
+from toc.dev.local.process import tail
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
 
 
 class PostgreSql(Server):

@@ -10,7 +10,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
 from toc import NewTask, Topic
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 
 SLOW = ("test.slow0", "test.slow1", "test.slow2")
 THREADS = 16

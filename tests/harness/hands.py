@@ -14,13 +14,13 @@ import pytest
 
 from harness.system import PATIENCE, System
 from toc import Task, TimeoutCenter
-from toc.clock import Clock
-from toc.local.process import until
-from toc.local.servers import RedisServer
-from toc.topic import Slot
-from toc.worker.link import Link
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisServer
+from toc.model.clock import Clock
+from toc.model.topic import Slot
+from toc.worker.control import Link
 from toc.worker.process import Worker
-from toc.worker.watch import OUT_SECONDS
+from toc.worker.stages.watch import OUT_SECONDS
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from toc.local.server import Server
+from toc.dev.local.private import Server
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 

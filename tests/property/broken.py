@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from toc.queue import queues
-from toc.queue.calls import Script
-from toc.queue.queues import Queues
+from toc.index import queues
+from toc.index.calls import Script
+from toc.index.queues import Queues
+from toc.model.task import TryRow
 from toc.store.batch import Batches, Failure
 from toc.store.server import Result, Statement
 from toc.store.sqlite import SqliteServer
 from toc.store.store import TRIED_BEFORE
-from toc.task import TryRow
-from toc.worker import poll, reclaim
-from toc.worker.crash import crash_of as crash_of_row
-from toc.worker.entry import Entry, Held, Inflight
+from toc.worker.stages import poll, reclaim
+from toc.worker.stages.crash import crash_of as crash_of_row
+from toc.worker.stages.entry import Entry, Held, Inflight
 
 Patch = pytest.MonkeyPatch
 
@@ -150,7 +150,7 @@ WITHOUT: dict[str, Callable[[Patch], None]] = {
     "mark-tried: reclaimed": lambda patch: _no_mark(patch, reclaim.BEFORE_MOVED),
     "dead-restored": lambda patch: patch.setattr(Queues, "restore_dead", lambda *_: {}),
 }
-"""By the rule (model/README.md) that is broken then.
+"""By the rule (spec/README.md) that is broken then.
 
 Not the fences of commit and bury: only what has ended is committed, and only what is dead buried; whoever
 else holds that has little to lose. Nor crash-counted and one-way: their cases are too rare for so few

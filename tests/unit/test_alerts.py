@@ -12,7 +12,7 @@ import pytest
 import yaml
 from harness.prometheus import need_prometheus
 
-from toc.metrics import METRICS, Kind
+from toc.observe.metrics import METRICS, Kind
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"

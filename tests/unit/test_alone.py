@@ -9,12 +9,12 @@ from contextlib import closing
 from typing import Any
 
 from toc import Task
-from toc.handler import Handler
-from toc.local.process import until
-from toc.metrics import LOG_LINES_DROPPED
-from toc.task import TryRow
-from toc.worker.alone import serve
-from toc.worker.link import Link
+from toc.dev.local.process import until
+from toc.model.handler import Handler
+from toc.model.task import TryRow
+from toc.observe.metrics import LOG_LINES_DROPPED
+from toc.worker.control import Link
+from toc.worker.quarantine.isolated import serve
 
 
 def heard(link: Link) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toc.clock import Clock
-from toc.handler import Handler
-from toc.topic import Slot, Topic
-from toc.worker.dispatch import Dispatcher
-from toc.worker.entry import Entry
+from toc.model.clock import Clock
+from toc.model.handler import Handler
+from toc.model.topic import Slot, Topic
+from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.entry import Entry
 
 TOPIC = Topic("test.async", 1, 2)
 

@@ -10,9 +10,9 @@ from contextlib import closing
 import pytest
 
 from toc import Topic
-from toc.local.process import until
-from toc.topic import Backoff, TopicType
-from toc.worker.link import Link
+from toc.dev.local.process import until
+from toc.model.topic import Backoff, TopicType
+from toc.worker.control import Link
 
 TOPIC = Topic("order.close", 7, 16, TopicType.INSTANT, backoff=Backoff.IMMEDIATE, paused=True, horizon=60)
 

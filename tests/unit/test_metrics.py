@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from toc import metrics
-from toc.exposition import decode, encode, quantile
-from toc.metrics import BOARD_BYTES, METRICS, Board, Kind, Values, add_up
-from toc.topic import Slot
-from toc.worker.monitor import STILL_SECONDS, State, faults, notes, wants
+from toc.model.topic import Slot
+from toc.observe import metrics
+from toc.observe.exposition import decode, encode, quantile
+from toc.observe.metrics import BOARD_BYTES, METRICS, Board, Kind, Values, add_up
+from toc.worker.daemon.http import STILL_SECONDS, State, faults, notes, wants
 
 ROOT = Path(__file__).parents[2]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -13,12 +13,12 @@ import typer
 
 from toc.cli.output import say
 from toc.cli.values import biz_id, moment, who
-from toc.errors import InvalidInput
-from toc.task import TaskStatus
+from toc.model.errors import InvalidInput
+from toc.model.task import TaskStatus
 
 if TYPE_CHECKING:
-    from toc.bulk import Counts, Step
-    from toc.client import TimeoutCenter
+    from toc.operate.bulk import Counts, Step
+    from toc.sdk.client import TimeoutCenter
     from toc.store import Selection
 
 Topic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
@@ -57,8 +57,8 @@ class Filters(NamedTuple):
 
 def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Selection:
     """What the filters mean. Raises InvalidInput, UnknownTopic, SchemaBehind before anything is done."""
-    from toc import admin
-    from toc.sharding import BizId
+    from toc.model.sharding import BizId
+    from toc.operate import admin
     from toc.store import Selection
 
     topic, biz, text, after, before, error = filters

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from toc.coordination.assignment import TABLES, Member
-from toc.topic import Slot
+from toc.model.topic import Slot
 
 
 class Coordinator(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 
-from toc.clock import Clock
 from toc.coordination.assignment import Member, Owners, assign
 from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, shares, slot_rows, without_owner
-from toc.topic import Slot
+from toc.model.clock import Clock
+from toc.model.topic import Slot
 
 DEAD_FOR_MS = 600_000
 """How long a known death is remembered: longer than anybody needs to roll back what the dead worker held."""

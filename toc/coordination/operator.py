@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from toc.clock import Clock
 from toc.coordination.assignment import assign
 from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, shares, slot_rows
 from toc.coordination.intents import Drain, Intents, Pin, Weight, read_intents, read_members
-from toc.coordination.nodes import (
+from toc.coordination.session import Address, Session
+from toc.coordination.znodes import (
     DIRECTORIES,
     Paths,
     check_node_name,
@@ -19,9 +19,9 @@ from toc.coordination.nodes import (
     owners_of,
     slot_of,
 )
-from toc.coordination.session import Address, Session
-from toc.errors import InvalidInput
-from toc.topic import Slot
+from toc.model.clock import Clock
+from toc.model.errors import InvalidInput
+from toc.model.topic import Slot
 
 MAX_WEIGHT = 1000
 """As for TOC_WEIGHT."""

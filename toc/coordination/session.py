@@ -30,8 +30,8 @@ from kazoo.protocol.states import EventType, KazooState, KeeperState  # type: ig
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 from kazoo.security import CREATOR_ALL_ACL, Permissions  # type: ignore[import-untyped]
 
-from toc.errors import ConfigError, CoordinationUnavailable
-from toc.log import get_logger
+from toc.model.errors import ConfigError, CoordinationUnavailable
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 

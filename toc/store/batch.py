@@ -18,7 +18,8 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from toc.errors import SchemaBehind, StoreUnavailable
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.store import rows as sql
 from toc.store.health import PATIENCE_SECONDS, Ail, drain
 from toc.store.history import FailedTry, line
@@ -26,7 +27,6 @@ from toc.store.leases import NO_LEASE, Leases
 from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import Exchange, Result, Server, Statement
 from toc.store.shards import Answers, Parts, Shards, Trouble
-from toc.task import TaskRow, TaskStatus, TryRow
 
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toc.errors import SchemaBehind, StoreUnavailable
-from toc.log import get_logger
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.observe.log import get_logger
 from toc.store.schema import REVISION, TOPIC_TABLE, task_table_name
 from toc.store.server import Server, Statement
 from toc.store.shards import Shards

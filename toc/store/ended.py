@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from toc.model.task import TaskStatus
 from toc.store import rows as sql
 from toc.store.server import Server, Statement
 from toc.store.shards import Shards, Trouble
-from toc.task import TaskStatus
 
 FINAL = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
 

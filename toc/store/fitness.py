@@ -10,9 +10,9 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
-from toc.clock import MAX_CLOCK_SKEW_MS
-from toc.errors import SchemaBehind, StoreUnavailable
-from toc.finding import Finding, Level, clock_finding
+from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.finding import Finding, Level, clock_finding
 from toc.store.check import check_server
 from toc.store.schema import task_table_name
 from toc.store.server import Server, Statement

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from toc.errors import SchemaBehind, StoreUnavailable
-from toc.log import get_logger
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.observe.log import get_logger
 from toc.store.server import Exchange, Locked, Server, Statement
 
 log = get_logger(__name__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from toc.clock import Clock
+from toc.model.clock import Clock
 from toc.store.server import Duplicate, Server, Statement
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from toc.model.task import TaskStatus, TryRow
 from toc.store import rows as sql
 from toc.store.server import Server, Statement
 from toc.store.shards import Answers, Shards
-from toc.task import TaskStatus, TryRow
 
 PENDING = int(TaskStatus.PENDING)
 RAN_OUT = -1

@@ -18,7 +18,7 @@ from alembic.config import Config
 from sqlalchemy import URL, Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from toc.errors import ConfigError, StoreUnavailable, TocError
+from toc.model.errors import ConfigError, StoreUnavailable, TocError
 from toc.store import mysql, sqlite
 from toc.store.check import ShardStatus, check
 from toc.store.schema import database_metadata

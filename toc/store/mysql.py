@@ -18,7 +18,7 @@ from pymysql.constants import CLIENT, COMMAND, CR, ER
 from sqlalchemy.engine import URL
 
 from toc.config import URL_FLAGS
-from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import READ_BYTES, keep_timeouts, reader
 from toc.store.answers import read_answers
 from toc.store.pool import Link, Pool

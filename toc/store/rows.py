@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from decimal import Decimal
 from functools import cache
 
+from toc.model.task import TaskRow, TryRow
 from toc.store.server import Result, Server, Statement, Transient
-from toc.task import TaskRow, TryRow
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
 _BINARY = frozenset({"biz_key", "dedup_key"})

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from toc.log import get_logger
-from toc.sharding import table_of_job
+from toc.model.sharding import table_of_job
+from toc.model.task import TaskStatus
+from toc.observe.log import get_logger
 from toc.store import rows as sql
 from toc.store.server import Server, Statement
 from toc.store.shards import Answers, Shards, Trouble
-from toc.task import TaskStatus
 
 log = get_logger(__name__)
 

@@ -12,12 +12,12 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from toc.sharding import BizId
+from toc.model.sharding import BizId
+from toc.model.task import TaskRow, TaskStatus
 from toc.store import rows as sql
 from toc.store.ended import Place
 from toc.store.server import Server, Statement
 from toc.store.shards import Shards
-from toc.task import TaskRow, TaskStatus
 
 PAGE = 2000
 """Rows that one statement looks at."""

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from toc.errors import StoreUnavailable
+from toc.model.errors import StoreUnavailable
 from toc.sockets import none_left
 from toc.store.pool import Busy, Link, Pool
 

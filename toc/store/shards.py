@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.sharding import MAX_TABLES, is_power_of_two, table_of_job
+from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.model.sharding import MAX_TABLES, is_power_of_two, table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
 from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE, task_table_name

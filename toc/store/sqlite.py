@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy.engine import URL
 
-from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.store.pool import Link, Pool
 from toc.store.server import Duplicate, Exchange, Result, Server, Statement, Transient
 

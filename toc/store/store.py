@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from toc.clock import Clock
-from toc.errors import StoreUnavailable
-from toc.finding import Finding
-from toc.sharding import BizId, JobIds
+from toc.model.clock import Clock
+from toc.model.errors import StoreUnavailable
+from toc.model.finding import Finding
+from toc.model.sharding import BizId, JobIds
+from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.store import fitness
 from toc.store import rows as sql
 from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard, TakeTries
@@ -27,7 +28,6 @@ from toc.store.server import TRIES, Server, Statement
 from toc.store.shards import Answers, Layout, Shards, Trouble
 from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
-from toc.task import TaskRow, TaskStatus, TryRow
 
 TRIED_BEFORE = "a try for a former time had begun"
 """The last_error of a task that was tried, and has no other, once a new deadline has given all tries back."""

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, MetaData, Table, select
 from sqlalchemy import insert as core_insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from toc.errors import (
+from toc.model.errors import (
     DedupConflict,
     PartialSubmit,
     SchemaBehind,
@@ -24,13 +24,13 @@ from toc.errors import (
     SubmitUnknown,
     WrongShardConnection,
 )
-from toc.sharding import JobIds
+from toc.model.sharding import JobIds
+from toc.model.task import TaskRow
 from toc.store import rows as sql
 from toc.store.schema import task_table
 from toc.store.server import Duplicate, Lost, Server, Statement
 from toc.store.shards import Shards
 from toc.store.threads import Threads
-from toc.task import TaskRow
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1_000_000

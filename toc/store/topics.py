@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from toc.clock import Clock
-from toc.errors import InvalidTopic, StoreUnavailable, TopicExists, UnknownTopic
-from toc.log import get_logger
+from toc.model.clock import Clock
+from toc.model.errors import InvalidTopic, StoreUnavailable, TopicExists, UnknownTopic
+from toc.model.topic import Backoff, Topic, TopicType, check_topic_name
+from toc.observe.log import get_logger
 from toc.store.server import Duplicate, Param, Server, Statement
-from toc.topic import Backoff, Topic, TopicType, check_topic_name
 
 log = get_logger(__name__)
 

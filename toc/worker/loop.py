@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
-from toc.log import close_log, get_logger
+from toc.observe.log import close_log, get_logger
 
 log = get_logger(__name__)
 

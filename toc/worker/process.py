@@ -23,11 +23,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from toc.catalog import REFRESH_SECONDS
-from toc.client import TimeoutCenter
-from toc.errors import InvalidInput, TocError
-from toc.log import close_log, configure, detach, get_logger
-from toc.metrics import (
+from toc.coordination.presence import Presence
+from toc.index.queues import PATIENCE_SECONDS, Queues
+from toc.maintenance.dead_entries import DeadQueueCheck
+from toc.model.catalog import REFRESH_SECONDS
+from toc.model.errors import InvalidInput, TocError
+from toc.model.topic import Slot, Topic
+from toc.observe.log import close_log, configure, detach, get_logger
+from toc.observe.metrics import (
     BOARD_BYTES,
     BROKEN_SLOTS,
     HANDLERS,
@@ -39,29 +42,26 @@ from toc.metrics import (
     Board,
     write_to,
 )
-from toc.presence import Presence
-from toc.queue.queues import PATIENCE_SECONDS, Queues
-from toc.topic import Slot, Topic
+from toc.sdk.client import TimeoutCenter
 from toc.worker import copies, descriptors, stdio
 from toc.worker.app import check_topics, load_app
-from toc.worker.deadqueues import DeadQueueCheck
-from toc.worker.dispatch import NO_DESCRIPTORS, Dispatcher
-from toc.worker.entry import Entry, Inflight
-from toc.worker.fallback import OWNED_SECONDS, Fallback
-from toc.worker.finish import Finisher
-from toc.worker.keepalive import Keeper
-from toc.worker.leases import LeaseKeeper
-from toc.worker.link import Link, unpack
+from toc.worker.control import Link, unpack
+from toc.worker.handover import SlotMoves
 from toc.worker.loop import Loop, end_process, watched_thread
-from toc.worker.moves import SlotMoves
-from toc.worker.poll import Poller
-from toc.worker.quarantine import Quarantine
-from toc.worker.reclaim import Reclaimer
+from toc.worker.quarantine.quarantine import Quarantine
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.slots import SlotBook
-from toc.worker.traced import traced
-from toc.worker.upkeep import Upkeep
-from toc.worker.watch import IndexWatch
+from toc.worker.stages.dispatch import NO_DESCRIPTORS, Dispatcher
+from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.fallback import OWNED_SECONDS, Fallback
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.heartbeat import Keeper
+from toc.worker.stages.lease_keeper import LeaseKeeper
+from toc.worker.stages.poll import Poller
+from toc.worker.stages.reclaim import Reclaimer
+from toc.worker.stages.traced import traced
+from toc.worker.stages.watch import IndexWatch
+from toc.worker.table_services import Upkeep
 
 log = get_logger(__name__)
 

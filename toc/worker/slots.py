@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from toc.errors import IndexUnavailable
-from toc.log import get_logger
-from toc.queue.queues import Queues
-from toc.topic import Slot
+from toc.index.queues import Queues
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 

@@ -11,11 +11,11 @@ import re
 
 from harness.app import center
 
-from toc.queue import queues
+from toc.index import queues
+from toc.model.task import TryRow
 from toc.store.leases import Leases
 from toc.store.server import Server
-from toc.task import TryRow
-from toc.worker.entry import Entry, Held, Inflight
+from toc.worker.stages.entry import Entry, Held, Inflight
 
 __all__ = ["center"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from harness.app import center
 
-from toc.task import TaskStatus
-from toc.worker.entry import Entry
-from toc.worker.poll import Poller
+from toc.model.task import TaskStatus
+from toc.worker.stages.entry import Entry
+from toc.worker.stages.poll import Poller
 
 __all__ = ["center"]
 

@@ -1,4 +1,4 @@
-"""Orders of events that were wrong once, step by step on real servers. The model in model/ found most of it.
+"""Orders of events that were wrong once, step by step on real servers. The model in spec/ found most of it.
 
 The loops of two workers (``harness.hands``) are run by hand, in the order that each trace wants. Here: who
 has an entry, who runs it, and who pays for a try. Cancels and leases have files of their own beside this one.
@@ -14,9 +14,9 @@ from harness.hands import SLOT, Hands, in_five_minutes, meanwhile, submit_due
 from harness.system import PATIENCE, System
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.local.process import until
-from toc.queue.scores import store_score
-from toc.worker.entry import UNLEASED_SECONDS
+from toc.dev.local.process import until
+from toc.model.scores import store_score
+from toc.worker.stages.entry import UNLEASED_SECONDS
 
 
 def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(

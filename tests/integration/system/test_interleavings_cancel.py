@@ -9,7 +9,7 @@ from harness.hands import TOPIC, Hands, in_five_minutes, meanwhile, out_of_reach
 from harness.system import System
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 from toc.store.batch import Failure, Guard
 
 

@@ -10,11 +10,11 @@ from harness.leases import taken
 from harness.system import System
 
 from toc import TaskStatus
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 from toc.store.batch import Failure, Guard, TakeTries
-from toc.worker.entry import NO_FENCE, Entry, Held
-from toc.worker.fallback import OWNED_SECONDS
-from toc.worker.leases import AGAIN_SECONDS, LEASE_AFTER_SECONDS
+from toc.worker.stages.entry import NO_FENCE, Entry, Held
+from toc.worker.stages.fallback import OWNED_SECONDS
+from toc.worker.stages.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
 
 PREPARE_TIMEOUT = 30  # as the topic has it
 

@@ -11,20 +11,20 @@ from harness.system import System
 from structlog.testing import capture_logs
 
 from toc import TimeoutCenter
-from toc.clock import Clock
-from toc.local.servers import RedisServer
-from toc.queue.messages import Generation
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Generation
+from toc.maintenance import dead_entries as deadqueues
+from toc.model.clock import Clock
+from toc.model.task import TryRow
+from toc.model.topic import Slot
 from toc.store.batch import Failure, Guard
-from toc.task import TryRow
-from toc.topic import Slot
-from toc.worker import deadqueues
-from toc.worker.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN
-from toc.worker.entry import Entry
-from toc.worker.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
-from toc.worker.link import Link
+from toc.worker.control import Link
 from toc.worker.process import Worker
 from toc.worker.slots import OwnedSlot
-from toc.worker.watch import PROBE_SECONDS, look_seconds
+from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN
+from toc.worker.stages.entry import Entry
+from toc.worker.stages.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
+from toc.worker.stages.watch import PROBE_SECONDS, look_seconds
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)

@@ -13,14 +13,14 @@ import structlog
 from harness.system import System
 
 from toc import NewTask, Topic
-from toc.clock import Clock
-from toc.local.servers import MariaDB, RedisServer
-from toc.queue.messages import Peek
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.index.messages import Peek
+from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
+from toc.maintenance.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
+from toc.model.clock import Clock
+from toc.model.task import TaskRow
 from toc.store import Store
 from toc.store.scan import Position
-from toc.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
-from toc.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
-from toc.task import TaskRow
 
 
 class FastClock(Clock):

@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from toc import NewTask, TaskStatus, TimeoutCenter
-from toc.errors import ConfigError, StoreUnavailable
-from toc.tracing import Tracing, is_traced, trace_id
+from toc.model.errors import ConfigError, StoreUnavailable
+from toc.observe.tracing import Tracing, is_traced, trace_id
 
 CANARY = "canary-7f3a"
 Span = dict[str, Any]
