@@ -18,7 +18,7 @@ from toc.dev.local.process import until
 from toc.dev.local.servers import RedisServer
 from toc.model.clock import Clock
 from toc.model.topic import Slot
-from toc.worker.control import Link
+from toc.worker.control import ControlPipe
 from toc.worker.process import Worker
 from toc.worker.stages.watch import OUT_SECONDS
 
@@ -52,7 +52,7 @@ class Hands:
         self.store, self.queues, self._redis = self._center.store, self._center.queues, redis
         here, there = socket.socketpair()
         there.close()
-        self._link = Link(here)
+        self._link = ControlPipe(here)
         self._worker = worker = Worker(self._center, name, self._link, app="unused:center", threads=1)
         self.inflight, self.finisher, self.poller = worker.inflight, worker.finisher, worker.poller
         self.dispatcher, self.keeper, self.reclaimer = worker.dispatcher, worker.keeper, worker.reclaimer

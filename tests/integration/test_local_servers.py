@@ -20,7 +20,7 @@ from sqlalchemy.engine import make_url
 from toc.dev.local import cluster, server
 from toc.dev.local.cluster import LocalCluster
 from toc.dev.local.embedded import EmbeddedStack
-from toc.dev.local.private import Server
+from toc.dev.local.private import PrivateServer
 from toc.dev.local.process import StartFailed, free_port, tail
 from toc.dev.local.resp import Refused
 from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
@@ -59,7 +59,7 @@ def session(server: ZooKeeper) -> Iterator[KazooClient]:
         client.close()
 
 
-def command_line(server: Server) -> str:
+def command_line(server: PrivateServer) -> str:
     return Path(f"/proc/{server.pid}/cmdline").read_text()
 
 

@@ -59,9 +59,9 @@ from toc.operate.admin import redrive
 from toc.sdk import client
 from toc.store.migrate import Migrator
 from toc.store.server import Statement
-from toc.worker.stages import finish, poll, reclaim
-from toc.worker.control import Link
+from toc.worker.control import ControlPipe
 from toc.worker.process import Worker
+from toc.worker.stages import finish, poll, reclaim
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.lease_keeper import LeaseKeeper
 
@@ -138,7 +138,7 @@ class Party:
         self.name = name
         self.hand = Hand()
         self._sockets = socket.socketpair()
-        self.worker = Worker(center, name, Link(self._sockets[0]), app="", threads=1)
+        self.worker = Worker(center, name, ControlPipe(self._sockets[0]), app="", threads=1)
         self.worker.poller.dispatcher = self.hand  # type: ignore[assignment]
         self.worker.finisher.loops[0].pause = lambda _: None  # type: ignore[assignment, method-assign]
         self.worker.book.dead = dead

@@ -17,7 +17,7 @@ import yaml
 from toc import Settings
 from toc.coordination.session import Address
 from toc.index.keys import SlotKeys
-from toc.index.url import Kind, parse
+from toc.index.url import Topology, parse
 from toc.model.topic import Slot
 from toc.store.shards import Layout
 from toc.worker.daemon.supervisor import KILL_AFTER_SECONDS
@@ -58,7 +58,7 @@ def test_the_production_example_reaches_every_server_over_tls(production: Settin
     )
     assert all("ssl_ca=" in url for url in production.database_urls)
     location, address = parse(redis), Address.parse(zookeeper)
-    assert (location.kind, location.tls, len(location.addresses)) == (Kind.CLUSTER, True, 3)
+    assert (location.kind, location.tls, len(location.addresses)) == (Topology.CLUSTER, True, 3)
     assert (address.tls, address.ca, address.chroot) == (True, str(ca), "/production")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.index.keys import SlotKeys, check_namespace
-from toc.index.url import Address, Kind, parse
+from toc.index.url import Address, Topology, parse
 from toc.model import scores
 from toc.model.errors import ConfigError
 from toc.model.topic import Slot
@@ -71,16 +71,16 @@ def test_a_prepare_score_is_exact_until_september_2039(seconds: int, remaining: 
 @pytest.mark.parametrize(
     ("url", "kind", "addresses", "tls"),
     [
-        ("redis://h", Kind.SINGLE, [("h", 6379)], False),
-        ("rediss://h:1/2", Kind.SINGLE, [("h", 1)], True),
-        ("redis://[::1]:7", Kind.SINGLE, [("::1", 7)], False),
-        ("unix:///run/r.sock?db=2", Kind.SINGLE, [("/run/r.sock", 0)], False),
-        ("redis+cluster://a:1,b", Kind.CLUSTER, [("a", 1), ("b", 6379)], False),
-        ("rediss+cluster://u:p%40@a:1", Kind.CLUSTER, [("a", 1)], True),
-        ("redis+sentinel://a,b:2/main?db=2", Kind.SENTINEL, [("a", 26379), ("b", 2)], False),
+        ("redis://h", Topology.SINGLE, [("h", 6379)], False),
+        ("rediss://h:1/2", Topology.SINGLE, [("h", 1)], True),
+        ("redis://[::1]:7", Topology.SINGLE, [("::1", 7)], False),
+        ("unix:///run/r.sock?db=2", Topology.SINGLE, [("/run/r.sock", 0)], False),
+        ("redis+cluster://a:1,b", Topology.CLUSTER, [("a", 1), ("b", 6379)], False),
+        ("rediss+cluster://u:p%40@a:1", Topology.CLUSTER, [("a", 1)], True),
+        ("redis+sentinel://a,b:2/main?db=2", Topology.SENTINEL, [("a", 26379), ("b", 2)], False),
     ],
 )
-def test_urls_are_read(url: str, kind: Kind, addresses: list[tuple[str, int]], tls: bool) -> None:
+def test_urls_are_read(url: str, kind: Topology, addresses: list[tuple[str, int]], tls: bool) -> None:
     location = parse(url)
     assert (location.kind, list(location.addresses), location.tls) == (kind, addresses, tls)
 

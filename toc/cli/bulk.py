@@ -17,7 +17,7 @@ from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
 
 if TYPE_CHECKING:
-    from toc.operate.bulk import Counts, Step
+    from toc.operate.bulk import BulkStep, Counts
     from toc.sdk.client import TimeoutCenter
     from toc.store import Selection
 
@@ -112,7 +112,7 @@ class Account:
         more = f" and {len(self._job_ids) - SHOWN_IDS} more" if len(self._job_ids) > SHOWN_IDS else ""
         return {"by": who(), "selected": chosen, "job_ids": ids + more, **self.counts}
 
-    def follow(self, steps: Iterator[Step], log_it: Callable[..., object]) -> None:
+    def follow(self, steps: Iterator[BulkStep], log_it: Callable[..., object]) -> None:
         """Do it all, and show how far it has come: a bar on a terminal, else a line now and then.
 
         ``log_it`` gets the fields at the end, also when it breaks off half-way; not where nothing was to do.

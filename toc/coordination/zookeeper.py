@@ -24,7 +24,7 @@ from toc.coordination.assignment import Member, assign
 from toc.coordination.coordinator import SlotRow, WorkerRow, without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.presence import Neighbourhood, Presence
-from toc.coordination.session import DELETED, Address, Directory, Node, Session
+from toc.coordination.session import DELETED, Address, Directory, Session, Znode
 from toc.coordination.znodes import (
     DIRECTORIES,
     Assigned,
@@ -477,7 +477,7 @@ class ZooKeeperCoordinator:
         self._read_members(sorted(self._unjoined))
         self._unjoined.clear()
 
-    def _read_members(self, worker_ids: Sequence[str]) -> list[Node | None]:
+    def _read_members(self, worker_ids: Sequence[str]) -> list[Znode | None]:
         """The nodes of workers of ours; a watch tells when one goes."""
         paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
         return self._session.read(paths, self._member_changed)

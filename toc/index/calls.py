@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import AskError, InvalidResponse, RedisError
 
-from toc.index.connections import NONSENSE, Command, Node, Nodes, Wire
+from toc.index.connections import NONSENSE, Command, RedisNode, RedisNodes, Wire
 from toc.index.refusals import Then, meaning_of
 from toc.model.errors import IndexUnavailable
 
@@ -92,7 +92,7 @@ class Call:
     again: bool = True
     result: Any = None
     run_id: str = ""
-    asking: Node | None = None
+    asking: RedisNode | None = None
     """where an ASK sends it, once"""
     moved: bool = False
     """it followed a MOVED before"""
@@ -115,7 +115,7 @@ class Calls:
     there are no others.
     """
 
-    def __init__(self, nodes: Nodes, patience: float | None = None) -> None:
+    def __init__(self, nodes: RedisNodes, patience: float | None = None) -> None:
         self.nodes = nodes
         self.patience = patience
 
@@ -166,7 +166,7 @@ class Calls:
         with contextlib.suppress(IndexUnavailable):
             self.nodes.rediscover()
 
-    def _moved_from(self, node: Node, call: Call) -> bool:
+    def _moved_from(self, node: RedisNode, call: Call) -> bool:
         return self.nodes.master(call.hash_slot) is not node
 
 
@@ -186,7 +186,7 @@ def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnava
 class _Window:
     """Calls that are sent to a node in one write, and how far their answers have been read."""
 
-    def __init__(self, node: Node, wire: Wire, calls: list[Call]) -> None:
+    def __init__(self, node: RedisNode, wire: Wire, calls: list[Call]) -> None:
         self.node = node
         self.calls = calls
         self._wire = wire
@@ -258,18 +258,18 @@ class _Round:
     the error that stands if there is none; ``unreachable`` are those whose node could not be reached.
     """
 
-    def __init__(self, nodes: Nodes, patience: float | None = None, late: Late | None = None) -> None:
+    def __init__(self, nodes: RedisNodes, patience: float | None = None, late: Late | None = None) -> None:
         self._nodes = nodes
         self._patience = patience
         self._late = late
         self.again: list[Call] = []
         self.after_pause: list[Call] = []
-        self.unreachable: list[tuple[Call, Node]] = []
+        self.unreachable: list[tuple[Call, RedisNode]] = []
         self.rediscover = False
 
     def run(self, calls: list[Call]) -> None:
         waiting = self._by_node(calls)
-        wires: dict[Node, Wire] = {}
+        wires: dict[RedisNode, Wire] = {}
         try:
             while waiting:
                 sent = []
@@ -292,8 +292,8 @@ class _Round:
         for node, wire in wires.items():
             node.give(wire)
 
-    def _by_node(self, calls: list[Call]) -> dict[Node, list[Call]]:
-        waiting: dict[Node, list[Call]] = {}
+    def _by_node(self, calls: list[Call]) -> dict[RedisNode, list[Call]]:
+        waiting: dict[RedisNode, list[Call]] = {}
         try:
             for call in calls:
                 node = call.asking or self._nodes.master(call.hash_slot)
@@ -304,7 +304,9 @@ class _Round:
             return {}
         return waiting
 
-    def _reach(self, node: Node, wires: dict[Node, Wire], waiting: dict[Node, list[Call]]) -> bool:
+    def _reach(
+        self, node: RedisNode, wires: dict[RedisNode, Wire], waiting: dict[RedisNode, list[Call]]
+    ) -> bool:
         try:
             wires[node] = node.take(self._patience)
         except IndexUnavailable as exc:
@@ -325,7 +327,11 @@ class _Round:
         return True
 
     def _read(
-        self, window: _Window, until: float | None, wires: dict[Node, Wire], waiting: dict[Node, list[Call]]
+        self,
+        window: _Window,
+        until: float | None,
+        wires: dict[RedisNode, Wire],
+        waiting: dict[RedisNode, list[Call]],
     ) -> None:
         node = window.node
         try:
@@ -377,7 +383,7 @@ class _Round:
             else:
                 call.result = ReplyLost(f"{text}; it is not known whether the call was executed")
 
-    def judge(self, node: Node, call: Call, error: RedisError) -> None:
+    def judge(self, node: RedisNode, call: Call, error: RedisError) -> None:
         """Apply the error table to what ``node`` replied to ``call``. The call was not executed."""
         code, then, advice = meaning_of(error)
         name = call.script.name if call.script else str(call.command[0])
@@ -402,7 +408,7 @@ class _Round:
             self.again.append(call)
 
 
-def _cut_window(waiting: dict[Node, list[Call]], node: Node) -> list[Call]:
+def _cut_window(waiting: dict[RedisNode, list[Call]], node: RedisNode) -> list[Call]:
     """Take from the calls that wait for ``node`` as many as may be under way at once."""
     queue = waiting.pop(node)
     words = 0

@@ -1,7 +1,7 @@
 """Connections, and which server serves which hash slot.
 
 A single server, a master behind sentinels and a cluster look alike from outside: a map of the 16384 hash
-slots to Nodes. Only how the map is found differs. It is read when it is first needed, and again when a
+slots to RedisNodes. Only how the map is found differs. It is read when it is first needed, and again when a
 server says that it is wrong or cannot be reached.
 
 One server that is away must not hold up those who need others as well. So a node that cannot be reached, or
@@ -31,7 +31,7 @@ from redis.exceptions import AskError, InvalidResponse, RedisError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from toc.index.refusals import REPLIES, meaning_of
-from toc.index.url import Address, Kind, Location
+from toc.index.url import Address, Location, Topology
 from toc.model.errors import IndexUnavailable
 from toc.sockets import keep_timeouts, none_left
 
@@ -128,7 +128,7 @@ class Wire:
         self._connection.disconnect()
 
 
-class Node:
+class RedisNode:
     """One server, with its idle connections. ``on_away`` is called, by a thread, while it is tried again.
 
     Those who ask for it with a patience (seconds) are told that it is slow instead of waiting for longer than
@@ -355,7 +355,7 @@ def _no_connection(exc: BaseException) -> str:
     return f"cannot be reached ({kind}); check that it runs and the network to it"
 
 
-class Nodes:
+class RedisNodes:
     """The servers behind one URL."""
 
     def __init__(self, location: Location, *, connect_timeout: float, read_timeout: float) -> None:
@@ -372,12 +372,12 @@ class Nodes:
     def _start_anew(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._nodes: dict[Address, Node] = {}
-        self._map: list[Node] | None = None
+        self._nodes: dict[Address, RedisNode] = {}
+        self._map: list[RedisNode] | None = None
         self._mapped_at = 0.0
         self._looking: threading.Thread | None = None
 
-    def master(self, hash_slot: int) -> Node:
+    def master(self, hash_slot: int) -> RedisNode:
         """The node that serves ``hash_slot``. Raises IndexUnavailable when no map can be had.
 
         Or when nothing may be sent to any (``refusal``).
@@ -394,14 +394,14 @@ class Nodes:
     @property
     def clustered(self) -> bool:
         """Whether one call may have keys of one hash slot only."""
-        return self.location.kind is Kind.CLUSTER
+        return self.location.kind is Topology.CLUSTER
 
-    def masters(self) -> list[Node]:
+    def masters(self) -> list[RedisNode]:
         """Every node that serves something. Raises IndexUnavailable."""
         self.master(0)
         return list(dict.fromkeys(self._map or ()))
 
-    def at(self, address: Address, *, sentinel: bool = False) -> Node:
+    def at(self, address: Address, *, sentinel: bool = False) -> RedisNode:
         """The node at an address."""
         node = self._nodes.get(address)
         if node is None:
@@ -411,15 +411,15 @@ class Nodes:
                 return location.connection(address, timeout, sentinel=sentinel)
 
             node = self._nodes.setdefault(
-                address, Node(address, connect, self._read_timeout, self._look_again)
+                address, RedisNode(address, connect, self._read_timeout, self._look_again)
             )
         return node
 
-    def redirected(self, error: AskError, asked: Node) -> Node:
+    def redirected(self, error: AskError, asked: RedisNode) -> RedisNode:
         """The node that a MOVED or ASK of ``asked`` points to."""
         return self.at(Address(error.host or asked.address.host, int(error.port)))
 
-    def moved(self, hash_slot: int, node: Node) -> None:
+    def moved(self, hash_slot: int, node: RedisNode) -> None:
         """Correct one entry of the map."""
         if self._map is not None:
             self._map[hash_slot] = node
@@ -439,7 +439,7 @@ class Nodes:
             looking.start()
         looking.join(patience)
 
-    def rediscover(self) -> list[Node]:
+    def rediscover(self) -> list[RedisNode]:
         """Read the map again, unless another thread just did. Raises IndexUnavailable."""
         with self._lock:
             if self._map is not None and time.monotonic() - self._mapped_at < _MIN_MAP_AGE_S:
@@ -453,16 +453,16 @@ class Nodes:
                     self._nodes.pop(address).close()
             return served
 
-    def _discover(self) -> list[Node]:
+    def _discover(self) -> list[RedisNode]:
         kind = self.location.kind
-        if kind is Kind.SINGLE:
+        if kind is Topology.SINGLE:
             return [self.at(self.location.addresses[0])] * HASH_SLOTS
         addresses = list(self.location.addresses)
         random.shuffle(addresses)
-        if kind is Kind.CLUSTER:
+        if kind is Topology.CLUSTER:
             addresses = [*{node.address: None for node in self._map or ()}, *addresses]
         trouble = None
-        nodes = [self.at(address, sentinel=kind is Kind.SENTINEL) for address in dict.fromkeys(addresses)]
+        nodes = [self.at(address, sentinel=kind is Topology.SENTINEL) for address in dict.fromkeys(addresses)]
         for node in sorted(nodes, key=lambda node: not node.well):  # those that are slow or away come last
             address = node.address
             if node.failure:  # not asked for on its account: two that are away would be tried for ever
@@ -472,7 +472,9 @@ class Nodes:
                 wire = node.take()
                 try:
                     served = (
-                        self._ask_cluster(wire, node) if kind is Kind.CLUSTER else self._ask_sentinel(wire)
+                        self._ask_cluster(wire, node)
+                        if kind is Topology.CLUSTER
+                        else self._ask_sentinel(wire)
                     )
                 except BaseException:
                     wire.close()
@@ -491,8 +493,8 @@ class Nodes:
                 return served
         raise trouble or IndexUnavailable("TOC_REDIS_URL names no server")
 
-    def _ask_cluster(self, wire: Wire, asked: Node) -> list[Node]:
-        served: list[Node | None] = [None] * HASH_SLOTS
+    def _ask_cluster(self, wire: Wire, asked: RedisNode) -> list[RedisNode]:
+        served: list[RedisNode | None] = [None] * HASH_SLOTS
         for first, last, (host, port, *_), *_replicas in wire.ask("CLUSTER", "SLOTS"):
             name = host.decode() if host else ""
             node = self.at(Address(asked.address.host if name in ("", "?") else name, port))
@@ -500,7 +502,7 @@ class Nodes:
         # A hash slot that nobody serves is left to the node that was asked: it answers CLUSTERDOWN.
         return [node or asked for node in served]
 
-    def _ask_sentinel(self, wire: Wire) -> list[Node]:
+    def _ask_sentinel(self, wire: Wire) -> list[RedisNode]:
         service = self.location.service or ""
         reply = wire.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
         if reply is None:

@@ -9,11 +9,11 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from toc.index.calls import IndexBroken
-from toc.index.connections import Command, Node
+from toc.index.connections import Command, RedisNode
 from toc.index.keys import SlotKeys
 from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
 from toc.index.refusals import meaning_of
-from toc.index.url import Kind
+from toc.index.url import Topology
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import IndexUnavailable
 from toc.model.finding import Finding, Level, clock_finding
@@ -124,7 +124,7 @@ def examine(queues: Queues) -> list[Finding]:
     return found
 
 
-def _look(node: Node, kind: Kind) -> tuple[dict[str, str], list[Finding]]:
+def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding]]:
     """What a node says of itself, and what is wrong with that."""
     server = str(node.address)
     wire = node.take()
@@ -154,7 +154,7 @@ def _look(node: Node, kind: Kind) -> tuple[dict[str, str], list[Finding]]:
     return facts, [Finding(found[0], server, found[1], found[2]) for found in wrong if found]
 
 
-def _rights(node: Node, queues: Queues) -> Finding:
+def _rights(node: RedisNode, queues: Queues) -> Finding:
     """Whether the account may do all that toc and its scripts do; a script may do what its caller may."""
     server = str(node.address)
     probes = _probes(queues.keys(_NO_SLOT), queues.nodes.location.kind)
@@ -181,7 +181,7 @@ def _rights(node: Node, queues: Queues) -> Finding:
     )
 
 
-def _probes(keys: SlotKeys, kind: Kind) -> dict[str, Command]:
+def _probes(keys: SlotKeys, kind: Topology) -> dict[str, Command]:
     """Each command that needs a right, such that it changes nothing.
 
     Rights are looked at before anything else: a node of a cluster says MOVED, and a command that cannot be
@@ -208,7 +208,7 @@ def _probes(keys: SlotKeys, kind: Kind) -> dict[str, Command]:
         "PUBLISH": ("PUBLISH", keys.channel, ""),
         "UNSUBSCRIBE": ("UNSUBSCRIBE", keys.channel),
     }
-    if kind is Kind.CLUSTER:
+    if kind is Topology.CLUSTER:
         probes |= {"CLUSTER SLOTS": ("CLUSTER", "SLOTS"), "CLUSTER INFO": ("CLUSTER", "INFO")}
         probes["ASKING"] = ("ASKING",)
     return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # last: nothing else may follow it
@@ -297,8 +297,8 @@ def _last_save(facts: dict[str, str]) -> _Wrong:
     return None
 
 
-def _coverage(setting: Any, kind: Kind) -> _Wrong:
-    if kind is not Kind.CLUSTER or not isinstance(setting, list) or setting[1:] != [b"yes"]:
+def _coverage(setting: Any, kind: Topology) -> _Wrong:
+    if kind is not Topology.CLUSTER or not isinstance(setting, list) or setting[1:] != [b"yes"]:
         return None
     return (
         Level.WARN,
@@ -307,10 +307,10 @@ def _coverage(setting: Any, kind: Kind) -> _Wrong:
     )
 
 
-def _cluster(facts: dict[str, str], cluster: dict[str, str], kind: Kind) -> _Wrong:
+def _cluster(facts: dict[str, str], cluster: dict[str, str], kind: Topology) -> _Wrong:
     if facts.get("cluster_enabled") != "1":
         return None
-    if kind is not Kind.CLUSTER:
+    if kind is not Topology.CLUSTER:
         return (Level.WARN, "it is a node of a cluster", "begin TOC_REDIS_URL with redis+cluster://")
     if cluster.get("cluster_slots_assigned", "16384") != "16384":
         return (

@@ -28,7 +28,7 @@ from typing import Any, Self, TypeVar
 from redis.crc import key_slot
 
 from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, Script, understood
-from toc.index.connections import Nodes
+from toc.index.connections import RedisNodes
 from toc.index.keys import SlotKeys, check_namespace, owner_key
 from toc.index.members import first_due, shown, sort_out
 from toc.index.messages import (
@@ -110,7 +110,7 @@ class Queues:
         read_timeout: float = READ_SECONDS,
     ) -> None:
         self.namespace = check_namespace(namespace)
-        self.nodes = Nodes(
+        self.nodes = RedisNodes(
             parse(url),
             connect_timeout=min(connect_timeout, CONNECT_SECONDS),
             read_timeout=min(read_timeout, READ_SECONDS),

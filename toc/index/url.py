@@ -29,7 +29,7 @@ _TEXT_OPTIONS = _PATH_OPTIONS | {"ssl_password", "ssl_cert_reqs"}
 _EXAMPLE = "redis://host:6379, redis+cluster://h1:p1,h2:p2 or redis+sentinel://h1:p1,h2:p2/service"
 
 
-class Kind(Enum):
+class Topology(Enum):
     """How the server that serves a key is found."""
 
     SINGLE = "single"
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 class Location:
     """A parsed URL. Its repr holds no password."""
 
-    kind: Kind
+    kind: Topology
     addresses: tuple[Address, ...]
     """The server, some nodes of the cluster, or the sentinels."""
     tls: bool
@@ -91,7 +91,7 @@ def parse(url: str) -> Location:
     scheme, _, kind_name = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss", "unix") or kind_name not in ("", "cluster", "sentinel"):
         raise ConfigError(f"TOC_REDIS_URL begins with {parts.scheme!r}; it looks like {_EXAMPLE}")
-    kind = Kind(kind_name or "single")
+    kind = Topology(kind_name or "single")
     userinfo, _, hosts = parts.netloc.rpartition("@")
     username, _, password = userinfo.partition(":")
     options: dict[str, Any] = {}
@@ -108,24 +108,24 @@ def parse(url: str) -> Location:
         raise ConfigError("TOC_REDIS_URL has ssl options but no TLS: begin it with rediss")
     service = None
     if scheme == "unix":
-        if kind is not Kind.SINGLE or hosts or not parts.path:
+        if kind is not Topology.SINGLE or hosts or not parts.path:
             raise ConfigError("TOC_REDIS_URL for a Unix socket looks like unix:///path/redis.sock")
         addresses: tuple[Address, ...] = (Address(unquote(parts.path), 0),)
         database = query.pop("db", "0")
     else:
-        addresses = _addresses(hosts, 26379 if kind is Kind.SENTINEL else 6379)
-        if kind is Kind.SENTINEL:
+        addresses = _addresses(hosts, 26379 if kind is Topology.SENTINEL else 6379)
+        if kind is Topology.SENTINEL:
             service = unquote(parts.path.strip("/"))
             if not service or "/" in service:
                 raise ConfigError("TOC_REDIS_URL names no service: redis+sentinel://h1:p1,h2:p2/service")
             database = query.pop("db", "0")
         else:
             database = query.pop("db", parts.path.strip("/") or "0")
-    if kind is Kind.SINGLE and len(addresses) > 1:
+    if kind is Topology.SINGLE and len(addresses) > 1:
         raise ConfigError("TOC_REDIS_URL names several hosts: begin it with redis+cluster or redis+sentinel")
     if query:
         raise ConfigError(f"TOC_REDIS_URL has an option that is not known: {', '.join(sorted(query))}")
-    if not database.isdecimal() or (kind is Kind.CLUSTER and int(database)):
+    if not database.isdecimal() or (kind is Topology.CLUSTER and int(database)):
         raise ConfigError("the database in TOC_REDIS_URL must be a whole number, and 0 in a cluster")
     options["db"] = int(database)
     return Location(

@@ -20,7 +20,7 @@ from math import floor
 
 from redis.exceptions import RedisError
 
-from toc.index.connections import NONSENSE, Node, Nodes, Wire
+from toc.index.connections import NONSENSE, RedisNode, RedisNodes, Wire
 from toc.index.keys import SlotKeys
 from toc.index.members import first_due
 from toc.model.errors import IndexUnavailable
@@ -43,7 +43,7 @@ log = get_logger(__name__)
 class WakeListener:
     """Runs in one thread, once; ``set_slots`` and ``stop`` may be called from any."""
 
-    def __init__(self, nodes: Nodes, keys: Callable[[Slot], SlotKeys]) -> None:
+    def __init__(self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys]) -> None:
         self._nodes = nodes
         self._keys = keys
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class WakeListener:
                     self._nudge = None
 
     def _run(self, callback: Callback, nudged: socket.socket) -> None:
-        ears: dict[Node | None, _Ear] = {}
+        ears: dict[RedisNode | None, _Ear] = {}
         grouped: object = None
         try:
             while not self._stopping:
@@ -113,9 +113,9 @@ class WakeListener:
             for ear in ears.values():
                 ear.close()
 
-    def _group(self, wanted: Mapping[bytes, Slot], ears: dict[Node | None, _Ear]) -> None:
+    def _group(self, wanted: Mapping[bytes, Slot], ears: dict[RedisNode | None, _Ear]) -> None:
         """Tell the ear of each master its channels; that of None all, where nobody tells who serves what."""
-        groups: dict[Node | None, dict[bytes, Slot]] = {}
+        groups: dict[RedisNode | None, dict[bytes, Slot]] = {}
         try:
             for channel, slot in wanted.items():
                 groups.setdefault(self._nodes.master(self._keys(slot).hash_slot), {})[channel] = slot
@@ -129,7 +129,7 @@ class WakeListener:
         for node, channels in groups.items():
             ears.setdefault(node, _Ear(lost=lost)).wanted = channels
 
-    def _listen(self, node: Node | None, ear: _Ear, callback: Callback) -> bool:
+    def _listen(self, node: RedisNode | None, ear: _Ear, callback: Callback) -> bool:
         """Connect if it is time, and hear what has been said; False when the connection was lost."""
         if ear.wire is None and time.monotonic() < ear.retry_at:
             return True
@@ -149,7 +149,7 @@ class WakeListener:
             return False
         return True
 
-    def _connect(self, node: Node | None) -> Wire:
+    def _connect(self, node: RedisNode | None) -> Wire:
         if node is None:
             raise _Disconnected("nobody tells which Redis node serves what")
         try:

@@ -32,7 +32,7 @@ REST = 9
 """A step is followed by a rest of so many times the time that it took."""
 
 
-class Narrowing:
+class FormerSlots:
     """The loop that looks. It does nothing unless table 0 is this worker's, and a topic has former slots."""
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:

@@ -45,7 +45,7 @@ FAILED_SECONDS = 30.0
 TELL_SECONDS = 60.0
 
 
-class Step(NamedTuple):
+class PurgeStep(NamedTuple):
     """Rows that ended more than ``retention`` seconds ago, in these tables, which lie on one server."""
 
     retention: int
@@ -66,7 +66,7 @@ class Retention:
         """biz_type -> seconds, as of this cycle."""
         self._done: dict[tuple[int, int, int], Place] = {}
         """(retention, table, status) -> what lies before this has been looked at."""
-        self._steps: deque[Step] = deque()
+        self._steps: deque[PurgeStep] = deque()
         self._cycle_at = self._forget_at = float("-inf")
         self.counts: Counter[str] = Counter()
         self._untold: Counter[str] = Counter()
@@ -121,9 +121,9 @@ class Retention:
             mine = sorted(own & tables)
             for first in range(0, len(mine), TABLES):
                 for retention in sorted(set(self._keep.values())):
-                    self._steps.append(Step(retention, mine[first : first + TABLES], PAGE))
+                    self._steps.append(PurgeStep(retention, mine[first : first + TABLES], PAGE))
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: PurgeStep) -> None:
         before = self._clock.now_ms() - step.retention * 1000
         places = {
             (table, status): self._done.get((step.retention, table, status), (0, 0))
@@ -148,7 +148,7 @@ class Retention:
             place = last[key] if full else (max(before - OVERLAP_MS, 0), 0)
             self._done[(step.retention, *key)] = place
         for table in sorted({table for (table, _), count in read.items() if count == step.limit}):
-            self._steps.append(Step(step.retention, [table], LARGE_PAGE))
+            self._steps.append(PurgeStep(step.retention, [table], LARGE_PAGE))
 
     def _count(self, biz_types: Iterable[int]) -> None:
         names = {topic.biz_type: topic.name for topic in self._catalog.known().values()}

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from toc.observe.metrics import METRICS, Key, Kind, Metric, Values
+from toc.observe.metrics import METRICS, Key, Metric, MetricKind, Values
 
 
 class _Numbers(Collector):
@@ -33,14 +33,14 @@ class _Numbers(Collector):
 
 def _family(metric: Metric, series: Iterable[tuple[Key, list[float]]]) -> Family:
     unit = "seconds" if metric.name.endswith("_seconds") else ""
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels, unit=unit)
         bounds = [*map(str, metric.buckets), "+Inf"]
         for labels, (*counts, total) in series:
             buckets = list(zip(bounds, accumulate(counts), strict=True))
             histogram.add_metric(labels, buckets, sum_value=total)
         return histogram
-    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     family = kind(metric.name, metric.help, labels=metric.labels, unit=unit)
     for labels, (value,) in series:
         family.add_metric(labels, value)
@@ -69,7 +69,7 @@ def decode(text: str) -> Values:
         metric = METRICS.get(family.name)
         if metric is None:
             continue
-        histogram = metric.kind is Kind.HISTOGRAM
+        histogram = metric.kind is MetricKind.HISTOGRAM
         for sample in family.samples:
             key = (metric.name, *(sample.labels.get(label, "") for label in metric.labels))
             if not histogram:
@@ -85,7 +85,7 @@ def decode(text: str) -> Values:
                 elif bound in metric.buckets:
                     cells[metric.buckets.index(bound)] = sample.value
     for key, cells in values.items():
-        if METRICS[key[0]].kind is Kind.HISTOGRAM:  # each bucket counts those below it
+        if METRICS[key[0]].kind is MetricKind.HISTOGRAM:  # each bucket counts those below it
             counts = cells[:-1]
             cells[:-1] = [count - below for count, below in zip(counts, [0.0, *counts], strict=False)]
     return values

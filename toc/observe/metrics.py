@@ -52,7 +52,7 @@ _USED = struct.Struct("=Q")
 _HEAD = struct.Struct("=II")
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """What may become of a metric's numbers."""
 
     COUNTER = "counter"
@@ -71,17 +71,17 @@ class Metric:
 
     name: str
     help: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
     buckets: tuple[float, ...] = ()
 
     @property
     def cells(self) -> int:
         """How many numbers a series of it has."""
-        return len(self.buckets) + 2 if self.kind is Kind.HISTOGRAM else 1
+        return len(self.buckets) + 2 if self.kind is MetricKind.HISTOGRAM else 1
 
 
-class Board:
+class SharedMetrics:
     """A piece of memory with series in it. ``memory`` is all zeros, or what another process writes."""
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
@@ -225,13 +225,13 @@ class Family(Generic[Series]):
 
 
 _lock = threading.RLock()
-_board: Board | None = None
+_board: SharedMetrics | None = None
 _families: list[Family[Count] | Family[Level] | Family[Distribution]] = []
 METRICS: dict[str, Metric] = {}
 """Every metric by its name, as it is declared below."""
 
 
-def write_to(board: Board) -> None:
+def write_to(board: SharedMetrics) -> None:
     """Write this process's numbers there. Before anything is counted, or RuntimeError is raised."""
     global _board
     with _lock:
@@ -240,16 +240,16 @@ def write_to(board: Board) -> None:
         _board = board
 
 
-def own_board() -> Board:
+def own_board() -> SharedMetrics:
     """Where this process writes its numbers."""
     with _lock:
         return _own_board()
 
 
-def _own_board() -> Board:
+def _own_board() -> SharedMetrics:
     global _board
     if _board is None:
-        _board = Board(bytearray(BOARD_BYTES))
+        _board = SharedMetrics(bytearray(BOARD_BYTES))
     return _board
 
 
@@ -263,11 +263,11 @@ def add_up(into: Values, values: Mapping[Key, Sequence[float]], *, ended: bool =
         if metric is None or metric.cells != len(cells) or len(metric.labels) != len(key) - 1:
             continue
         before = into.get(key)
-        if metric.kind in (Kind.GAUGE, Kind.HIGHEST) and ended:
+        if metric.kind in (MetricKind.GAUGE, MetricKind.HIGHEST) and ended:
             continue
         if before is None:
             into[key] = list(cells)
-        elif metric.kind is Kind.HIGHEST:
+        elif metric.kind is MetricKind.HIGHEST:
             into[key] = [max(before[0], cells[0])]
         else:
             into[key] = [a + b for a, b in zip(before, cells, strict=True)]
@@ -278,8 +278,8 @@ def beginning(topics: Collection[str], handled: Collection[str]) -> Values:
     histograms, which are large, for those ``handled`` here."""
     values: Values = {}
     for metric in METRICS.values():
-        if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
-            names = topics if metric.kind is Kind.COUNTER else handled
+        if metric.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
+            names = topics if metric.kind is MetricKind.COUNTER else handled
             known = [names if label == "topic" else LABEL_VALUES[label] for label in metric.labels]
             values |= {(metric.name, *labels): [0.0] * metric.cells for labels in product(*known)}
     return values
@@ -293,15 +293,15 @@ def _declare(metric: Metric, make: type[Series]) -> Family[Series]:
 
 
 def _counter(name: str, text: str, *labels: str) -> Family[Count]:
-    return _declare(Metric(name, text, Kind.COUNTER, labels), Count)
+    return _declare(Metric(name, text, MetricKind.COUNTER, labels), Count)
 
 
-def _gauge(name: str, text: str, *labels: str, kind: Kind = Kind.GAUGE) -> Family[Level]:
+def _gauge(name: str, text: str, *labels: str, kind: MetricKind = MetricKind.GAUGE) -> Family[Level]:
     return _declare(Metric(name, text, kind, labels), Level)
 
 
 def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Family[Distribution]:
-    return _declare(Metric(name, text, Kind.HISTOGRAM, labels, buckets), Distribution)
+    return _declare(Metric(name, text, MetricKind.HISTOGRAM, labels, buckets), Distribution)
 
 
 SECONDS = (
@@ -396,7 +396,7 @@ LOOP_BUSY = _gauge(
     "toc_loop_busy_seconds",
     "How long the present turn of an internal loop has lasted; 0 while it sleeps.",
     "loop",
-    kind=Kind.HIGHEST,
+    kind=MetricKind.HIGHEST,
 )
 WITHOUT_REDIS = _gauge(
     "toc_slots_without_redis", "Slots served from the task table because their Redis node is out of reach."
@@ -407,7 +407,7 @@ BROKEN_SLOTS = _gauge(
 INDEX_FOREIGN = _gauge(
     "toc_index_foreign",
     "1 while Redis and namespace belong to another cluster: all slots are served likewise.",
-    kind=Kind.HIGHEST,
+    kind=MetricKind.HIGHEST,
 )
 
 LOOP_BLOCKED = _counter(
@@ -428,7 +428,7 @@ WORKERS = _gauge("toc_workers", "Worker processes of this daemon.", "state")
 DRAINED = _gauge(
     "toc_drained",
     "1 while an operator wants no slots on the daemon's host; absent without ZooKeeper.",
-    kind=Kind.HIGHEST,
+    kind=MetricKind.HIGHEST,
 )
 WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
 
@@ -445,15 +445,15 @@ OVERDUE = _gauge(
     "toc_overdue_seconds",
     "How long the first task that has not started has been due, taken by a worker or not.",
     "topic",
-    kind=Kind.HIGHEST,
+    kind=MetricKind.HIGHEST,
 )
 RESUMED = _gauge(
     "toc_resumed_seconds",
     "How long ago the topic was resumed, while what was due before that has not all started; else 0.",
     "topic",
-    kind=Kind.HIGHEST,
+    kind=MetricKind.HIGHEST,
 )
-PAUSED = _gauge("toc_topic_paused", "1 while the topic is paused.", "topic", kind=Kind.HIGHEST)
+PAUSED = _gauge("toc_topic_paused", "1 while the topic is paused.", "topic", kind=MetricKind.HIGHEST)
 UNSEEN = _gauge("toc_unseen_slots", "Slots of this daemon of which Redis could not tell how they stand.")
 REDIS_UP = _gauge("toc_redis_up", "1 if this Redis node answers the daemon.", "server")
 DATABASE_UP = _gauge("toc_database_up", "1 if this database server answers the daemon.", "server")
@@ -465,7 +465,7 @@ CLOCK_DIFFERENCE = _gauge(
 )
 
 
-class Step:
+class StepTimer:
     """The measures of one step of the path."""
 
     def __init__(self, name: str) -> None:

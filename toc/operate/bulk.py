@@ -28,14 +28,14 @@ LAST_SWEEP_SECONDS = 1.0
 Counts = dict[str, int]
 
 
-class Step(NamedTuple):
+class BulkStep(NamedTuple):
     """How many of the tasks have been gone through, and what came of them."""
 
     done: int
     counts: Counts
 
 
-def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[Step]:
+def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
     """Give dead tasks all their tries again, due now; see ``admin.redrive``. Counts ``redriven`` and
     ``not_indexed_yet``: how many of them wait for the sweep."""
     topics = center.store.topics.list()
@@ -44,10 +44,12 @@ def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = 
         result = admin.redrive(center.store, center.queues, topics, chunk, now_ms=center.clock.now_ms())
         counts["redriven"] += result.tasks
         counts["not_indexed_yet"] += result.unindexed
-        yield Step(done, dict(counts))
+        yield BulkStep(done, dict(counts))
 
 
-def purge_dead(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[Step]:
+def purge_dead(
+    center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None
+) -> Iterator[BulkStep]:
     """Delete dead tasks for good. Counts ``purged`` and ``left``: those whose Redis server is out of reach.
 
     The DeadQueue entry goes first: without its row nobody could find it. If this breaks off in between, the
@@ -74,30 +76,30 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None
                 free += entries[slot]
                 gone.setdefault(slot, []).extend(entries[slot])
         counts["purged"] += center.store.purge_dead(free)
-        yield Step(done, dict(counts))
+        yield BulkStep(done, dict(counts))
     if gone:
         time.sleep(LAST_SWEEP_SECONDS)
         center.queues.purge_dead(gone)
 
 
-def cancel(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[Step]:
+def cancel(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
     """Cancel tasks one by one. Counts each outcome by its name."""
     counts: Counter[str] = Counter({outcome.value: 0 for outcome in CancelOutcome})
     for done, chunk in paced(job_ids, rate):
         for job_id in chunk:
             counts[center.cancel(job_id).value] += 1
-        yield Step(done, dict(counts))
+        yield BulkStep(done, dict(counts))
 
 
 def reschedule(
     center: TimeoutCenter, job_ids: Sequence[int], due: Callable[[], datetime], rate: float | None = None
-) -> Iterator[Step]:
+) -> Iterator[BulkStep]:
     """Give tasks another time one by one: what ``due`` says then. Counts each outcome by its name."""
     counts: Counter[str] = Counter({outcome.value: 0 for outcome in RescheduleOutcome})
     for done, chunk in paced(job_ids, rate):
         for job_id in chunk:
             counts[center.reschedule(job_id, action_time=due()).value] += 1
-        yield Step(done, dict(counts))
+        yield BulkStep(done, dict(counts))
 
 
 def paced(job_ids: Sequence[int], rate: float | None) -> Iterator[tuple[int, Sequence[int]]]:

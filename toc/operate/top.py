@@ -18,7 +18,7 @@ from toc.index.messages import Depth
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, StoreUnavailable
 from toc.observe import metrics
 from toc.observe.exposition import decode, quantile
-from toc.observe.metrics import Key, Kind, Values, add_up
+from toc.observe.metrics import Key, MetricKind, Values, add_up
 from toc.sdk.client import TimeoutCenter
 
 SCRAPE_SECONDS = 2.0
@@ -177,7 +177,7 @@ def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[floa
     """What counters and histograms have gained. One that shrank has begun anew with its daemon."""
     gained: Values = {}
     for key, cells in now.items():
-        if metrics.METRICS[key[0]].kind not in (Kind.COUNTER, Kind.HISTOGRAM):
+        if metrics.METRICS[key[0]].kind not in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
             continue
         old = before.get(key, ())
         if len(old) != len(cells) or any(a < b for a, b in zip(cells, old, strict=True)):

@@ -36,7 +36,7 @@ from toc.model.task import CancelOutcome, NewTask, RescheduleOutcome, Task, Task
 from toc.model.topic import Slot, check_topic_name
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
-from toc.sdk.submission import Intake, check_job_id, check_same_dedup
+from toc.sdk.submission import RowMaker, check_job_id, check_same_dedup
 from toc.store.store import Store
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TimeoutCenter:
         self.settings = settings if settings is not None else Settings()
         self.clock = clock or Clock()
         self.handlers: dict[str, Handler] = {}
-        self._intake = Intake(self.clock, self.settings.max_delay)
+        self._intake = RowMaker(self.clock, self.settings.max_delay)
         self.tracing = Tracing.of(self.settings.traces)
         self._store: Store | None = None
         self._queues: Queues | None = None

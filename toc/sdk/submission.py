@@ -19,7 +19,7 @@ EARLIEST_MS = to_ms(datetime(1000, 1, 1, tzinfo=UTC))
 """The first instant of MySQL's DATETIME: tasks of instant topics may be due long ago."""
 
 
-class Intake:
+class RowMaker:
     """Makes rows of new tasks. ``max_delay`` is in seconds."""
 
     def __init__(self, clock: Clock, max_delay: float) -> None:

@@ -24,7 +24,7 @@ from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.scan import Scans
 from toc.store.select import Selection, Selections
-from toc.store.server import TRIES, Server, Statement
+from toc.store.server import TRIES, DatabaseServer, Statement
 from toc.store.shards import Answers, Layout, Shards, Trouble
 from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
@@ -178,7 +178,7 @@ class Store:
         return found
 
     def _cancel(
-        self, server: Server, ids: Mapping[int, Sequence[int]]
+        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]
     ) -> Iterable[tuple[int, tuple[bool, TaskRow]]]:
         now = self._stamp()
         ended = server.instant(now)

@@ -22,7 +22,7 @@ from typing import Any
 from toc.model.topic import Slot
 
 
-class Link:
+class ControlPipe:
     """One end. ``send`` may be called by any thread; ``receive`` by the one that waits on ``fileno``."""
 
     def __init__(self, sock: socket.socket) -> None:

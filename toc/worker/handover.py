@@ -14,7 +14,7 @@ from toc.coordination.assignment import TABLES
 from toc.index.wake import WakeListener
 from toc.model.clock import Clock
 from toc.model.topic import Slot
-from toc.worker.control import Link, pack
+from toc.worker.control import ControlPipe, pack
 from toc.worker.quarantine.quarantine import Quarantine
 from toc.worker.slots import OwnedSlot, SlotBook
 from toc.worker.stages.dispatch import Dispatcher
@@ -22,7 +22,7 @@ from toc.worker.stages.entry import Inflight
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.poll import Poller
 from toc.worker.stages.reclaim import Reclaimer
-from toc.worker.table_services import Upkeep
+from toc.worker.table_services import TableServices
 
 HAND_OVER_SECONDS = 0.5
 """How long a slot that is handed over waits for handlers that run; later they finish under our claim."""
@@ -30,14 +30,14 @@ CLAIM_AGAIN_SECONDS = 0.5
 """How soon to try again to claim slots whose Redis node did not answer."""
 
 
-class SlotMoves:
+class Handover:
     """Takes and drops as the daemon says. Only the main thread calls it."""
 
     def __init__(
         self,
         *,
         book: SlotBook,
-        link: Link,
+        link: ControlPipe,
         listener: WakeListener,
         clock: Clock,
         inflight: Inflight,
@@ -46,7 +46,7 @@ class SlotMoves:
         dispatcher: Dispatcher,
         quarantine: Quarantine,
         reclaimer: Reclaimer,
-        upkeep: Upkeep,
+        upkeep: TableServices,
     ) -> None:
         self._book = book
         self._link = link

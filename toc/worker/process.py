@@ -39,14 +39,14 @@ from toc.observe.metrics import (
     UNWRITTEN,
     WAITING,
     WITHOUT_REDIS,
-    Board,
+    SharedMetrics,
     write_to,
 )
 from toc.sdk.client import TimeoutCenter
 from toc.worker import copies, descriptors, stdio
 from toc.worker.app import check_topics, load_app
-from toc.worker.control import Link, unpack
-from toc.worker.handover import SlotMoves
+from toc.worker.control import ControlPipe, unpack
+from toc.worker.handover import Handover
 from toc.worker.loop import Loop, end_process, watched_thread
 from toc.worker.quarantine.quarantine import Quarantine
 from toc.worker.silence import BEAT_SECONDS
@@ -55,13 +55,13 @@ from toc.worker.stages.dispatch import NO_DESCRIPTORS, Dispatcher
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.fallback import OWNED_SECONDS, Fallback
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.heartbeat import Keeper
+from toc.worker.stages.heartbeat import Heartbeat
 from toc.worker.stages.lease_keeper import LeaseKeeper
 from toc.worker.stages.poll import Poller
 from toc.worker.stages.reclaim import Reclaimer
 from toc.worker.stages.traced import traced
 from toc.worker.stages.watch import IndexWatch
-from toc.worker.table_services import Upkeep
+from toc.worker.table_services import TableServices
 
 log = get_logger(__name__)
 
@@ -93,7 +93,7 @@ class Worker:
         self,
         center: TimeoutCenter,
         worker_id: str,
-        link: Link,
+        link: ControlPipe,
         *,
         app: str,
         threads: int,
@@ -157,7 +157,7 @@ class Worker:
             finisher=self.finisher,
             max_crashes=settings.max_crashes,
         )
-        self.keeper = Keeper(
+        self.keeper = Heartbeat(
             queues=queues,
             clock=clock,
             inflight=self.inflight,
@@ -176,7 +176,7 @@ class Worker:
             max_crashes=settings.max_crashes,
         )
         self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book)
-        self.upkeep = Upkeep(center, queues, self.poller.crowded)
+        self.upkeep = TableServices(center, queues, self.poller.crowded)
         self._probes = Queues(
             settings.need_redis_url(),
             namespace=settings.namespace,
@@ -212,7 +212,7 @@ class Worker:
         self._listening = watched_thread(
             "wake", lambda: self._listener.run(self._woken), lambda: self._stopping or bool(self._recycling)
         )
-        self.moves = SlotMoves(
+        self.moves = Handover(
             book=self.book,
             link=link,
             listener=self._listener,
@@ -452,10 +452,10 @@ def main() -> None:
     parser.add_argument("--board", type=int, required=True)
     arguments = parser.parse_args()
     presence = Presence(arguments.worker_id)  # before anybody can hear of it, until the end
-    write_to(Board(mmap.mmap(arguments.board, BOARD_BYTES)))
+    write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
     os.close(arguments.board)  # the mapping stays
     detach()
-    link = Link(socket.socket(fileno=arguments.link))
+    link = ControlPipe(socket.socket(fileno=arguments.link))
     descriptors.guard(link.fileno())
     copies.keep_apart(link.close, presence.close)
     told = link.first()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from toc.index.queues import Queues
-from toc.maintenance.former_slots import Narrowing
+from toc.maintenance.former_slots import FormerSlots
 from toc.maintenance.retention import Retention
 from toc.maintenance.sweep import Sweep
 from toc.maintenance.sweeper import Sweepers
@@ -13,7 +13,7 @@ from toc.sdk.client import TimeoutCenter
 from toc.worker.loop import Loop
 
 
-class Upkeep:
+class TableServices:
     """The loops over tables: one per database server that sweeps, one that purges, one that narrows.
 
     ``busy`` tells whether more is due than can be started at once.
@@ -23,7 +23,7 @@ class Upkeep:
         store, catalog, clock = center.store, center.catalog, center.clock
         self.sweepers = Sweepers(Sweep(store, queues, catalog, clock), store.tables_of_server())
         self._retention = Retention(store, catalog, clock)
-        self._narrowing = Narrowing(store, queues, catalog, clock)
+        self._narrowing = FormerSlots(store, queues, catalog, clock)
         self.loops = [
             Loop("retention", self._retention.run_once),
             Loop("narrow", self._narrowing.run_once),

@@ -14,7 +14,7 @@ from structlog.typing import EventDict
 
 from toc.dev.local.process import until
 from toc.dev.local.servers import RedisCluster, RedisServer
-from toc.index.connections import Node, Wire
+from toc.index.connections import RedisNode, Wire
 from toc.index.messages import PrepareRequest
 from toc.index.queues import Queues
 from toc.index.wake import WakeListener
@@ -74,7 +74,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     times: list[float] = []
     connect = WakeListener._connect
 
-    def timed(listener: WakeListener, node: Node | None) -> Wire:
+    def timed(listener: WakeListener, node: RedisNode | None) -> Wire:
         times.append(time.monotonic())
         return connect(listener, node)
 

@@ -18,7 +18,7 @@ from toc.model.clock import Clock
 from toc.model.task import TryRow
 from toc.model.topic import Slot
 from toc.store.batch import Failure, Guard
-from toc.worker.control import Link
+from toc.worker.control import ControlPipe
 from toc.worker.process import Worker
 from toc.worker.slots import OwnedSlot
 from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN
@@ -64,7 +64,7 @@ def owner(system: System) -> Iterator[Worker]:
     center.catalog.refresh()
     here, there = socket.socketpair()
     there.close()
-    link = Link(here)
+    link = ControlPipe(here)
     worker = Worker(center, "owner", link, app="unused:center", threads=1)
     worker.book.want([SLOT])
     worker.book.claim_missing()

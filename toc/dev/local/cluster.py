@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from toc.dev.local.embedded import lock, make_directory, not_usable
-from toc.dev.local.private import Server
+from toc.dev.local.private import PrivateServer
 from toc.dev.local.process import Process, StartFailed, free_port, tail, until
 from toc.dev.local.servers import MariaDB, RedisCluster, ZooKeeper, ZooKeeperEnsemble
 from toc.model.errors import ConfigError, shown
@@ -111,7 +111,7 @@ class LocalCluster:
             parts = self._existing(names)
             for name in names:
                 process = Process(parts[name]["pid"], parts[name]["started"])
-                process.stop(_DAEMON_STOP_S if _HOST.fullmatch(name) else Server.stop_timeout)
+                process.stop(_DAEMON_STOP_S if _HOST.fullmatch(name) else PrivateServer.stop_timeout)
 
     def status(self) -> list[dict[str, Any]]:
         """A row per process: name, pid, running, address (of a daemon: of its metrics), log.
@@ -185,7 +185,7 @@ class LocalCluster:
             for number, node in enumerate(ensemble.nodes, 1):
                 self._note_server(f"zookeeper{number}", node)
 
-    def _server(self, name: str) -> Server:
+    def _server(self, name: str) -> PrivateServer:
         """A server that was started before."""
         number = int("0" + name.lstrip("abcdefghijklmnopqrstuvwxyz")) - 1
         if name.startswith("redis"):
@@ -240,7 +240,7 @@ class LocalCluster:
             process.stop(_DAEMON_STOP_S)
         for name, process in parts.items():
             if not _HOST.fullmatch(name):
-                process.stop(Server.stop_timeout)
+                process.stop(PrivateServer.stop_timeout)
         self._state.unlink(missing_ok=True)
 
     def _parts(self) -> dict[str, dict[str, Any]]:
@@ -268,7 +268,7 @@ class LocalCluster:
                 raise ConfigError(f"{shown(name)} is not one of: {', '.join(parts)}")
         return parts
 
-    def _note_server(self, name: str, server: Server) -> None:
+    def _note_server(self, name: str, server: PrivateServer) -> None:
         if server.process is not None:
             self._note(name, server.process, server.log, f"127.0.0.1:{server.port}")
 

@@ -15,7 +15,7 @@ class MissingServer(UnfitServer):
     """A server's program is not on this machine; the message says what to install."""
 
 
-class Server:
+class PrivateServer:
     """One private server. Not thread-safe: one owner starts and stops it.
 
     ``die_with_parent``: killed by the kernel when the thread that called start() ends, however it ends.

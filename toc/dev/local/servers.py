@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from toc.dev.local.private import MissingServer, Server
+from toc.dev.local.private import MissingServer, PrivateServer
 from toc.dev.local.process import StartFailed, tail, until
 from toc.dev.local.resp import Refused, call
 from toc.model.errors import UnfitServer
@@ -29,7 +29,7 @@ from toc.model.errors import UnfitServer
 _UNIX_PATH_MAX = 100  # the kernel's limit is 107 bytes, and servers put suffixes on temporary names
 
 
-class RedisServer(Server):
+class RedisServer(PrivateServer):
     """A Redis or Valkey server, 7 or newer.
 
     With ``unixsocket`` it listens on no port. ``aof``: append-only file, synced each second; without it
@@ -173,7 +173,7 @@ class RedisCluster:
         self.stop()
 
 
-class MariaDB(Server):
+class MariaDB(PrivateServer):
     """A MariaDB or MySQL server with durable commits. ``config``: more lines for its [mysqld] section.
 
     The account is root with a random password, kept in the directory.
@@ -273,7 +273,7 @@ class MariaDB(Server):
         return "ready for connections" in tail(self.log, log_start, size=1 << 20)
 
 
-class ZooKeeper(Server):
+class ZooKeeper(PrivateServer):
     """A ZooKeeper server of one node. Sessions may be as short as 1 s (two ticks)."""
 
     name = "zookeeper"

@@ -50,9 +50,9 @@ from toc.observe.metrics import (
     UNSEEN,
     WORKERS,
     ZOOKEEPER_UP,
-    Board,
     Family,
     Level,
+    SharedMetrics,
     Values,
     add_up,
     beginning,
@@ -130,7 +130,7 @@ class Monitor:
         self._catalog = catalog
         self._clock = Clock()
         self._lock = threading.Lock()
-        self._boards: dict[str, Board] = {}
+        self._boards: dict[str, SharedMetrics] = {}
         self._ended: Values = {}
         """What processes that have ended had counted."""
         self._state = State(time.monotonic(), 0)
@@ -152,7 +152,7 @@ class Monitor:
         try:
             os.ftruncate(descriptor, BOARD_BYTES)
             with self._lock:
-                self._boards[worker_id] = Board(mmap.mmap(descriptor, BOARD_BYTES))
+                self._boards[worker_id] = SharedMetrics(mmap.mmap(descriptor, BOARD_BYTES))
             yield descriptor
         finally:
             os.close(descriptor)

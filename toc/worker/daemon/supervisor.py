@@ -33,7 +33,7 @@ from toc.model.errors import TocError
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
-from toc.worker.control import Link, pack, unpack
+from toc.worker.control import ControlPipe, pack, unpack
 from toc.worker.daemon.http import Monitor, State
 from toc.worker.loop import Loop
 from toc.worker.silence import SILENT_SECONDS, Silence, patience
@@ -53,10 +53,12 @@ LIVED_SECONDS = 10.0
 """A worker process that lived so long is replaced at once when it dies."""
 
 
-class Child:
+class WorkerProcess:
     """One worker process as the daemon sees it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], link: Link, worker_id: str, index: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: ControlPipe, worker_id: str, index: int
+    ) -> None:
         self.process = process
         self.link = link
         self.worker_id = worker_id
@@ -123,7 +125,7 @@ class Daemon:
         else:
             self._coordinator = LocalCoordinator()
         self._coordinator.on_change = self._wake
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, WorkerProcess] = {}
         self._neighbourhood = Neighbourhood.of(settings.host)
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in slots of ours."""
@@ -220,7 +222,7 @@ class Daemon:
                 if child.link.closed:
                     self._selector.unregister(child.link)  # its death follows, or its silence
 
-    def _listen(self, child: Child) -> None:
+    def _listen(self, child: WorkerProcess) -> None:
         try:
             messages = child.link.receive()
         except ValueError:  # a handler can reach every descriptor of its process
@@ -229,7 +231,7 @@ class Daemon:
         for message in messages:
             self._hear(child, message)
 
-    def _hear(self, child: Child, message: Mapping[str, Any]) -> None:
+    def _hear(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
         kind = message["kind"]
         if kind == "unfit":
             child.unfit = message
@@ -277,7 +279,7 @@ class Daemon:
                 )
             )
 
-    def _take_out(self, child: Child, *, known_dead: bool) -> None:
+    def _take_out(self, child: WorkerProcess, *, known_dead: bool) -> None:
         if child.member:
             child.member = False
             self._changed = True
@@ -344,12 +346,12 @@ class Daemon:
         self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
 
-    def _start(self, worker_id: str, index: int) -> Child:
+    def _start(self, worker_id: str, index: int) -> WorkerProcess:
         """Start a worker process. Raises OSError, and nothing of it is left."""
         command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
         command += ["--threads", str(self._settings.threads)]
         ours, theirs = socket.socketpair()
-        link = Link(ours)
+        link = ControlPipe(ours)
         with theirs:
             try:
                 # It need not ask, which it could not do now, perhaps: the server that knows may be away.
@@ -364,7 +366,7 @@ class Daemon:
                         process_group=0,
                     )
                 try:
-                    return Child(process, link, worker_id, index)
+                    return WorkerProcess(process, link, worker_id, index)
                 except OSError:
                     process.kill()
                     process.wait()
@@ -373,7 +375,7 @@ class Daemon:
                 link.close()
                 raise
 
-    def _bury(self, child: Child) -> None:
+    def _bury(self, child: WorkerProcess) -> None:
         """A worker process has ended: nothing of its runs any more, and everybody may know."""
         del self._children[child.worker_id]
         self._monitor.ended(child.worker_id)
@@ -412,7 +414,7 @@ class Daemon:
         elif not succeeded:
             self._spawn_at[child.index] = time.monotonic() + again
 
-    def _when_again(self, child: Child) -> float | None:
+    def _when_again(self, child: WorkerProcess) -> float | None:
         """In how many seconds to start a successor; None: only a person can help.
 
         That is so if the application never could be loaded here. One that could is being replaced by another
@@ -460,7 +462,7 @@ class Daemon:
             for worker_id in gone:
                 self._coordinator.leave(worker_id, known_dead=True)
 
-    def _on_silence(self, child: Child, seconds: float) -> None:
+    def _on_silence(self, child: WorkerProcess, seconds: float) -> None:
         """Give its slots to others, and in the end kill it.
 
         What it holds would wait for it, or run twice; and one task that holds the interpreter would take
@@ -474,7 +476,7 @@ class Daemon:
         if seconds > limit and not _traced(child.process.pid):
             self._kill(child, f"it was silent for {seconds:.0f} s")
 
-    def _kill(self, child: Child, why: str) -> None:
+    def _kill(self, child: WorkerProcess, why: str) -> None:
         if not child.killed:
             child.killed = True
             log.error("worker_killed", worker=child.worker_id, pid=child.process.pid, reason=why)
@@ -530,7 +532,7 @@ class Daemon:
                 self._incomplete |= len(granted) < len(missing)
 
 
-def _doing(child: Child, silent: Collection[str]) -> str:
+def _doing(child: WorkerProcess, silent: Collection[str]) -> str:
     """What a worker process is doing, in a word of the metric toc_workers."""
     if not child.heard:
         return "starting"

@@ -15,14 +15,14 @@ from collections import deque
 from typing import Any
 
 from toc.worker import stdio
-from toc.worker.control import Link
+from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS, Silence
 
 ALIVE_SECONDS = 3.0
 """Who has given a sign of life so recently does not count as silent."""
 
 
-class Child:
+class IsolatedProcess:
     """Runs one task after the other. One thread talks to it; any thread may kill it."""
 
     def __init__(self, app: str) -> None:
@@ -50,7 +50,7 @@ class Child:
             except OSError:
                 ours.close()  # and with it ends the process, if there is one
                 raise
-        self._link = Link(ours)
+        self._link = ControlPipe(ours)
         self._lock = threading.Lock()
         self._reaped = False
         self._heard: deque[dict[str, Any]] = deque()

@@ -27,7 +27,7 @@ from toc.observe.log import configure, detach
 from toc.observe.metrics import LOG_LINES_DROPPED
 from toc.worker import copies, descriptors, stdio
 from toc.worker.app import load_app
-from toc.worker.control import Link
+from toc.worker.control import ControlPipe
 from toc.worker.copies import end_if_copy
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.stages.dispatch import check_done, per_task
@@ -77,7 +77,7 @@ def _told(error: BaseException) -> dict[str, Any]:
     return {"kind": kind, "raised": told._asdict()}
 
 
-def serve(link: Link, handlers: Mapping[str, Handler]) -> None:
+def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
     """Run what comes, until the worker closes its end, or a handler has left the process no descriptors."""
     dropped = LOG_LINES_DROPPED.of()
     link.send("ready", topics=list(handlers))
@@ -97,7 +97,7 @@ def serve(link: Link, handlers: Mapping[str, Handler]) -> None:
                     return  # the next one is not to fail of that
 
 
-def _beat(link: Link) -> None:
+def _beat(link: ControlPipe) -> None:
     """Give signs of life, as long as no handler holds the interpreter."""
     while not link.closed:
         link.send("beat")
@@ -136,7 +136,7 @@ def main() -> None:
     handlers = center.handlers
     if center.tracing is not None:
         handlers = {topic: traced(handler, center.tracing) for topic, handler in handlers.items()}
-    link = Link(sock)
+    link = ControlPipe(sock)
     copies.keep_apart(link.close)
     serve(link, handlers)
 

@@ -37,7 +37,7 @@ from toc.store.batch import Failure, Guard
 from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.loop import Loop
-from toc.worker.quarantine.child import Child
+from toc.worker.quarantine.child import IsolatedProcess
 from toc.worker.silence import patience
 from toc.worker.stages.dispatch import CLEAN_UP_SECONDS
 from toc.worker.stages.entry import Entry, Inflight
@@ -104,7 +104,7 @@ class Quarantine:
         self._running: tuple[Entry, TryRow] | None = None
         """What runs or is about to, and its row as it was before this run was counted."""
         self._counting = threading.Lock()
-        self._child: Child | None = None
+        self._child: IsolatedProcess | None = None
         self._idle_since = 0.0
         self._seconds = FIRST_GUESS_SECONDS  # moving average of what a run takes
         self._turn = 0
@@ -198,7 +198,7 @@ class Quarantine:
             QUARANTINED.of(entry.topic.name).add()
             self._judge(entry, row, child)
 
-    def _judge(self, entry: Entry, before: TryRow, child: Child) -> None:
+    def _judge(self, entry: Entry, before: TryRow, child: IsolatedProcess) -> None:
         """Have the child run the task, and report what came of it."""
         fresh, message, how = self._try(entry, before, child)
         if not fresh and how:
@@ -220,7 +220,9 @@ class Quarantine:
             self._take_back(entry, before)
             self._finisher.give_back([entry])
 
-    def _try(self, entry: Entry, row: TryRow, child: Child) -> tuple[bool, dict[str, Any] | None, str]:
+    def _try(
+        self, entry: Entry, row: TryRow, child: IsolatedProcess
+    ) -> tuple[bool, dict[str, Any] | None, str]:
         """Whether the child was fresh, what it said, and how it ended if it did before it said anything."""
         fresh, child.fresh = child.fresh, False
         limit = entry.topic.max_runtime
@@ -244,13 +246,13 @@ class Quarantine:
 
     # --- the child
 
-    def _ready_child(self, topic: str) -> Child | None:
+    def _ready_child(self, topic: str) -> IsolatedProcess | None:
         """A child that has loaded the app, the one there is or a new one; None when there can be none now."""
         if self._child is not None and not self._child.dead:
             return self._child
         self._end_child()
         try:
-            child = Child(self._app)
+            child = IsolatedProcess(self._app)
         except OSError as exc:  # no memory, no more processes
             log.warning("quarantine_not_started", error=str(exc))
             return None

@@ -21,7 +21,7 @@ from toc.model.scores import store_score
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.observe.metrics import LATENESS, RUNTIME, TRIES, Step
+from toc.observe.metrics import LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.batch import Failure, Finish, Guard
 from toc.store.shards import Answers, Trouble
 from toc.store.store import TRIED_BEFORE, Store
@@ -250,8 +250,8 @@ class Flusher:
         self._moves: deque[Moves] = deque()
         self._outcomes: Counter[tuple[str, str]] = Counter()
         """(topic, outcome) -> tries of the present flush."""
-        self._finish_step = Step("finish")
-        self._commit_step = Step("commit")
+        self._finish_step = StepTimer("finish")
+        self._commit_step = StepTimer("commit")
         self._busy = False
         self._flushed_at = 0.0
         self.loop = Loop(name, self.run_once)

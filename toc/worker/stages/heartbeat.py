@@ -25,7 +25,7 @@ log = get_logger(__name__)
 TICK_SECONDS = 0.5
 
 
-class Keeper:
+class Heartbeat:
     """The loop that extends leases every third of prepare_timeout and watches max_runtime.
 
     A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. Where

@@ -30,7 +30,7 @@ from toc.model.scores import fence_of, split
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.observe.metrics import ORPHANS, STALE, Step
+from toc.observe.metrics import ORPHANS, STALE, StepTimer
 from toc.store.batch import Owing
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
@@ -138,8 +138,8 @@ class Poller:
         """How many slots have yet to be answered."""
         self._taking = True
         self._between = threading.Lock()
-        self._prepare_step = Step("prepare")
-        self._read_step = Step("read")
+        self._prepare_step = StepTimer("prepare")
+        self._read_step = StepTimer("read")
         self.loop = Loop("poll", self.run_once)
 
     def crowded(self) -> bool:
