@@ -54,9 +54,14 @@ class Hands:
         there.close()
         self._link = ControlPipe(here)
         self._worker = worker = Worker(self._center, name, self._link, app="unused:center", threads=1)
-        self.inflight, self.finisher, self.poller = worker.inflight, worker.finisher, worker.poller
-        self.dispatcher, self.keeper, self.reclaimer = worker.dispatcher, worker.keeper, worker.reclaimer
-        self.leases, self.book = worker.lease_keeper, worker.book
+        pipeline = worker.pipeline
+        self.inflight, self.finisher, self.poller = pipeline.inflight, pipeline.finisher, pipeline.poller
+        self.dispatcher, self.heartbeat, self.reclaimer = (
+            pipeline.dispatcher,
+            worker.heartbeat,
+            worker.reclaimer,
+        )
+        self.inbox, self.leases, self.book = pipeline.inbox, pipeline.leases, worker.book
         self.book.want([SLOT])
         self.book.claim_missing()
         self.runs: list[Task] = []
@@ -92,7 +97,7 @@ class Hands:
 
     def take(self) -> None:
         """Prepare what is due, and check it."""
-        self.poller.look_at(SLOT, 0)
+        self.inbox.look_at(SLOT, 0)
         self.poller.run_once()
 
     def start(self) -> None:

@@ -17,7 +17,8 @@ import pytest
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
-from toc.dev.local import cluster, server
+from toc.dev.local import cluster
+from toc.dev.local import private as server
 from toc.dev.local.cluster import LocalCluster
 from toc.dev.local.embedded import EmbeddedStack
 from toc.dev.local.private import PrivateServer

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +15,16 @@ import pytest
 from toc.index import queues
 from toc.index.calls import Script
 from toc.index.queues import Queues
-from toc.model.task import TryRow
-from toc.store.batch import Batches, Failure
+from toc.model.task import TaskStatus, TryRow
+from toc.model.verdict import Check, Failure
+from toc.model.verdict import after_crash as after_crash_of
+from toc.model.verdict import check as check_row
+from toc.store.batch import Batches
 from toc.store.server import Result, Statement
 from toc.store.sqlite import SqliteServer
 from toc.store.store import TRIED_BEFORE
-from toc.worker.stages import poll, reclaim
-from toc.worker.stages.crash import crash_of as crash_of_row
+from toc.worker.stages import check as check_stage
+from toc.worker.stages import reclaim
 from toc.worker.stages.entry import Entry, Held, Inflight
 
 Patch = pytest.MonkeyPatch
@@ -68,17 +70,11 @@ def _held_once(patch: Patch) -> None:
     patch.setattr(Inflight, "hold", hold)
 
 
-class _Anything:
-    """Equal to every status."""
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def _row_check(patch: Patch) -> None:
-    patch.setattr(poll, "TaskStatus", SimpleNamespace(PENDING=_Anything()))
+    def check(row: TryRow, *, now: int, taken: int) -> Check:
+        return check_row(row._replace(status=TaskStatus.PENDING), now=now, taken=taken)
+
+    patch.setattr(check_stage, "check", check)
 
 
 def _whole_score(patch: Patch) -> None:
@@ -99,12 +95,11 @@ def _whole_score(patch: Patch) -> None:
 
 
 def _never_the_last(patch: Patch) -> None:
-
-    def crash_of(row: TryRow, *how: Any, **more: Any) -> Failure | None:
-        failure = crash_of_row(row, *how, **more)
+    def after_crash(row: TryRow, *how: Any, **more: Any) -> Failure | None:
+        failure = after_crash_of(row, *how, **more)
         return None if failure is None else failure._replace(new_attempts=row.attempts + 1)
 
-    patch.setattr(reclaim, "crash_of", crash_of)
+    patch.setattr(reclaim, "after_crash", after_crash)
 
 
 def _mark_tried(patch: Patch) -> None:

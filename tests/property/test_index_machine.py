@@ -61,7 +61,7 @@ from toc.store.migrate import Migrator
 from toc.store.server import Statement
 from toc.worker.control import ControlPipe
 from toc.worker.process import Worker
-from toc.worker.stages import finish, poll, reclaim
+from toc.worker.stages import finish, pipeline, poll, reclaim
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.lease_keeper import LeaseKeeper
 
@@ -138,9 +138,10 @@ class Party:
         self.name = name
         self.hand = Hand()
         self._sockets = socket.socketpair()
-        self.worker = Worker(center, name, ControlPipe(self._sockets[0]), app="", threads=1)
-        self.worker.poller.dispatcher = self.hand  # type: ignore[assignment]
-        self.worker.finisher.loops[0].pause = lambda _: None  # type: ignore[assignment, method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline, "Dispatcher", lambda **_: self.hand)
+            self.worker = Worker(center, name, ControlPipe(self._sockets[0]), app="", threads=1)
+        self.worker.pipeline.finisher.loops[0].pause = lambda _: None  # type: ignore[assignment, method-assign]
         self.worker.book.dead = dead
         self.worker.book.want(TOPIC.slots())
         self.worker.book.claim_missing()
@@ -177,7 +178,7 @@ class Known:
 
 def holding(machine: Machine) -> list[int]:
     """The workers that hold something."""
-    return [n for n, party in enumerate(machine.parties) if len(party.worker.inflight)]
+    return [n for n, party in enumerate(machine.parties) if len(party.worker.pipeline.inflight)]
 
 
 def waiting(machine: Machine) -> list[int]:
@@ -363,10 +364,10 @@ class Machine(RuleBasedStateMachine):
         if ("poll", number) in self.busy:
             return
         before = list(party.hand.waiting)
-        party.worker.poller.look_at(None, 0)
+        party.worker.pipeline.inbox.look_at(None, 0)
         with self._held_up("poll", number):
-            party.worker.poller.run_once()
-        for entry in party.worker.inflight.snapshot():
+            party.worker.pipeline.poller.run_once()
+        for entry in party.worker.pipeline.inflight.snapshot():
             self.tasks[entry.job_id].taken = True
         for entry in party.hand.waiting:
             if entry not in before:
@@ -383,14 +384,14 @@ class Machine(RuleBasedStateMachine):
     def start(self, number: int) -> None:
         """The handlers of everything that waits begin to run."""
         party = self.parties[number]
-        inflight = party.worker.inflight
+        inflight = party.worker.pipeline.inflight
         while party.hand.waiting:
             entry = party.hand.waiting.pop(0)
             if inflight.start(entry, self.clock.monotonic()):
                 self._started(party, entry)
             elif inflight.get(entry.job_id) is None:  # let go, as it was not kept alive in time
                 self.tasks[entry.job_id].losses += 1
-                party.worker.poller.look_for([entry])
+                party.worker.pipeline.inbox.look_for([entry])
 
     def _started(self, party: Party, entry: Entry) -> None:
         task = self.tasks[entry.job_id]
@@ -430,8 +431,8 @@ class Machine(RuleBasedStateMachine):
         error = {"ok": None, "fail": FAILED, "dead": raised(Dead("as asked"))}[how]
         for entry in ending:
             party.hand.running.remove(entry)
-            assert party.worker.inflight.settle(entry)
-            party.worker.finisher.ended(entry, error)
+            assert party.worker.pipeline.inflight.settle(entry)
+            party.worker.pipeline.finisher.ended(entry, error)
             party.reported.append((entry, error))
         if flushed:
             self.flush(number)
@@ -455,11 +456,11 @@ class Machine(RuleBasedStateMachine):
         if ("finish", number) in self.busy:
             return
         with self._held_up("finish", number):
-            while party.reported or not party.worker.finisher.idle:  # more may end meanwhile
+            while party.reported or not party.worker.pipeline.finisher.idle:  # more may end meanwhile
                 reported, party.reported = party.reported, []
                 for entry, error in sorted(reported, key=lambda pair: pair[1] is not None):  # successes first
                     self._reported(self.tasks[entry.job_id], entry, error)
-                party.worker.finisher.run_once()
+                party.worker.pipeline.finisher.run_once()
 
     def _reported(self, task: Known, entry: Entry, error: Raised | None) -> None:
         row, read = task.row, entry.row
@@ -483,7 +484,7 @@ class Machine(RuleBasedStateMachine):
         self._keep_alive(data.draw(st.sampled_from(holding(self))))
 
     def _keep_alive(self, number: int) -> None:
-        self.parties[number].worker.keeper.run_once()
+        self.parties[number].worker.heartbeat.run_once()
 
     @precondition(lambda self: bool(waiting(self)))
     @rule(data=st.data(), lost=st.booleans())
@@ -495,7 +496,7 @@ class Machine(RuleBasedStateMachine):
         """
         number = data.draw(st.sampled_from(waiting(self)))
         party = self.parties[number]
-        party.worker.finisher.give_back(party.hand.waiting + party.worker.poller.withdraw())
+        party.worker.pipeline.finisher.give_back(party.hand.waiting + party.worker.pipeline.early.withdraw())
         party.hand.waiting = []
         if not lost:
             self.flush(number)
@@ -562,7 +563,7 @@ class Machine(RuleBasedStateMachine):
         return any(
             entry.job_id == job_id and self._may_be_elsewhere(entry)
             for party in self.parties
-            for entry in party.worker.inflight.snapshot()
+            for entry in party.worker.pipeline.inflight.snapshot()
         )
 
     @precondition(lambda self: bool(holding(self)))
@@ -594,7 +595,7 @@ class Machine(RuleBasedStateMachine):
 
     def _die(self, number: int, *, known: bool) -> None:
         party = self.parties[number]
-        for entry in party.worker.inflight.snapshot():
+        for entry in party.worker.pipeline.inflight.snapshot():
             self.tasks[entry.job_id].losses += 1
             self.tasks[entry.job_id].taken = True
         party.close()
@@ -650,14 +651,16 @@ class Machine(RuleBasedStateMachine):
             # An old PrepareQueue entry says that somebody has the task. Its try may have ended since; but
             # nothing tells it from one whose worker has fallen silent, and it may cost a try as that does:
             # where a redrive or a new deadline has begun anew, the row does not show that it is paid for.
-            held = {entry.job_id for party in self.parties for entry in party.worker.inflight.snapshot()}
+            held = {
+                entry.job_id for party in self.parties for entry in party.worker.pipeline.inflight.snapshot()
+            }
             for job_id, task in self.tasks.items():
                 task.losses += job_id not in held and self._prepared(job_id)  # what is held counts below
         if what not in ("all", "snapshot"):
             for slot in TOPIC.slots():
                 self.redis.delete(getattr(self.center.queues.keys(slot), what))
         for party in self.parties:
-            for entry in party.worker.inflight.snapshot():
+            for entry in party.worker.pipeline.inflight.snapshot():
                 self.forgotten.append(entry)
                 self.tasks[entry.job_id].losses += 1
                 self.tasks[entry.job_id].untold = True
@@ -698,7 +701,7 @@ class Machine(RuleBasedStateMachine):
             row = task.row
             if not task.ran or task.untold or row.attempts or row.crashes or row.last_error is not None:
                 continue
-            held = any(party.worker.inflight.get(job_id) for party in self.parties)
+            held = any(party.worker.pipeline.inflight.get(job_id) for party in self.parties)
             reported = any(entry.job_id == job_id for party in self.parties for entry, _ in party.reported)
             told = row.status == TaskStatus.PROCESSED or held or reported or self._prepared(job_id)
             assert told, f"it has run, and nothing shows it: {row}"
@@ -757,8 +760,8 @@ class Machine(RuleBasedStateMachine):
         party = self.parties[number]
         while party.hand.running:
             entry = party.hand.running.pop()
-            assert party.worker.inflight.settle(entry)
-            party.worker.finisher.ended(entry, error)
+            assert party.worker.pipeline.inflight.settle(entry)
+            party.worker.pipeline.finisher.ended(entry, error)
             party.reported.append((entry, error))
         self.flush(number)
 
@@ -805,7 +808,7 @@ class Machine(RuleBasedStateMachine):
         for n in range(2):
             steps.append(partial(self._overtake, n))
             steps.append(partial(self._take_and_start, n))
-            if len(self.parties[n].worker.inflight):
+            if len(self.parties[n].worker.pipeline.inflight):
                 steps.append(partial(self._keep_alive, n))
             if self.parties[n].hand.waiting:
                 steps.append(partial(self.start, n))

@@ -35,9 +35,9 @@ def test_what_waits_for_the_event_loop_can_be_withdrawn() -> None:
         clock=Clock(),
         threads=1,
         async_limit=100,
-        too_early=nothing,
-        let_go=nothing,
-        has_room=nothing,
+        early=nothing,
+        inbox=nothing,
+        on_room=(),
         recycle=nothing,
     )
     slots = [Slot(TOPIC.name, number) for number in range(2)]

@@ -10,18 +10,17 @@ over the dead rows gives it back within a minute.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from toc.index.queues import Queues
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.task import TaskStatus, TryRow
+from toc.model.task import TryRow
 from toc.model.topic import Slot
+from toc.model.verdict import Place, belongs
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS
 from toc.store.store import Store
-from toc.worker.loop import Loop
-from toc.worker.slots import OwnedSlot, SlotBook
 
 log = get_logger(__name__)
 
@@ -33,33 +32,37 @@ REST = 19
 
 
 class DeadQueueCheck:
-    """The loop that looks: in passes over the slots whose last peek found something dead, page by page."""
+    """Passes over the slots whose last peek found something dead, page by page.
 
-    def __init__(self, store: Store, queues: Queues, clock: Clock, book: SlotBook) -> None:
+    ``buried`` tells of each slot of this worker how many entries its DeadQueue held at the last peek.
+    """
+
+    def __init__(
+        self, store: Store, queues: Queues, clock: Clock, buried: Callable[[], Mapping[Slot, int]]
+    ) -> None:
         self._store = store
         self._queues = queues
         self._clock = clock
-        self._book = book
+        self._buried = buried
         self._began = float("-inf")
         self._left: dict[Slot, int] = {}
         """What is left of this pass, with the rank from which on."""
-        self.loop = Loop("dead", self.run_once)
 
     def run_once(self) -> float:
         """One step; returns the seconds until the next."""
         now = self._clock.monotonic()
-        owned = self._book.owned
+        buried = self._buried()
         if not self._left and now - self._began >= PASS_SECONDS:
             self._began = now
-            self._left = {slot: 0 for slot, member in owned.items() if member.buried}
-        self._left = {slot: start for slot, start in self._left.items() if slot in owned}
+            self._left = {slot: 0 for slot, count in buried.items() if count}
+        self._left = {slot: start for slot, start in self._left.items() if slot in buried}
         if self._left:
-            self._step(owned)
+            self._step(buried)
         ended = self._clock.monotonic()
         rest = (ended - now) * REST
         return rest if self._left else max(rest, self._began + PASS_SECONDS - ended)
 
-    def _step(self, owned: Mapping[Slot, OwnedSlot]) -> None:
+    def _step(self, buried: Mapping[Slot, int]) -> None:
         """Look at one page of a large DeadQueue, or at many small ones."""
         pages: dict[Slot, int] = {}
         expected = 0
@@ -67,7 +70,7 @@ class DeadQueueCheck:
             if expected >= PAGE:
                 break
             pages[slot] = start
-            expected += min(owned[slot].buried, PAGE)
+            expected += min(buried[slot], PAGE)
         found: dict[Slot, Collection[int]] = {}
         for slot, page in self._queues.dead_pages(pages, PAGE).items():
             del self._left[slot]  # unless there is more; where Redis does not answer the next pass looks
@@ -92,7 +95,7 @@ class DeadQueueCheck:
         for slot, page in found.items():
             for job_id in page:
                 row = rows.get(job_id)
-                if job_id not in rows.unanswered and (row is None or row.status != TaskStatus.DEAD):
+                if job_id not in rows.unanswered and belongs(row) is not Place.DEAD_QUEUE:
                     alive.setdefault(slot, {})[job_id] = row
         return alive
 

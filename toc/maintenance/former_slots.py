@@ -5,7 +5,7 @@ They are given up when their queues are empty and no pending row is stamped with
 amount. The worker that sweeps table 0 looks whether that is so; the topic table tells everybody.
 
 A submit that had read the topic before may still come after that, or an operator redrives a dead task of
-then: whoever meets such a row (``toc.maintenance.sweep``, ``toc.operate.admin``) has its slots consumed again. So giving up too
+then: the sweep and the redrive have its slots consumed again when they meet such a row. So giving up too
 early costs a moment's lateness, and no task.
 """
 

@@ -21,9 +21,9 @@ from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable, StoreUnavailable
-from toc.model.scores import store_score
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot, Topic
+from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
 from toc.observe.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
 from toc.store.scan import DueRow, Position
@@ -89,8 +89,10 @@ class Sweep:
         for row in rows:
             count += 1
             topic = self._topic(row)
-            if topic is not None and row.next_time - now <= max(topic.horizon * 1000, within_ms):
-                score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
+            if topic is None:
+                continue
+            if row.next_time - now <= within_ms or not beyond_horizon(topic, row.next_time, now):
+                score = entry_score(topic, row.next_time, row.attempts)
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, score))
                 if row.slot_amount > topic.consumed:

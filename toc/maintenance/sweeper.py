@@ -181,10 +181,18 @@ class _Rush:
 
 
 class Sweeper:
-    """The schedule of the passes over those tables of one server that this worker was given."""
+    """The schedule of the passes over those tables of one server that this worker was given.
 
-    def __init__(self, sweep: Sweep) -> None:
+    ``wake`` makes its thread call ``run_once`` now; ``busy`` tells whether more is due here than can be
+    started at once.
+    """
+
+    def __init__(
+        self, sweep: Sweep, wake: Callable[[], None] = lambda: None, busy: Callable[[], bool] = lambda: False
+    ) -> None:
         self._sweep = sweep
+        self._wake = wake
+        self._busy = busy
         self._clock = sweep.clock
         self._tables: frozenset[int] = frozenset()
         self._fresh: deque[int] = deque()
@@ -204,10 +212,6 @@ class Sweeper:
         self._window_began = now
         self._dead: Crawl | None = None
         self._dead_began = now
-        self.wake: Callable[[], None] = lambda: None
-        """Makes its thread call ``run_once`` now. Set by who has the thread."""
-        self.busy: Callable[[], bool] = lambda: False
-        """Whether more is due here than can be started at once. Set by who knows."""
         self._rush: _Rush | None = None
         self._rush_at = now
         self._rush_wanted = float("-inf")
@@ -225,7 +229,7 @@ class Sweeper:
         more = frozenset(tables) - self._tables
         self._tables |= more
         self._fresh.extend(sorted(more))
-        self.wake()
+        self._wake()
 
     def remove(self, tables: Iterable[int]) -> None:
         """Leave these tables to another worker."""
@@ -239,7 +243,7 @@ class Sweeper:
         """The index has lost data: put everything back, what is due soonest first. Called by any thread."""
         self._known.forget()
         self._rush_wanted = self._clock.monotonic()
-        self.wake()
+        self._wake()
 
     @property
     def rushed(self) -> float:
@@ -307,7 +311,7 @@ class Sweeper:
         self._look(soon, soon.take(), from_ms, to_ms)
         # More pages come at once, another slice when its time has come, another round after its period.
         until = began if soon.more else soon.began + SOON_EVERY * soon.part_done
-        self._soon_at = self._rest(began, REST_BUSY if self.busy() else REST_SOON, until)
+        self._soon_at = self._rest(began, REST_BUSY if self._busy() else REST_SOON, until)
 
     # --- overdue
 
@@ -453,16 +457,11 @@ class Sweeper:
 
 
 class Sweepers:
-    """A Sweeper for each server of the task table."""
+    """A Sweeper for each server of the task table, each for a thread of its own."""
 
-    def __init__(self, sweep: Sweep, tables_of_server: Sequence[Sequence[int]]) -> None:
-        self.sweep = sweep
-        self._of = [(Sweeper(sweep), frozenset(tables)) for tables in tables_of_server]
-
-    @property
-    def sweepers(self) -> list[Sweeper]:
-        """Each wants a thread of its own."""
-        return [sweeper for sweeper, _ in self._of]
+    def __init__(self, tables_of_server: Sequence[Sequence[int]], sweepers: Sequence[Sweeper]) -> None:
+        self.sweepers = sweepers
+        self._of = list(zip(sweepers, map(frozenset, tables_of_server), strict=True))
 
     def add(self, tables: Iterable[int]) -> None:
         """Sweep these tables from now on."""

@@ -1,6 +1,6 @@
 """Metrics as Prometheus reads them: from numbers to text and back. The only importer of prometheus_client.
 
-The numbers come from the boards of several processes (``toc.observe.metrics``), so the library's own counters are not
+The numbers come from several processes (``toc.observe.metrics``), so the library's own counters are not
 used, only its formats: OpenMetrics for who asks for it, else the older text.
 """
 

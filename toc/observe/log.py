@@ -3,7 +3,7 @@
 ``configure`` is called once, by the program at the top (the command line). An application that uses the SDK
 and configures structlog itself, before or after it imports toc, keeps its own configuration.
 
-Trouble with a log is no trouble for what serves tasks: no line is waited for (``toc.observe.logwriter``), and a line
+Trouble with a log is no trouble for what serves tasks: no line is waited for (``logwriter``), and a line
 that raises is dropped. ``detach`` gives that to all else that is printed in a process.
 """
 

@@ -58,7 +58,7 @@ class Tracing:
         except ImportError as exc:
             raise ConfigError(
                 f"TOC_TRACES={share:g} needs OpenTelemetry, which is not installed: "
-                f"pip install 'toc[otel]', or set TOC_TRACES=0"
+                f"pip install 'timeout-center[otel]', or set TOC_TRACES=0"
             ) from exc
         self._share = share
         self._trace = trace

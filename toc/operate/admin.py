@@ -18,9 +18,9 @@ from toc.maintenance.sweep import Sweep, SweepCounts, sweep_all
 from toc.maintenance.sweeper import Sweeper, Sweepers
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import IndexUnavailable, InvalidInput, StoreUnavailable, UnknownTask, UnknownTopic
-from toc.model.scores import store_score
 from toc.model.task import TaskRow
 from toc.model.topic import Slot, Topic, check_topic_name
+from toc.model.verdict import entry_score
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.submission import check_job_id
 from toc.store.scan import of_type
@@ -136,7 +136,7 @@ def redrive(
             continue
         if row.slot_amount > topic.consumed:
             store.topics.keep_consuming(topic.name, row.slot_amount)  # its slot was given up meanwhile
-        score = store_score(row.next_time, topic.retries, 0)
+        score = entry_score(topic, row.next_time, 0)
         entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
     for slot, reply in queues.redrive(entries).items():
         if isinstance(reply, IndexUnavailable):
@@ -179,7 +179,8 @@ def sweep_on(center: TimeoutCenter) -> None:
     """Sweep all tables as workers do, until interrupted."""
     center.catalog.refresh()
     layout = center.store.tables_of_server()
-    sweepers = Sweepers(Sweep(center.store, center.queues, center.catalog, center.clock), layout)
+    sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
+    sweepers = Sweepers(layout, [Sweeper(sweep) for _ in layout])
     sweepers.add(table for tables in layout for table in tables)
 
     def run(sweeper: Sweeper) -> None:

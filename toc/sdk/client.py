@@ -30,10 +30,10 @@ from toc.model.errors import (
     StoreUnavailable,
 )
 from toc.model.handler import Handler
-from toc.model.scores import store_score
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, NewTask, RescheduleOutcome, Task, TaskRow, TaskStatus
 from toc.model.topic import Slot, check_topic_name
+from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
 from toc.sdk.submission import RowMaker, check_job_id, check_same_dedup
@@ -271,10 +271,10 @@ class TimeoutCenter:
         if not changed:
             return RescheduleOutcome.TOO_LATE
         now = self.clock.now_ms()
-        if topic is not None and due - now > topic.horizon * 1000:
+        if topic is None or beyond_horizon(topic, due, now):
             reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))  # it waits in MySQL alone
         else:
-            score = store_score(due, 0, 0)
+            score = entry_score(topic, due, 0)
             reply = self._tell(row, lambda slot: self.queues.reschedule(slot, job_id, score))
         may_have_started = (
             row.attempts
@@ -434,9 +434,9 @@ class TimeoutCenter:
         entries: dict[Slot, list[tuple[int, float]]] = {}
         for row in rows:
             topic = self.catalog.of_type(row.biz_type)
-            if topic is None or row.next_time - now > topic.horizon * 1000:
+            if topic is None or beyond_horizon(topic, row.next_time, now):
                 continue  # the sweep brings it into Redis when its time comes near
-            score = store_score(row.next_time, topic.remaining(row.attempts), row.attempts)
+            score = entry_score(topic, row.next_time, row.attempts)
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
         queues = self.queues.within(PATIENCE_SECONDS)
         if self._index_paused:

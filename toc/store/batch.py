@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskRow, TaskStatus, TryRow
+from toc.model.verdict import Failure
 from toc.store import rows as sql
 from toc.store.health import PATIENCE_SECONDS, Ail, drain
 from toc.store.history import FailedTry, line
@@ -94,20 +95,6 @@ class Guard(Enum):
     APPLIED = "applied"
     LOST = "lost"
     """The row is no longer as it was read: somebody else was first."""
-
-
-class Failure(NamedTuple):
-    """A try that failed: the row as it was read, and what it becomes. Instants are milliseconds."""
-
-    job_id: int
-    version: int
-    attempts: int
-    crashes: int
-    new_attempts: int
-    new_crashes: int
-    next_time: int
-    error: str | None
-    """None: the row keeps the error that it has."""
 
 
 _ENDED = {

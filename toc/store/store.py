@@ -14,9 +14,10 @@ from toc.model.errors import StoreUnavailable
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, TaskStatus, TryRow
+from toc.model.verdict import Failure
 from toc.store import fitness
 from toc.store import rows as sql
-from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard, TakeTries
+from toc.store.batch import CANCELLED, PENDING, Batches, Finish, Guard, TakeTries
 from toc.store.check import require, require_layout
 from toc.store.ended import FINAL, Ended, EndedRow, Place
 from toc.store.history import FailedTry, parse

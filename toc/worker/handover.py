@@ -15,12 +15,8 @@ from toc.index.wake import WakeListener
 from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe, pack
-from toc.worker.quarantine.quarantine import Quarantine
 from toc.worker.slots import OwnedSlot, SlotBook
-from toc.worker.stages.dispatch import Dispatcher
-from toc.worker.stages.entry import Inflight
-from toc.worker.stages.finish import Finisher
-from toc.worker.stages.poll import Poller
+from toc.worker.stages.pipeline import Pipeline
 from toc.worker.stages.reclaim import Reclaimer
 from toc.worker.table_services import TableServices
 
@@ -40,25 +36,17 @@ class Handover:
         link: ControlPipe,
         listener: WakeListener,
         clock: Clock,
-        inflight: Inflight,
-        finisher: Finisher,
-        poller: Poller,
-        dispatcher: Dispatcher,
-        quarantine: Quarantine,
+        pipeline: Pipeline,
         reclaimer: Reclaimer,
-        upkeep: TableServices,
+        services: TableServices,
     ) -> None:
         self._book = book
         self._link = link
         self._listener = listener
         self._clock = clock
-        self._inflight = inflight
-        self._finisher = finisher
-        self._poller = poller
-        self._dispatcher = dispatcher
-        self._quarantine = quarantine
+        self._pipeline = pipeline
         self._reclaimer = reclaimer
-        self._upkeep = upkeep
+        self._services = services
         self._claimed_at = float("-inf")
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
         """Slots being handed over, with the time until which running handlers are waited for."""
@@ -73,17 +61,17 @@ class Handover:
     def take(self, given: set[Slot]) -> None:
         """Serve these slots and tables from now on; the next ``step`` claims the slots."""
         tables, slots = _apart(given)
-        self._upkeep.add(tables)
+        self._services.add(tables)
         self._book.want(slots, self._clock.monotonic())
         self._claimed_at = float("-inf")
 
     def drop(self, given: set[Slot]) -> None:
         """Take nothing more from these and give back what waits; later steps say ``dropped``."""
         tables, slots = _apart(given)
-        self._upkeep.remove(tables)
+        self._services.remove(tables)
         dropped = self._book.give_up(slots)
         self._listener.set_slots(self._book.owned)
-        self._withdraw(given)
+        self._pipeline.withdraw(given)
         self._dropping.append((self._clock.monotonic() + HAND_OVER_SECONDS, dropped))
         rest = given - {owned.slot for owned in dropped}
         if rest:
@@ -96,7 +84,7 @@ class Handover:
         """
         owned = self._book.give_up(list(self._book.wanted))
         self._listener.set_slots(())
-        self._withdraw(None)
+        self._pipeline.withdraw()
         return owned
 
     def step(self, now: float) -> None:
@@ -112,7 +100,7 @@ class Handover:
         if fresh:
             self._listener.set_slots(self._book.owned)
             for owned in fresh:
-                self._poller.look_at(owned.slot, 0)
+                self._pipeline.inbox.look_at(owned.slot, 0)
             met = {worker_id for owned in fresh for worker_id in owned.others.values()}
             if met:
                 self._link.send(
@@ -120,15 +108,11 @@ class Handover:
                 )  # the daemon may know, or find, that they are dead
                 self._reclaimer.look_now()
 
-    def _withdraw(self, slots: set[Slot] | None) -> None:
-        waiting = self._dispatcher.withdraw(slots) + self._poller.withdraw(slots)
-        self._finisher.give_back(waiting + self._quarantine.withdraw(slots))
-
     def _hand_over(self, now: float) -> None:
         if not self._dropping and not self._lingering:
             return
-        busy = {entry.slot for entry in self._inflight.snapshot()}
-        quiet = self._finisher.idle
+        busy = {entry.slot for entry in self._pipeline.inflight.snapshot()}
+        quiet = self._pipeline.finisher.idle
         released: list[OwnedSlot] = []
         waiting: list[tuple[float, list[OwnedSlot]]] = []
         for until, owned in self._dropping:

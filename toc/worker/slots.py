@@ -69,6 +69,10 @@ class SlotBook:
             self.owned = {slot: owned for slot, owned in self.owned.items() if slot not in gone}
         return dropped
 
+    def buried(self) -> dict[Slot, int]:
+        """How many entries stood in the DeadQueue of each slot at its last peek."""
+        return {slot: owned.buried for slot, owned in self.owned.items()}
+
     @property
     def incomplete(self) -> bool:
         """Whether some wanted slot has no claim yet."""

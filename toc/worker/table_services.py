@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from toc.index.queues import Queues
 from toc.maintenance.former_slots import FormerSlots
 from toc.maintenance.retention import Retention
 from toc.maintenance.sweep import Sweep
-from toc.maintenance.sweeper import Sweepers
+from toc.maintenance.sweeper import Sweeper, Sweepers
 from toc.sdk.client import TimeoutCenter
-from toc.worker.loop import Loop
+from toc.worker.loop import Loop, Wake
+from toc.worker.stages.pressure import Pressure
 
 
 class TableServices:
-    """The loops over tables: one per database server that sweeps, one that purges, one that narrows.
+    """The loops over tables: one per database server that sweeps, one that purges, one for former slots."""
 
-    ``busy`` tells whether more is due than can be started at once.
-    """
-
-    def __init__(self, center: TimeoutCenter, queues: Queues, busy: Callable[[], bool]) -> None:
+    def __init__(self, center: TimeoutCenter, queues: Queues, pressure: Pressure) -> None:
         store, catalog, clock = center.store, center.catalog, center.clock
-        self.sweepers = Sweepers(Sweep(store, queues, catalog, clock), store.tables_of_server())
+        sweep, layout = Sweep(store, queues, catalog, clock), store.tables_of_server()
+        wakes = [Wake() for _ in layout]
+        self.sweepers = Sweepers(layout, [Sweeper(sweep, wake, pressure.is_crowded) for wake in wakes])
         self._retention = Retention(store, catalog, clock)
-        self._narrowing = FormerSlots(store, queues, catalog, clock)
+        self._former_slots = FormerSlots(store, queues, catalog, clock)
         self.loops = [
             Loop("retention", self._retention.run_once),
-            Loop("narrow", self._narrowing.run_once),
+            Loop("former-slots", self._former_slots.run_once),
+            *(
+                Loop(f"sweep-{number}", sweeper.run_once, wake)
+                for number, (sweeper, wake) in enumerate(zip(self.sweepers.sweepers, wakes, strict=True))
+            ),
         ]
-        for number, sweeper in enumerate(self.sweepers.sweepers):
-            loop = Loop(f"sweep-{number}", sweeper.run_once)
-            sweeper.wake, sweeper.busy = loop.wake, busy
-            self.loops.append(loop)
 
     def add(self, tables: Collection[int]) -> None:
         """These tables are this worker's from now on."""
         self.sweepers.add(tables)
         self._retention.add(tables)
-        self._narrowing.add(tables)
+        self._former_slots.add(tables)
 
     def remove(self, tables: Collection[int]) -> None:
         """These tables are another's."""
         self.sweepers.remove(tables)
         self._retention.remove(tables)
-        self._narrowing.remove(tables)
+        self._former_slots.remove(tables)
 
     def end(self) -> None:
         """Begin no further step. What is under way ends by itself."""

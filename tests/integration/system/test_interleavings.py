@@ -107,7 +107,7 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
     sleeper, other = hands
     job_id = sleeper.take_one()
     sleeper.sleep()
-    meanwhile(monkeypatch, other.store, "crash", sleeper.keeper.run_once)
+    meanwhile(monkeypatch, other.store, "crash", sleeper.heartbeat.run_once)
     other.reclaim()
     other.take()
     assert other.inflight.get(job_id) is None
@@ -185,7 +185,7 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
 
         with monkeypatch.context() as patch:
             patch.setattr(worker.queues, "extend", moved_meanwhile)
-            worker.poller.look_for([entry])
+            worker.inbox.look_for([entry])
             worker.poller.run_once()
         return moved[0] if moved else rollback(entries)
 

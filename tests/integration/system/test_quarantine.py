@@ -14,7 +14,8 @@ from harness.system import System
 
 from toc import NewTask, TaskStatus
 from toc.model.topic import Slot
-from toc.store.batch import Failure, Guard
+from toc.model.verdict import Failure
+from toc.store.batch import Guard
 from toc.worker.quarantine.quarantine import ALONE, LINE, MAX_UNSEEN
 
 

@@ -1,7 +1,7 @@
 """The application of the demo: two topics whose handlers write down that they started, and little else.
 
-A worker runs it with ``toc worker --app toc.dev.demo.app:center``. Who practises on it can ask for trouble in a
-task's attribute: with ``{"die": "connection refused"}`` it is dead of that until it is redriven, with
+A worker runs it with ``toc worker --app toc.dev.demo.app:center``. Who practises on it can ask for trouble in
+a task's attribute: with ``{"die": "connection refused"}`` it is dead of that until it is redriven, with
 ``{"take": 20}`` it takes so many seconds.
 """
 

@@ -1,6 +1,6 @@
 """What a daemon shows of itself over HTTP: /metrics for Prometheus, /livez and /readyz for supervisors.
 
-The numbers of the worker processes stand in memory that they share with the daemon (``toc.observe.metrics``). How it
+The numbers of the worker processes stand in memory that they share with the daemon. How it
 stands with the servers is looked at here, by threads of their own, at intervals that grow with what a look
 takes: a scrape waits for no server, and a server that hangs holds up nobody.
 

@@ -1,4 +1,4 @@
-"""The process in which tasks run alone (``toc.worker.quarantine.isolated``), as the worker that started it sees it."""
+"""The process in which tasks run alone (``isolated``), as the worker that started it sees it."""
 
 from __future__ import annotations
 

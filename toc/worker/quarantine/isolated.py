@@ -1,4 +1,4 @@
-"""A process in which one task at a time runs and nothing else: see toc.worker.quarantine.quarantine, which starts it.
+"""A process in which one task at a time runs and nothing else. The quarantine starts it.
 
 It has no connection to any server but those that the handler makes: the row comes and the outcome
 goes over a socket pair. It ends with its worker, however that ends.

@@ -3,7 +3,7 @@
 Whoever is in flight when a process ends is counted as crashed with it (``crashes`` on the row): nobody can
 tell the culprit from its neighbours. So is a task whose try another handler has broken off (``Disturbed``).
 From ``limit`` crashes in a row on, a task is not dispatched with others: a child process of its own runs it,
-and nothing else runs there meanwhile (``toc.worker.quarantine.isolated``).
+and nothing else runs there meanwhile (``isolated``).
 
     it returns                  processed, as ever
     it raises, or max_runtime   a failed try like any other; its crashes are forgotten
@@ -23,7 +23,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toc.model.clock import Clock
@@ -31,15 +31,17 @@ from toc.model.errors import StoreUnavailable
 from toc.model.raised import Raised, overran
 from toc.model.task import TryRow
 from toc.model.topic import Slot
+from toc.model.verdict import Failure, is_suspect
 from toc.observe.log import get_logger
 from toc.observe.metrics import LOG_LINES_DROPPED, QUARANTINED
-from toc.store.batch import Failure, Guard
+from toc.store.batch import Guard
 from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.loop import Loop
 from toc.worker.quarantine.child import IsolatedProcess
 from toc.worker.silence import patience
 from toc.worker.stages.dispatch import CLEAN_UP_SECONDS
+from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.finish import Finisher
 
@@ -90,7 +92,7 @@ class Quarantine:
         finisher: Finisher,
         inflight: Inflight,
         clock: Clock,
-        too_early: Callable[[Sequence[Entry]], None],
+        early: EarlyEntries,
     ) -> None:
         self._app = app
         self._limit = limit
@@ -98,7 +100,7 @@ class Quarantine:
         self._finisher = finisher
         self._inflight = inflight
         self._clock = clock
-        self._too_early = too_early
+        self._early = early
         self._lock = threading.Lock()
         self._line: deque[Entry] = deque()
         self._running: tuple[Entry, TryRow] | None = None
@@ -117,7 +119,7 @@ class Quarantine:
 
     def takes(self, row: TryRow) -> bool:
         """Whether a task may run only here."""
-        return row.crashes >= self._limit
+        return is_suspect(row, self._limit)
 
     def admit(self, entries: Sequence[Entry]) -> None:
         """Run these alone, one by one; what finds the line full goes back into the index until its turn."""
@@ -192,7 +194,7 @@ class Quarantine:
         elif self._leaving:
             self._finisher.give_back([entry])
         elif row.next_time > now:
-            self._too_early([entry])  # the last look at the clock: never early
+            self._early.put([entry])  # the last look at the clock: never early
         elif self._count(entry, now):
             log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=row.crashes)
             QUARANTINED.of(entry.topic.name).add()
@@ -353,16 +355,7 @@ def _complain(unanswered: Mapping[int, Trouble]) -> None:
 
 def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:
     """What makes ``new`` of a pending row that is still as ``row``."""
-    return Failure(
-        row.job_id,
-        row.version,
-        row.attempts,
-        row.crashes,
-        new.attempts,
-        new.crashes,
-        new.next_time,
-        error,
-    )
+    return Failure.of(row, attempts=new.attempts, crashes=new.crashes, next_time=new.next_time, error=error)
 
 
 def _ended_its_process(reason: str) -> Raised:

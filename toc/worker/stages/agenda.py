@@ -19,6 +19,7 @@ from toc.model.topic import Slot
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
+from toc.worker.stages.pressure import Pressure
 from toc.worker.stages.resume import ResumeRate
 
 TAKE_LIMIT = 200
@@ -45,21 +46,20 @@ class Agenda:
         handlers: Mapping[str, Handler],
         book: SlotBook,
         finisher: Finisher,
+        dispatcher: Dispatcher,
+        pressure: Pressure,
     ) -> None:
         self._catalog = catalog
         self._handlers = handlers
         self._book = book
         self._finisher = finisher
+        self._dispatcher = dispatcher
+        self._pressure = pressure
         self._due: list[tuple[int, Slot]] = []
         """Heap of (due, slot); stale pairs are skipped when they surface."""
         self._no_room: dict[Slot, int] = {}
         """Slots that are due, since when; those that wait longest are served first."""
         self._resume = ResumeRate(clock)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether slots are due that their topics have no room for."""
-        return bool(self._no_room)
 
     def hear(self, news: Mapping[Slot | None, int]) -> None:
         """Slots (None: every slot) may hold something that is due at these instants. Begins a round."""
@@ -95,7 +95,7 @@ class Agenda:
             heapq.heappop(self._due)
         return None
 
-    def choose(self, now: int, dispatcher: Dispatcher) -> list[tuple[OwnedSlot, PrepareRequest]]:
+    def choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
         """Which due slots to take from, and how many entries at most: no more than can be started soon."""
         owned = self._book.owned
         by_topic: dict[str, list[OwnedSlot]] = {}
@@ -122,7 +122,7 @@ class Agenda:
                 for member in members:
                     self.look(member, now + PAUSED_LOOK_MS)
                 continue
-            room = min(dispatcher.room(name), ROUND_LIMIT)
+            room = min(self._dispatcher.room(name), ROUND_LIMIT)
             if topic.resume_rate:
                 mine = sum(slot.topic == name for slot in owned)
                 members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
@@ -131,11 +131,12 @@ class Agenda:
             chosen = share(members, room)
             if len(chosen) < len(members):
                 self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
-                dispatcher.want_room(name)
+                self._dispatcher.want_room(name)
             requests += [
                 (member, PrepareRequest(member.slot, limit, topic.retries, member.claim))
                 for member, limit in chosen
             ]
+        self._pressure.crowded = bool(self._no_room)
         return requests
 
     def took(self, owned: OwnedSlot, result: Prepared, now: int) -> None:

@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -30,8 +30,10 @@ from toc.observe.log import get_logger, stack
 from toc.worker import copies, descriptors
 from toc.worker.loop import end_process, watched_thread
 from toc.worker.stages.coroutine import HandlerTask
+from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.finish import Finisher
+from toc.worker.stages.inbox import Inbox
 from toc.worker.stages.loopwatch import LoopWatch, executor_gone
 from toc.worker.stages.shares import most_threads
 
@@ -92,18 +94,18 @@ class Dispatcher:
         clock: Clock,
         threads: int,
         async_limit: int,
-        too_early: Callable[[Sequence[Entry]], None],
-        let_go: Callable[[Iterable[Entry]], None],
-        has_room: Callable[[], None],
+        early: EarlyEntries,
+        inbox: Inbox,
+        on_room: Sequence[Callable[[], None]],
         recycle: Callable[[str], None],
     ) -> None:
         self._inflight = inflight
         self._finisher = finisher
         self._catalog = catalog
         self._clock = clock
-        self._too_early = too_early
-        self._let_go = let_go
-        self._has_room = has_room
+        self._early = early
+        self._inbox = inbox
+        self._on_room = on_room
         self._recycle = recycle
         self._async_limit = async_limit
         self._lines = {topic: _Line(topic) for topic, handler in handlers.items() if not handler.is_async}
@@ -177,7 +179,7 @@ class Dispatcher:
         return max(min(max(threads - line.running, 0) + ahead, MAX_WAITING) - waiting, 0)
 
     def want_room(self, topic: str) -> None:
-        """Call ``has_room`` once a handler has ended and there is room for ``topic``, or now if there is."""
+        """Wake those who take once there is room for ``topic``, or now if there is."""
         with self._lock:
             self._wants_room.add(topic)
         self._tell_room()
@@ -186,7 +188,11 @@ class Dispatcher:
         with self._lock:
             found = self._finds_room()
         if found:
-            self._has_room()
+            self._say_room()
+
+    def _say_room(self) -> None:
+        for wake in self._on_room:
+            wake()
 
     def _finds_room(self) -> bool:
         """Whether the poller is to be told that there is room; it is told once. Called under the lock."""
@@ -295,7 +301,7 @@ class Dispatcher:
                 self._wake(1)  # it may have a thread again, and this one has gone to another line
             has_room = bool(self._wants_room) and self._finds_room()
         if has_room:
-            self._has_room()
+            self._say_room()
         while following is None:
             self._wake_ups.get()
             with self._lock:
@@ -362,9 +368,9 @@ class Dispatcher:
             else:
                 refused.append(entry)
         if early:
-            self._too_early(early)
+            self._early.put(early)
         if refused:
-            self._let_go(refused)
+            self._inbox.look_for(refused)
         return due
 
     def _run_one(self, entry: Entry) -> None:

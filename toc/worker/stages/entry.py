@@ -10,6 +10,7 @@ from toc.model.handler import Handler
 from toc.model.scores import store_score
 from toc.model.task import TryRow
 from toc.model.topic import Slot, Topic
+from toc.model.verdict import entry_score
 
 NO_FENCE = -1.0
 """The fence of an entry that was taken without Redis: nothing stands in a PrepareQueue for it."""
@@ -81,10 +82,8 @@ class Entry:
 
     def row_score(self, at: int | None = None) -> float:
         """The StoreQueue score that the row asks for: its next time (or ``at``), its tries left."""
-        row = self.row
-        return store_score(
-            row.next_time if at is None else at, self.topic.remaining(row.attempts), row.attempts
-        )
+        due = self.row.next_time if at is None else at
+        return entry_score(self.topic, due, self.row.attempts)
 
     def unread_score(self, at: int | None = None) -> float:
         """The same when the row could not be read: due at once, or ``at``; tries left as in the fence."""

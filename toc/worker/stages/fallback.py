@@ -16,7 +16,7 @@ lease, or the row that has ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from toc.model.catalog import TopicCatalog
@@ -28,8 +28,9 @@ from toc.observe.metrics import WITHOUT_INDEX
 from toc.store.scan import DueRow, Position
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.worker.loop import Loop
+from toc.worker.loop import Loop, Wake
 from toc.worker.slots import SlotBook
+from toc.worker.stages.check import Checker
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
@@ -55,7 +56,7 @@ START = Position(0)
 
 
 class Fallback:
-    """The loop that takes tasks without Redis. ``check`` is the row check, which hands on what may start."""
+    """The loop that takes tasks without Redis."""
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class Fallback:
         dispatcher: Dispatcher,
         leases: LeaseKeeper,
         watch: IndexWatch,
-        check: Callable[[list[Entry]], None],
+        checker: Checker,
+        wake: Wake,
     ) -> None:
         self._store = store
         self._catalog = catalog
@@ -82,7 +84,7 @@ class Fallback:
         self._dispatcher = dispatcher
         self._leases = leases
         self._watch = watch
-        self._check = check
+        self._checker = checker
         self._tables_of_server = store.tables_of_server()
         self._table_count = sum(map(len, self._tables_of_server))
         self._lost: dict[Slot, float] = {}
@@ -95,7 +97,7 @@ class Fallback:
         self._failed: dict[int, float] = {}
         """Database servers that failed, with the time from which they are asked again."""
         self._taking = True
-        self.loop = Loop("fallback", self.run_once)
+        self.loop = Loop("fallback", self.run_once, wake)
 
     @property
     def slots(self) -> int:
@@ -209,7 +211,7 @@ class Fallback:
         for topic_name, count in Counter(entry.topic.name for entry in leased).items():
             WITHOUT_INDEX.of(topic_name).add(count)
         if entries:  # those without a lease too: the crash of who had it may have to be charged
-            self._check(entries)
+            self._checker.check(entries)
         return len(leased), failed
 
     def _choose(self, rows: Iterable[DueRow], slots: set[Slot], room: dict[Topic, int]) -> list[Entry]:

@@ -8,7 +8,7 @@ database server has a thread of its own, so that what ends on one waits for no o
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,17 +17,19 @@ from toc.index.queues import Queues
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.raised import Raised
-from toc.model.scores import store_score
+from toc.model.scores import due_ms
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
+from toc.model.verdict import Failure, Place, after_failure, belongs, beyond_horizon, entry_score
 from toc.observe.log import get_logger
 from toc.observe.metrics import LATENESS, RUNTIME, TRIES, StepTimer
-from toc.store.batch import Failure, Finish, Guard
+from toc.store.batch import Finish, Guard
 from toc.store.shards import Answers, Trouble
 from toc.store.store import TRIED_BEFORE, Store
 from toc.worker.loop import Loop
-from toc.worker.stages.crash import MAX_CRASHES
 from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.marks import mark_begun
+from toc.worker.stages.pressure import Pressure
 from toc.worker.stages.waiting import PutAway
 
 log = get_logger(__name__)
@@ -82,10 +84,10 @@ class Moves:
 
     def by_row(self, entry: Entry, row: TryRow | None) -> None:
         """Decide by the row alone, as the row check does."""
-        # [rule: row-decides]
-        if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
+        place = belongs(row)
+        if row is None or place is Place.NOWHERE:
             self.commit.append(entry)
-        elif row.status == TaskStatus.DEAD:
+        elif place is Place.DEAD_QUEUE:
             self.bury.append(entry)
         else:
             entry.row = row
@@ -101,10 +103,7 @@ class Failures(NamedTuple):
 
 
 class Finisher:
-    """Where all threads hand in what has ended or goes back; each database server has a Flusher of its own.
-
-    ``crowded`` tells whether more is due here than can be started at once.
-    """
+    """Where all threads hand in what has ended or goes back; each database server has its own Flusher."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class Finisher:
         queues: Queues,
         inflight: Inflight,
         clock: Clock,
-        crowded: Callable[[], bool],
+        pressure: Pressure,
     ) -> None:
         self._store = store
         self._inflight = inflight
@@ -121,7 +120,7 @@ class Finisher:
         self.away = PutAway()
         """What was put away, for who tells how late tasks are."""
         self.flushers = [
-            Flusher(f"finish-{number}", store, queues, inflight, clock, crowded)
+            Flusher(f"finish-{number}", store, queues, inflight, clock, pressure)
             for number in range(len(store.tables_of_server()))
         ]
 
@@ -236,13 +235,13 @@ class Flusher:
         queues: Queues,
         inflight: Inflight,
         clock: Clock,
-        crowded: Callable[[], bool],
+        pressure: Pressure,
     ) -> None:
         self._store = store
         self._queues = queues
         self._inflight = inflight
         self._clock = clock
-        self._crowded = crowded
+        self._pressure = pressure
         self._ended: deque[Ended] = deque()
         self._unwritten: list[Ended] = []
         """What the server did not write when it was asked last: it is asked again after a pause."""
@@ -291,7 +290,7 @@ class Flusher:
         """Flush what is there. Returns the seconds until the next call."""
         self._busy = True
         try:
-            gather = GATHER_BUSY_SECONDS if self._crowded() else GATHER_SECONDS
+            gather = GATHER_BUSY_SECONDS if self._pressure.crowded else GATHER_SECONDS
             self.loop.pause(self._flushed_at + gather - self._clock.monotonic())
             self._flushed_at = self._clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
@@ -400,29 +399,7 @@ class Flusher:
         now = self._clock.now_ms()
         failures = Failures(now, {}, {})
         for entry, error in failed:
-            row = entry.row
-            attempts = row.attempts if error.disturbed else row.attempts + 1
-            dead = error.dead or (attempts >= entry.topic.retries and not error.disturbed)
-            if dead or error.disturbed:
-                delay = 0
-            elif error.after_ms is not None:
-                delay = error.after_ms
-            else:
-                delay = entry.topic.retry_delay_ms(attempts)
-            next_time = max(now + delay, row.action_time)  # not before it, even if the clock was set back
-            crashes = row.crashes if error.crashed else 0
-            if error.disturbed:
-                crashes = min(row.crashes + 1, MAX_CRASHES)
-            failure = Failure(
-                row.job_id,
-                row.version,
-                row.attempts,
-                row.crashes,
-                attempts,
-                crashes,
-                next_time,
-                error.text,
-            )
+            failure, dead = after_failure(entry.row, entry.topic, error, now)
             (failures.deaths if dead else failures.retries)[entry.job_id] = failure
         return failures
 
@@ -455,8 +432,8 @@ class Flusher:
                     self._outcomes[entry.topic.name, "failed"] += 1
                     wait = (failure.next_time - failures.now) / 1000
                     log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
-                left = entry.topic.remaining(failure.new_attempts)
-                moves.rollback.append((entry, store_score(failure.next_time, left, failure.new_attempts)))
+                score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
+                moves.rollback.append((entry, score))
         return lost
 
     def _by_row(self, entries: list[Entry], moves: Moves) -> dict[int, Trouble]:
@@ -468,13 +445,8 @@ class Flusher:
             return {}
         rows = self._store.read_tries([entry.job_id for entry in entries])
         unsettled = dict(rows.unanswered)
-        cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
         moved = [row.job_id for row in rows.values() if row.status == TaskStatus.PENDING]
-        # Before the entry goes: a cancel that is under way, or comes later, looks for it.  [rule: mark-tried]
-        if cancelled:
-            unsettled |= self._store.mark_tried(cancelled)
-        if moved:
-            unsettled |= self._store.mark_begun(moved, TRIED_BEFORE)
+        unsettled |= mark_begun(self._store, rows.values(), moved, TRIED_BEFORE)
         for entry in entries:
             if entry.job_id not in unsettled:
                 moves.by_row(entry, rows.get(entry.job_id))
@@ -507,7 +479,7 @@ class Flusher:
 
     def _send(self, moves: Moves) -> Moves:
         now = self._clock.now_ms()
-        beyond = [e for e, score in moves.rollback if score - now > e.topic.horizon * 1000]
+        beyond = [e for e, score in moves.rollback if beyond_horizon(e.topic, due_ms(score), now)]
         if beyond:  # it waits in its row alone; the sweep brings it back in time
             moves.commit += beyond
             moves.rollback = [(e, score) for e, score in moves.rollback if e not in beyond]

@@ -1,7 +1,7 @@
 """Leases: what runs here for longer than a moment says so on its row, and what others say there goes.
 
 The index tells who has a task as long as everybody can ask it, and loses nothing. A worker that has lost its
-node takes tasks by leases on their rows (``toc.worker.stages.fallback``); so that it does not take what another one
+node takes tasks by leases on their rows (``fallback``); so that it does not take what another one
 is running, every try that is held for longer than a moment has a lease too. The loop here talks to the task
 table alone: it goes on when Redis hangs.
 """
@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from toc.model.clock import Clock
+from toc.model.verdict import Failure, after_crash
 from toc.observe.log import get_logger
 from toc.observe.metrics import LEASED, TRIES
-from toc.store.batch import Failure, Guard
+from toc.store.batch import Guard
 from toc.store.leases import RAN_OUT
 from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.loop import Loop
-from toc.worker.stages.crash import crash_of
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import Finisher
 
@@ -175,7 +175,7 @@ class LeaseKeeper:
             if entry.row.lease == RAN_OUT:  # [rule: lease-ran-out]
                 left = entry.topic.remaining(entry.row.attempts)
                 at = max(now, entry.row.next_time)  # it may be a moment from being due
-                crash = crash_of(entry.row, entry.topic, left, at, self._max_crashes, dead=False)
+                crash = after_crash(entry.row, entry.topic, left, at, self._max_crashes, dead=False)
                 if crash is None:
                     start.append(entry)  # to quarantine, which counts its runs itself
                 else:

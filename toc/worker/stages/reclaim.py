@@ -17,19 +17,20 @@ from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.scores import split, store_score
+from toc.model.scores import split
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot, Topic
+from toc.model.verdict import Failure, Place, after_crash, belongs, entry_score
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, RECLAIMED, TRIES
-from toc.store.batch import Failure, Guard
+from toc.store.batch import Guard
 from toc.store.shards import Answers
 from toc.store.store import Store
 from toc.worker.loop import Loop
 from toc.worker.slots import OwnedSlot, SlotBook, instant_of
-from toc.worker.stages.crash import crash_of
 from toc.worker.stages.entry import NO_FENCE, Inflight
-from toc.worker.stages.poll import Poller
+from toc.worker.stages.inbox import Inbox
+from toc.worker.stages.marks import mark_begun
 
 log = get_logger(__name__)
 
@@ -60,7 +61,7 @@ class Reclaimer:
         clock: Clock,
         book: SlotBook,
         inflight: Inflight,
-        poller: Poller,
+        inbox: Inbox,
         max_crashes: int,
     ) -> None:
         self._store = store
@@ -69,7 +70,7 @@ class Reclaimer:
         self._clock = clock
         self._book = book
         self._inflight = inflight
-        self._poller = poller
+        self._inbox = inbox
         self._max_crashes = max_crashes
         self._peeked_at = float("-inf")
         self._to_peek: deque[Slot] = deque()
@@ -121,7 +122,7 @@ class Reclaimer:
                 continue
             owned[slot].buried = peek.dead
             if peek.next_due is not None:
-                self._poller.look_at(slot, instant_of(peek.next_due))
+                self._inbox.look_at(slot, instant_of(peek.next_due))
             # While others have numbers there, what they left may hide behind what we took meanwhile.
             if peek.prepared > held[slot] or (peek.prepared and owned[slot].others):
                 self._suspects.add(slot)
@@ -167,27 +168,21 @@ class Reclaimer:
             topic = topics[slot.topic]
             dead = _numbers_of(self._book.dead, self._book.owned[slot]) if slot in self._book.owned else []
             for job_id, score in pairs:
-                row = rows.get(job_id)
-                # Not what a living worker has leased: it has lost Redis, and the task still runs there.
-                # [rule: reclaim-waits]
-                if row is not None and row.status == TaskStatus.PENDING and row.lease <= 0:
-                    _, remaining, claim = split(score)
-                    failure = crash_of(row, topic, remaining, now, self._max_crashes, dead=claim in dead)
-                    if failure is not None:
-                        crashes[job_id] = failure
+                _, remaining, claim = split(score)
+                failure = after_crash(
+                    rows.get(job_id), topic, remaining, now, self._max_crashes, dead=claim in dead
+                )
+                if failure is not None:
+                    crashes[job_id] = failure
         guards = self._store.crash(list(crashes.values())) if crashes else Answers[Guard]()
         unknown |= guards.unanswered
-        cancelled = [row.job_id for row in rows.values() if row.status == TaskStatus.CANCELLED]
-        if cancelled:
-            # Before the entry goes: a cancel that is under way looks for it.  [rule: mark-tried]
-            unknown |= self._store.mark_tried(cancelled)
+        # These may have begun for a former time, and nobody else will say so.
         moved = [
             job_id
             for job_id, row in rows.items()
             if row.status == TaskStatus.PENDING and row.version and job_id not in crashes
         ]
-        if moved:  # It may have begun for a former time, and nobody else will say so.  [rule: mark-tried]
-            unknown |= self._store.mark_begun(moved, BEFORE_MOVED)
+        unknown |= mark_begun(self._store, rows.values(), moved, BEFORE_MOVED)
         if unknown:
             log.warning("not_reclaimed", tasks=len(unknown), error=str(next(iter(unknown.values()))))
         failpoint("reclaim.rows-written")
@@ -203,19 +198,19 @@ class Reclaimer:
                 # The whole score as its fence: it stands while nobody has kept the entry alive since it was
                 # listed. A worker that has woken up meanwhile goes on, with its failure fenced off.
                 # [rule: whole-score]
-                if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
+                place = belongs(row)
+                if row is None or place is Place.NOWHERE:
                     commits.setdefault(slot, []).append((job_id, score))
-                elif row.status == TaskStatus.DEAD:
+                elif place is Place.DEAD_QUEUE:
                     buries.setdefault(slot, []).append((job_id, score, now))
                 elif job_id not in crashes:
                     due = max(row.next_time, now + row.lease if row.lease > 0 else 0)
-                    target = store_score(due, topic.remaining(row.attempts), row.attempts)
+                    target = entry_score(topic, due, row.attempts)
                     backs.setdefault(slot, []).append((job_id, score, target))
                 elif guards[job_id] is Guard.APPLIED:
                     TRIES.of(topic.name, "crashed").add()
                     crash = crashes[job_id]
-                    left = topic.remaining(crash.new_attempts)
-                    target = store_score(crash.next_time, left, crash.new_attempts)
+                    target = entry_score(topic, crash.next_time, crash.new_attempts)
                     backs.setdefault(slot, []).append((job_id, score, target))
                 # LOST: the row changed meanwhile; the next look reads it again
         # An entry whose node does not answer is found again by a later look.

@@ -1,4 +1,4 @@
-"""Handlers that write a span of each try, see toc.observe.tracing. Wrapped at start, so others cost nothing."""
+"""Handlers that write a span of each try. Wrapped at start, so others cost nothing."""
 
 from __future__ import annotations
 

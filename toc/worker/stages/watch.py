@@ -75,7 +75,8 @@ class IndexWatch:
 
     ``on_loss`` starts the refill of this worker's tables; ``refilled`` tells when the last one began that has
     come to its end, on the monotonic clock. ``identity`` is that of the task table, ``name`` says whose it
-    is; ``refuse`` is told why the index must not be used, or None.
+    is; ``refuse`` is told why the index must not be used, or None. ``on_change`` is called when a node, or a
+    slot, is out of reach, or back.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class IndexWatch:
         identity: str,
         name: str,
         refuse: Callable[[str | None], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._queues = queues
         self._catalog = catalog
@@ -100,6 +102,7 @@ class IndexWatch:
         self._identity = identity
         self._name = name
         self._refuse = refuse
+        self._on_change = on_change
         self._own_at = float("-inf")
         """When it is asked next whose index this is."""
         self._rival = ""
@@ -128,8 +131,6 @@ class IndexWatch:
         """Nodes that are out of reach."""
         self._broken: frozenset[Slot] = frozenset()
         """Slots of which a key holds what toc did not write."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when a node, or a slot, is out of reach, or back. Set by who composes the worker."""
         self.loop = Loop("watch", self.run_once)
 
     def look_now(self) -> None:
@@ -214,7 +215,7 @@ class IndexWatch:
         self._rival = rival
         if foreign != self.foreign:
             self.foreign = foreign
-            self.on_change()
+            self._on_change()
 
     def _part(self, now: float, ours: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
         """The slots to look at in this look, so that all have their turn in time: few, or all at once."""
@@ -252,7 +253,7 @@ class IndexWatch:
             log.info("index_reachable", nodes=len(before - self._out))
             self._looked_at = float("-inf")
         if before != self._out:
-            self.on_change()
+            self._on_change()
         return found
 
     def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
@@ -287,7 +288,7 @@ class IndexWatch:
         if mended:
             log.info("slots_mended", slots=len(mended), slot=str(min(mended)))
         if self._broken != before:
-            self.on_change()
+            self._on_change()
         return mended
 
     def _judge(
