@@ -393,7 +393,7 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
     assert late[int(len(late) * 0.99)] < 50
     assert late[-1] < 200
     assert own[len(own) // 2] < 2.5 * delay * 1000
-    assert slowest < 5 * delay * 1000
+    assert slowest < 3 * delay * 1000 + 500
     assert own[-1] < 2000
     line.judge(system, within=6)
 
@@ -416,7 +416,7 @@ def test_a_crowd_of_one_server_that_hangs_makes_no_task_of_another_late(
     with Producer(system, RATE, lambda table: table % 2 == 0) as others:
         system.wait(lambda: datetime.now(UTC) > due - timedelta(seconds=1), "they are about to be due", 20)
         with system.recorder.fault("store_down"), hanging(servers[1]):
-            # Taking all of them once and putting them away takes what it takes; then they are no trouble.
+            # To put them away once takes what it takes; after that they are no trouble.
             system.wait(lambda: datetime.now(UTC) > due + timedelta(seconds=3), "they are put away", 20)
             before = len(others.job_ids)
             assert not threading.Event().wait(8)

@@ -126,15 +126,6 @@ class TimeoutCenter:
                     catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
         return catalog
 
-    def apart(self) -> TimeoutCenter:
-        """Access to the same place for what serves its handlers: with database connections of its own.
-
-        Handlers may occupy all that their calls can have, for as long as some stranger has a row locked.
-        """
-        other = TimeoutCenter(self.settings, clock=self.clock)
-        other.handlers, other.tracing, other._queues = self.handlers, self.tracing, self.queues
-        return other
-
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
         with self._lock:
@@ -475,6 +466,16 @@ class TimeoutCenter:
 def _near(row: TaskRow, at: int) -> bool:
     """Whether a worker may have taken the task by then, as far as clocks tell alone."""
     return row.action_time - at <= MAX_CLOCK_SKEW_MS
+
+
+def apart(center: TimeoutCenter) -> TimeoutCenter:
+    """Access to the same place for what serves its handlers: with database connections of its own.
+
+    Handlers may occupy all that their calls can have, for as long as some stranger has a row locked.
+    """
+    other = TimeoutCenter(center.settings, clock=center.clock)
+    other.handlers, other.tracing, other._queues = center.handlers, center.tracing, center.queues
+    return other
 
 
 def _fresh_lock(center: TimeoutCenter | None) -> None:

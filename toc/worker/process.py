@@ -42,7 +42,7 @@ from toc.observe.metrics import (
     SharedMetrics,
     write_to,
 )
-from toc.sdk.client import TimeoutCenter
+from toc.sdk.client import TimeoutCenter, apart
 from toc.worker import copies, descriptors, stdio
 from toc.worker.app import check_topics, load_app
 from toc.worker.control import ControlPipe, unpack
@@ -420,7 +420,7 @@ def main() -> None:
         TIMER_SLACK.write_text("1")  # threads inherit it
     stdio.keep()
     try:
-        center = load_app(arguments.app).apart()
+        center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
         identity = _learn(center, told)
         check_topics(center, all_of_them=False)  # the daemon has seen all of them
