@@ -41,8 +41,8 @@ test: $(STAMP) servers check ## everything: servers, check, all tests
 # Not among them: what starts servers of its own to break, cut off or mistrust them (the rest of integration/queue,
 # test_backup, test_local_servers, test_demo, ...); test_tls, whose servers are secured in any case.
 SECURED := tests/integration/system tests/contract tests/integration/coordination tests/integration/store \
-	tests/integration/queue/test_transitions.py tests/integration/queue/test_wake.py \
-	tests/integration/queue/test_strays.py tests/integration/test_cli.py tests/integration/test_doctor.py
+	tests/integration/index/test_transitions.py tests/integration/index/test_wake.py \
+	tests/integration/index/test_strays.py tests/integration/test_cli.py tests/integration/test_doctor.py
 secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with the accounts of deploy/ alone
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
@@ -65,7 +65,7 @@ MINUTES ?= 5
 chaos: $(STAMP) servers ## random faults over a local cluster: SEED=7 MINUTES=5 TASKS=100000
 	PYTHONPATH=tests $(BIN)/python -m fault.chaos --record .faults/soaks.jsonl --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TASKS),--tasks $(TASKS)) $(ARGS)
 model: $(STAMP) servers ## every search of the model of the protocol, and the long state machines; the quick ones are part of `make test`
-	$(BIN)/pytest tests/model tests/property -m "not chaos" $(ARGS)
+	$(BIN)/pytest tests/spec tests/property -m "not chaos" $(ARGS)
 
 test-fast: $(STAMP) ## the unit tests
 	$(BIN)/pytest tests/unit

@@ -15,12 +15,12 @@ import pymysql
 
 from benchmarks import processes
 from benchmarks.catalog import Entry
-from toc.local.process import tail
-from toc.local.server import MissingServer, Server
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.dev.local.private import MissingServer, PrivateServer
+from toc.dev.local.process import tail
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
 
 
-class PostgreSql(Server):
+class PostgreSql(PrivateServer):
     """PostgreSQL with durable commits. It refuses to run as root, and then runs as its package's user."""
 
     name = "postgres"
@@ -73,7 +73,7 @@ class PostgreSql(Server):
         return "ready to accept connections" in tail(self.log, log_start, size=1 << 20)
 
 
-class BeanstalkServer(Server):
+class BeanstalkServer(PrivateServer):
     """beanstalkd with its write-ahead log."""
 
     name = "beanstalkd"
@@ -106,7 +106,7 @@ class Servers:
         self.environment = dict(entry.environment)
         self._kinds = entry.servers
         self._redis: list[RedisServer] = []
-        self._others: list[Server] = []
+        self._others: list[PrivateServer] = []
         self._data: Path | None = None
         config = list(entry.redis_config)
         self._mariadb: MariaDB | None = None

@@ -31,9 +31,9 @@ from benchmarks import processes
 from toc import NewTask, Settings, Task, TaskStatus, TimeoutCenter, Topic
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
-from toc.local.cluster import LocalCluster
-from toc.local.resp import call
-from toc.log import configure
+from toc.dev.local.cluster import LocalCluster
+from toc.dev.local.resp import call
+from toc.observe.log import configure
 from toc.store.migrate import Migrator
 
 TASKS = 200_000

@@ -18,7 +18,7 @@ from benchmarks.catalog import Entry
 from benchmarks.environment import CannotRun
 from benchmarks.peer import NS
 from benchmarks.servers import Servers
-from toc.errors import Unavailable, UnfitServer
+from toc.model.errors import Unavailable, UnfitServer
 
 LOOK = 0.02
 ENOUGH = 200

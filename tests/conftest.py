@@ -22,10 +22,10 @@ from harness import secured
 from rich.console import Console
 from sqlalchemy.engine import make_url
 
-from toc.local.process import until
-from toc.local.server import MissingServer
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
-from toc.log import close_log
+from toc.dev.local.private import MissingServer
+from toc.dev.local.process import until
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
+from toc.observe.log import close_log
 
 AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper)
 

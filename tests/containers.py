@@ -11,8 +11,8 @@ from typing import Self
 import docker  # type: ignore[import-untyped]  # it comes without types
 from docker.errors import DockerException  # type: ignore[import-untyped]
 
-from toc.local.process import StartFailed, free_port, until
-from toc.local.resp import call
+from toc.dev.local.process import StartFailed, free_port, until
+from toc.dev.local.resp import call
 
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # one image less; the fixtures clean up
 with warnings.catch_warnings():
@@ -32,7 +32,7 @@ _ENVIRONMENT = {
 
 
 class Container:
-    """What ``toc.local.servers.Server`` offers, on a container that keeps its port."""
+    """What ``toc.dev.local.servers.Server`` offers, on a container that keeps its port."""
 
     def __init__(self, image: str, inner_port: int, url: str) -> None:
         self.port = free_port()

@@ -14,9 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toc.client import TimeoutCenter
     from toc.config import Settings
-    from toc.errors import (
+    from toc.model.errors import (
         DedupConflict,
         InvalidInput,
         SubmitUnknown,
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
         Unavailable,
         WrongShardConnection,
     )
-    from toc.task import CancelOutcome, Dead, NewTask, RescheduleOutcome, Retry, Task, TaskStatus
-    from toc.topic import Topic
+    from toc.model.task import CancelOutcome, Dead, NewTask, RescheduleOutcome, Retry, Task, TaskStatus
+    from toc.model.topic import Topic
+    from toc.sdk.client import TimeoutCenter
 
 __all__ = [
     "CancelOutcome",
@@ -47,9 +47,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "TimeoutCenter": "toc.client",
+    "TimeoutCenter": "toc.sdk.client",
     "Settings": "toc.config",
-    "Topic": "toc.topic",
+    "Topic": "toc.model.topic",
     **dict.fromkeys(
         (
             "DedupConflict",
@@ -59,7 +59,7 @@ _MODULES = {
             "Unavailable",
             "WrongShardConnection",
         ),
-        "toc.errors",
+        "toc.model.errors",
     ),
 }
 
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     # without loading the drivers.
     if name not in __all__:
         raise AttributeError(f"module 'toc' has no attribute {name!r}")
-    value = getattr(import_module(_MODULES.get(name, "toc.task")), name)
+    value = getattr(import_module(_MODULES.get(name, "toc.model.task")), name)
     globals()[name] = value
     return value
 

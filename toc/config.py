@@ -31,10 +31,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from toc.errors import ConfigError, InvalidTopic, shown
-from toc.log import redact
-from toc.sharding import MAX_TABLES, is_power_of_two
-from toc.topic import NAMESPACE, NAMESPACE_HINT, check_topic_name
+from toc.model.errors import ConfigError, InvalidTopic, shown
+from toc.model.sharding import MAX_TABLES, is_power_of_two
+from toc.model.topic import NAMESPACE, NAMESPACE_HINT, check_topic_name
+from toc.observe.log import redact
 
 TEN_YEARS = 3653 * 86_400
 """The longest delay that is accepted unless TOC_MAX_DELAY says otherwise, in seconds."""

@@ -82,7 +82,7 @@ class Toc(Peer):
         self._count = sqlalchemy.text(f"SELECT SUM(n) FROM ({' UNION ALL '.join(counts)}) AS counts")
 
     def version(self) -> str:
-        return f"toc {version('toc')}"
+        return f"toc {version('timeout-center')}"
 
     def commands(self, processes: int) -> list[list[str]]:
         worker = [sys.executable, "-m", "toc", "worker", "--app", "benchmarks.peers.toc:center"]

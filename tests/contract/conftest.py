@@ -10,7 +10,7 @@ import pytest
 from contract.system import Contract
 from harness import secured
 
-from toc.local.servers import MariaDB
+from toc.dev.local.servers import MariaDB
 
 
 @pytest.fixture(scope="module")

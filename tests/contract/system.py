@@ -19,7 +19,7 @@ from harness.sessions import kill_session
 from sqlalchemy.engine import make_url
 
 from toc import Settings, TimeoutCenter
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
 
 HERE = Path(__file__).parent
 PASSWORD = "canary-5f1e"

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from contract.system import Contract
 
-from toc import NewTask, Settings, TimeoutCenter, TocError, errors
-from toc.local.process import free_port
+from toc import NewTask, Settings, TimeoutCenter, TocError
+from toc.dev.local.process import free_port
+from toc.model import errors
 
 LATER = datetime.now(UTC) + timedelta(hours=1)
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - what is refused

@@ -19,7 +19,7 @@ from harness.secured import migrating
 from harness.sessions import kill_session
 
 from toc import CancelOutcome, NewTask, Settings, TimeoutCenter
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
 
 
 def test_topic_create_takes_every_option_of_the_contract(contract: Contract) -> None:

@@ -17,7 +17,7 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships
 
 from toc import NewTask
 from toc.cli.main import main
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 
 SECRET = "canary-5f1e"
 

@@ -10,7 +10,7 @@ import pytest
 from contract.system import Contract
 
 from toc import NewTask
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from contract.system import Contract
 
 from toc import NewTask, TaskStatus
-from toc.errors import DedupConflict
+from toc.model.errors import DedupConflict
 
 EPOCH_2020 = datetime(2020, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from contract.system import Contract
 
-from toc import NewTask, errors
-from toc.local.servers import MariaDB, RedisServer
+from toc import NewTask
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model import errors
 
 
 @pytest.fixture

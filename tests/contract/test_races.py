@@ -17,8 +17,9 @@ import pytest
 from contract.system import Contract
 from sqlalchemy import create_engine
 
-from toc import CancelOutcome, NewTask, errors
-from toc.local.servers import MariaDB, RedisServer
+from toc import CancelOutcome, NewTask
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model import errors
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

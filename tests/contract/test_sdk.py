@@ -16,8 +16,9 @@ from contract.system import Contract
 from sqlalchemy import create_engine, text
 
 import toc
-from toc import CancelOutcome, NewTask, Settings, TimeoutCenter, errors
-from toc.local.servers import MariaDB, RedisServer
+from toc import CancelOutcome, NewTask, Settings, TimeoutCenter
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model import errors
 
 
 def test_the_names_of_the_contract_are_importable() -> None:

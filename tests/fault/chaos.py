@@ -34,8 +34,8 @@ from harness.checker import Verdict
 from harness.final import read_final
 
 from toc import TaskStatus
-from toc.local.process import until
-from toc.log import configure
+from toc.dev.local.process import until
+from toc.observe.log import configure
 
 SETTLED = 30.0
 """Seconds in which everything due is handled once the faults before it have ended."""

@@ -17,7 +17,7 @@ from fault.kit.reader import Reader
 from fault.kit.table import Line
 from harness.system import System
 
-from toc.local.servers import MariaDB
+from toc.dev.local.servers import MariaDB
 
 _PASSED = pytest.StashKey[bool]()
 

@@ -14,8 +14,8 @@ from fault.kit.table import lateness
 from harness.final import read_final
 from harness.system import System
 
-from toc.local.process import until
-from toc.local.servers import RedisServer
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisServer
 
 
 def indexed(system: System) -> set[int]:

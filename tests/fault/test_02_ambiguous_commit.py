@@ -16,8 +16,8 @@ from harness.history import Client
 from sqlalchemy.engine import make_url
 
 from toc import NewTask, TimeoutCenter
-from toc.errors import DedupConflict, StoreUnavailable, SubmitUnknown
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model.errors import DedupConflict, StoreUnavailable, SubmitUnknown
 from toc.store import submit as submit_module
 
 

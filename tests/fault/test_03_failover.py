@@ -15,9 +15,9 @@ from fault.kit.table import Line
 from harness.system import System
 
 from toc import CancelOutcome
-from toc.local.process import until
-from toc.local.servers import RedisCluster, RedisServer
-from toc.task import TaskRow
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisCluster, RedisServer
+from toc.model.task import TaskRow
 
 
 def test_a_failover_that_loses_adds_and_removals_costs_no_task_and_no_second_run(

@@ -15,7 +15,7 @@ from harness.final import read_final
 from harness.system import System
 
 from toc import NewTask
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 
 
 def in_index(system: System) -> dict[int, float]:

@@ -10,9 +10,9 @@ from fault.conftest import Build, Verdict
 from fault.kit import servers
 from fault.kit.load import tasks
 
-from toc.errors import IndexUnavailable
-from toc.local.servers import RedisServer
-from toc.queue.calls import IndexFull
+from toc.dev.local.servers import RedisServer
+from toc.index.calls import IndexFull
+from toc.model.errors import IndexUnavailable
 
 
 def test_a_redis_that_evicts_is_refused_and_a_full_one_drains_while_submits_go_on(

@@ -10,8 +10,8 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.servers import errors_told, fill, info, pause_replication, promote
 
-from toc.local.process import until
-from toc.local.servers import RedisServer
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisServer
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.proxy import Proxy
 
-from toc.local.servers import RedisServer
-from toc.queue.calls import Script
+from toc.dev.local.servers import RedisServer
+from toc.index.calls import Script
 
 PREPARE = Script("prepare").sha.encode()
 

@@ -11,8 +11,8 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.servers import fill
 
-from toc import errors
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model import errors
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fault.kit.table import lateness
 from harness.system import TOPICS as ALL_TOPICS
 
 from toc.coordination.operator import Operator
-from toc.local.servers import RedisServer, ZooKeeper
+from toc.dev.local.servers import RedisServer, ZooKeeper
 
 SLOTS = 8
 TABLES = 8

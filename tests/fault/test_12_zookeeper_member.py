@@ -13,7 +13,7 @@ from fault.kit.load import Load
 from fault.kit.table import lateness
 
 from toc.coordination.operator import Operator
-from toc.local.servers import RedisServer, ZooKeeper, ZooKeeperEnsemble
+from toc.dev.local.servers import RedisServer, ZooKeeper, ZooKeeperEnsemble
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
 from toc import NewTask
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 
 PREPARE_TIMEOUT = 3
 

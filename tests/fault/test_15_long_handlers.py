@@ -7,7 +7,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 
 PREPARE_TIMEOUT = 3
 LONG = 5 * PREPARE_TIMEOUT

@@ -11,7 +11,7 @@ from fault.kit.table import lateness
 from harness.system import System
 
 from toc import NewTask
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 
 FAILING = 1000
 RETRIES = 5

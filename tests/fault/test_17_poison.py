@@ -9,7 +9,7 @@ from fault.kit.table import Line
 from harness.system import DaemonProcess, System
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 
 SETTLE_SECONDS = 60
 """How long a neighbour may wait for its own run alone. Each culprit costs its worker process two loads of the

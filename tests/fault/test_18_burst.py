@@ -14,13 +14,13 @@ from fault.kit.table import count_pending
 from harness.system import DaemonProcess, System
 
 from toc import NewTask
-from toc.clock import to_ms
-from toc.local.servers import RedisServer
-from toc.queue.messages import Peek
-from toc.topic import Slot, Topic
-from toc.worker.agenda import ROUND_LIMIT
-from toc.worker.dispatch import MAX_WAITING
-from toc.worker.finish import MAX_UNWRITTEN
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Peek
+from toc.model.clock import to_ms
+from toc.model.topic import Slot, Topic
+from toc.worker.stages.agenda import ROUND_LIMIT
+from toc.worker.stages.dispatch import MAX_WAITING
+from toc.worker.stages.finish import MAX_UNWRITTEN
 
 MEGABYTE = 1 << 20
 PROCESSES = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
 from toc import NewTask, Topic
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 
 SLOW = ("test.slow0", "test.slow1", "test.slow2")
 THREADS = 16
@@ -40,12 +41,14 @@ def test_topics_with_slow_handlers_take_no_thread_that_another_topic_needs(
     def running() -> int:
         return sum(event.event == "start" and event.job_id in flood for event in system.history())
 
+    def have(threads: int) -> Callable[[], bool]:
+        return lambda: running() >= threads
+
     for number, topic in enumerate(SLOW, start=1):
         submit(topic)
         if turn != "at once":
-            at_least = THREADS - THREADS // 4**number
-            system.wait(lambda least=at_least: running() >= least, f"{topic} has its threads", 10)
-    system.wait(lambda: running() >= THREADS - 2, "they have their threads", 10)
+            system.wait(have(THREADS - THREADS // 4**number), f"{topic} has its threads", 10)
+    system.wait(have(THREADS - 2), "they have their threads", 10)
     with Load(system.client, rate=50, ahead=(0.3, 0.6), cancel=0, fail=0, topics=("test.sync",)) as trickle:
         time.sleep(4)
     system.wait(lambda: len(system.late(trickle.job_ids)) == len(trickle.job_ids), "all have started", 10)

@@ -14,8 +14,8 @@ from harness.history import Client
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome
-from toc.clock import from_ms
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
+from toc.model.clock import from_ms
 
 THREADS = 8
 WINDOW = 0.05

@@ -11,10 +11,11 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 
-from toc import NewTask, admin
-from toc.local.servers import RedisServer
+from toc import NewTask
+from toc.dev.local.servers import RedisServer
+from toc.model.task import TaskStatus
+from toc.operate import admin
 from toc.store.select import Selection
-from toc.task import TaskStatus
 
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])

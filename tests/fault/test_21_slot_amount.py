@@ -8,7 +8,7 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import TOPICS, Load, tasks
 
-from toc.local.servers import RedisCluster, RedisServer, ZooKeeper
+from toc.dev.local.servers import RedisCluster, RedisServer, ZooKeeper
 
 AMOUNTS = (8, 16, 8, 4)
 

@@ -10,8 +10,8 @@ from fault.kit.load import Load
 from harness.system import System
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import RedisServer, ZooKeeper
-from toc.task import TaskRow
+from toc.dev.local.servers import RedisServer, ZooKeeper
+from toc.model.task import TaskRow
 
 
 @pytest.mark.slow

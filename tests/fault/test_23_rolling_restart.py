@@ -8,7 +8,7 @@ from fault.kit.load import Load
 from harness.system import System
 
 from toc import NewTask
-from toc.local.servers import RedisServer, ZooKeeper
+from toc.dev.local.servers import RedisServer, ZooKeeper
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from fault.kit.load import Load, tasks
 from harness.system import System
 
 from toc import NewTask
-from toc.local.servers import RedisServer, ZooKeeper
+from toc.dev.local.servers import RedisServer, ZooKeeper
 
 PREPARE_TIMEOUT = 3
 SESSION = 2

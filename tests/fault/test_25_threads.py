@@ -14,8 +14,8 @@ from fault.kit.load import Load
 from harness.sessions import kill_session
 from harness.system import DaemonProcess
 
-from toc.local.process import until
-from toc.local.servers import RedisServer
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisServer
 from toc.worker.loop import EXIT_THREAD_DIED
 
 APP = "fault.broken.thread_dies:center"

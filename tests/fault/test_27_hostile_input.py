@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from toc import Settings, TimeoutCenter, Topic
-from toc.clock import to_ms
-from toc.errors import InvalidInput
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidInput
 from toc.store.migrate import Migrator
 from toc.store.server import Statement
 

@@ -39,15 +39,23 @@ from harness.secured import (
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
-from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, admin
+from toc import (
+    CancelOutcome,
+    NewTask,
+    RescheduleOutcome,
+    Settings,
+    TaskStatus,
+    TimeoutCenter,
+)
 from toc.coordination.operator import Operator
-from toc.errors import CoordinationUnavailable, StoreUnavailable, TocError
-from toc.local.process import free_port, until
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
-from toc.queue.messages import PrepareRequest
-from toc.queue.queues import Queues
+from toc.dev.local.process import free_port, until
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
+from toc.index.messages import PrepareRequest
+from toc.index.queues import Queues
+from toc.model.errors import CoordinationUnavailable, StoreUnavailable, TocError
+from toc.model.topic import Slot
+from toc.operate import admin
 from toc.store.migrate import Migrator
-from toc.topic import Slot
 
 PAYLOAD = "p4yload-of-a-task"
 """What some tasks carry: it belongs into the table alone."""

@@ -22,9 +22,9 @@ from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
 from toc import NewTask, TimeoutCenter, Topic
-from toc.errors import TocError
-from toc.local.servers import MariaDB, RedisServer
-from toc.sharding import BizId
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model.errors import TocError
+from toc.model.sharding import BizId
 
 RATE = 50
 TABLES = 8

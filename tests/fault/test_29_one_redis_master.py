@@ -13,9 +13,9 @@ from fault.kit.load import TOPICS, Load
 from fault.kit.proxy import Proxy
 from harness.system import System
 
-from toc.local.servers import RedisCluster, RedisServer
-from toc.sharding import BizId
-from toc.topic import Slot
+from toc.dev.local.servers import RedisCluster, RedisServer
+from toc.model.sharding import BizId
+from toc.model.topic import Slot
 
 AWAY_SECONDS = {"hangs": 30, "dies": 12, "refuses connections": 12}
 

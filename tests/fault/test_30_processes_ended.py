@@ -13,7 +13,7 @@ from fault.kit.load import Load
 from harness.system import System
 
 from toc import TaskStatus
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 
 APP = "fault.apps.hostile:center"
 EXIT_CODES = (0, 1, 2, 70, 75, 130, 255)

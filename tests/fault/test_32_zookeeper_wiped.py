@@ -17,7 +17,7 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo ha
 from kazoo.exceptions import KazooException  # type: ignore[import-untyped]
 
 from toc.coordination.operator import Operator
-from toc.local.servers import RedisServer, ZooKeeper
+from toc.dev.local.servers import RedisServer, ZooKeeper
 
 BACK = 10.0
 """Seconds until every daemon has registered and claimed again."""

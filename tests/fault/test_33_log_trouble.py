@@ -20,9 +20,9 @@ from fault.kit.table import lateness
 from harness.system import DaemonProcess, System
 
 from toc import TaskStatus
-from toc.local.process import free_port, until
-from toc.local.servers import RedisServer
-from toc.logwriter import LogWriter
+from toc.dev.local.process import free_port, until
+from toc.dev.local.servers import RedisServer
+from toc.observe.logwriter import LogWriter
 
 SECONDS = 4.0
 """How long the trouble lasts at the least."""

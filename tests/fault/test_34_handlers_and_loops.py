@@ -9,7 +9,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 from toc.worker.loop import EXIT_THREAD_DIED
 
 APP = "fault.apps.hostile:center"

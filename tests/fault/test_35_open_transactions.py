@@ -12,8 +12,8 @@ from harness.history import Client
 from harness.system import System
 from sqlalchemy import Connection, Engine, create_engine
 
-from toc.errors import StoreUnavailable
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model.errors import StoreUnavailable
 
 WAIT_MS = 500
 """Far below the lock wait of two seconds of toc's sessions, and far above the pauses of a busy machine."""

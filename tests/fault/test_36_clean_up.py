@@ -6,8 +6,8 @@ import pytest
 from fault.conftest import Build, Verdict
 
 from toc import TaskStatus
-from toc.local.servers import RedisServer
-from toc.worker.dispatch import CLEAN_UP_SECONDS
+from toc.dev.local.servers import RedisServer
+from toc.worker.stages.dispatch import CLEAN_UP_SECONDS
 
 APP = "fault.apps.hostile:center"
 

@@ -10,7 +10,7 @@ from fault.conftest import Build, Verdict
 from harness.system import System
 
 from toc import NewTask
-from toc.local.servers import RedisServer, ZooKeeper
+from toc.dev.local.servers import RedisServer, ZooKeeper
 
 AGAIN = 1.0
 """Seconds from when the new processes are ready until what the killed ones held runs."""

@@ -10,7 +10,7 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.interrupted import AT_ONCE_SECONDS
 
-from toc.local.servers import RedisServer
+from toc.dev.local.servers import RedisServer
 
 
 @pytest.mark.parametrize(("count", "stride"), [(400, 41), pytest.param(10_000, 7, marks=pytest.mark.slow)])

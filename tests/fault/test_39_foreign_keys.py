@@ -11,10 +11,10 @@ from fault.kit.load import TOPICS, Load
 from fault.kit.table import lateness
 from harness.system import System
 
-from toc import doctor
-from toc.local.process import until
-from toc.local.servers import RedisServer
-from toc.topic import Slot
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisServer
+from toc.model.topic import Slot
+from toc.operate import doctor
 
 SLOTS = 8
 BROKEN = (0, 4)

@@ -16,10 +16,10 @@ from harness.system import System
 from sqlalchemy import create_engine
 
 from toc import NewTask, TimeoutCenter
-from toc.errors import StoreUnavailable, TocError, UnreadableTask
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model.errors import StoreUnavailable, TocError, UnreadableTask
+from toc.model.task import TaskStatus
 from toc.store.server import Statement
-from toc.task import TaskStatus
 
 
 @pytest.fixture

@@ -20,12 +20,13 @@ from harness.secured import root_url
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
-from toc import NewTask, doctor
+from toc import NewTask
 from toc.coordination.operator import Operator
-from toc.exposition import decode
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
-from toc.metrics import OVERDUE, SLOTS, Values
-from toc.sharding import table_of_job
+from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.model.sharding import table_of_job
+from toc.observe.exposition import decode
+from toc.observe.metrics import OVERDUE, SLOTS, Values
+from toc.operate import doctor
 
 ADDRESS = {"TOC_METRICS_ADDRESS": "127.0.0.1:0"}
 TOLD_SECONDS = 60

@@ -20,8 +20,8 @@ from fault.conftest import Verdict
 from fault.kit.commands import CLOSED, FULL, GONE, Commands, Ended, commands
 
 from toc.cli.main import app
-from toc.local.process import free_port
-from toc.local.servers import RedisServer, ZooKeeper
+from toc.dev.local.process import free_port
+from toc.dev.local.servers import RedisServer, ZooKeeper
 
 JOB_ID = "912510244313854036"
 WORDS = {

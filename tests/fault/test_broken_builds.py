@@ -23,9 +23,9 @@ from harness.history import Event
 from harness.system import System
 
 from toc import CancelOutcome, TaskStatus
-from toc.local.servers import RedisServer, ZooKeeper
-from toc.queue.calls import Call, Calls
-from toc.topic import Slot
+from toc.dev.local.servers import RedisServer, ZooKeeper
+from toc.index.calls import Call, Calls
+from toc.model.topic import Slot
 
 
 @pytest.fixture

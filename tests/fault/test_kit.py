@@ -15,8 +15,8 @@ from fault.kit.proxy import Proxy
 from fault.kit.servers import Reshard, ShiftedRedis
 from fault.kit.table import Line
 
-from toc.local.process import until
-from toc.local.servers import RedisCluster, RedisServer
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisCluster, RedisServer
 
 Relay = Callable[..., Proxy]
 

@@ -18,7 +18,7 @@ from harness.system import TOPICS, DaemonProcess, System
 
 from toc import Topic
 from toc.coordination.operator import Operator
-from toc.local.servers import RedisServer, ZooKeeper
+from toc.dev.local.servers import RedisServer, ZooKeeper
 
 MORE = [f"test.more{number}" for number in range(6)]
 """The topics of fault.apps.many besides those of every test."""

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from harness.final import Final, Place, Row
 from harness.history import lines
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.topic import Slot, Topic
+from toc.model.topic import Slot, Topic
 
 INVARIANTS = "LECDXRTUO"
 SHOWN = 100

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from toc import Settings, TimeoutCenter, Topic
-from toc.admin import pending_by_slots
-from toc.queue.calls import Call, Calls
-from toc.queue.queues import Queues
+from toc.index.calls import Call, Calls
+from toc.index.queues import Queues
+from toc.model.topic import Slot
+from toc.operate.admin import pending_by_slots
 from toc.store.server import Statement
 from toc.store.shards import Layout, Shards
-from toc.topic import Slot
 
 PAGE = 20_000
 

@@ -14,13 +14,13 @@ import pytest
 
 from harness.system import PATIENCE, System
 from toc import Task, TimeoutCenter
-from toc.clock import Clock
-from toc.local.process import until
-from toc.local.servers import RedisServer
-from toc.topic import Slot
-from toc.worker.link import Link
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisServer
+from toc.model.clock import Clock
+from toc.model.topic import Slot
+from toc.worker.control import ControlPipe
 from toc.worker.process import Worker
-from toc.worker.watch import OUT_SECONDS
+from toc.worker.stages.watch import OUT_SECONDS
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)
@@ -52,11 +52,16 @@ class Hands:
         self.store, self.queues, self._redis = self._center.store, self._center.queues, redis
         here, there = socket.socketpair()
         there.close()
-        self._link = Link(here)
+        self._link = ControlPipe(here)
         self._worker = worker = Worker(self._center, name, self._link, app="unused:center", threads=1)
-        self.inflight, self.finisher, self.poller = worker.inflight, worker.finisher, worker.poller
-        self.dispatcher, self.keeper, self.reclaimer = worker.dispatcher, worker.keeper, worker.reclaimer
-        self.leases, self.book = worker.lease_keeper, worker.book
+        pipeline = worker.pipeline
+        self.inflight, self.finisher, self.poller = pipeline.inflight, pipeline.finisher, pipeline.poller
+        self.dispatcher, self.heartbeat, self.reclaimer = (
+            pipeline.dispatcher,
+            worker.heartbeat,
+            worker.reclaimer,
+        )
+        self.inbox, self.leases, self.book = pipeline.inbox, pipeline.leases, worker.book
         self.book.want([SLOT])
         self.book.claim_missing()
         self.runs: list[Task] = []
@@ -92,7 +97,7 @@ class Hands:
 
     def take(self) -> None:
         """Prepare what is due, and check it."""
-        self.poller.look_at(SLOT, 0)
+        self.inbox.look_at(SLOT, 0)
         self.poller.run_once()
 
     def start(self) -> None:

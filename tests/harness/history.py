@@ -26,11 +26,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter, bulk
-from toc.clock import to_ms
-from toc.errors import InvalidInput, PartialSubmit, StoreUnavailable, SubmitUnknown
-from toc.queue.scores import store_score
-from toc.task import TaskRow
+from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidInput, PartialSubmit, StoreUnavailable, SubmitUnknown
+from toc.model.scores import store_score
+from toc.model.task import TaskRow
+from toc.operate import bulk
 
 SYNC_SECONDS = 0.01
 

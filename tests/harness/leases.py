@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from toc.model.task import TryRow
 from toc.store.leases import Leases
-from toc.task import TryRow
 
 
 def taken(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from toc.local.server import Server
+from toc.dev.local.private import PrivateServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 
@@ -30,7 +30,7 @@ def need_prometheus(program: str = "prometheus") -> str:
     return found
 
 
-class Prometheus(Server):
+class Prometheus(PrivateServer):
     """With the configuration of deploy/ and other targets; with ``hurry`` at intervals of a second."""
 
     name = "prometheus"

@@ -30,8 +30,8 @@ from cryptography.x509.oid import NameOID
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
 from sqlalchemy.engine import make_url
 
-from toc.local.resp import Reply, ask
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, _ClusterNode
+from toc.dev.local.resp import Reply, ask
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, _ClusterNode
 
 SECURED = os.environ.get("TOC_TEST_SECURED") == "1"
 DEPLOY = Path(__file__).parents[2] / "deploy"

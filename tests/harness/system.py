@@ -18,9 +18,9 @@ from harness.history import Client, Event, History, events
 from harness.secured import migrating
 from harness.sessions import kill_session
 from toc import Settings, TimeoutCenter, Topic
-from toc.queue.messages import Generation, Peek
+from toc.index.messages import Generation, Peek
+from toc.model.task import TaskRow, TaskStatus
 from toc.store.migrate import Migrator
-from toc.task import TaskRow, TaskStatus
 
 TOPICS = ("test.sync", "test.async", "test.batch", "test.doomed")
 PATIENCE = 60.0

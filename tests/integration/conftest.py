@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.system import System
 
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 
 
 @pytest.fixture

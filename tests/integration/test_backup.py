@@ -19,7 +19,7 @@ from harness.system import System
 from sqlalchemy.engine import make_url
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
 from toc.store.schema import task_table_name
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"

@@ -17,13 +17,13 @@ import pytest
 from harness.secured import migrating
 
 from toc.cli.main import main
-from toc.client import TimeoutCenter
-from toc.clock import from_ms
 from toc.config import Settings
-from toc.local.process import free_port
-from toc.local.servers import MariaDB, RedisServer, ZooKeeper
-from toc.queue.messages import Peek
-from toc.task import NewTask, TaskStatus
+from toc.dev.local.process import free_port
+from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.index.messages import Peek
+from toc.model.clock import from_ms
+from toc.model.task import NewTask, TaskStatus
+from toc.sdk.client import TimeoutCenter
 
 CANARY = "hunter2canary"
 
@@ -73,7 +73,7 @@ def toc(
         if name.startswith("TOC_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "toc.demo.app", raising=False)  # its center has read its settings
+    monkeypatch.delitem(sys.modules, "toc.dev.demo.app", raising=False)  # its center has read its settings
     monkeypatch.setenv("TOC_DATABASE_URLS", f"sqlite:///{tmp_path / 'toc.db'}")
     monkeypatch.setenv("TOC_REDIS_URL", clean_redis.url)
     program = Toc(capsys)
@@ -182,7 +182,7 @@ def test_show_tells_how_many_pending_tasks_keep_each_number_of_slots(
     assert (reduced["former_slots"], reduced["pending_by_slots"]) == (8, {"8": 40})
 
     monkeypatch.setattr("toc.cli.topic.COUNT_SECONDS", 0)
-    monkeypatch.setattr("toc.admin._TABLES_COUNTED", 1)
+    monkeypatch.setattr("toc.operate.admin._TABLES_COUNTED", 1)
     part = toc.json("topic", "show", topic)
     assert (part["tables_counted"], part["pending_by_slots"]["8"] < 40) == (1, True)
     assert f"counted 1 of {part['tables']} tables" in toc.err
@@ -363,9 +363,9 @@ def test_a_wrong_task_is_refused_and_nothing_is_written(
         (["worker", "--app", "broken_app:center"], "ZeroDivisionError", 2),
         (["worker", "--app", "json:center"], "no such name", 2),
         (["worker", "--app", "json:loads"], "must be a toc.TimeoutCenter", 2),
-        (["worker", "--app", "toc.demo.app:center"], "demo.order.close", 2),
-        (["worker", "--app", "toc.demo.app:center", "--processes", 0], "TOC_PROCESSES=0", 2),
-        (["worker", "--app", "toc.demo.app:center", "--threads", 9999], "TOC_THREADS=9999", 2),
+        (["worker", "--app", "toc.dev.demo.app:center"], "demo.order.close", 2),
+        (["worker", "--app", "toc.dev.demo.app:center", "--processes", 0], "TOC_PROCESSES=0", 2),
+        (["worker", "--app", "toc.dev.demo.app:center", "--threads", 9999], "TOC_THREADS=9999", 2),
     ],
 )
 def test_every_other_mistake_has_one_clear_error(
@@ -437,7 +437,7 @@ def test_dead_tasks_are_listed_shown_and_redriven(toc: Toc, center: TimeoutCente
 def test_more_dead_tasks_than_a_chunk_are_redriven_once_each(
     toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from toc import bulk
+    from toc.operate import bulk
 
     monkeypatch.setattr(bulk, "CHUNK", 7)
     job_ids = kill_tasks(center, topic, 40)
@@ -703,7 +703,7 @@ def test_a_database_out_of_reach_is_named_without_its_password(
         ["topic", "list"],
         ["submit", "t", "--biz-id", 1, "--delay", 60],
         ["dead", "list"],
-        ["worker", "--app", "toc.demo.app:center"],
+        ["worker", "--app", "toc.dev.demo.app:center"],
         ["demo", "--configured"],
     ):
         assert f"127.0.0.1:{port}" in toc.refused(*words, code=4)
@@ -737,7 +737,7 @@ def test_a_schema_that_is_behind_says_to_upgrade(
     monkeypatch.setenv("TOC_DATABASE_URLS", f"sqlite:///{tmp_path / 'fresh.db'}")
     for words in (["topic", "list"], ["submit", "t", "--biz-id", 1, "--delay", 60], ["dead", "list"]):
         assert "toc db upgrade" in toc.refused(*words, code=3)
-    assert "toc db upgrade" in toc.refused("worker", "--app", "toc.demo.app:center", code=3)
+    assert "toc db upgrade" in toc.refused("worker", "--app", "toc.dev.demo.app:center", code=3)
     checked = toc.json("db", "check", code=3)
     assert [each["behind"] for each in checked] == [True]
     toc.ok("db", "upgrade")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from toc.local.process import until
-from toc.local.servers import RedisServer
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisServer
 
 TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
 # Real orders, which are not part of this repository: looked for beside the checkout.

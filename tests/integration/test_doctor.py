@@ -16,15 +16,16 @@ from harness.secured import root_url
 from harness.system import System
 from sqlalchemy.engine import make_url
 
-from toc import Settings, TimeoutCenter, doctor
+from toc import Settings, TimeoutCenter
 from toc.coordination.operator import Operator
-from toc.doctor import Line
-from toc.finding import Level
-from toc.local.embedded import EmbeddedStack
-from toc.local.process import free_port
-from toc.local.servers import MariaDB, RedisCluster, RedisServer
+from toc.dev.local.embedded import EmbeddedStack
+from toc.dev.local.process import free_port
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
+from toc.model.finding import Level
+from toc.model.topic import Slot, Topic
+from toc.operate import doctor
+from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
-from toc.topic import Slot, Topic
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 from sqlalchemy.exc import IntegrityError
 
 from toc import CancelOutcome, Dead, Settings, TaskStatus, TimeoutCenter, Topic
-from toc.admin import migrator
-from toc.demo.stage import write_config
-from toc.local.embedded import EmbeddedStack
-from toc.topic import TopicType
+from toc.dev.demo.stage import write_config
+from toc.dev.local.embedded import EmbeddedStack
+from toc.model.topic import TopicType
+from toc.operate.admin import migrator
 
 ROOT = Path(__file__).parent.parent.parent
 PAY_WITHIN = 2.5

@@ -20,7 +20,7 @@ import pytest
 from harness.system import System
 
 from toc import TaskStatus, Topic
-from toc.local.process import free_port, until
+from toc.dev.local.process import free_port, until
 
 IMAGE = os.environ.get("TOC_TEST_IMAGE", "toc")
 RUN = ("run", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--init", "--network=host")

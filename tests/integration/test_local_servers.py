@@ -17,14 +17,15 @@ import pytest
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
-from toc.errors import ConfigError
-from toc.local import cluster, server
-from toc.local.cluster import LocalCluster
-from toc.local.embedded import EmbeddedStack
-from toc.local.process import StartFailed, free_port, tail
-from toc.local.resp import Refused
-from toc.local.server import Server
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.dev.local import cluster
+from toc.dev.local import private as server
+from toc.dev.local.cluster import LocalCluster
+from toc.dev.local.embedded import EmbeddedStack
+from toc.dev.local.private import PrivateServer
+from toc.dev.local.process import StartFailed, free_port, tail
+from toc.dev.local.resp import Refused
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from conftest import Launch
@@ -59,7 +60,7 @@ def session(server: ZooKeeper) -> Iterator[KazooClient]:
         client.close()
 
 
-def command_line(server: Server) -> str:
+def command_line(server: PrivateServer) -> str:
     return Path(f"/proc/{server.pid}/cmdline").read_text()
 
 
@@ -291,7 +292,7 @@ signal.pause()
 START = f"""
 import sys
 from pathlib import Path
-from toc.local import cluster
+from toc.dev.local import cluster
 cluster._DAEMON = [sys.executable, "-c", {STUB!r}, "worker"]
 local = cluster.LocalCluster(Path(sys.argv[1]), processes=3)
 local.start(lambda settings: print("prepared", settings["cluster"]))
@@ -331,7 +332,7 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
 
         said = tail(Path(status["host2"]["log"]))
         assert said == (
-            f"['worker', '--app', 'toc.demo.app:center', '--processes', '3'] host2 {local.config} None"
+            f"['worker', '--app', 'toc.dev.demo.app:center', '--processes', '3'] host2 {local.config} None"
         )
         with pytest.raises(ConfigError, match="runs already"):
             local.start(lambda _settings: None)

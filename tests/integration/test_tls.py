@@ -26,16 +26,23 @@ from harness.secured import (
 )
 from sqlalchemy.engine import make_url
 
-from toc import Settings, TimeoutCenter, Topic, doctor
-from toc.clock import Clock
+from toc import Settings, TimeoutCenter, Topic
 from toc.coordination import ensemble
 from toc.coordination.operator import Operator
-from toc.doctor import Line
-from toc.errors import ConfigError, CoordinationUnavailable, IndexUnavailable, StoreUnavailable, TocError
-from toc.finding import Level
-from toc.local.servers import MariaDB
-from toc.queue import preflight
-from toc.queue.queues import Queues
+from toc.dev.local.servers import MariaDB
+from toc.index import preflight
+from toc.index.queues import Queues
+from toc.model.clock import Clock
+from toc.model.errors import (
+    ConfigError,
+    CoordinationUnavailable,
+    IndexUnavailable,
+    StoreUnavailable,
+    TocError,
+)
+from toc.model.finding import Level
+from toc.operate import doctor
+from toc.operate.doctor import Line
 from toc.store import Store, mysql
 from toc.store.migrate import Migrator
 

@@ -19,13 +19,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import make_url
 
-from toc.clock import Clock
-from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.local.servers import MariaDB
+from toc.dev.local.servers import MariaDB
+from toc.model.clock import Clock
+from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.model.task import TaskRow
 from toc.store import Store
 from toc.store.migrate import Migrator, directory
 from toc.store.schema import REVISION, database_metadata
-from toc.task import TaskRow
 
 UPGRADE = """
 import sys

@@ -8,22 +8,24 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from toc.queue import queues
-from toc.queue.calls import Script
-from toc.queue.queues import Queues
-from toc.store.batch import Batches, Failure
+from toc.index import queues
+from toc.index.calls import Script
+from toc.index.queues import Queues
+from toc.model.task import TaskStatus, TryRow
+from toc.model.verdict import Check, Failure
+from toc.model.verdict import after_crash as after_crash_of
+from toc.model.verdict import check as check_row
+from toc.store.batch import Batches
 from toc.store.server import Result, Statement
 from toc.store.sqlite import SqliteServer
 from toc.store.store import TRIED_BEFORE
-from toc.task import TryRow
-from toc.worker import poll, reclaim
-from toc.worker.crash import crash_of as crash_of_row
-from toc.worker.entry import Entry, Held, Inflight
+from toc.worker.stages import check as check_stage
+from toc.worker.stages import reclaim
+from toc.worker.stages.entry import Entry, Held, Inflight
 
 Patch = pytest.MonkeyPatch
 
@@ -68,17 +70,11 @@ def _held_once(patch: Patch) -> None:
     patch.setattr(Inflight, "hold", hold)
 
 
-class _Anything:
-    """Equal to every status."""
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def _row_check(patch: Patch) -> None:
-    patch.setattr(poll, "TaskStatus", SimpleNamespace(PENDING=_Anything()))
+    def check(row: TryRow, *, now: int, taken: int) -> Check:
+        return check_row(row._replace(status=TaskStatus.PENDING), now=now, taken=taken)
+
+    patch.setattr(check_stage, "check", check)
 
 
 def _whole_score(patch: Patch) -> None:
@@ -99,12 +95,11 @@ def _whole_score(patch: Patch) -> None:
 
 
 def _never_the_last(patch: Patch) -> None:
-
-    def crash_of(row: TryRow, *how: Any, **more: Any) -> Failure | None:
-        failure = crash_of_row(row, *how, **more)
+    def after_crash(row: TryRow, *how: Any, **more: Any) -> Failure | None:
+        failure = after_crash_of(row, *how, **more)
         return None if failure is None else failure._replace(new_attempts=row.attempts + 1)
 
-    patch.setattr(reclaim, "crash_of", crash_of)
+    patch.setattr(reclaim, "after_crash", after_crash)
 
 
 def _mark_tried(patch: Patch) -> None:
@@ -150,7 +145,7 @@ WITHOUT: dict[str, Callable[[Patch], None]] = {
     "mark-tried: reclaimed": lambda patch: _no_mark(patch, reclaim.BEFORE_MOVED),
     "dead-restored": lambda patch: patch.setattr(Queues, "restore_dead", lambda *_: {}),
 }
-"""By the rule (model/README.md) that is broken then.
+"""By the rule (spec/README.md) that is broken then.
 
 Not the fences of commit and bury: only what has ended is committed, and only what is dead buried; whoever
 else holds that has little to lose. Nor crash-counted and one-way: their cases are too rare for so few

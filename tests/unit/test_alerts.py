@@ -12,7 +12,7 @@ import pytest
 import yaml
 from harness.prometheus import need_prometheus
 
-from toc.metrics import METRICS, Kind
+from toc.observe.metrics import METRICS, MetricKind
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
@@ -29,7 +29,7 @@ def samples() -> dict[str, set[str]]:
     """Every sample that a daemon shows, with the labels that it may have."""
     found: dict[str, set[str]] = {}
     for metric in METRICS.values():
-        endings = {Kind.COUNTER: ("_total",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+        endings = {MetricKind.COUNTER: ("_total",), MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count")}
         for ending in endings.get(metric.kind, ("",)):
             found[metric.name + ending] = {*metric.labels, *OUTSIDE}
     return found

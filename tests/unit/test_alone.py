@@ -9,15 +9,15 @@ from contextlib import closing
 from typing import Any
 
 from toc import Task
-from toc.handler import Handler
-from toc.local.process import until
-from toc.metrics import LOG_LINES_DROPPED
-from toc.task import TryRow
-from toc.worker.alone import serve
-from toc.worker.link import Link
+from toc.dev.local.process import until
+from toc.model.handler import Handler
+from toc.model.task import TryRow
+from toc.observe.metrics import LOG_LINES_DROPPED
+from toc.worker.control import ControlPipe
+from toc.worker.quarantine.isolated import serve
 
 
-def heard(link: Link) -> dict[str, Any]:
+def heard(link: ControlPipe) -> dict[str, Any]:
     """The next message that is no sign of life."""
     said: list[dict[str, Any]] = []
 
@@ -35,7 +35,7 @@ def test_log_lines_that_it_dropped_are_told_with_the_outcome() -> None:
         LOG_LINES_DROPPED.of().add(3)
 
     LOG_LINES_DROPPED.of().take()
-    ours, theirs = map(Link, socket.socketpair())
+    ours, theirs = map(ControlPipe, socket.socketpair())
     with closing(theirs), closing(ours):
         child = threading.Thread(target=serve, args=[theirs, {"t": Handler.of("t", talk, None)}])
         child.start()
@@ -54,7 +54,7 @@ def test_it_ends_when_a_handler_has_shut_down_what_the_next_one_may_need() -> No
     async def shut_down(_: Task) -> None:
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    ours, theirs = map(Link, socket.socketpair())
+    ours, theirs = map(ControlPipe, socket.socketpair())
     with closing(theirs), closing(ours):
         child = threading.Thread(target=serve, args=[theirs, {"t": Handler.of("t", shut_down, None)}])
         child.start()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from toc import Retry, Settings
-from toc.errors import ConfigError
-from toc.worker.start import run_daemon
+from toc.model.errors import ConfigError
+from toc.worker.daemon.start import run_daemon
 
 ELSEWHERE = """
 from toc import Settings, TimeoutCenter
@@ -34,7 +34,7 @@ def test_an_application_that_works_elsewhere_than_its_daemon_is_refused(
 def test_importing_toc_leaves_the_logging_of_the_application_alone() -> None:
     program = """if True:
         import structlog, toc
-        from toc.log import get_logger
+        from toc.observe.log import get_logger
         assert not structlog.is_configured()
         log = get_logger("toc.test")
         log.warning("ours_alone", token="abc")

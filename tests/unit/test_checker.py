@@ -13,7 +13,7 @@ from harness.final import Final, Place, Row
 from harness.history import FAULTS
 
 from toc import TaskStatus, Topic
-from toc.topic import Slot
+from toc.model.topic import Slot
 
 S = 1_000_000_000
 DUE = 10 * S

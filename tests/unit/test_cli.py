@@ -12,7 +12,7 @@ import pytest
 
 from toc.cli.main import main
 from toc.cli.values import attribute, biz_id, duration, instant, whole_seconds
-from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput
+from toc.model.errors import InvalidAttribute, InvalidDelay, InvalidInput
 
 HEAVY = ("alembic", "hiredis", "kazoo", "pydantic", "pymysql", "redis", "sqlalchemy")
 
@@ -154,7 +154,7 @@ def test_wrong_usage_ends_with_2_and_no_traceback(
         ["get", "1"],
         ["slots"],
         ["dead", "list"],
-        ["worker", "--app", "toc.demo.app:center"],
+        ["worker", "--app", "toc.dev.demo.app:center"],
         ["demo", "--configured"],
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from toc.config import Settings, config_file
-from toc.errors import ConfigError
-from toc.log import only_topics, redact, redact_event
+from toc.model.errors import ConfigError
+from toc.observe.log import only_topics, redact, redact_event
 
 CANARY = "hunter2canary"
 

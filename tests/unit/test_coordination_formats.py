@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.coordination.assignment import Member
-from toc.coordination.nodes import (
+from toc.coordination.session import Address
+from toc.coordination.znodes import (
     Paths,
     assignment_data,
     decode,
@@ -19,9 +20,8 @@ from toc.coordination.nodes import (
     owners_of,
     slot_of,
 )
-from toc.coordination.session import Address
-from toc.errors import ConfigError, InvalidInput
-from toc.topic import Slot
+from toc.model.errors import ConfigError, InvalidInput
+from toc.model.topic import Slot
 
 MAX_NODE = 1_000_000  # bytes, ZooKeeper's limit
 

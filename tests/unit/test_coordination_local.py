@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from toc.clock import Clock
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import Coordinator, SlotState
 from toc.coordination.local import DEAD_FOR_MS, LocalCoordinator
-from toc.topic import Slot
+from toc.model.clock import Clock
+from toc.model.topic import Slot
 
 TOPICS = {"order.close": 6, "order.remind": 4}
 

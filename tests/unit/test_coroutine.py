@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import structlog
 
-from toc.handler import Handler
-from toc.topic import Slot, Topic
-from toc.worker.coroutine import HandlerTask
-from toc.worker.entry import Entry
+from toc.model.handler import Handler
+from toc.model.topic import Slot, Topic
+from toc.worker.stages.coroutine import HandlerTask
+from toc.worker.stages.entry import Entry
 
 Call = Callable[[], Awaitable[Any]]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from toc.demo.history import History
-from toc.demo.orders import (
+from toc.dev.demo.history import History
+from toc.dev.demo.orders import (
     CLOSE,
     CONFIRM,
     MIN_MARGIN,
@@ -22,9 +22,9 @@ from toc.demo.orders import (
     read_orders,
     synthetic_orders,
 )
-from toc.demo.report import RACE_SECONDS, Observed, Report, judge
-from toc.errors import InvalidInput
-from toc.task import CancelOutcome, Dead, Task, TaskStatus
+from toc.dev.demo.report import RACE_SECONDS, Observed, Report, judge
+from toc.model.errors import InvalidInput
+from toc.model.task import CancelOutcome, Dead, Task, TaskStatus
 
 HEADER = "order_id,status,purchased_at,approved_at,shipped_at,delivered_at,estimated_delivery\n"
 
@@ -312,8 +312,8 @@ def test_who_practises_may_ask_a_handler_for_trouble_that_a_redrive_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOC_DEMO_HISTORY", str(tmp_path / "starts"))
-    monkeypatch.delitem(sys.modules, "toc.demo.app", raising=False)
-    app = importlib.import_module("toc.demo.app")
+    monkeypatch.delitem(sys.modules, "toc.dev.demo.app", raising=False)
+    app = importlib.import_module("toc.dev.demo.app")
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     asked = {"die": "connection refused", "take": 20}
@@ -330,4 +330,4 @@ def test_who_practises_may_ask_a_handler_for_trouble_that_a_redrive_ends(
     history.read()
     assert len(history.starts[7]) == 6
     app.center.close()
-    monkeypatch.delitem(sys.modules, "toc.demo.app")
+    monkeypatch.delitem(sys.modules, "toc.dev.demo.app")

@@ -16,11 +16,11 @@ import yaml
 
 from toc import Settings
 from toc.coordination.session import Address
-from toc.queue.keys import SlotKeys
-from toc.queue.url import Kind, parse
+from toc.index.keys import SlotKeys
+from toc.index.url import Topology, parse
+from toc.model.topic import Slot
 from toc.store.shards import Layout
-from toc.topic import Slot
-from toc.worker.daemon import KILL_AFTER_SECONDS
+from toc.worker.daemon.supervisor import KILL_AFTER_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -58,7 +58,7 @@ def test_the_production_example_reaches_every_server_over_tls(production: Settin
     )
     assert all("ssl_ca=" in url for url in production.database_urls)
     location, address = parse(redis), Address.parse(zookeeper)
-    assert (location.kind, location.tls, len(location.addresses)) == (Kind.CLUSTER, True, 3)
+    assert (location.kind, location.tls, len(location.addresses)) == (Topology.CLUSTER, True, 3)
     assert (address.tls, address.ca, address.chroot) == (True, str(ca), "/production")
 
 
@@ -95,10 +95,10 @@ def test_systemd_knows_every_line_of_the_unit_and_its_sandbox_is_tight(tmp_path:
 def test_the_redis_account_may_do_what_toc_does_and_nothing_else() -> None:
     (rules,) = re.findall(r"^user toc (.*)$", (DEPLOY / "redis-acl.conf").read_text(), re.MULTILINE)
     granted = set(re.findall(r" \+(\S+)", rules))
-    scripts = "".join(path.read_text() for path in (ROOT / "toc/queue/lua").glob("*.lua"))
+    scripts = "".join(path.read_text() for path in (ROOT / "toc/index/lua").glob("*.lua"))
     in_scripts = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", scripts)}
     assert in_scripts <= granted
-    code = "".join(path.read_text() for path in (ROOT / "toc/queue").glob("*.py"))
+    code = "".join(path.read_text() for path in (ROOT / "toc/index").glob("*.py"))
     for name in granted - in_scripts:
         called = ", ".join(f'"{word.upper()}"' for word in name.split("|"))
         assert called in code, name

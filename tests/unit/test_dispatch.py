@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toc.clock import Clock
-from toc.handler import Handler
-from toc.topic import Slot, Topic
-from toc.worker.dispatch import Dispatcher
-from toc.worker.entry import Entry
+from toc.model.clock import Clock
+from toc.model.handler import Handler
+from toc.model.topic import Slot, Topic
+from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.entry import Entry
 
 TOPIC = Topic("test.async", 1, 2)
 
@@ -35,9 +35,9 @@ def test_what_waits_for_the_event_loop_can_be_withdrawn() -> None:
         clock=Clock(),
         threads=1,
         async_limit=100,
-        too_early=nothing,
-        let_go=nothing,
-        has_room=nothing,
+        early=nothing,
+        inbox=nothing,
+        on_room=(),
         recycle=nothing,
     )
     slots = [Slot(TOPIC.name, number) for number in range(2)]

@@ -14,11 +14,12 @@ import typer
 from pydantic_core import PydanticUndefined
 
 import toc
-from toc import CancelOutcome, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, errors
+from toc import CancelOutcome, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter
 from toc.cli.main import app
-from toc.queue.keys import SlotKeys, owner_key
+from toc.index.keys import SlotKeys, owner_key
+from toc.model import errors
+from toc.model.topic import Slot, Topic
 from toc.store.schema import database_metadata
-from toc.topic import Slot, Topic
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])

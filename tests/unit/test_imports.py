@@ -1,4 +1,4 @@
-"""Imports point one way; each driver has one importer. The rule is drawn in docs/architecture.md."""
+"""Imports point one way; each driver has one importer. The picture is the first of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -11,54 +11,58 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "toc"
 
-VOCABULARY = {
-    "task", "topic", "sharding", "errors", "clock", "config", "log", "failpoint", "finding", "metrics",
-    "sockets", "presence", "logwriter",
-}  # fmt: skip
-OUTSIDE = {"store", "queue", "coordination"}  # one package per outside system
-PLAIN = {"catalog", "handler", "intake", "exposition", "tracing"}  # built on the vocabulary alone
-PASSES = {"sweep", "retention", "narrow"}
-SDK = {*OUTSIDE, *PLAIN, "sweep", "sweeper"}
+PLAIN = {"model", "observe", "config", "failpoint", "sockets"}  # what everybody may use
+OUTSIDE = {"store", "index", "coordination"}  # a room per outside system: they never import each other
 
-# What a part of toc may import of toc, besides itself and the vocabulary. Parts not named may import all
-# but the TOP, which nobody below it imports.
+# What a room may import of the others. Those that are not named here are the top: nobody imports them.
 MAY_IMPORT: dict[str, set[str]] = {
-    **{name: set() for name in (*VOCABULARY, *OUTSIDE, *PLAIN, "local")},
-    **dict.fromkeys(PASSES, OUTSIDE | PLAIN),
-    "sweeper": OUTSIDE | PLAIN | {"sweep"},
-    "client": SDK,
-    "admin": SDK | {"client"},
-    "bulk": SDK | {"client", "admin"},
-    "top": SDK | {"client"},
-    "worker": OUTSIDE | PLAIN,
+    "model": set(),
+    "failpoint": set(),
+    "sockets": set(),
+    "observe": {"model"},
+    "config": {"model", "observe"},
+    **dict.fromkeys(OUTSIDE, PLAIN),
+    "sdk": PLAIN | {"store", "index"},
+    "maintenance": PLAIN - {"config"} | {"store", "index"},
+    "worker": PLAIN - {"config"} | OUTSIDE | {"maintenance"},
+    "operate": PLAIN | OUTSIDE | {"sdk", "maintenance", "__init__"},
+    "dev.local": {"model"},
 }
-TOP = {"__init__", "cli", "demo", "gateway"}
-COMPOSERS = {"app", "start", "process", "upkeep"}  # of toc.worker: they put the loops together
+TOP = {"__main__", "cli", "dev.demo"}
+PUBLIC = {"__init__": {"sdk", "config", "model"}}  # the public names
+
+# Of the worker, these put objects together: they build on settings and on what the application has made.
+COMPOSERS = {"worker/app.py", "worker/process.py", "worker/table_services.py", "worker/daemon/start.py",
+             "worker/daemon/supervisor.py", "worker/quarantine/isolated.py"}  # fmt: skip
 
 DRIVERS = {
     "sqlalchemy": "store",
     "pymysql": "store",
     "alembic": "store",
-    "redis": "queue",
+    "redis": "index",
     "kazoo": "coordination",
-    "prometheus_client": "exposition",
-    "opentelemetry": "tracing",
+    "prometheus_client": "observe",
+    "opentelemetry": "observe",
 }
 
 
 class Import(NamedTuple):
-    file: Path
+    file: str  # within the package, for example "store/scan.py"
     line: int
-    importer: str  # the part of toc, for example "store"
-    composes: bool  # whether it is a file that may import what the rest of its package may not
+    room: str  # the importer's, for example "store"
     imported: str  # the full dotted name
     typing_only: bool
+
+
+def room_of(parts: tuple[str, ...]) -> str:
+    """The room of a module: the first part of its name, in toc.dev the first two."""
+    return ".".join(parts[:2]) if parts[0] == "dev" and len(parts) > 1 else parts[0]
 
 
 def imports(package: Path) -> Iterator[Import]:
     """Every import statement of a package, wherever in a file it stands."""
     for file in sorted(package.rglob("*.py")):
-        parts = file.relative_to(package).with_suffix("").parts
+        within = file.relative_to(package)
         tree = ast.parse(file.read_text())
         typing_only = {
             node
@@ -70,37 +74,39 @@ def imports(package: Path) -> Iterator[Import]:
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                line, names = node.lineno, [alias.name for alias in node.names]
+                names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{file}:{node.lineno}: imports are absolute"
                 # "from toc import store" imports toc.store: look at every name
-                line, names = node.lineno, [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
             else:
                 continue
             for name in names:
-                composes = parts[0] == "worker" and parts[-1] in COMPOSERS
-                yield Import(file, line, parts[0], composes, name, node in typing_only)
+                room = room_of(within.with_suffix("").parts)
+                yield Import(str(within), node.lineno, room, name, node in typing_only)
 
 
 def violations(package: Path) -> list[str]:
     """What breaks the rules, a line each."""
-    files = {file.relative_to(package).with_suffix("").parts[0] for file in package.rglob("*.py")}
+    modules = {file.relative_to(package).with_suffix("").parts[0] for file in package.rglob("*.py")}
     found = []
     for line in imports(package):
         root, *rest = line.imported.split(".")
-        where = f"{line.file.relative_to(package.parent)}:{line.line}"
+        where = f"toc/{line.file}:{line.line}"
         owner = DRIVERS.get(root)
-        for_types = root == "sqlalchemy" and line.importer == "client" and line.typing_only
-        if owner is not None and line.importer != owner and not for_types:
+        for_types = root == "sqlalchemy" and line.room == "sdk" and line.typing_only
+        if owner is not None and line.room != owner and not for_types:
             found.append(f"{where}: only toc.{owner} imports {root}")
         if root != "toc":
             continue
-        part = rest[0] if rest and rest[0] in files else "__init__"  # the public names: all of toc
-        if part == line.importer or part in VOCABULARY:
+        room = room_of(tuple(rest)) if rest and rest[0] in modules else "__init__"
+        if room == line.room or line.room in TOP:
             continue
-        allowed = part in MAY_IMPORT.get(line.importer, files - TOP) or (line.composes and part not in TOP)
-        if not allowed and line.importer not in TOP | {"__main__"}:
-            found.append(f"{where}: toc.{line.importer} must not import toc.{part}")
+        allowed = MAY_IMPORT.get(line.room, PUBLIC.get(line.room, set()))
+        if line.file in COMPOSERS:
+            allowed = allowed | {"sdk", "config"}
+        if room not in allowed:
+            found.append(f"{where}: toc.{line.room} must not import toc.{room}")
     return found
 
 
@@ -108,45 +114,49 @@ def test_imports_point_one_way() -> None:
     assert violations(PACKAGE) == []
 
 
-def test_every_part_of_the_vocabulary_exists() -> None:
-    assert {name for name in VOCABULARY if not (PACKAGE / f"{name}.py").exists()} == set()
+def test_every_room_is_in_the_rules() -> None:
+    rooms = {room_of(file.relative_to(PACKAGE).with_suffix("").parts) for file in PACKAGE.rglob("*.py")}
+    assert rooms - {"dev.__init__"} == {*MAY_IMPORT, *TOP, *PUBLIC}  # toc.dev itself is a docstring
+    assert {file for file in COMPOSERS if not (PACKAGE / file).exists()} == set()
 
 
 @pytest.mark.parametrize(
     ("file", "source", "verdict"),
     [
-        ("queue/nodes.py", "import redis.asyncio", None),
+        ("index/connections.py", "import redis.asyncio", None),
         ("store/engine.py", "from sqlalchemy import create_engine", None),
-        ("queue/keys.py", "from toc.topic import Slot", None),
-        ("queue/nodes.py", "from toc.queue import keys", None),
-        ("client.py", "from toc.store import Store", None),
-        ("client.py", "if TYPE_CHECKING:\n    from sqlalchemy import Connection", None),
-        ("worker/daemon.py", "from toc.coordination import local", None),
-        ("demo/app.py", "from toc import TimeoutCenter", None),
-        ("client.py", "from sqlalchemy import Connection", "only toc.store imports sqlalchemy"),
-        ("worker/poll.py", "def f():\n    import redis", "only toc.queue imports redis"),
-        ("local/servers.py", "import pymysql", "only toc.store imports pymysql"),
-        ("worker/daemon.py", "from kazoo.client import KazooClient", "only toc.coordination imports kazoo"),
-        ("queue/nodes.py", "from toc import store", "toc.queue must not import toc.store"),
+        ("index/keys.py", "from toc.model.topic import Slot", None),
+        ("index/calls.py", "from toc.index import keys", None),
+        ("sdk/client.py", "from toc.store import Store", None),
+        ("sdk/client.py", "if TYPE_CHECKING:\n    from sqlalchemy import Connection", None),
+        ("worker/daemon/supervisor.py", "from toc.coordination import local", None),
+        ("dev/demo/app.py", "from toc import TimeoutCenter", None),
+        ("sdk/client.py", "from sqlalchemy import Connection", "only toc.store imports sqlalchemy"),
+        ("worker/stages/poll.py", "def f():\n    import redis", "only toc.index imports redis"),
+        ("dev/local/servers.py", "import pymysql", "only toc.store imports pymysql"),
+        ("worker/link.py", "from kazoo.client import KazooClient", "only toc.coordination imports kazoo"),
+        ("index/calls.py", "from toc import store", "toc.index must not import toc.store"),
         ("store/tasks.py", "import toc.coordination", "toc.store must not import toc.coordination"),
-        ("task.py", "from toc.client import TimeoutCenter", "toc.task must not import toc.client"),
-        ("sweep.py", "from toc.client import TimeoutCenter", "toc.sweep must not import toc.client"),
-        ("local/cluster.py", "from toc.store import Store", "toc.local must not import toc.store"),
-        ("worker/poll.py", "from toc.client import TimeoutCenter", "toc.worker must not import toc.client"),
-        ("worker/process.py", "from toc.client import TimeoutCenter", None),
+        ("model/task.py", "from toc.sdk.client import Center", "toc.model must not import toc.sdk"),
+        ("model/task.py", "from toc.observe.log import log", "toc.model must not import toc.observe"),
+        ("maintenance/sweep.py", "from toc.sdk import client", "toc.maintenance must not import toc.sdk"),
+        ("maintenance/sweep.py", "from toc.worker import loop", "toc.maintenance must not import toc.worker"),
+        ("dev/local/cluster.py", "from toc.store import Store", "toc.dev.local must not import toc.store"),
+        ("store/store.py", "from toc.dev.local import cluster", "toc.store must not import toc.dev.local"),
+        ("worker/stages/poll.py", "from toc.sdk.client import Center", "toc.worker must not import toc.sdk"),
+        ("worker/process.py", "from toc.sdk.client import Center", None),
         ("worker/process.py", "from toc.cli import main", "toc.worker must not import toc.cli"),
         ("worker/process.py", "from toc import Task", "toc.worker must not import toc.__init__"),
     ],
-)
+)  # fmt: skip
 def test_an_import_is_judged_by_who_imports_what(
     tmp_path: Path, file: str, source: str, verdict: str | None
 ) -> None:
     package = tmp_path / "toc"
-    for part in ("store", "queue", "coordination", "local", "worker", "cli", "demo"):
-        (package / part).mkdir(parents=True)
-        (package / part / "__init__.py").touch()
-    for name in (*VOCABULARY, "client", "sweep"):
-        (package / f"{name}.py").touch()
+    for room in (*MAY_IMPORT, *TOP):
+        (package / room.replace(".", "/")).mkdir(parents=True, exist_ok=True)
+        (package / room.replace(".", "/") / "__init__.py").touch()
+    (package / file).parent.mkdir(parents=True, exist_ok=True)
     (package / file).write_text(source)
     found = [line.partition(": ")[2] for line in violations(package)]
     assert found == ([] if verdict is None else [verdict])

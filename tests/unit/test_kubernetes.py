@@ -12,8 +12,8 @@ import yaml
 
 from toc import Settings
 from toc.cli.main import app
-from toc.worker.daemon import KILL_AFTER_SECONDS
-from toc.worker.monitor import STILL_SECONDS
+from toc.worker.daemon.http import STILL_SECONDS
+from toc.worker.daemon.supervisor import KILL_AFTER_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))

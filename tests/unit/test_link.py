@@ -10,21 +10,21 @@ from contextlib import closing
 import pytest
 
 from toc import Topic
-from toc.local.process import until
-from toc.topic import Backoff, TopicType
-from toc.worker.link import Link
+from toc.dev.local.process import until
+from toc.model.topic import Backoff, TopicType
+from toc.worker.control import ControlPipe
 
 TOPIC = Topic("order.close", 7, 16, TopicType.INSTANT, backoff=Backoff.IMMEDIATE, paused=True, horizon=60)
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Link, Link]]:
-    ours, theirs = map(Link, socket.socketpair())
+def ends() -> Iterator[tuple[ControlPipe, ControlPipe]]:
+    ours, theirs = map(ControlPipe, socket.socketpair())
     with closing(theirs), closing(ours):
         yield ours, theirs
 
 
-def test_what_was_sent_first_is_read_alone_and_the_rest_stays(ends: tuple[Link, Link]) -> None:
+def test_what_was_sent_first_is_read_alone_and_the_rest_stays(ends: tuple[ControlPipe, ControlPipe]) -> None:
     daemon, process = ends
     daemon.send("known", topics=[TOPIC.values()])
     daemon.send("dead", workers=["a"])
@@ -35,7 +35,7 @@ def test_what_was_sent_first_is_read_alone_and_the_rest_stays(ends: tuple[Link, 
     assert [message["kind"] for message in process.receive()] == ["dead", "stop"]
 
 
-def test_more_than_the_line_takes_at_once_is_waited_for(ends: tuple[Link, Link]) -> None:
+def test_more_than_the_line_takes_at_once_is_waited_for(ends: tuple[ControlPipe, ControlPipe]) -> None:
     daemon, process = ends
     daemon.send("known", topics=["t" * 1000] * 5000)
     daemon.send("stop")
@@ -49,7 +49,9 @@ def test_more_than_the_line_takes_at_once_is_waited_for(ends: tuple[Link, Link])
     assert until(lambda: [message["kind"] for message in process.receive()] == ["stop"], 30)
 
 
-def test_a_daemon_that_says_nothing_or_is_gone_is_not_waited_for(ends: tuple[Link, Link]) -> None:
+def test_a_daemon_that_says_nothing_or_is_gone_is_not_waited_for(
+    ends: tuple[ControlPipe, ControlPipe],
+) -> None:
     daemon, process = ends
     assert process.first() is None
     daemon.close()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from toc.errors import ConfigError, TocError, UnfitServer
-from toc.local import servers
-from toc.local.embedded import lock
-from toc.local.process import Process, free_port, tail, until
-from toc.local.server import MissingServer
-from toc.local.servers import RedisServer, find_redis
+from toc.dev.local import servers
+from toc.dev.local.embedded import lock
+from toc.dev.local.private import MissingServer
+from toc.dev.local.process import Process, free_port, tail, until
+from toc.dev.local.servers import RedisServer, find_redis
+from toc.model.errors import ConfigError, TocError, UnfitServer
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
@@ -68,7 +68,7 @@ def test_a_stranger_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_process_started_to_die_with_its_parent_does_and_another_does_not(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from toc.local.process import Process; "
+        "import sys, time; from pathlib import Path; from toc.dev.local.process import Process; "
         f"command, log = {SLEEP!r}, Path({str(tmp_path / 'log')!r}); "
         "bound = Process.spawn(command, log, die_with_parent=True); free = Process.spawn(command, log); "
         "print(bound.pid, bound.started, free.pid, free.started, flush=True); time.sleep(600)"

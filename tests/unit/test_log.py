@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from toc.log import stack
+from toc.observe.log import stack
 
 MANY = """
-from toc.log import configure, get_logger
+from toc.observe.log import configure, get_logger
 configure("info", "json")
 log = get_logger("toc.test")
 for number in range(2000):

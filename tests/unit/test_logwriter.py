@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from toc import logwriter
-from toc.local.process import until
-from toc.log import get_logger
-from toc.logwriter import QUEUE_BYTES, Gap, LogWriter
-from toc.metrics import LOG_LINES_DROPPED
+from toc.dev.local.process import until
+from toc.observe import logwriter
+from toc.observe.log import get_logger
+from toc.observe.logwriter import QUEUE_BYTES, Gap, LogWriter
+from toc.observe.metrics import LOG_LINES_DROPPED
 
 
 class Log:
@@ -169,7 +169,7 @@ def test_an_applications_logging_that_raises_is_not_the_callers_trouble() -> Non
 
 EVERY_WAY = """
 import atexit, logging, sys, threading, warnings
-from toc.log import detach, get_logger
+from toc.observe.log import detach, get_logger
 detach()
 logging.basicConfig()
 atexit.register(print, "the last line")
@@ -202,7 +202,7 @@ def test_a_writer_whose_descriptor_is_closed_and_another_file_by_now_writes_to_i
 
 
 SDK = """
-from toc.log import get_logger
+from toc.observe.log import get_logger
 for number in range(20000):
     get_logger("toc.test").warning("submit_not_indexed", number=number)
 print("done")
@@ -246,7 +246,7 @@ def test_an_application_that_nobody_listens_to_does_not_wait_for_lines_of_the_sd
 
 FORKED = """
 import os, sys
-from toc.log import detach
+from toc.observe.log import detach
 detach()
 print("ours", file=sys.stderr)
 pid = os.fork()

@@ -13,36 +13,36 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from toc import metrics
-from toc.exposition import decode, encode, quantile
-from toc.metrics import BOARD_BYTES, METRICS, Board, Kind, Values, add_up
-from toc.topic import Slot
-from toc.worker.monitor import STILL_SECONDS, State, faults, notes, wants
+from toc.model.topic import Slot
+from toc.observe import metrics
+from toc.observe.exposition import decode, encode, quantile
+from toc.observe.metrics import BOARD_BYTES, METRICS, MetricKind, SharedMetrics, Values, add_up
+from toc.worker.daemon.http import STILL_SECONDS, State, faults, notes, wants
 
 ROOT = Path(__file__).parents[2]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 @pytest.fixture
-def boards() -> Iterator[tuple[Board, Board]]:
+def boards() -> Iterator[tuple[SharedMetrics, SharedMetrics]]:
     """The same memory as its writer and its reader have it."""
     descriptor = os.memfd_create("test")
     os.ftruncate(descriptor, BOARD_BYTES)
-    yield Board(mmap.mmap(descriptor, BOARD_BYTES)), Board(mmap.mmap(descriptor, BOARD_BYTES))
+    yield SharedMetrics(mmap.mmap(descriptor, BOARD_BYTES)), SharedMetrics(mmap.mmap(descriptor, BOARD_BYTES))
     os.close(descriptor)
 
 
-def lateness(board: Board, topic: str) -> metrics.Distribution:
+def lateness(board: SharedMetrics, topic: str) -> metrics.Distribution:
     metric = METRICS["toc_lateness_seconds"]
     return metrics.Distribution(metric, board.place((metric.name, topic), metric.cells))
 
 
-def tries(board: Board, topic: str, outcome: str) -> metrics.Count:
+def tries(board: SharedMetrics, topic: str, outcome: str) -> metrics.Count:
     metric = METRICS["toc_tries"]
     return metrics.Count(metric, board.place((metric.name, topic, outcome), metric.cells))
 
 
-def test_what_one_process_writes_another_reads_at_once(boards: tuple[Board, Board]) -> None:
+def test_what_one_process_writes_another_reads_at_once(boards: tuple[SharedMetrics, SharedMetrics]) -> None:
     ours, theirs = boards
     assert theirs.read() == {}
     first = tries(ours, "order.close", "processed")
@@ -59,7 +59,7 @@ def test_what_one_process_writes_another_reads_at_once(boards: tuple[Board, Boar
     assert sum(cells[:-1]) == 4
 
 
-def test_a_sum_never_shrinks_when_two_clocks_disagree(boards: tuple[Board, Board]) -> None:
+def test_a_sum_never_shrinks_when_two_clocks_disagree(boards: tuple[SharedMetrics, SharedMetrics]) -> None:
     late = lateness(boards[0], "t")
     late.observe([-0.002])
     late.observe_one(-0.003)
@@ -68,7 +68,7 @@ def test_a_sum_never_shrinks_when_two_clocks_disagree(boards: tuple[Board, Board
     assert cells[-1] == 0
 
 
-def test_threads_that_count_the_same_lose_nothing(boards: tuple[Board, Board]) -> None:
+def test_threads_that_count_the_same_lose_nothing(boards: tuple[SharedMetrics, SharedMetrics]) -> None:
     count = tries(boards[0], "t", "processed")
 
     def add() -> None:
@@ -85,7 +85,7 @@ def test_threads_that_count_the_same_lose_nothing(boards: tuple[Board, Board]) -
 
 def test_a_board_that_is_full_takes_no_more_and_stays_readable() -> None:
     small = bytearray(128)
-    ours, theirs = Board(small), Board(small)
+    ours, theirs = SharedMetrics(small), SharedMetrics(small)
     tries(ours, "t", "processed").add(2)
     with pytest.raises(MemoryError):
         lateness(ours, "t")
@@ -118,7 +118,9 @@ def test_what_a_later_version_counts_is_left_out() -> None:
 
 def test_whatever_is_counted_begins_at_nothing() -> None:
     values = metrics.beginning(["a", "b"], ["b"])
-    counted = {name for name, metric in METRICS.items() if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM)}
+    counted = {
+        name for name, metric in METRICS.items() if metric.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM)
+    }
     assert {key[0] for key in values} == counted
     assert not any(map(any, values.values()))
     assert {key[1:] for key in values if key[0] == "toc_tries"} >= {("a", "dead"), ("b", "processed")}
@@ -142,11 +144,11 @@ def test_every_metric_is_valid_openmetrics() -> None:
     families = {family.name: family for family in text_string_to_metric_families(body.decode())}  # type: ignore[no-untyped-call]
     for metric in METRICS.values():
         family = families[metric.name]
-        kind = "gauge" if metric.kind is Kind.HIGHEST else metric.kind
+        kind = "gauge" if metric.kind is MetricKind.HIGHEST else metric.kind
         assert (family.type, family.documentation) == (kind, metric.help)
         assert family.unit == ("seconds" if metric.name.endswith("_seconds") else "")
         counts = [sample.value for sample in family.samples if sample.name.endswith("_count")]
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             number = list(METRICS).index(metric.name) + 1
             assert counts[0] == sum(number + cell for cell in range(metric.cells - 1))
     assert families["process_cpu_seconds"].samples[0].value > 0
@@ -171,8 +173,8 @@ def test_names_say_the_unit_and_the_reference_names_them_all() -> None:
     for name, kind, labels in re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", section, re.MULTILINE):
         documented[name] = (kind, tuple(re.findall(r"`(\w+)`", labels)))
     assert documented == {
-        f"{metric.name}_total" if metric.kind is Kind.COUNTER else metric.name: (
-            "gauge" if metric.kind is Kind.HIGHEST else str(metric.kind),
+        f"{metric.name}_total" if metric.kind is MetricKind.COUNTER else metric.name: (
+            "gauge" if metric.kind is MetricKind.HIGHEST else str(metric.kind),
             metric.labels,
         )
         for metric in METRICS.values()

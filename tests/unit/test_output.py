@@ -11,7 +11,7 @@ from rich.console import Console
 from toc.cli.output import ago, most_urgent, table
 from toc.cli.top import _drawn, _reached
 from toc.cli.worker import WATCH_SPARE, _in_one_line, _spare
-from toc.top import Picture, TopicNow, WorkerNow
+from toc.operate.top import Picture, TopicNow, WorkerNow
 
 SLOTS: list[dict[str, Any]] = [
     {

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from toc.presence import Neighbourhood, Presence
+from toc.coordination.presence import Neighbourhood, Presence
 
 HOLD = """
 import sys, time
-from toc.presence import Presence
+from toc.coordination.presence import Presence
 held = Presence(sys.argv[1])
 print("held", flush=True)
 time.sleep(60)
@@ -75,7 +75,11 @@ def test_of_processes_elsewhere_nothing_is_concluded(here: Neighbourhood) -> Non
     """Elsewhere is another host name, another kernel, another network namespace."""
     assert not here.proves_gone(Neighbourhood.of("host-b").name("host-a-0"))
     assert not here.proves_gone(Neighbourhood("00000000").name("host-a-0"))
-    own = [sys.executable, "-c", "from toc.presence import *; print(Neighbourhood.of('host-a').name('x-0'))"]
+    own = [
+        sys.executable,
+        "-c",
+        "from toc.coordination.presence import *; print(Neighbourhood.of('host-a').name('x-0'))",
+    ]
     try:
         said = subprocess.run(["unshare", "--net", *own], capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError) as exc:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toc import Dead, Retry
-from toc.worker.raised import MAX_ERROR_CHARS, Raised, raised
+from toc.model.raised import MAX_ERROR_CHARS, Raised, raised
 
 
 class Unnamed(type):

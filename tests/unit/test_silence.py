@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toc.topic import Topic
+from toc.model.topic import Topic
 from toc.worker.silence import ENDED_SECONDS, SILENT_SECONDS, Silence, patience
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toc.clock import Clock
-from toc.errors import ConfigError
+from toc.model.clock import Clock
+from toc.model.errors import ConfigError
 from toc.store import Store
 from toc.store.schema import REVISION, task_table_name
 from toc.store.shards import Layout

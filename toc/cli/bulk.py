@@ -13,12 +13,12 @@ import typer
 
 from toc.cli.output import say
 from toc.cli.values import biz_id, moment, who
-from toc.errors import InvalidInput
-from toc.task import TaskStatus
+from toc.model.errors import InvalidInput
+from toc.model.task import TaskStatus
 
 if TYPE_CHECKING:
-    from toc.bulk import Counts, Step
-    from toc.client import TimeoutCenter
+    from toc.operate.bulk import BulkStep, Counts
+    from toc.sdk.client import TimeoutCenter
     from toc.store import Selection
 
 Topic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
@@ -57,8 +57,8 @@ class Filters(NamedTuple):
 
 def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Selection:
     """What the filters mean. Raises InvalidInput, UnknownTopic, SchemaBehind before anything is done."""
-    from toc import admin
-    from toc.sharding import BizId
+    from toc.model.sharding import BizId
+    from toc.operate import admin
     from toc.store import Selection
 
     topic, biz, text, after, before, error = filters
@@ -112,7 +112,7 @@ class Account:
         more = f" and {len(self._job_ids) - SHOWN_IDS} more" if len(self._job_ids) > SHOWN_IDS else ""
         return {"by": who(), "selected": chosen, "job_ids": ids + more, **self.counts}
 
-    def follow(self, steps: Iterator[Step], log_it: Callable[..., object]) -> None:
+    def follow(self, steps: Iterator[BulkStep], log_it: Callable[..., object]) -> None:
         """Do it all, and show how far it has come: a bar on a terminal, else a line now and then.
 
         ``log_it`` gets the fields at the end, also when it breaks off half-way; not where nothing was to do.

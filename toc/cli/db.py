@@ -19,7 +19,7 @@ def upgrade() -> None:
 
     Safe to run again, also after it was interrupted half-way; two at once wait for each other.
     """
-    from toc.admin import migrator
+    from toc.operate.admin import migrator
 
     settings = load_settings()
     began = time.monotonic()
@@ -43,7 +43,7 @@ def upgrade() -> None:
 @app.command()
 def check(as_json: Json = False) -> None:
     """Say which shards are behind the schema of this version. Ends with 3 if any is."""
-    from toc.admin import migrator
+    from toc.operate.admin import migrator
 
     shards = migrator(load_settings()).check()
     records = [

@@ -24,11 +24,11 @@ from toc.cli.bulk import (
 )
 from toc.cli.output import history_record, row_record, say, show, show_one
 from toc.cli.values import Biz, JobId, Json, Text, WithNumbers, job_number, opened
-from toc.errors import InvalidInput
-from toc.task import TaskStatus
+from toc.model.errors import InvalidInput
+from toc.model.task import TaskStatus
 
 if TYPE_CHECKING:
-    from toc.client import TimeoutCenter
+    from toc.sdk.client import TimeoutCenter
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that ran out of tries.")
 
@@ -53,7 +53,7 @@ def list_dead(
     Examples: toc dead list --topic order.close --limit 20
               toc dead list --after 2h --error "connection refused"
     """
-    from toc import admin
+    from toc.operate import admin
 
     with opened() as center:
         names = {each.biz_type: each.name for each in center.store.topics.list()}
@@ -70,7 +70,7 @@ def list_dead(
 @app.command("show", cls=WithNumbers)
 def show_dead(wanted: JobId, as_json: Json = False) -> None:
     """Show everything that is kept about a task, with what each failed try raised."""
-    from toc import admin
+    from toc.operate import admin
 
     job_id = job_number(wanted)
     with opened() as center:
@@ -100,8 +100,8 @@ def redrive(
               toc dead redrive --topic order.close --all --rate 100
               toc dead redrive --error "connection refused" --after 2h --all --dry-run
     """
-    from toc import bulk
-    from toc.log import get_logger
+    from toc.observe.log import get_logger
+    from toc.operate import bulk
 
     log = get_logger(__name__)
     filters = Filters(topic, biz, text, after, before, error)
@@ -142,8 +142,8 @@ def purge(
     Examples: toc dead purge 894573895733248
               toc dead purge --topic order.close --before 30d --all --dry-run
     """
-    from toc import bulk
-    from toc.log import get_logger
+    from toc.observe.log import get_logger
+    from toc.operate import bulk
 
     log = get_logger(__name__)
     filters = Filters(topic, biz, text, after, before, error)

@@ -16,12 +16,12 @@ import typer
 from toc.cli.output import print_json, say, show
 from toc.cli.streams import end_if_lost
 from toc.cli.values import Json, load_settings
-from toc.errors import InvalidInput, shown
+from toc.model.errors import InvalidInput, shown
 
 if TYPE_CHECKING:
-    from toc.demo.report import Report
-    from toc.demo.run import Progress
-    from toc.demo.stage import Stage
+    from toc.dev.demo.report import Report
+    from toc.dev.demo.run import Progress
+    from toc.dev.demo.stage import Stage
 
 cluster = typer.Typer(
     no_args_is_help=True,
@@ -65,11 +65,11 @@ def demo(
     Examples: toc demo
               toc demo --orders orders.csv --speed 10
     """
-    from toc import log
-    from toc.demo import orders as orders_module
-    from toc.demo.report import judge
-    from toc.demo.run import await_workers, drive
-    from toc.local.process import tail
+    from toc.dev.demo import orders as orders_module
+    from toc.dev.demo.report import judge
+    from toc.dev.demo.run import await_workers, drive
+    from toc.dev.local.process import tail
+    from toc.observe import log
 
     if on_cluster and configured:
         raise InvalidInput("give --cluster or --configured, not both")
@@ -108,7 +108,7 @@ def _clean_up_when_terminated() -> None:
 def _stage(on_cluster: bool, configured: bool, directory: Path) -> Iterator[Stage]:
     import tempfile
 
-    from toc.demo import stage
+    from toc.dev.demo import stage
 
     with ExitStack() as stack:
         if on_cluster:
@@ -203,9 +203,9 @@ def dev(
 
     Example: toc dev --app shop.deadlines:center
     """
-    from toc.admin import migrator
-    from toc.demo.stage import only_config, write_config
-    from toc.local.embedded import EmbeddedStack
+    from toc.dev.demo.stage import only_config, write_config
+    from toc.dev.local.embedded import EmbeddedStack
+    from toc.operate.admin import migrator
 
     _clean_up_when_terminated()
     with EmbeddedStack(directory) as stack:
@@ -221,13 +221,13 @@ def dev(
                     signal.pause()
             else:
                 _create_topics(app)
-                from toc.worker.start import run_daemon
+                from toc.worker.daemon.start import run_daemon
 
                 raise typer.Exit(run_daemon(app, settings))
 
 
 def _create_topics(app: str) -> None:
-    from toc.topic import Topic
+    from toc.model.topic import Topic
     from toc.worker.app import load_app
 
     center = load_app(app)
@@ -272,12 +272,12 @@ def start(
 
     Example: toc cluster start redis1 host3
     """
-    from toc.admin import migrator
-    from toc.client import TimeoutCenter
     from toc.config import Settings
-    from toc.demo.run import create_topics
-    from toc.demo.stage import only_config
-    from toc.local.cluster import LocalCluster
+    from toc.dev.demo.run import create_topics
+    from toc.dev.demo.stage import only_config
+    from toc.dev.local.cluster import LocalCluster
+    from toc.operate.admin import migrator
+    from toc.sdk.client import TimeoutCenter
 
     local = LocalCluster(directory, daemons=daemons, processes=processes, zookeepers=zookeepers)
     if parts:
@@ -298,7 +298,7 @@ def start(
 @cluster.command()
 def status(directory: Directory = CLUSTER, as_json: Json = False) -> None:
     """Show the processes of the cluster. Ends with 1 unless all run."""
-    from toc.local.cluster import LocalCluster
+    from toc.dev.local.cluster import LocalCluster
 
     parts = LocalCluster(directory).status()
     if not as_json:
@@ -318,7 +318,7 @@ def stop(
     directory: Directory = CLUSTER,
 ) -> None:
     """Stop the cluster, or parts of it: daemons first, in good order. Its data is kept."""
-    from toc.local.cluster import LocalCluster
+    from toc.dev.local.cluster import LocalCluster
 
     if parts:
         LocalCluster(directory).stop_parts(parts)
@@ -336,7 +336,7 @@ def kill(
 
     Example: toc cluster kill redis1 redis2 redis3
     """
-    from toc.local.cluster import LocalCluster
+    from toc.dev.local.cluster import LocalCluster
 
     LocalCluster(directory).kill(*parts)
     say(f"killed {', '.join(parts)}")

@@ -22,8 +22,8 @@ def doctor(
     Ends with 0 when all is well, 1 when something is worth seeing to, 2 when something is wrong. It changes
     nothing.
     """
-    from toc import doctor as doctors
-    from toc.log import redact
+    from toc.observe.log import redact
+    from toc.operate import doctor as doctors
 
     with opened() as center, progress_bar("looking at the databases") as progress:
         lines = doctors.examine(center, progress)

@@ -10,8 +10,8 @@ from toc.cli.output import progress_bar, say, show_one
 from toc.cli.values import Json, opened
 
 if TYPE_CHECKING:
-    from toc.client import TimeoutCenter
-    from toc.topic import Topic
+    from toc.model.topic import Topic
+    from toc.sdk.client import TimeoutCenter
 
 
 def sweep(
@@ -22,7 +22,7 @@ def sweep(
 
     Without --once it goes on until Ctrl-C. Ends with 4 if a Redis server was out of reach.
     """
-    from toc import admin
+    from toc.operate import admin
 
     with opened() as center:
         if once:
@@ -41,7 +41,7 @@ def rebuild(
     Workers do it by themselves when Redis has lost data; this is for when none runs, or to be sure. Ends with
     4 if a Redis server was out of reach.
     """
-    from toc import admin
+    from toc.operate import admin
 
     with opened() as center:
         chosen = None if topic is None else admin.get_topic(center.store, topic)
@@ -49,7 +49,7 @@ def rebuild(
 
 
 def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> None:
-    from toc import admin
+    from toc.operate import admin
 
     with progress_bar("rows") as progress:
         counts = admin.refill(

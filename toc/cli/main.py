@@ -10,7 +10,7 @@ import typer
 from toc.cli import config, db, dead, dev, doctor, index, streams, task, top, topic, worker
 from toc.cli.output import say
 from toc.cli.values import WithNumbers
-from toc.errors import TocError, shown
+from toc.model.errors import TocError, shown
 
 app = typer.Typer(
     name="toc",
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except TocError as exc:
-        from toc.log import redact
+        from toc.observe.log import redact
 
         say(f"error: {redact(str(exc))}")
         return exc.exit_code

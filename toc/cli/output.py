@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from toc.clock import from_ms
-from toc.task import TaskStatus
+from toc.model.clock import from_ms
+from toc.model.task import TaskStatus
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
+    from toc.model.task import Task, TaskRow
+    from toc.model.topic import Topic
     from toc.store.history import FailedTry
-    from toc.task import Task, TaskRow
-    from toc.topic import Topic
 
 Thing = TypeVar("Thing")
 

@@ -24,13 +24,13 @@ from toc.cli.values import (
     job_number,
     opened,
 )
-from toc.clock import from_ms, to_ms
-from toc.errors import InvalidInput, NaiveDatetime, NotInFuture, PartialCancel
-from toc.task import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.tracing import is_traced, trace_id
+from toc.model.clock import from_ms, to_ms
+from toc.model.errors import InvalidInput, NaiveDatetime, NotInFuture, PartialCancel
+from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
+from toc.observe.tracing import is_traced, trace_id
 
 if TYPE_CHECKING:
-    from toc.client import TimeoutCenter
+    from toc.sdk.client import TimeoutCenter
 
 _MEANS = {
     "may_have_started": "a try may be running, or have run",
@@ -88,7 +88,7 @@ def get(wanted: JobId, as_json: Json = False) -> None:
 
     Example: toc get 894573895733248
     """
-    from toc import admin
+    from toc.operate import admin
 
     job_id = job_number(wanted)
     with opened() as center:
@@ -152,7 +152,7 @@ def cancel(
               toc cancel --topic order.close --biz-id 42
               toc cancel --topic order.close --all --rate 200
     """
-    from toc.log import get_logger
+    from toc.observe.log import get_logger
 
     log = get_logger(__name__)
     job_id = None if wanted is None else job_number(wanted)
@@ -191,8 +191,8 @@ def cancel(
 
 
 def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: bool, as_json: bool) -> None:
-    from toc import bulk
-    from toc.log import get_logger
+    from toc.observe.log import get_logger
+    from toc.operate import bulk
 
     log = get_logger(__name__)
     filters = Filters(topic)
@@ -269,8 +269,8 @@ def _reschedule_many(
     yes: bool,
     as_json: bool,
 ) -> None:
-    from toc import bulk
-    from toc.log import get_logger
+    from toc.observe.log import get_logger
+    from toc.operate import bulk
 
     log = get_logger(__name__)
     if due() <= datetime.now(UTC):

@@ -13,15 +13,15 @@ import typer
 from toc.cli.output import and_more, console, most_urgent, print_json, say, screen, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import Json, address, opened
-from toc.errors import CoordinationUnavailable, InvalidInput
+from toc.model.errors import CoordinationUnavailable, InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from toc.client import TimeoutCenter
     from toc.config import Settings
     from toc.coordination.operator import Operator
-    from toc.top import Picture, TopicNow, WorkerNow
+    from toc.operate.top import Picture, TopicNow, WorkerNow
+    from toc.sdk.client import TimeoutCenter
 
 _ANYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nothing listens here
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -43,7 +43,7 @@ def top(
 
     With --once or --json it ends with 1 if a daemon did not answer.
     """
-    from toc.top import Top
+    from toc.operate.top import Top
 
     if not 0.1 <= interval <= 3600:
         raise InvalidInput(f"--interval must be 0.1 to 3600 seconds, not {interval:g}")
@@ -108,9 +108,9 @@ class _Owners:
 
     def read(self) -> list[WorkerNow]:
         """Raises CoordinationUnavailable, IndexUnavailable, StoreUnavailable."""
-        from toc import admin
         from toc.coordination.operator import Operator
-        from toc.top import WorkerNow
+        from toc.operate import admin
+        from toc.operate.top import WorkerNow
 
         center, settings = self._center, self._center.settings
         if settings.zookeeper is None:

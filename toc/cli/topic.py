@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.catalog import REFRESH_SECONDS
 from toc.cli.output import print_json, progress_bar, say, show, show_one, topic_record
 from toc.cli.values import Json, duration, opened, who, whole_seconds
-from toc.log import get_logger
-from toc.topic import Backoff, Topic, TopicType
+from toc.model.catalog import REFRESH_SECONDS
+from toc.model.topic import Backoff, Topic, TopicType
+from toc.observe.log import get_logger
 
 if TYPE_CHECKING:
-    from toc.admin import Stamped
+    from toc.operate.admin import Stamped
 
 NOTICED_SECONDS = REFRESH_SECONDS + 0.5
 """After so long every worker that reaches MySQL has read the topic table again."""
@@ -104,7 +104,7 @@ def create(
 
     Example: toc topic create order.close --biz-type 1001 --slots 8 --retries 10
     """
-    from toc import admin
+    from toc.operate import admin
 
     policies = _policies(
         topic_type,
@@ -156,7 +156,7 @@ def show_topic(
     submitted. A change is over when all keep the present one. To know it, every pending row is read: with
     --count, and for at most 5 s while slots are being given up; what was not read by then is told.
     """
-    from toc import admin
+    from toc.operate import admin
 
     with opened() as center:
         topic = admin.get_topic(center.store, name)
@@ -205,7 +205,7 @@ def alter(
 
     Example: toc topic alter order.close --slots 16 --backoff-cap 5m
     """
-    from toc import admin
+    from toc.operate import admin
 
     changes = _policies(
         topic_type,
@@ -241,7 +241,7 @@ def pause(name: Name, as_json: Json = False) -> None:
 
     Returns when every worker has had the time to read it, after some 3 s.
     """
-    from toc import admin
+    from toc.operate import admin
 
     with opened(account=True) as center:
         topic = admin.alter_topic(center.store, name, {"paused": True})
@@ -266,7 +266,7 @@ def resume(
     With --rate what is due by now is started at that rate; what becomes due later is not limited. A topic
     that is not paused can be given another rate so, or none.
     """
-    from toc import admin
+    from toc.operate import admin
 
     with opened(account=True) as center:
         topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from toc.clock import to_ms
-from toc.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime, shown
-from toc.sharding import valid_job_id
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime, shown
+from toc.model.sharding import valid_job_id
 
 if TYPE_CHECKING:
-    from toc.client import TimeoutCenter
     from toc.config import Settings
+    from toc.sdk.client import TimeoutCenter
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB_ID", help="The number that submit returned.")]
@@ -148,8 +148,8 @@ def load_settings(*, daemon: bool = False) -> Settings:
 
     Unless told otherwise, only a ``daemon`` logs what is in order; other commands log warnings alone.
     """
-    from toc import log
     from toc.config import Settings
+    from toc.observe import log
 
     settings = Settings()
     chatty = daemon or "log_level" in settings.model_fields_set
@@ -163,7 +163,7 @@ def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
 
     ``account``: log also what is in order, since that says who did what.
     """
-    from toc.client import TimeoutCenter
+    from toc.sdk.client import TimeoutCenter
 
     with TimeoutCenter(load_settings(daemon=account)) as center:
         yield center

@@ -12,15 +12,15 @@ import typer
 from toc.cli.output import ago, and_more, instant, most_urgent, say, screen, show, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import Json, load_settings, opened, who
-from toc.errors import ConfigError, IndexUnavailable, InvalidInput, UnknownHost, shown
+from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput, UnknownHost, shown
 
 if TYPE_CHECKING:
-    from toc.admin import SlotView
-    from toc.client import TimeoutCenter
     from toc.config import Settings
     from toc.coordination.coordinator import SlotRow
     from toc.coordination.operator import Operator
-    from toc.topic import Slot
+    from toc.model.topic import Slot
+    from toc.operate.admin import SlotView
+    from toc.sdk.client import TimeoutCenter
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="As `toc workers` shows it.")]
 SlotName = Annotated[
@@ -59,7 +59,7 @@ def worker(
     Example: toc worker --app shop.deadlines:center --processes 4
     """
     from toc.config import Settings
-    from toc.log import detach
+    from toc.observe.log import detach
 
     detach()
     settings = load_settings(daemon=True)
@@ -68,7 +68,7 @@ def worker(
     asked = {"processes": processes, "threads": threads}
     given = {name: value for name, value in asked.items() if value is not None}
     settings = Settings(**(settings.model_dump() | given))  # refuses what the variables refuse
-    from toc.worker.start import run_daemon
+    from toc.worker.daemon.start import run_daemon
 
     raise typer.Exit(run_daemon(app, settings))
 
@@ -100,7 +100,7 @@ def workers(as_json: Json = False) -> None:
     """
     settings = load_settings()
     if settings.zookeeper is None:
-        from toc import admin
+        from toc.operate import admin
 
         with opened() as center:
             owned = admin.local_workers(center.store, center.queues)
@@ -281,7 +281,7 @@ def _topics(handled: list[str] | None, *, as_json: bool) -> list[str] | str | No
 
 def _check_name(what: str, name: str) -> None:
     """Raises InvalidInput, before ZooKeeper is asked."""
-    from toc.coordination.nodes import check_node_name
+    from toc.coordination.znodes import check_node_name
 
     check_node_name(what, name)
 
@@ -317,8 +317,8 @@ def _operator(settings: Settings) -> Operator:
 
 
 def _slot(center: TimeoutCenter, name: str) -> Slot:
-    from toc import admin
-    from toc.topic import Slot
+    from toc.model.topic import Slot
+    from toc.operate import admin
 
     topic_name, _, number = name.rpartition("_")
     if not topic_name or not _NUMBER.fullmatch(number):
@@ -370,7 +370,7 @@ def _seats(settings: Settings) -> list[SlotRow]:
 
 
 def _slot_views(center: TimeoutCenter, topic: str | None) -> list[SlotView]:
-    from toc import admin
+    from toc.operate import admin
 
     return admin.slot_views(center.store, center.queues, _seats(center.settings), topic=topic)
 

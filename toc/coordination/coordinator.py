@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from toc.coordination.assignment import TABLES, Member
-from toc.topic import Slot
+from toc.model.topic import Slot
 
 
 class Coordinator(Protocol):
@@ -133,7 +133,7 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SlotOwner:
     """Who holds a slot, since which instant (milliseconds)."""
 
     worker_id: str
@@ -166,7 +166,7 @@ def without_owner(assignment: Mapping[str, Collection[str | None]]) -> frozenset
 
 def slot_rows(
     assignment: Mapping[str, Collection[str | None]],
-    claims: Mapping[Slot, Claim],
+    claims: Mapping[Slot, SlotOwner],
     hosts: Mapping[str, str],
     *,
     pins: Mapping[Slot, str] | None = None,

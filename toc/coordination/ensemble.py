@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator
 
 from toc.coordination.session import Address
-from toc.finding import Finding, Level
+from toc.model.finding import Finding, Level
 
 _PORT = 2181
 _ENOUGH = 4096

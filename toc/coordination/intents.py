@@ -12,9 +12,9 @@ from math import inf
 from typing import Any
 
 from toc.coordination.assignment import Member
-from toc.coordination.nodes import Paths, decode, instant, member_of, slot_of
 from toc.coordination.session import Session, Watch
-from toc.topic import Slot
+from toc.coordination.znodes import Paths, decode, instant, member_of, slot_of
+from toc.model.topic import Slot
 
 DIRECTORIES = ("drain", "pin", "weight", "rebalance")
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from toc.clock import Clock
 from toc.coordination import intents
 from toc.coordination.assignment import assign
 from toc.coordination.local import DEAD_FOR_MS
-from toc.coordination.nodes import Assigned, Paths, assignment_data, decode, encode, slot_of
 from toc.coordination.session import Session, Watch
-from toc.log import get_logger
+from toc.coordination.znodes import Assigned, Paths, assignment_data, decode, encode, slot_of
+from toc.model.clock import Clock
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 

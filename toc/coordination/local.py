@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 
-from toc.clock import Clock
 from toc.coordination.assignment import Member, Owners, assign
-from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, shares, slot_rows, without_owner
-from toc.topic import Slot
+from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, shares, slot_rows, without_owner
+from toc.model.clock import Clock
+from toc.model.topic import Slot
 
 DEAD_FOR_MS = 600_000
 """How long a known death is remembered: longer than anybody needs to roll back what the dead worker held."""
@@ -25,7 +25,7 @@ class LocalCoordinator:
         self._members: dict[str, Member] = {}
         self._joined: dict[str, int] = {}
         self._dead: dict[str, int] = {}
-        self._claims: dict[Slot, Claim] = {}
+        self._claims: dict[Slot, SlotOwner] = {}
         self._assignment: Owners = {}
         self._stale = False
 
@@ -85,7 +85,7 @@ class LocalCoordinator:
         if worker_id not in self._members:
             return set()
         for slot in slots:
-            self._claims.setdefault(slot, Claim(worker_id, now))
+            self._claims.setdefault(slot, SlotOwner(worker_id, now))
         return {slot for slot in slots if self._claims[slot].worker_id == worker_id}
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:

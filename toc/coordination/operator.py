@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from toc.clock import Clock
 from toc.coordination.assignment import assign
-from toc.coordination.coordinator import Claim, SlotRow, WorkerRow, shares, slot_rows
+from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, shares, slot_rows
 from toc.coordination.intents import Drain, Intents, Pin, Weight, read_intents, read_members
-from toc.coordination.nodes import (
+from toc.coordination.session import Address, Session
+from toc.coordination.znodes import (
     DIRECTORIES,
     Paths,
     check_node_name,
@@ -19,9 +19,9 @@ from toc.coordination.nodes import (
     owners_of,
     slot_of,
 )
-from toc.coordination.session import Address, Session
-from toc.errors import InvalidInput
-from toc.topic import Slot
+from toc.model.clock import Clock
+from toc.model.errors import InvalidInput
+from toc.model.topic import Slot
 
 MAX_WEIGHT = 1000
 """As for TOC_WEIGHT."""
@@ -220,14 +220,14 @@ def _read_assignment(session: Session, paths: Paths) -> dict[str, list[str | Non
     return {name: owners_of(node.data) for name, node in zip(names, nodes, strict=True) if node}
 
 
-def read_claims(session: Session, paths: Paths) -> dict[Slot, Claim]:
+def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
     """Who holds which slot. Raises CoordinationUnavailable."""
     names = session.children(paths.directory("slots"))
     claims = {}
     for name, node in zip(names, session.read(paths.node("slots", name) for name in names), strict=True):
         slot, values = slot_of(name), decode(node.data) if node else {}
         if slot is not None and values:
-            claims[slot] = Claim(str(values.get("worker_id")), instant(values, "since"))
+            claims[slot] = SlotOwner(str(values.get("worker_id")), instant(values, "since"))
     return claims
 
 

@@ -30,8 +30,8 @@ from kazoo.protocol.states import EventType, KazooState, KeeperState  # type: ig
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 from kazoo.security import CREATOR_ALL_ACL, Permissions  # type: ignore[import-untyped]
 
-from toc.errors import ConfigError, CoordinationUnavailable
-from toc.log import get_logger
+from toc.model.errors import ConfigError, CoordinationUnavailable
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
@@ -105,7 +105,7 @@ class Address:
         return cls(hosts, (slash + chroot).rstrip("/"), credential, tls == "true", **files)
 
 
-class Node(NamedTuple):
+class Znode(NamedTuple):
     """A node as it was read. ``session`` is that of an ephemeral node's maker, 0 for others."""
 
     data: bytes
@@ -231,7 +231,7 @@ class Session:
         """Delete nodes; those that are gone are fine."""
         self._all(methodcaller("delete_async", path) for path in paths)
 
-    def read(self, paths: Iterable[str], watch: Watch | None = None) -> list[Node | None]:
+    def read(self, paths: Iterable[str], watch: Watch | None = None) -> list[Znode | None]:
         """Read nodes, None for those that are gone. ``watch`` is called once for each that changes later."""
         results = self._all(methodcaller("get_async", path, watch) for path in paths)
         return [None if isinstance(result, Exception) else _node(*result) for result in results]
@@ -400,5 +400,5 @@ def _committed(result: Any) -> bool:
     return not isinstance(result, Exception) and not any(isinstance(part, Exception) for part in result)
 
 
-def _node(data: bytes, stat: Any) -> Node:
-    return Node(data, stat.version, stat.ephemeralOwner, stat.ctime)
+def _node(data: bytes, stat: Any) -> Znode:
+    return Znode(data, stat.version, stat.ephemeralOwner, stat.ctime)

@@ -19,12 +19,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from toc.clock import Clock
 from toc.coordination import operator
 from toc.coordination.assignment import Member, assign
 from toc.coordination.coordinator import SlotRow, WorkerRow, without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
-from toc.coordination.nodes import (
+from toc.coordination.presence import Neighbourhood, Presence
+from toc.coordination.session import DELETED, Address, Directory, Session, Znode
+from toc.coordination.znodes import (
     DIRECTORIES,
     Assigned,
     Paths,
@@ -35,11 +36,10 @@ from toc.coordination.nodes import (
     owners_of,
     slot_of,
 )
-from toc.coordination.session import DELETED, Address, Directory, Node, Session
-from toc.errors import CoordinationUnavailable
-from toc.log import get_logger
-from toc.presence import Neighbourhood, Presence
-from toc.topic import Slot
+from toc.model.clock import Clock
+from toc.model.errors import CoordinationUnavailable
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
@@ -477,7 +477,7 @@ class ZooKeeperCoordinator:
         self._read_members(sorted(self._unjoined))
         self._unjoined.clear()
 
-    def _read_members(self, worker_ids: Sequence[str]) -> list[Node | None]:
+    def _read_members(self, worker_ids: Sequence[str]) -> list[Znode | None]:
         """The nodes of workers of ours; a watch tells when one goes."""
         paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
         return self._session.read(paths, self._member_changed)

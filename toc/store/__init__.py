@@ -3,7 +3,8 @@
 ``toc.store.migrate`` is imported by itself: programs that do not migrate need no alembic in memory.
 """
 
-from toc.store.batch import Failure, Finish, Guard
+from toc.model.verdict import Failure
+from toc.store.batch import Finish, Guard
 from toc.store.check import ShardStatus
 from toc.store.scan import DueRow, Position
 from toc.store.select import Selection

@@ -18,15 +18,16 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from toc.errors import SchemaBehind, StoreUnavailable
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.task import TaskRow, TaskStatus, TryRow
+from toc.model.verdict import Failure
 from toc.store import rows as sql
 from toc.store.health import PATIENCE_SECONDS, Ail, drain
 from toc.store.history import FailedTry, line
 from toc.store.leases import NO_LEASE, Leases
 from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
-from toc.store.server import Exchange, Result, Server, Statement
+from toc.store.server import DatabaseServer, Exchange, Result, Statement
 from toc.store.shards import Answers, Parts, Shards, Trouble
-from toc.task import TaskRow, TaskStatus, TryRow
 
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
@@ -55,7 +56,7 @@ class Owing(StoreUnavailable):
 class _Begun(NamedTuple):
     """A server was asked for the rows of these ids, by table."""
 
-    server: Server
+    server: DatabaseServer
     ids: Mapping[int, Sequence[int]]
     exchange: Exchange | None
     future: Future[Answers[TryRow]] | None
@@ -96,20 +97,6 @@ class Guard(Enum):
     """The row is no longer as it was read: somebody else was first."""
 
 
-class Failure(NamedTuple):
-    """A try that failed: the row as it was read, and what it becomes. Instants are milliseconds."""
-
-    job_id: int
-    version: int
-    attempts: int
-    crashes: int
-    new_attempts: int
-    new_crashes: int
-    next_time: int
-    error: str | None
-    """None: the row keeps the error that it has."""
-
-
 _ENDED = {
     PROCESSED: Finish.ALREADY,
     CANCELLED: Finish.CANCELLED,
@@ -138,15 +125,15 @@ class Batches:
         """As much of the rows as a try needs, by job_id."""
         return self._tries(self._shards.group(job_ids))
 
-    def _tries(self, ids: Mapping[Server, Mapping[int, Sequence[int]]]) -> Answers[TryRow]:
-        def read(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TryRow]:
+    def _tries(self, ids: Mapping[DatabaseServer, Mapping[int, Sequence[int]]]) -> Answers[TryRow]:
+        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TryRow]:
             results = server.run(self._select_tries(server, ids), outwait=False)
             return self._leases.judged(server, sql.try_rows(results))
 
         parts = self._shards.each(ids, read)
         return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
 
-    def _select_tries(self, server: Server, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
+    def _select_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
         return sql.select_by_id(server, self._try_columns[server], self._shards.names, ids)
 
     def check_tries(self, job_ids: Iterable[int], take: TakeTries) -> None:
@@ -201,7 +188,7 @@ class Batches:
         self._shards.health[one.server].owes(1, one.at)
         self._shards.soon(partial(self._wait_for_tries, one, take))
 
-    def _begin_tries(self, server: Server, ids: Mapping[int, Sequence[int]]) -> _Begun:
+    def _begin_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> _Begun:
         exchange, at = None, time.monotonic()
         # What fails here is asked once more, where it may take its time.
         with contextlib.suppress(StoreUnavailable):
@@ -233,7 +220,7 @@ class Batches:
             # Its own leases are none to a worker, which runs under them what it takes from the table.
             take(asked, Answers({row.job_id: row for row in self._leases.judged(server, rows)}))
 
-    def _judged(self, server: Server, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
+    def _judged(self, server: DatabaseServer, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
         try:
             return Answers({row.job_id: row for row in self._leases.judged(server, rows)})
         except (StoreUnavailable, SchemaBehind) as exc:
@@ -301,7 +288,7 @@ class Batches:
         return _joined(parts)
 
     def _finish(
-        self, server: Server, ids: Mapping[int, Sequence[int]], versions: Mapping[int, int], now: int
+        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], versions: Mapping[int, int], now: int
     ) -> dict[int, Finish]:
         groups: dict[tuple[int, int], list[int]] = {}
         for table, part in ids.items():
@@ -355,7 +342,7 @@ class Batches:
         return self._fail(items, self._leases.unleased)  # [rule: crash-unleased]
 
     def _fail(
-        self, items: Sequence[Failure], free: Callable[[Server], str], lease: str = NO_LEASE
+        self, items: Sequence[Failure], free: Callable[[DatabaseServer], str], lease: str = NO_LEASE
     ) -> Answers[Guard]:
         now = self._stamp()
         return self._guarded(
@@ -385,13 +372,13 @@ class Batches:
     def _guarded(
         self,
         items: Iterable[Failure],
-        free: Callable[[Server], str],
-        changes: Callable[[Server, Failure], str],
+        free: Callable[[DatabaseServer], str],
+        changes: Callable[[DatabaseServer, Failure], str],
         lease: str = NO_LEASE,
     ) -> Answers[Guard]:
         by_id = {item.job_id: item for item in items}
 
-        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
             order = [(table, by_id[job_id]) for table, part in ids.items() for job_id in part]
             nobody = free(server)
             results = server.run(
@@ -426,7 +413,7 @@ class Batches:
         Returns those whose tables do not answer.
         """
 
-        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> None:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
             server.run(
                 [
                     Statement(
@@ -446,7 +433,7 @@ class Batches:
         """Dead rows become pending and due at ``now_ms``; returns them as they are now."""
         changed = self._stamp()
 
-        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
             now, stamp, what = server.instant(now_ms), server.instant(changed), sql.columns(server)
             statements = []
             for table, part in ids.items():
@@ -472,7 +459,7 @@ class Batches:
 
     # --- shared ------------------------------------------------------------------------------------------
 
-    def _read(self, server: Server, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
+    def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
         results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
         return {row.job_id: row for row in sql.task_rows(results)}
 
@@ -487,7 +474,7 @@ class Batches:
         )
         return [result for part in parts.whole() for result in part]
 
-    def _mark_tried(self, server: Server, ids: Mapping[int, Sequence[int]]) -> None:
+    def _mark_tried(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
         if ids:
             server.run(
                 [
@@ -524,7 +511,7 @@ def _those(cases: Mapping[int, Finish], case: Finish) -> list[int]:
     return [job_id for job_id, other in cases.items() if other is case]
 
 
-def _noted(server: Server, item: Failure, now: int) -> str:
+def _noted(server: DatabaseServer, item: Failure, now: int) -> str:
     """What adds a failed try to the row's history."""
     if item.error is None:
         return ""

@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toc.errors import SchemaBehind, StoreUnavailable
-from toc.log import get_logger
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.observe.log import get_logger
 from toc.store.schema import REVISION, TOPIC_TABLE, task_table_name
-from toc.store.server import Server, Statement
+from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
 log = get_logger(__name__)
@@ -68,7 +68,7 @@ def require(shards: Shards) -> None:
     StoreUnavailable if that is the one that holds the topic table.
     """
 
-    def states(server: Server) -> list[ShardStatus]:
+    def states(server: DatabaseServer) -> list[ShardStatus]:
         try:
             return check_server(shards, server)
         except StoreUnavailable as exc:
@@ -105,7 +105,7 @@ def require_layout(shards: Shards) -> None:
         )
 
 
-def _tables(shards: Shards, server: Server, names: Sequence[str]) -> dict[str, set[str]]:
+def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dict[str, set[str]]:
     """The names of the tables in each of these databases."""
     if shards.layout.sqlite:
         query = f"SELECT '{names[0]}', name FROM sqlite_master WHERE type = 'table'"
@@ -121,7 +121,7 @@ def _tables(shards: Shards, server: Server, names: Sequence[str]) -> dict[str, s
     return tables
 
 
-def check_server(shards: Shards, server: Server) -> list[ShardStatus]:
+def check_server(shards: Shards, server: DatabaseServer) -> list[ShardStatus]:
     """The state of the databases of one server. Raises StoreUnavailable."""
     layout = shards.layout
     names = [layout.database_name(database) for database in server.databases]

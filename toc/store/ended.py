@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from toc.model.task import TaskStatus
 from toc.store import rows as sql
-from toc.store.server import Server, Statement
+from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards, Trouble
-from toc.task import TaskStatus
 
 FINAL = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
 
@@ -47,7 +47,7 @@ class Ended:
         for (table, status), place in after.items():
             by_table.setdefault(table, []).append((status, place))
 
-        def read(server: Server, part: Mapping[int, Sequence[tuple[int, Place]]]) -> list[EndedRow]:
+        def read(server: DatabaseServer, part: Mapping[int, Sequence[tuple[int, Place]]]) -> list[EndedRow]:
             selects = [
                 f"SELECT {table:d} AS tab,status,job_id,biz_type,{server.milliseconds('next_time')} AS ended "
                 f"FROM {self._shards.names[table]} WHERE status={status:d} "
@@ -73,7 +73,7 @@ class Ended:
         Raises StoreUnavailable when some stay because their tables do not answer.
         """
 
-        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> int:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> int:
             results = server.run(
                 [
                     Statement(

@@ -10,12 +10,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
-from toc.clock import MAX_CLOCK_SKEW_MS
-from toc.errors import SchemaBehind, StoreUnavailable
-from toc.finding import Finding, Level, clock_finding
+from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.finding import Finding, Level, clock_finding
 from toc.store.check import check_server
 from toc.store.schema import task_table_name
-from toc.store.server import Server, Statement
+from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
 PACKET_BYTES = 16 * 2**20
@@ -44,7 +44,7 @@ def examine(shards: Shards) -> list[Finding]:
     return [finding for part in parts.values() for finding in part]
 
 
-def _examine(shards: Shards, server: Server) -> Iterator[Finding]:
+def _examine(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
     try:
         if shards.layout.sqlite:
             yield Finding(
@@ -62,7 +62,7 @@ def _examine(shards: Shards, server: Server) -> Iterator[Finding]:
         yield Finding(Level.REFUSE, server.name, str(exc), "bring it back, or correct TOC_DATABASE_URLS")
 
 
-def _settings(server: Server) -> Iterator[Finding]:
+def _settings(server: DatabaseServer) -> Iterator[Finding]:
     names = ",".join(f"'{name}'" for name in _VARIABLES)
     began = time.time()
     (clock,) = server.run(
@@ -148,7 +148,7 @@ def _wrong(facts: Mapping[str, str]) -> Iterator[tuple[Level, str, str]]:
         )
 
 
-def _rights(shards: Shards, server: Server) -> Iterator[Finding]:
+def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
     """Whether the account may do what toc does in each database."""
     missing: dict[str, list[str]] = {}
     layout = shards.layout
@@ -176,7 +176,7 @@ def _rights(shards: Shards, server: Server) -> Iterator[Finding]:
         yield Finding(Level.OK, server.name, "the account may read and write rows", "")
 
 
-def _schema(shards: Shards, server: Server) -> Iterator[Finding]:
+def _schema(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
     statuses = check_server(shards, server)
     for status in statuses:
         if status.behind:

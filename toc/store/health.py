@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from toc.errors import SchemaBehind, StoreUnavailable
-from toc.log import get_logger
-from toc.store.server import Exchange, Locked, Server, Statement
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.observe.log import get_logger
+from toc.store.server import DatabaseServer, Exchange, Locked, Statement
 
 log = get_logger(__name__)
 
@@ -60,7 +60,7 @@ class Ail(Enum):
 class Health:
     """The marks of one server. ``names`` are the SQL names of all tables, by number. Thread-safe."""
 
-    def __init__(self, server: Server, names: Sequence[str]) -> None:
+    def __init__(self, server: DatabaseServer, names: Sequence[str]) -> None:
         self._server = server
         self._names = names
         self._lock = threading.Lock()

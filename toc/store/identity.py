@@ -11,14 +11,14 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from toc.clock import Clock
-from toc.store.server import Duplicate, Server, Statement
+from toc.model.clock import Clock
+from toc.store.server import DatabaseServer, Duplicate, Statement
 
 
 class IdentityTable:
     """The table with that row. Raises StoreUnavailable or SchemaBehind."""
 
-    def __init__(self, server: Server, table: str, clock: Clock) -> None:
+    def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
         self._server = server
         self._table = table
         self._clock = clock

@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from toc.model.task import TaskStatus, TryRow
 from toc.store import rows as sql
-from toc.store.server import Server, Statement
+from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Answers, Shards
-from toc.task import TaskStatus, TryRow
 
 PENDING = int(TaskStatus.PENDING)
 RAN_OUT = -1
@@ -55,7 +55,7 @@ class Leases:
         """Whether another worker has or had a lease on a row as ``try_rows`` gives it."""
         return row.lease != 0 and row.lease != self._me
 
-    def judged(self, server: Server, rows: list[TryRow]) -> list[TryRow]:
+    def judged(self, server: DatabaseServer, rows: list[TryRow]) -> list[TryRow]:
         """Rows as ``try_rows`` gives them, with ``lease`` as TryRow explains it.
 
         How long a lease of another lasts is asked for apart: rows with one are rare, and each expression more
@@ -75,11 +75,11 @@ class Leases:
                     left[job_id] = RAN_OUT if gone else milliseconds + 1
         return [row._replace(lease=left.get(row.job_id, 0)) if row.lease else row for row in rows]
 
-    def free(self, server: Server) -> str:
+    def free(self, server: DatabaseServer) -> str:
         """The condition that no other worker, of those that may be living, has a lease on a row."""
         return self._none_but(server, self._me)
 
-    def unleased(self, server: Server) -> str:
+    def unleased(self, server: DatabaseServer) -> str:
         """The condition that no worker that may be living has a lease on a row, this one included."""
         return self._none_but(server, 0)
 
@@ -92,7 +92,7 @@ class Leases:
         """The same for reading rows that can be taken, on any server: they are of one kind."""
         return self.unleased(self._shards.servers[0])
 
-    def _none_but(self, server: Server, owner: int) -> str:
+    def _none_but(self, server: DatabaseServer, owner: int) -> str:
         owners = sql.numbers((owner, *self._dead))
         return f"(lease_owner IS NULL OR lease_until<{server.from_now(0)} OR lease_owner IN ({owners}))"
 
@@ -112,7 +112,7 @@ class Leases:
         one. Returns whether each row's lease is ours now. May be repeated after a lost answer.
         """
 
-        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> set[int]:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> set[int]:
             groups: dict[tuple[int, int, str, str], list[int]] = {}
             for table, part in ids.items():
                 for job_id in part:
@@ -148,7 +148,7 @@ class Leases:
         """Give up leases: nothing of these runs here. Those that are not answered run out by themselves."""
         ids = list(job_ids)
 
-        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> None:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
             server.run(
                 [
                     Statement(

@@ -18,11 +18,11 @@ from alembic.config import Config
 from sqlalchemy import URL, Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from toc.errors import ConfigError, StoreUnavailable, TocError
+from toc.model.errors import ConfigError, StoreUnavailable, TocError
 from toc.store import mysql, sqlite
 from toc.store.check import ShardStatus, check
 from toc.store.schema import database_metadata
-from toc.store.server import Server
+from toc.store.server import DatabaseServer
 from toc.store.shards import Layout, Shards
 
 LOCK_SECONDS = 600
@@ -104,7 +104,7 @@ class Migrator:
                         run(self._config(connection, server, database, progress))
 
     def _config(
-        self, connection: Connection, server: Server, database: int, progress: Progress | None
+        self, connection: Connection, server: DatabaseServer, database: int, progress: Progress | None
     ) -> Config:
         tables = self._layout.tables_of(database)
         started = time.monotonic()
@@ -183,7 +183,7 @@ def _execute(connection: Connection, statements: Sequence[str]) -> None:
 
 
 @contextmanager
-def _translated(server: Server) -> Iterator[None]:
+def _translated(server: DatabaseServer) -> Iterator[None]:
     try:
         yield
     except TocError:

@@ -18,11 +18,11 @@ from pymysql.constants import CLIENT, COMMAND, CR, ER
 from sqlalchemy.engine import URL
 
 from toc.config import URL_FLAGS
-from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import READ_BYTES, keep_timeouts, reader
 from toc.store.answers import read_answers
-from toc.store.pool import Link, Pool
-from toc.store.server import Duplicate, Exchange, Locked, Lost, Result, Server, Statement, Transient
+from toc.store.pool import Pool, PooledConnection
+from toc.store.server import DatabaseServer, Duplicate, Exchange, Locked, Lost, Result, Statement, Transient
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
@@ -234,7 +234,7 @@ def server_name(url: URL) -> str:
     return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
 
 
-class MySqlServer(Server):
+class MySqlServer(DatabaseServer):
     """A MySQL 8 or MariaDB server that holds some of the databases."""
 
     greatest = "GREATEST"
@@ -289,14 +289,14 @@ class MySqlServer(Server):
             raise
         return results[1:-1] if transaction else results
 
-    def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
+    def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
         link.driver.ask(_with_parameters(link.driver, statements))
         link.answers = len(statements)
 
-    def _answered(self, link: Link, seconds: float) -> bool:
+    def _answered(self, link: PooledConnection, seconds: float) -> bool:
         return _readable(link.driver, seconds)
 
-    def _answers(self, link: Link) -> list[Result]:
+    def _answers(self, link: PooledConnection) -> list[Result]:
         results: list[Result] = link.driver.answers(link.answers)
         return results
 

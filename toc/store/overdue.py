@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from toc.model.topic import Topic
 from toc.store.scan import DueRow, Position
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.topic import Topic
 
 TABLES_READ = 32
 ROWS_READ = 200

@@ -26,14 +26,14 @@ class Busy(Exception):
     """All connections were lent, for as long as a caller waits for one."""
 
 
-class Link:
+class PooledConnection:
     """A connection of the driver's and its place in the pool."""
 
     __slots__ = ("__weakref__", "answers", "driver", "place", "used")
 
     def __init__(self) -> None:
         self.driver: Any = None
-        self.place: weakref.ref[Link] | None = None
+        self.place: weakref.ref[PooledConnection] | None = None
         self.answers: Any = None
         """What a Server notes of answers that are to be read later."""
         self.used: float | None = None
@@ -50,8 +50,8 @@ class Pool:
         self._connect = connect
         self._size = size
         self._wait_seconds = wait_seconds
-        self._idle: deque[Link] = deque()
-        self._places: set[weakref.ref[Link]] = set()
+        self._idle: deque[PooledConnection] = deque()
+        self._places: set[weakref.ref[PooledConnection]] = set()
         self._lock = threading.Lock()
         self._freed: SimpleQueue[None] = SimpleQueue()
         """Wakes those who wait; it may say so more often than it is true."""
@@ -60,7 +60,7 @@ class Pool:
         """An empty pool of the same kind."""
         return Pool(self._connect, self._size, self._wait_seconds)
 
-    def take(self) -> Link:
+    def take(self) -> PooledConnection:
         """A connection, to be given back or dropped. Raises Busy, and what ``connect`` raises."""
         until = time.monotonic() + self._wait_seconds
         while True:
@@ -81,20 +81,20 @@ class Pool:
             with contextlib.suppress(Empty):
                 self._freed.get(timeout=min(left, LOOK_SECONDS))
 
-    def take_idle(self) -> Link | None:
+    def take_idle(self) -> PooledConnection | None:
         """A connection that is idle, or None if there is none."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def give(self, link: Link) -> None:
+    def give(self, link: PooledConnection) -> None:
         """Take back a connection whose answers have all been read and whose transaction has ended."""
         link.used = time.monotonic()
         self._idle.append(link)
         self._tell()
 
-    def drop(self, link: Link) -> None:
+    def drop(self, link: PooledConnection) -> None:
         """Close a connection, in whatever state it is."""
         self._places.discard(link.place)
         driver, link.driver = link.driver, None
@@ -109,12 +109,12 @@ class Pool:
             while True:
                 self.drop(self._idle.pop())
 
-    def _new(self) -> Link | None:
+    def _new(self) -> PooledConnection | None:
         """A place for another connection, or None when all are taken."""
         with self._lock:
             if len(self._places) >= self._size:
                 return None
-            link = Link()
+            link = PooledConnection()
             link.place = weakref.ref(link, self._places.discard)
             self._places.add(link.place)
         return link

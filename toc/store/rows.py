@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from decimal import Decimal
 from functools import cache
 
-from toc.store.server import Result, Server, Statement, Transient
-from toc.task import TaskRow, TryRow
+from toc.model.task import TaskRow, TryRow
+from toc.store.server import DatabaseServer, Result, Statement, Transient
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
 _BINARY = frozenset({"biz_key", "dedup_key"})
@@ -29,18 +29,18 @@ KEYS = 200
 """Dedup keys looked up by one SELECT; SQLite's expressions may be 1,000 deep."""
 
 
-def columns(server: Server, **instead: str) -> str:
+def columns(server: DatabaseServer, **instead: str) -> str:
     """What to SELECT for TaskRow, in its order and with its types; expressions ``instead`` of columns."""
     return ",".join(instead.get(name) or _read(server, name) for name in TaskRow._fields)
 
 
-def _read(server: Server, name: str) -> str:
+def _read(server: DatabaseServer, name: str) -> str:
     if name in _INSTANTS:
         return server.milliseconds(name)
     return server.text(name) if name in _BINARY else name
 
 
-def try_columns(server: Server) -> str:
+def try_columns(server: DatabaseServer) -> str:
     """What to SELECT for ``try_rows``: all of it as one text, numbers first, the attribute last.
 
     Each column of a result has a description to be read, and each value its length and type: a dozen columns
@@ -105,7 +105,7 @@ def task_rows(results: Sequence[Result]) -> list[TaskRow]:
         return [TaskRow._make(row) for result in results for row in result.rows]
 
 
-def unions(server: Server, selects: Sequence[str]) -> list[Statement]:
+def unions(server: DatabaseServer, selects: Sequence[str]) -> list[Statement]:
     """The selects as few statements."""
     return [
         Statement(server.union(selects[first : first + UNION])) for first in range(0, len(selects), UNION)
@@ -113,7 +113,7 @@ def unions(server: Server, selects: Sequence[str]) -> list[Statement]:
 
 
 def select_by_id(
-    server: Server, what: str, names: Sequence[str], ids: Mapping[int, Sequence[int]]
+    server: DatabaseServer, what: str, names: Sequence[str], ids: Mapping[int, Sequence[int]]
 ) -> list[Statement]:
     """``what`` of the rows of these job_ids, given by table."""
     return unions(
@@ -125,7 +125,7 @@ def select_by_id(
     )
 
 
-def select_by_dedup(server: Server, name: str, rows: Sequence[TaskRow]) -> list[Statement]:
+def select_by_dedup(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> list[Statement]:
     """The committed rows of one table that hold the dedup_keys of these, which all have one."""
     what = columns(server)
     one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
@@ -138,7 +138,7 @@ def select_by_dedup(server: Server, name: str, rows: Sequence[TaskRow]) -> list[
     return statements
 
 
-def insert(server: Server, name: str, rows: Sequence[TaskRow]) -> Statement:
+def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statement:
     """One INSERT of many rows into one table."""
     values: list[str] = []
     params: list[str | bytes] = []

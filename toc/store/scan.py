@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from toc.log import get_logger
-from toc.sharding import table_of_job
+from toc.model.sharding import table_of_job
+from toc.model.task import TaskStatus
+from toc.observe.log import get_logger
 from toc.store import rows as sql
-from toc.store.server import Server, Statement
+from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Answers, Shards, Trouble
-from toc.task import TaskStatus
 
 log = get_logger(__name__)
 
@@ -89,7 +89,7 @@ class Scans:
         """
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
 
-        def send(server: Server, part: Mapping[int, Position | None]) -> Looked:
+        def send(server: DatabaseServer, part: Mapping[int, Position | None]) -> Looked:
             start, end = server.instant(from_ms), server.instant(to_ms)
             probes = self._probes(
                 server, tuple(table for table, position in part.items() if position is None)
@@ -120,7 +120,7 @@ class Scans:
             parts.failed,
         )
 
-    def _write_probes(self, server: Server, tables: Sequence[int]) -> list[str]:
+    def _write_probes(self, server: DatabaseServer, tables: Sequence[int]) -> list[str]:
         """The questions whether these tables hold anything that is pending and due from start to end."""
         names = self._shards.names
         selects = [
@@ -131,7 +131,7 @@ class Scans:
     def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
         """Those of these tasks that are pending, as far as their tables answer."""
 
-        def send(server: Server, ids: Mapping[int, Sequence[int]]) -> list[DueRow]:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[DueRow]:
             what = _columns(server, DueRow._fields)
             selects = [
                 f"SELECT {what} FROM {self._shards.names[table]} "
@@ -180,7 +180,7 @@ class Scans:
     ) -> tuple[list[tuple[int, DueRow]], dict[int, Trouble]]:
         """The rows, each with the table that it was found in; and the tables that did not answer."""
 
-        def send(server: Server, part: Mapping[int, Position]) -> list[tuple[int, DueRow]]:
+        def send(server: DatabaseServer, part: Mapping[int, Position]) -> list[tuple[int, DueRow]]:
             what, end = _columns(server, DueRow._fields), server.instant(to_ms)
             selects = [
                 f"SELECT {server.joined([f'{table:d}', what])} FROM {self._shards.names[table]} "
@@ -212,7 +212,7 @@ def of_type(biz_type: int) -> str:
     return f" AND biz_type={biz_type:d}"
 
 
-def _after(server: Server, status: TaskStatus, start: Position) -> str:
+def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
     """The rows of a status after a Position, as two ranges of the index."""
     instant = server.instant(start.next_time)
     if not start.job_id:
@@ -220,12 +220,12 @@ def _after(server: Server, status: TaskStatus, start: Position) -> str:
     return f"status={status:d} AND (next_time>{instant} OR (next_time={instant} AND job_id>{start.job_id:d}))"
 
 
-def _columns(server: Server, names: Sequence[str]) -> str:
+def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
     """What to SELECT: all of it as one text, for the reason given at ``rows.try_columns``."""
     return server.joined([server.milliseconds(name) if name == "next_time" else name for name in names])
 
 
-def _due_rows(server: Server, selects: Sequence[str]) -> list[DueRow]:
+def _due_rows(server: DatabaseServer, selects: Sequence[str]) -> list[DueRow]:
     results = server.run(sql.unions(server, selects), outwait=False)
     return list(map(DueRow._make, sql.number_rows(results, len(DueRow._fields))))
 

@@ -28,9 +28,9 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from toc.clock import from_ms, to_ms
-from toc.sharding import MAX_KEY_BYTES
-from toc.task import MAX_ATTRIBUTE_CHARS
+from toc.model.clock import from_ms, to_ms
+from toc.model.sharding import MAX_KEY_BYTES
+from toc.model.task import MAX_ATTRIBUTE_CHARS
 
 MAX_ERROR_CHARS = 1024
 """How much of a task's last error is kept."""

@@ -12,12 +12,12 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from toc.sharding import BizId
+from toc.model.sharding import BizId
+from toc.model.task import TaskRow, TaskStatus
 from toc.store import rows as sql
 from toc.store.ended import Place
-from toc.store.server import Server, Statement
+from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
-from toc.task import TaskRow, TaskStatus
 
 PAGE = 2000
 """Rows that one statement looks at."""
@@ -51,7 +51,7 @@ class Selections:
     def newest(self, wanted: Selection, limit: int, *, after: Place | None = None) -> list[TaskRow]:
         """At most ``limit`` rows, the latest next_time first. ``after``: the place of the last row before."""
 
-        def select(server: Server, names: Sequence[str]) -> list[tuple[int, int]]:
+        def select(server: DatabaseServer, names: Sequence[str]) -> list[tuple[int, int]]:
             where = _range(server, wanted, END_OF_TIME) + "".join(f" AND {one}" for one in _marks(wanted))
             if after is not None:
                 at, job_id = server.instant(after[0]), f"{after[1]:d}"
@@ -65,7 +65,7 @@ class Selections:
                 (row[0], row[1]) for result in server.run(sql.unions(server, selects)) for row in result.rows
             ]
 
-        def read(server: Server, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
+        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
             what = sql.columns(server)
             return sql.task_rows(server.run(sql.select_by_id(server, what, self._shards.names, ids)))
 
@@ -111,7 +111,7 @@ class Selections:
         """(next_time, job_id, whether it is meant), of as many tables as one look takes."""
         tables = list(places) if limit == PROBE else list(places)[:1]
 
-        def read(server: Server, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
+        def read(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
             hit = " AND ".join(_marks(wanted)) or "1=1"
             selects = []
             for table in part:
@@ -139,7 +139,7 @@ class Selections:
         return range(self._shards.tables) if wanted.biz is None else [wanted.biz.crc % self._shards.tables]
 
 
-def _range(server: Server, wanted: Selection, until: int) -> str:
+def _range(server: DatabaseServer, wanted: Selection, until: int) -> str:
     """The part of the index (status, next_time) that is asked for."""
     before = until if wanted.before is None else wanted.before
     where = f"status={wanted.status:d} AND next_time<{server.instant(before)}"

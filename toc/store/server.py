@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from toc.errors import StoreUnavailable
+from toc.model.errors import StoreUnavailable
 from toc.sockets import none_left
-from toc.store.pool import Busy, Link, Pool
+from toc.store.pool import Busy, Pool, PooledConnection
 
 Param = str | bytes | None
 """What may be a parameter; everything else is a number and stands in the SQL."""
@@ -66,7 +66,7 @@ class Duplicate(Exception):
     """A unique key refused the batch, which was rolled back."""
 
 
-class Server(ABC):
+class DatabaseServer(ABC):
     """A server, the databases that it holds, and a pool of connections to it. Thread-safe."""
 
     def __init__(self, name: str, databases: Sequence[int], pool: Pool) -> None:
@@ -168,7 +168,7 @@ class Server(ABC):
         self._pool.give(link)
         return results
 
-    def _break_off(self, link: Link, exc: BaseException, *, over: bool = False) -> NoReturn:
+    def _break_off(self, link: PooledConnection, exc: BaseException, *, over: bool = False) -> NoReturn:
         """Raise the named error for what broke an exchange off, whose connection is given up.
 
         A duplicate is everyday life, and its connection is kept where nothing was begun that is not ``over``.
@@ -185,7 +185,7 @@ class Server(ABC):
         finally:
             del error, exc  # this frame is part of their tracebacks: a cycle would keep what they hold
 
-    def _checkout(self, fresh_stands: bool) -> Link:
+    def _checkout(self, fresh_stands: bool) -> PooledConnection:
         while True:
             try:
                 link = self._pool.take()
@@ -204,7 +204,7 @@ class Server(ABC):
             if self._stands(link, fresh_stands):
                 return link
 
-    def _stands(self, link: Link, fresh_stands: bool) -> bool:
+    def _stands(self, link: PooledConnection, fresh_stands: bool) -> bool:
         """Whether a connection stands, as far as can be seen; else it is given up."""
         fresh = link.used is None or (fresh_stands and time.monotonic() - link.used < FRESH_SECONDS)
         if fresh or not self._hung_up(link.driver):
@@ -217,15 +217,15 @@ class Server(ABC):
         """A connection of the driver's, no step of which waits for longer."""
 
     @abstractmethod
-    def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
+    def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
         """Send statements whose answers ``_answers`` reads."""
 
     @abstractmethod
-    def _answered(self, link: Link, seconds: float) -> bool:
+    def _answered(self, link: PooledConnection, seconds: float) -> bool:
         """Wait so long at most for the first answer; whether it is there."""
 
     @abstractmethod
-    def _answers(self, link: Link) -> list[Result]:
+    def _answers(self, link: PooledConnection) -> list[Result]:
         """Read the answers to what ``_ask`` has sent."""
 
     @abstractmethod
@@ -311,7 +311,7 @@ class Server(ABC):
 class Exchange:
     """Statements that a server was sent, whose answers are not read yet. One thread at a time may use it."""
 
-    def __init__(self, server: Server, link: Link) -> None:
+    def __init__(self, server: DatabaseServer, link: PooledConnection) -> None:
         self._server = server
         self._link = link
         self.driver: Any = link.driver

@@ -14,12 +14,12 @@ from typing import Generic, TypeVar
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.sharding import MAX_TABLES, is_power_of_two, table_of_job
+from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.model.sharding import MAX_TABLES, is_power_of_two, table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
 from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE, task_table_name
-from toc.store.server import Crowded, Locked, Server, Transient
+from toc.store.server import Crowded, DatabaseServer, Locked, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
 
@@ -126,7 +126,7 @@ class Shards:
     ) -> None:
         self.layout = layout
         self.tables = layout.tables
-        self.servers: list[Server] = []
+        self.servers: list[DatabaseServer] = []
         for number, url in enumerate(layout.urls):
             if layout.sqlite:
                 self.servers.append(SqliteServer(url, busy_timeout=read_timeout, pool_size=pool_size))
@@ -141,7 +141,7 @@ class Shards:
                         pool_size=pool_size,
                     )
                 )
-        self.server_of: list[Server] = []
+        self.server_of: list[DatabaseServer] = []
         """By table."""
         self.number_of: list[int] = []
         """The number of each table's server, by table."""
@@ -165,24 +165,24 @@ class Shards:
         """The table that can hold this job_id."""
         return table_of_job(job_id, self.tables)
 
-    def group(self, job_ids: Iterable[int]) -> dict[Server, dict[int, list[int]]]:
+    def group(self, job_ids: Iterable[int]) -> dict[DatabaseServer, dict[int, list[int]]]:
         """The ids by server and table, everything sorted: two batches then lock rows in one order."""
         by_table: dict[int, list[int]] = {}
         for job_id in sorted(set(job_ids)):
             by_table.setdefault(table_of_job(job_id, self.tables), []).append(job_id)
         return self.group_tables(by_table)
 
-    def group_tables(self, by_table: Mapping[int, T]) -> dict[Server, dict[int, T]]:
+    def group_tables(self, by_table: Mapping[int, T]) -> dict[DatabaseServer, dict[int, T]]:
         """What belongs to tables, by server and table, sorted by table."""
-        grouped: dict[Server, dict[int, T]] = {}
+        grouped: dict[DatabaseServer, dict[int, T]] = {}
         for table in sorted(by_table):
             grouped.setdefault(self.server_of[table], {})[table] = by_table[table]
         return grouped
 
     def each(
         self,
-        work: Mapping[Server, Mapping[int, T]],
-        do: Callable[[Server, Mapping[int, T]], R],
+        work: Mapping[DatabaseServer, Mapping[int, T]],
+        do: Callable[[DatabaseServer, Mapping[int, T]], R],
         *,
         writes: bool = False,
         gated: bool = True,
@@ -208,9 +208,9 @@ class Shards:
 
     def _ask(
         self,
-        server: Server,
+        server: DatabaseServer,
         tables: Mapping[int, T],
-        do: Callable[[Server, Mapping[int, T]], R],
+        do: Callable[[DatabaseServer, Mapping[int, T]], R],
         *,
         writes: bool,
         gated: bool,
@@ -241,7 +241,12 @@ class Shards:
         return parts
 
     def _ask_table(
-        self, server: Server, table: int, part: T, do: Callable[[Server, Mapping[int, T]], R], parts: Parts[R]
+        self,
+        server: DatabaseServer,
+        table: int,
+        part: T,
+        do: Callable[[DatabaseServer, Mapping[int, T]], R],
+        parts: Parts[R],
     ) -> None:
         """One table; if others have locked rows of it, row by row, in any order, so that none is left out."""
         try:
@@ -265,7 +270,7 @@ class Shards:
         except (StoreUnavailable, SchemaBehind) as exc:
             parts.fail({table: part}, {table: exc})
 
-    def every(self, do: Callable[[Server], R]) -> dict[Server, R]:
+    def every(self, do: Callable[[DatabaseServer], R]) -> dict[DatabaseServer, R]:
         """``do(server)`` for each server, whatever is marked, at the same time if there are several.
 
         The first error is raised when all are done.

@@ -20,9 +20,9 @@ from typing import Any
 
 from sqlalchemy.engine import URL
 
-from toc.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.store.pool import Link, Pool
-from toc.store.server import Duplicate, Exchange, Result, Server, Statement, Transient
+from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.store.pool import Pool, PooledConnection
+from toc.store.server import DatabaseServer, Duplicate, Exchange, Result, Statement, Transient
 
 
 def path_of(url: URL) -> Path:
@@ -51,7 +51,7 @@ def connector(url: URL, busy_timeout: float) -> Callable[[], Any]:
     return connect
 
 
-class SqliteServer(Server):
+class SqliteServer(DatabaseServer):
     """One SQLite file that holds everything."""
 
     greatest = "MAX"
@@ -69,7 +69,7 @@ class SqliteServer(Server):
         return connector(self._url, seconds)()
 
     def after_fork(self) -> None:
-        """As of Server; and the lock may be held by a thread that the child has not."""
+        """As of DatabaseServer; and the lock may be held by a thread that the child has not."""
         super().after_fork()
         self._writing = threading.Lock()
 
@@ -93,13 +93,13 @@ class SqliteServer(Server):
                 raise
             return results
 
-    def _ask(self, link: Link, statements: Sequence[Statement]) -> None:
+    def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
         link.answers = self._loop(link.driver, statements)  # there is nobody to wait for
 
-    def _answered(self, link: Link, seconds: float) -> bool:  # noqa: ARG002
+    def _answered(self, link: PooledConnection, seconds: float) -> bool:  # noqa: ARG002
         return True
 
-    def _answers(self, link: Link) -> list[Result]:
+    def _answers(self, link: PooledConnection) -> list[Result]:
         results: list[Result] = link.answers
         link.answers = None
         return results

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from toc.clock import Clock
-from toc.errors import StoreUnavailable
-from toc.finding import Finding
-from toc.sharding import BizId, JobIds
+from toc.model.clock import Clock
+from toc.model.errors import StoreUnavailable
+from toc.model.finding import Finding
+from toc.model.sharding import BizId, JobIds
+from toc.model.task import TaskRow, TaskStatus, TryRow
+from toc.model.verdict import Failure
 from toc.store import fitness
 from toc.store import rows as sql
-from toc.store.batch import CANCELLED, PENDING, Batches, Failure, Finish, Guard, TakeTries
+from toc.store.batch import CANCELLED, PENDING, Batches, Finish, Guard, TakeTries
 from toc.store.check import require, require_layout
 from toc.store.ended import FINAL, Ended, EndedRow, Place
 from toc.store.history import FailedTry, parse
@@ -23,11 +25,10 @@ from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.scan import Scans
 from toc.store.select import Selection, Selections
-from toc.store.server import TRIES, Server, Statement
+from toc.store.server import TRIES, DatabaseServer, Statement
 from toc.store.shards import Answers, Layout, Shards, Trouble
 from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
-from toc.task import TaskRow, TaskStatus, TryRow
 
 TRIED_BEFORE = "a try for a former time had begun"
 """The last_error of a task that was tried, and has no other, once a new deadline has given all tries back."""
@@ -178,7 +179,7 @@ class Store:
         return found
 
     def _cancel(
-        self, server: Server, ids: Mapping[int, Sequence[int]]
+        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]
     ) -> Iterable[tuple[int, tuple[bool, TaskRow]]]:
         now = self._stamp()
         ended = server.instant(now)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, MetaData, Table, select
 from sqlalchemy import insert as core_insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from toc.errors import (
+from toc.model.errors import (
     DedupConflict,
     PartialSubmit,
     SchemaBehind,
@@ -24,13 +24,13 @@ from toc.errors import (
     SubmitUnknown,
     WrongShardConnection,
 )
-from toc.sharding import JobIds
+from toc.model.sharding import JobIds
+from toc.model.task import TaskRow
 from toc.store import rows as sql
 from toc.store.schema import task_table
-from toc.store.server import Duplicate, Lost, Server, Statement
+from toc.store.server import DatabaseServer, Duplicate, Lost, Statement
 from toc.store.shards import Shards
 from toc.store.threads import Threads
-from toc.task import TaskRow
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1_000_000
@@ -64,7 +64,7 @@ class Submitter:
     def __init__(self, shards: Shards, job_ids: JobIds) -> None:
         self._shards = shards
         self._job_ids = job_ids
-        self._identities: dict[Server, tuple[Any, ...] | None] = {}
+        self._identities: dict[DatabaseServer, tuple[Any, ...] | None] = {}
         self._core: dict[int, Table] = {}
         self._threads = Threads(THREADS, "toc-submit")
 
@@ -106,14 +106,14 @@ class Submitter:
         return [stored[index] for index in range(len(rows))]
 
     def _overlapped(
-        self, chunks: Sequence[tuple[Server, list[int]]], rows: Sequence[TaskRow], then: Then
+        self, chunks: Sequence[tuple[DatabaseServer, list[int]]], rows: Sequence[TaskRow], then: Then
     ) -> Iterator[tuple[list[int], list[int] | Exception]]:
         """Store chunks, a few at a time: one's SQL is written while servers work on the others.
 
         Each with its job_ids, or the error that kept it from being stored, after which no other is begun.
         """
 
-        def store(server: Server, chunk: list[int]) -> list[int]:
+        def store(server: DatabaseServer, chunk: list[int]) -> list[int]:
             ours = [rows[index] for index in chunk]
             job_ids = self._store(server, ours)
             then(ours, job_ids)
@@ -153,9 +153,11 @@ class Submitter:
             if other is not None:
                 stored[index] = _same_task(rows[index], other)
 
-    def _chunks(self, indexes: Iterable[int], rows: Sequence[TaskRow]) -> Iterator[tuple[Server, list[int]]]:
+    def _chunks(
+        self, indexes: Iterable[int], rows: Sequence[TaskRow]
+    ) -> Iterator[tuple[DatabaseServer, list[int]]]:
         """The rows by server, in chunks of bounded size, sorted by table and job_id."""
-        by_server: dict[Server, list[tuple[int, int, int]]] = {}
+        by_server: dict[DatabaseServer, list[tuple[int, int, int]]] = {}
         for index in indexes:
             table = self._shards.table_of(rows[index].job_id)
             by_server.setdefault(self._shards.server_of[table], []).append((table, rows[index].job_id, index))
@@ -172,7 +174,7 @@ class Submitter:
                 size += more
             yield server, chunk
 
-    def _store(self, server: Server, rows: Sequence[TaskRow]) -> list[int]:
+    def _store(self, server: DatabaseServer, rows: Sequence[TaskRow]) -> list[int]:
         """Store rows of one server in one transaction; returns their job_ids.
 
         Raises DedupConflict or StoreUnavailable when none is stored, _Ambiguous when that is not known.
@@ -222,7 +224,7 @@ class Submitter:
         return [sql.insert(servers[table], names[table], by_table[table]) for table in sorted(by_table)]
 
     def _after_duplicate(
-        self, server: Server, todo: dict[int, TaskRow], done: dict[int, int], *, sent: bool
+        self, server: DatabaseServer, todo: dict[int, TaskRow], done: dict[int, int], *, sent: bool
     ) -> dict[int, TaskRow]:
         """After a duplicate key: what is stored goes to ``done``, what remains is returned.
 
@@ -262,7 +264,7 @@ class Submitter:
                 keyed.setdefault(self._shards.table_of(row.job_id), []).append(row)
         return keyed
 
-    def _looks(self, server: Server, keyed: dict[int, list[TaskRow]]) -> list[Statement]:
+    def _looks(self, server: DatabaseServer, keyed: dict[int, list[TaskRow]]) -> list[Statement]:
         """What reads the rows that hold these dedup_keys, and first waits for transactions that insert one.
 
         An INSERT would wait, too; but while it waits, and afterwards in a caller's transaction, it locks the
@@ -275,7 +277,7 @@ class Submitter:
             for statement in sql.select_by_dedup(server, names[table], part)
         ]
 
-    def _by_dedup(self, server: Server, keyed: dict[int, list[TaskRow]]) -> dict[DedupKey, TaskRow]:
+    def _by_dedup(self, server: DatabaseServer, keyed: dict[int, list[TaskRow]]) -> dict[DedupKey, TaskRow]:
         return {_key(row): row for row in sql.task_rows(server.run(self._looks(server, keyed)))}
 
     # --- in the caller's transaction ---------------------------------------------------------------------
@@ -309,7 +311,7 @@ class Submitter:
             raise
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
 
-    def _check_server(self, connection: Connection, server: Server) -> None:
+    def _check_server(self, connection: Connection, server: DatabaseServer) -> None:
         if not isinstance(connection, Connection):
             raise WrongShardConnection(
                 f"connection must be a sqlalchemy.Connection, not {type(connection).__name__}"

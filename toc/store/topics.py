@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from toc.clock import Clock
-from toc.errors import InvalidTopic, StoreUnavailable, TopicExists, UnknownTopic
-from toc.log import get_logger
-from toc.store.server import Duplicate, Param, Server, Statement
-from toc.topic import Backoff, Topic, TopicType, check_topic_name
+from toc.model.clock import Clock
+from toc.model.errors import InvalidTopic, StoreUnavailable, TopicExists, UnknownTopic
+from toc.model.topic import Backoff, Topic, TopicType, check_topic_name
+from toc.observe.log import get_logger
+from toc.store.server import DatabaseServer, Duplicate, Param, Statement
 
 log = get_logger(__name__)
 
@@ -27,7 +27,7 @@ class TopicTable:
     Any method raises StoreUnavailable or SchemaBehind.
     """
 
-    def __init__(self, server: Server, table: str, clock: Clock) -> None:
+    def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
         self._server = server
         self._table = table
         self._clock = clock

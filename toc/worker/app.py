@@ -6,9 +6,9 @@ import importlib
 import os
 import sys
 
-from toc.client import TimeoutCenter
-from toc.errors import AppNotFound, UnknownTopic
-from toc.log import get_logger
+from toc.model.errors import AppNotFound, UnknownTopic
+from toc.observe.log import get_logger
+from toc.sdk.client import TimeoutCenter
 
 log = get_logger(__name__)
 

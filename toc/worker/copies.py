@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from toc.log import get_logger
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
-from toc.log import close_log, get_logger
+from toc.observe.log import close_log, get_logger
 
 log = get_logger(__name__)
 
@@ -18,6 +18,32 @@ EXIT_THREAD_DIED = 70
 """Exit code of a process one of whose internal threads ended with an error, or untold."""
 LAST_WORDS_SECONDS = 0.5
 """How long such a process may take to say so."""
+
+
+class Wake:
+    """Ends the sleep of a loop. Made before the loop, so that those who wake it can be given it."""
+
+    def __init__(self) -> None:
+        self._woken = False
+        self._wake_ups: SimpleQueue[None] = SimpleQueue()
+        """An Event would do, too, for ten times the processor time in Python."""
+
+    def __call__(self) -> None:
+        """Run again now. Cheap when the loop is awake already."""
+        if not self._woken:
+            self._woken = True
+            self._wake_ups.put(None)
+
+    def clear(self) -> None:
+        """Forget who has woken it so far."""
+        while not self._wake_ups.empty():
+            self._wake_ups.get_nowait()
+        self._woken = False
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until somebody wakes it, so long at most."""
+        with contextlib.suppress(Empty):
+            self._wake_ups.get(timeout=seconds)
 
 
 class Loop:
@@ -28,13 +54,12 @@ class Loop:
     that goes on with a dead loop would look healthy and do nothing.
     """
 
-    def __init__(self, name: str, run_once: Callable[[], float]) -> None:
+    def __init__(self, name: str, run_once: Callable[[], float], wake: Wake | None = None) -> None:
         self.name = name
+        self.wake = wake or Wake()
+        """Run again now."""
         self._run_once = run_once
         self._turn_at = 0.0
-        self._woken = False
-        self._wake_ups: SimpleQueue[None] = SimpleQueue()
-        """Ends its sleep. An Event would, too, for ten times the processor time in Python."""
         self._stopped = threading.Event()
         self._thread = watched_thread(name, self._run, self._stopped.is_set)
 
@@ -42,16 +67,10 @@ class Loop:
         """Start the thread."""
         self._thread.start()
 
-    def wake(self) -> None:
-        """Run again now. Cheap when it is awake already."""
-        if not self._woken:
-            self._woken = True
-            self._wake_ups.put(None)
-
     def stop(self, timeout: float | None = None) -> None:
         """Ask the thread to end and wait for it, at most ``timeout`` seconds."""
         self._stopped.set()
-        self._wake_ups.put(None)
+        self.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -68,16 +87,12 @@ class Loop:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            # Cleared before the work: a wake during it makes the next sleep end at once.
-            while not self._wake_ups.empty():
-                self._wake_ups.get_nowait()
-            self._woken = False
+            self.wake.clear()  # before the work: a wake during it makes the next sleep end at once
             self._turn_at = time.monotonic()
             seconds = self._run_once()
             self._turn_at = 0.0
             if seconds > 0 and not self._stopped.is_set():
-                with contextlib.suppress(Empty):
-                    self._wake_ups.get(timeout=seconds)
+                self.wake.sleep(seconds)
 
 
 def end_process(thread: str, error: BaseException) -> NoReturn:

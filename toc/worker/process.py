@@ -23,11 +23,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from toc.catalog import REFRESH_SECONDS
-from toc.client import TimeoutCenter, apart
-from toc.errors import InvalidInput, TocError
-from toc.log import close_log, configure, detach, get_logger
-from toc.metrics import (
+from toc.coordination.presence import Presence
+from toc.index.queues import PATIENCE_SECONDS, Queues
+from toc.maintenance.dead_entries import DeadQueueCheck
+from toc.model.catalog import REFRESH_SECONDS
+from toc.model.errors import InvalidInput, TocError
+from toc.model.topic import Slot, Topic
+from toc.observe.log import close_log, configure, detach, get_logger
+from toc.observe.metrics import (
     BOARD_BYTES,
     BROKEN_SLOTS,
     HANDLERS,
@@ -36,32 +39,26 @@ from toc.metrics import (
     UNWRITTEN,
     WAITING,
     WITHOUT_REDIS,
-    Board,
+    SharedMetrics,
     write_to,
 )
-from toc.presence import Presence
-from toc.queue.queues import PATIENCE_SECONDS, Queues
-from toc.topic import Slot, Topic
+from toc.sdk.client import TimeoutCenter, apart
 from toc.worker import copies, descriptors, stdio
 from toc.worker.app import check_topics, load_app
-from toc.worker.deadqueues import DeadQueueCheck
-from toc.worker.dispatch import NO_DESCRIPTORS, Dispatcher
-from toc.worker.entry import Entry, Inflight
-from toc.worker.fallback import OWNED_SECONDS, Fallback
-from toc.worker.finish import Finisher
-from toc.worker.keepalive import Keeper
-from toc.worker.leases import LeaseKeeper
-from toc.worker.link import Link, unpack
-from toc.worker.loop import Loop, end_process, watched_thread
-from toc.worker.moves import SlotMoves
-from toc.worker.poll import Poller
-from toc.worker.quarantine import Quarantine
-from toc.worker.reclaim import Reclaimer
+from toc.worker.control import ControlPipe, unpack
+from toc.worker.handover import Handover
+from toc.worker.loop import Loop, Wake, end_process, watched_thread
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.slots import SlotBook
-from toc.worker.traced import traced
-from toc.worker.upkeep import Upkeep
-from toc.worker.watch import IndexWatch
+from toc.worker.stages.dispatch import NO_DESCRIPTORS
+from toc.worker.stages.entry import Entry
+from toc.worker.stages.fallback import OWNED_SECONDS, Fallback
+from toc.worker.stages.heartbeat import Heartbeat
+from toc.worker.stages.pipeline import Pipeline
+from toc.worker.stages.reclaim import Reclaimer
+from toc.worker.stages.traced import traced
+from toc.worker.stages.watch import IndexWatch
+from toc.worker.table_services import TableServices
 
 log = get_logger(__name__)
 
@@ -93,7 +90,7 @@ class Worker:
         self,
         center: TimeoutCenter,
         worker_id: str,
-        link: Link,
+        link: ControlPipe,
         *,
         app: str,
         threads: int,
@@ -107,62 +104,30 @@ class Worker:
         self._deadline = settings.shutdown_deadline
         queues = center.queues.within(PATIENCE_SECONDS)
         self.worker_id = worker_id
-        self.inflight = Inflight()
         self.book = SlotBook(queues, worker_id)
-        self.finisher = Finisher(
-            store=center.store,
-            queues=queues,
-            inflight=self.inflight,
-            clock=clock,
-            crowded=lambda: self.poller.crowded(),
-        )
-        self.poller = Poller(
+        wake_fallback = Wake()
+        self.pipeline = Pipeline(
             store=center.store,
             queues=queues,
             catalog=self._catalog,
             clock=clock,
             handlers=center.handlers,
             book=self.book,
-            inflight=self.inflight,
-            finisher=self.finisher,
-        )
-        self.dispatcher = self.poller.dispatcher = Dispatcher(
-            handlers=center.handlers,
-            inflight=self.inflight,
-            finisher=self.finisher,
-            catalog=self._catalog,
-            clock=clock,
+            app=app,
             threads=threads,
             async_limit=settings.async_limit,
-            too_early=self.poller.too_early,
-            let_go=self.poller.look_for,
-            has_room=self._has_room,
+            max_crashes=settings.max_crashes,
+            on_room=wake_fallback,
             recycle=self._recycle,
-        )
-        self.quarantine = self.poller.quarantine = Quarantine(
-            app=app,
-            limit=settings.max_crashes,
-            store=center.store,
-            finisher=self.finisher,
-            inflight=self.inflight,
-            clock=clock,
-            too_early=self.poller.too_early,
         )
         center.store.leases.identify(worker_id)
         self._leases = center.store.leases
-        self.lease_keeper = self.poller.leases = LeaseKeeper(
-            store=center.store,
-            clock=clock,
-            inflight=self.inflight,
-            finisher=self.finisher,
-            max_crashes=settings.max_crashes,
-        )
-        self.keeper = Keeper(
+        self.heartbeat = Heartbeat(
             queues=queues,
             clock=clock,
-            inflight=self.inflight,
-            dispatcher=self.dispatcher,
-            finisher=self.finisher,
+            inflight=self.pipeline.inflight,
+            dispatcher=self.pipeline.dispatcher,
+            finisher=self.pipeline.finisher,
             recycle=self._recycle,
         )
         self.reclaimer = Reclaimer(
@@ -171,12 +136,12 @@ class Worker:
             catalog=self._catalog,
             clock=clock,
             book=self.book,
-            inflight=self.inflight,
-            poller=self.poller,
+            inflight=self.pipeline.inflight,
+            inbox=self.pipeline.inbox,
             max_crashes=settings.max_crashes,
         )
-        self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book)
-        self.upkeep = Upkeep(center, queues, self.poller.crowded)
+        self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book.buried)
+        self.services = TableServices(center, queues, self.pipeline.pressure)
         self._probes = Queues(
             settings.need_redis_url(),
             namespace=settings.namespace,
@@ -188,11 +153,12 @@ class Worker:
             catalog=self._catalog,
             clock=clock,
             book=self.book,
-            on_loss=self.upkeep.sweepers.rush,
-            refilled=lambda: self.upkeep.sweepers.rushed,
+            on_loss=self.services.sweepers.rush,
+            refilled=lambda: self.services.sweepers.rushed,
             identity=identity or center.store.identity.get(),
             name=f"{settings.cluster} with its tables on {center.store.identity.place}",
             refuse=center.queues.refuse,
+            on_change=self._index_changed,
         )
         self.fallback = Fallback(
             store=center.store,
@@ -200,46 +166,39 @@ class Worker:
             clock=clock,
             handlers=center.handlers,
             book=self.book,
-            inflight=self.inflight,
-            finisher=self.finisher,
-            dispatcher=self.dispatcher,
-            leases=self.lease_keeper,
+            inflight=self.pipeline.inflight,
+            finisher=self.pipeline.finisher,
+            dispatcher=self.pipeline.dispatcher,
+            leases=self.pipeline.leases,
             watch=self.watch,
-            check=self.poller.check,
+            checker=self.pipeline.checker,
+            wake=wake_fallback,
         )
-        self.watch.on_change = self._index_changed
         self._listener = center.queues.listener()
         self._listening = watched_thread(
             "wake", lambda: self._listener.run(self._woken), lambda: self._stopping or bool(self._recycling)
         )
-        self.moves = SlotMoves(
+        self.handover = Handover(
             book=self.book,
             link=link,
             listener=self._listener,
             clock=clock,
-            inflight=self.inflight,
-            finisher=self.finisher,
-            poller=self.poller,
-            dispatcher=self.dispatcher,
-            quarantine=self.quarantine,
+            pipeline=self.pipeline,
             reclaimer=self.reclaimer,
-            upkeep=self.upkeep,
+            services=self.services,
         )
         self._loops = [
-            *self.finisher.loops,
-            self.poller.loop,
-            self.keeper.loop,
-            self.quarantine.loop,
+            *self.pipeline.loops,
+            self.heartbeat.loop,
             self.reclaimer.loop,
-            self.dead_check.loop,
-            *self.upkeep.loops,
+            Loop("dead", self.dead_check.run_once),
+            *self.services.loops,
             self.watch.loop,
-            *self.lease_keeper.loops,
             self.fallback.loop,
             Loop("catalog", self._refresh_catalog),
         ]
         # A task may run alone for as long as max_runtime says.
-        self._watched = [loop for loop in self._loops if loop is not self.quarantine.loop]
+        self._watched = [loop for loop in self._loops if loop is not self.pipeline.quarantine.loop]
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._turn_at = clock.monotonic()
@@ -267,11 +226,6 @@ class Worker:
             self._recycling = reason
             self._wake_sender.send(b"\0")
 
-    def _has_room(self) -> None:
-        self.poller.has_room()
-        if self.fallback.slots:
-            self.fallback.loop.wake()
-
     def _index_changed(self) -> None:
         """A node is out of reach, or back; another may serve its slots."""
         self._listener.set_slots(self.book.owned)
@@ -283,7 +237,7 @@ class Worker:
             self.reclaimer.look_now()  # connected anew: messages may have been missed
             self.watch.look_now()
         else:
-            self.poller.look_at(slot, due_ms)
+            self.pipeline.inbox.look_at(slot, due_ms)
 
     def _refresh_catalog(self) -> float:
         try:
@@ -291,8 +245,8 @@ class Worker:
             if topics != self._topics:
                 before, self._topics = self._topics, topics
                 if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
-                    self.upkeep.sweepers.forget()  # what stands in slots that were given up is not served
-                self.dispatcher.topics_changed()
+                    self.services.sweepers.forget()  # what stands in slots that were given up is not served
+                self.pipeline.dispatcher.topics_changed()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
         return REFRESH_SECONDS
@@ -305,7 +259,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self.on_signal)
         # Ctrl-C reaches the whole group; the daemon decides. Not ignored: programs of handlers inherit that.
         signal.signal(signal.SIGINT, lambda *_: None)
-        self.dispatcher.start()
+        self.pipeline.dispatcher.start()
         self.watch.ask_owner()
         for loop in self._loops:
             loop.start()
@@ -323,15 +277,15 @@ class Worker:
         """Obey the daemon and see to hand-overs, until ``until``."""
         while not until():
             self._turn_at = now = self._clock.monotonic()
-            self.moves.step(now)
+            self.handover.step(now)
             sent = self._link.flush()
             leaving = self._stopping or bool(self._recycling)
-            busy = self.moves.under_way or leaving or not sent
+            busy = self.handover.under_way or leaving or not sent
             asleep = self._clock.monotonic()
             ready = selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS)
             self._turn_at = awake = self._clock.monotonic()
             if awake - asleep > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
-                self.inflight.shared_until = max(self.inflight.shared_until, awake + OWNED_SECONDS)
+                self._shared(awake + OWNED_SECONDS)
             for key, _ in ready:
                 if key.fileobj is self._wake_receiver:
                     self._wake_receiver.recv(4096)
@@ -341,13 +295,18 @@ class Worker:
                     if self._link.closed:
                         selector.unregister(self._link)
                         self._orphaned_at = now
-                        self.inflight.shared_until = float("inf")
+                        self._shared(float("inf"))
                         log.warning("daemon_gone", leaving_in_seconds=ORPHAN_SECONDS)
             orphan = self._link.closed
             if now - self._orphaned_at > ORPHAN_SECONDS or (orphan and self._signals):
                 self._stopping = True
             elif self._signals:
                 self._recycle("SIGTERM was sent to it")
+
+    def _shared(self, until: float) -> None:
+        """Others may have our slots too, until then (monotonic): start and take accordingly."""
+        inflight = self.pipeline.inflight
+        inflight.shared_until = max(inflight.shared_until, until)
 
     def _beat(self) -> float:
         """Give a sign of life; returns the seconds until the next.
@@ -364,11 +323,11 @@ class Worker:
 
     def _measure(self) -> list[str]:
         """Write down how it stands; returns the names of loops that hang."""
-        self.dispatcher.look_at_loop()
-        for topic, (running, waiting) in self.dispatcher.load().items():
+        self.pipeline.dispatcher.look_at_loop()
+        for topic, (running, waiting) in self.pipeline.dispatcher.load().items():
             HANDLERS.of(topic).set(running)
             WAITING.of(topic).set(waiting)
-        UNWRITTEN.of().set(self.finisher.unwritten)
+        UNWRITTEN.of().set(self.pipeline.finisher.unwritten)
         WITHOUT_REDIS.of().set(self.fallback.slots)
         BROKEN_SLOTS.of().set(self.watch.broken)
         INDEX_FOREIGN.of().set(self.watch.foreign)
@@ -386,9 +345,9 @@ class Worker:
             self.book.dead = frozenset(message["workers"])
             self.reclaimer.look_now()
         elif kind == "take":
-            self.moves.take(unpack(message["slots"]))
+            self.handover.take(unpack(message["slots"]))
         elif kind == "drop":
-            self.moves.drop(unpack(message["slots"]))
+            self.handover.drop(unpack(message["slots"]))
         elif kind == "stop":
             self._stopping = True
         elif kind == "force":
@@ -402,31 +361,27 @@ class Worker:
         In this order, so that nobody waits for us: other workers can have our slots as soon as the daemon
         hears ``leaving``, while our last handlers still run under our claims.
         """
-        self.poller.pause_taking()
+        self.pipeline.poller.pause_taking()
         self.fallback.pause_taking()
-        self.quarantine.leave()
-        self.upkeep.end()
-        owned = self.moves.drop_all()
+        self.pipeline.quarantine.leave()
+        self.services.end()
+        owned = self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
-        self._serve(selector, lambda: self._done() or self._forced or self._overdue())
+        self._serve(selector, lambda: self.pipeline.settled or self._forced or self._overdue())
         # What has not started is in the finisher's hands already, and what has settled as well.
-        running = self.quarantine.abandon()
-        running += [e for e in self.inflight.snapshot() if e.started and self.inflight.settle(e)]
+        running = self.pipeline.quarantine.abandon()
+        inflight = self.pipeline.inflight
+        running += [e for e in inflight.snapshot() if e.started and inflight.settle(e)]
         if running:
             log.warning("handlers_abandoned", tasks=len(running))
             self._give_back_running(running)
-        self.finisher.stop(FORCED_SECONDS)
+        self.pipeline.finisher.stop(FORCED_SECONDS)
         self.book.hand_back(owned)
         for loop in self._loops:
             loop.stop(1.0)
-        self.keeper.end()
+        self.heartbeat.end()
         self._listener.stop()
-        self.dispatcher.close()
-
-    def _done(self) -> bool:
-        # In this order: what was let go is held anew, and an entry leaves the held ones only inside a flush,
-        # which makes the finisher busy.
-        return self.poller.settled and not len(self.inflight) and self.finisher.idle
+        self.pipeline.dispatcher.close()
 
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over; a process that is only recycled has none."""
@@ -436,10 +391,11 @@ class Worker:
 
     def _give_back_running(self, running: Iterable[Entry]) -> None:
         """Forced: the try is given back uncharged, noted on its row, and will run again elsewhere."""
-        self.finisher.give_back_running(running)
+        finisher = self.pipeline.finisher
+        finisher.give_back_running(running)
         until = self._clock.monotonic() + FORCED_SECONDS
-        while not self.finisher.idle and self._clock.monotonic() < until:
-            self.finisher.loops[0].pause(BUSY_TICK_SECONDS)
+        while not finisher.idle and self._clock.monotonic() < until:
+            finisher.loops[0].pause(BUSY_TICK_SECONDS)
 
 
 def main() -> None:
@@ -452,10 +408,10 @@ def main() -> None:
     parser.add_argument("--board", type=int, required=True)
     arguments = parser.parse_args()
     presence = Presence(arguments.worker_id)  # before anybody can hear of it, until the end
-    write_to(Board(mmap.mmap(arguments.board, BOARD_BYTES)))
+    write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
     os.close(arguments.board)  # the mapping stays
     detach()
-    link = Link(socket.socket(fileno=arguments.link))
+    link = ControlPipe(socket.socket(fileno=arguments.link))
     descriptors.guard(link.fileno())
     copies.keep_apart(link.close, presence.close)
     told = link.first()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from toc.errors import IndexUnavailable
-from toc.log import get_logger
-from toc.queue.queues import Queues
-from toc.topic import Slot
+from toc.index.queues import Queues
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
@@ -68,6 +68,10 @@ class SlotBook:
             dropped = [owned for slot, owned in self.owned.items() if slot in gone]
             self.owned = {slot: owned for slot, owned in self.owned.items() if slot not in gone}
         return dropped
+
+    def buried(self) -> dict[Slot, int]:
+        """How many entries stood in the DeadQueue of each slot at its last peek."""
+        return {slot: owned.buried for slot, owned in self.owned.items()}
 
     @property
     def incomplete(self) -> bool:

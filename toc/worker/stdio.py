@@ -1,7 +1,7 @@
 """Standard streams of a process whose handlers may close them.
 
 A number that was closed is given to what is opened next: a connection to MySQL, say, and whatever is written
-to "stderr" after that goes to the server. Python's own streams write elsewhere (``toc.log.detach``); for what
+to "stderr" after that goes to the server. Python's own streams write elsewhere (``log.detach``); for what
 else writes there the three numbers are looked at again and again.
 """
 
@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 
-from toc.log import get_logger
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import app
 
 from toc import Task
-from toc.log import get_logger
+from toc.observe.log import get_logger
 
 center = app.center
 log = get_logger(__name__)

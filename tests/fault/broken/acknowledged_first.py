@@ -12,7 +12,7 @@ from typing import Any
 from fault.kit import producer
 
 from toc import NewTask, TimeoutCenter
-from toc.task import TaskRow
+from toc.model.task import TaskRow
 
 _number = count(1)
 _behind = ThreadPoolExecutor(1)

@@ -11,11 +11,11 @@ import re
 
 from harness.app import center
 
-from toc.queue import queues
+from toc.index import queues
+from toc.model.task import TryRow
 from toc.store.leases import Leases
-from toc.store.server import Server
-from toc.task import TryRow
-from toc.worker.entry import Entry, Held, Inflight
+from toc.store.server import DatabaseServer
+from toc.worker.stages.entry import Entry, Held, Inflight
 
 __all__ = ["center"]
 
@@ -29,7 +29,7 @@ for script in (queues._EXTEND, queues._COMMIT, queues._ROLLBACK, queues._BURY):
     script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
 
 
-def _judged(self: Leases, server: Server, rows: list[TryRow]) -> list[TryRow]:  # noqa: ARG001
+def _judged(self: Leases, server: DatabaseServer, rows: list[TryRow]) -> list[TryRow]:  # noqa: ARG001
     return [row._replace(lease=0) for row in rows]
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from harness.app import center
 
-from toc.task import TaskStatus
-from toc.worker.entry import Entry
-from toc.worker.poll import Poller
+from toc.model.task import TaskStatus
+from toc.worker.stages.check import Checker
+from toc.worker.stages.entry import Entry
 
 __all__ = ["center"]
 
 
-def check(self: Poller, entries: list[Entry]) -> None:
+def check(self: Checker, entries: list[Entry]) -> None:
     rows = self._store.read_tries([entry.job_id for entry in entries])
     for entry in entries:
         row = rows.get(entry.job_id)
         if row is not None:
             entry.row = row._replace(status=TaskStatus.PENDING, next_time=0)
             entry.checked = True
-    self.dispatcher.put([entry for entry in entries if entry.job_id in rows])
+    self._dispatcher.put([entry for entry in entries if entry.job_id in rows])
 
 
-Poller.check = check  # type: ignore[method-assign]
+Checker.check = check  # type: ignore[method-assign]

@@ -21,9 +21,9 @@ from typing import Any
 
 from harness.app import center
 
-from toc.worker.entry import Inflight
-from toc.worker.finish import Finisher
 from toc.worker.loop import Loop
+from toc.worker.stages.entry import Inflight
+from toc.worker.stages.finish import Finisher
 
 __all__ = ["center"]
 

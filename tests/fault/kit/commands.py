@@ -98,14 +98,6 @@ def _text(path: str) -> str:
 
 
 def _serve() -> None:
-    import toc.admin
-    import toc.bulk
-    import toc.cli.main
-    import toc.coordination.operator
-    import toc.demo.run
-    import toc.doctor
-    import toc.store.migrate
-    import toc.top  # noqa: F401
 
     gc.freeze()  # else every child, at its end, looks through all that was imported
     for line in sys.stdin:

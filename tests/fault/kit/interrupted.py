@@ -21,9 +21,9 @@ from functools import partial
 from typing import Any
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
-from toc.errors import TocError
+from toc.model.errors import TocError
+from toc.model.task import TaskRow
 from toc.store.server import Statement
-from toc.task import TaskRow
 
 TOPIC = "test.sync"
 KNOWN = 300

@@ -16,7 +16,7 @@ from harness.history import Client
 from harness.system import System
 
 from toc import NewTask
-from toc.errors import TocError
+from toc.model.errors import TocError
 
 TOPICS = ("test.sync", "test.async", "test.batch")
 

@@ -15,8 +15,8 @@ from typing import Any
 from harness.system import TOPICS, DaemonProcess, System
 
 from toc import Topic
-from toc.local.cluster import LocalCluster
-from toc.local.process import until
+from toc.dev.local.cluster import LocalCluster
+from toc.dev.local.process import until
 
 
 class OperatedCluster:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toc.local.process import free_port, until
-from toc.local.server import MissingServer
-from toc.local.servers import RedisCluster, RedisServer, ZooKeeper, bundled_valkey
+from toc.dev.local.private import MissingServer
+from toc.dev.local.process import free_port, until
+from toc.dev.local.servers import RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 
 _FAKETIME = Path("/usr/lib")
 

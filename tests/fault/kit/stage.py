@@ -20,9 +20,9 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from kazoo.exceptions import NoNodeError, NotEmptyError  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
-from toc.errors import TocError
-from toc.local.process import until
-from toc.local.servers import MariaDB, RedisCluster, ZooKeeper
+from toc.dev.local.process import until
+from toc.dev.local.servers import MariaDB, RedisCluster, ZooKeeper
+from toc.model.errors import TocError
 
 PREPARE_TIMEOUT = 5
 LOG_MEGABYTES = 1024

@@ -17,7 +17,7 @@ from rich.table import Table
 from sqlalchemy import create_engine
 
 from toc import TaskStatus
-from toc.local.process import until
+from toc.dev.local.process import until
 
 ROOT = Path(__file__).parents[3]
 LINES = ROOT / ".faults" / "lines.jsonl"

@@ -13,7 +13,7 @@ from fault.kit.load import TOPICS
 from harness.system import System
 
 from toc import NewTask
-from toc.errors import NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown
+from toc.model.errors import NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown
 
 BATCH = 500
 EXPECTED = (StoreUnavailable, SubmitUnknown, PartialSubmit, NotInFuture)

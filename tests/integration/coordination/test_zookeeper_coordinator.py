@@ -12,15 +12,15 @@ import pytest
 from harness import secured
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo has no type information
 
-from toc.clock import Clock
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotState
 from toc.coordination.leader import DEBOUNCE_MOST, GATHER
 from toc.coordination.operator import Operator
+from toc.coordination.presence import Neighbourhood, Presence
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.local.servers import ZooKeeper
-from toc.presence import Neighbourhood, Presence
-from toc.topic import Slot
+from toc.dev.local.servers import ZooKeeper
+from toc.model.clock import Clock
+from toc.model.topic import Slot
 
 if TYPE_CHECKING:
     from conftest import Launch

@@ -13,14 +13,14 @@ from harness.secured import zookeeper_url
 
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState
-from toc.coordination.nodes import DIRECTORIES
 from toc.coordination.operator import Move, Operator
+from toc.coordination.znodes import DIRECTORIES
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.errors import CoordinationUnavailable, InvalidInput
-from toc.local.process import free_port
-from toc.local.servers import ZooKeeper
-from toc.log import configure
-from toc.topic import Slot
+from toc.dev.local.process import free_port
+from toc.dev.local.servers import ZooKeeper
+from toc.model.errors import CoordinationUnavailable, InvalidInput
+from toc.model.topic import Slot
+from toc.observe.log import configure
 
 TOPICS = {"order.close": 8, "order.remind": 4}
 

@@ -12,12 +12,12 @@ from harness import secured
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
-from toc.clock import Clock
-from toc.local.servers import MariaDB
-from toc.sharding import BizId, JobIds, crc32
+from toc.dev.local.servers import MariaDB
+from toc.model.clock import Clock
+from toc.model.sharding import BizId, JobIds, crc32
+from toc.model.task import TaskRow
 from toc.store import Store
 from toc.store.migrate import Migrator
-from toc.task import TaskRow
 
 
 class Place(NamedTuple):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from toc.sharding import BizId
+from toc.model.sharding import BizId
+from toc.model.task import TaskRow, TaskStatus
 from toc.store import Failure, Finish, Guard, Selection, Store
 from toc.store.server import Result, Statement
 from toc.store.store import TRIED_BEFORE
-from toc.task import TaskRow, TaskStatus
 
 NewRow = Callable[..., TaskRow]
 

@@ -16,16 +16,16 @@ from harness.secured import root_url
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
-from toc.clock import Clock
-from toc.errors import DedupConflict, SchemaBehind, StoreUnavailable, SubmitUnknown
-from toc.local.process import until
-from toc.local.servers import MariaDB
-from toc.sharding import BizId, table_of_job
+from toc.dev.local.process import until
+from toc.dev.local.servers import MariaDB
+from toc.model.clock import Clock
+from toc.model.errors import DedupConflict, SchemaBehind, StoreUnavailable, SubmitUnknown
+from toc.model.sharding import BizId, table_of_job
+from toc.model.task import TaskRow, TaskStatus
 from toc.store import Failure, Finish, Guard, Store
 from toc.store.migrate import Migrator
 from toc.store.server import Statement
 from toc.store.shards import Layout, Shards
-from toc.task import TaskRow, TaskStatus
 
 NewRow = Callable[..., TaskRow]
 
@@ -342,7 +342,7 @@ def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
 
 FORK = """
 import os, sys
-from toc.clock import Clock
+from toc.model.clock import Clock
 from toc.store import Store
 databases, tables, prefix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = Store(sys.argv[5:], databases=databases, tables=tables, prefix=prefix, clock=Clock())
@@ -380,10 +380,10 @@ def test_parent_and_child_of_a_fork_both_go_on(store: Store, place: Any, new_row
 WORK = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from toc.clock import Clock
-from toc.sharding import BizId, JobIds
+from toc.model.clock import Clock
+from toc.model.sharding import BizId, JobIds
 from toc.store import Finish, Store
-from toc.task import TaskRow
+from toc.model.task import TaskRow
 url, me = sys.argv[1], int(sys.argv[2])
 clock = Clock()
 store, ids = Store([url], databases=1, tables=4, clock=clock), JobIds(clock)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from harness.leases import taken
 
-from toc.clock import Clock
-from toc.local.process import until
+from toc.dev.local.process import until
+from toc.model.clock import Clock
+from toc.model.task import TaskRow, TaskStatus
 from toc.store import Failure, Finish, Guard, Store
 from toc.store.leases import RAN_OUT
 from toc.store.scan import Position
-from toc.task import TaskRow, TaskStatus
 
 NewRow = Callable[..., TaskRow]
 

@@ -9,14 +9,14 @@ import pytest
 from fault.kit.proxy import Proxy
 from sqlalchemy.engine import make_url
 
-from toc.catalog import TopicCatalog
-from toc.clock import Clock
-from toc.local.process import until
-from toc.retention import CYCLE_SECONDS, LARGE_PAGE, LEAST_SECONDS, PAGE, REST, TABLES, Retention
-from toc.sharding import table_of_job
+from toc.dev.local.process import until
+from toc.maintenance.retention import CYCLE_SECONDS, LARGE_PAGE, LEAST_SECONDS, PAGE, REST, TABLES, Retention
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.sharding import table_of_job
+from toc.model.task import TaskRow, TaskStatus
+from toc.model.topic import Topic
 from toc.store import Store
-from toc.task import TaskRow, TaskStatus
-from toc.topic import Topic
 
 NewRow = Callable[..., TaskRow]
 

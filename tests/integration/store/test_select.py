@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from toc.sharding import BizId
+from toc.model.sharding import BizId
+from toc.model.task import TaskRow, TaskStatus
 from toc.store import Selection, Store
 from toc.store.select import PAGE
-from toc.task import TaskRow, TaskStatus
 
 NewRow = Callable[..., TaskRow]
 T0 = 1_900_000_000_000

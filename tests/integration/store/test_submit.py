@@ -12,12 +12,18 @@ import pytest
 from fault.kit.proxy import Proxy
 from sqlalchemy import create_engine
 
-from toc.clock import Clock
-from toc.errors import DedupConflict, PartialSubmit, StoreUnavailable, SubmitUnknown, WrongShardConnection
-from toc.local.servers import MariaDB
-from toc.sharding import BizId, JobIds
+from toc.dev.local.servers import MariaDB
+from toc.model.clock import Clock
+from toc.model.errors import (
+    DedupConflict,
+    PartialSubmit,
+    StoreUnavailable,
+    SubmitUnknown,
+    WrongShardConnection,
+)
+from toc.model.sharding import BizId, JobIds
+from toc.model.task import TaskRow
 from toc.store import Store
-from toc.task import TaskRow
 
 NewRow = Callable[..., TaskRow]
 

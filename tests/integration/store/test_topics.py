@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from toc.errors import InvalidTopic, TopicExists, UnknownTopic
+from toc.model.errors import InvalidTopic, TopicExists, UnknownTopic
+from toc.model.topic import Backoff, Topic, TopicType
 from toc.store import Store
-from toc.topic import Backoff, Topic, TopicType
 
 _numbers = itertools.count(1000)
 

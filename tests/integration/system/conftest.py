@@ -9,8 +9,8 @@ import pytest
 from harness.hands import Hands
 from harness.system import System
 
-from toc.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
-from toc.topic import Backoff
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.model.topic import Backoff
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from harness.system import System
 from sqlalchemy.engine import make_url
 
 from toc import CancelOutcome, NewTask, TimeoutCenter
-from toc.errors import PartialCancel
-from toc.local.servers import MariaDB
-from toc.queue.messages import Peek
+from toc.dev.local.servers import MariaDB
+from toc.index.messages import Peek
+from toc.model.errors import PartialCancel
 
 COUNT = 1200
 

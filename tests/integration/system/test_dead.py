@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from harness.system import System
 
-from toc import NewTask, TaskStatus, admin, bulk
+from toc import NewTask, TaskStatus
+from toc.maintenance.sweep import Sweep, sweep_all
+from toc.operate import admin, bulk
 from toc.store import Selection
-from toc.sweep import Sweep, sweep_all
 
 DEAD = Selection(TaskStatus.DEAD)
 SECONDS = 8

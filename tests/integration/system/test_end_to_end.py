@@ -14,9 +14,9 @@ from fault.kit.load import Load
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
-from toc.clock import to_ms
-from toc.queue.scores import store_score
-from toc.topic import Backoff
+from toc.model.clock import to_ms
+from toc.model.scores import store_score
+from toc.model.topic import Backoff
 
 
 def test_all_invariants_hold_while_one_worker_is_killed_and_one_daemon_is_stopped(cluster: System) -> None:

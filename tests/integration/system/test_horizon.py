@@ -9,8 +9,8 @@ import pytest
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
-from toc.local.servers import RedisServer
-from toc.queue.messages import Peek
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Peek
 
 HOUR = 3600
 

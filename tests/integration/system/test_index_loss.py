@@ -15,11 +15,11 @@ from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
 from toc import NewTask, TaskStatus
-from toc.clock import to_ms
-from toc.local.servers import MariaDB, RedisCluster, RedisServer
-from toc.queue.messages import Generation, Peek
-from toc.topic import Slot
-from toc.worker.watch import FILLING
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
+from toc.index.messages import Generation, Peek
+from toc.model.clock import to_ms
+from toc.model.topic import Slot
+from toc.worker.stages.watch import FILLING
 
 
 def slots(system: System) -> list[Slot]:

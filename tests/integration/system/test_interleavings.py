@@ -1,4 +1,4 @@
-"""Orders of events that were wrong once, step by step on real servers. The model in model/ found most of it.
+"""Orders of events that were wrong once, step by step on real servers. The model in spec/ found most of it.
 
 The loops of two workers (``harness.hands``) are run by hand, in the order that each trace wants. Here: who
 has an entry, who runs it, and who pays for a try. Cancels and leases have files of their own beside this one.
@@ -14,9 +14,9 @@ from harness.hands import SLOT, Hands, in_five_minutes, meanwhile, submit_due
 from harness.system import PATIENCE, System
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.local.process import until
-from toc.queue.scores import store_score
-from toc.worker.entry import UNLEASED_SECONDS
+from toc.dev.local.process import until
+from toc.model.scores import store_score
+from toc.worker.stages.entry import UNLEASED_SECONDS
 
 
 def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(
@@ -107,7 +107,7 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
     sleeper, other = hands
     job_id = sleeper.take_one()
     sleeper.sleep()
-    meanwhile(monkeypatch, other.store, "crash", sleeper.keeper.run_once)
+    meanwhile(monkeypatch, other.store, "crash", sleeper.heartbeat.run_once)
     other.reclaim()
     other.take()
     assert other.inflight.get(job_id) is None
@@ -185,7 +185,7 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
 
         with monkeypatch.context() as patch:
             patch.setattr(worker.queues, "extend", moved_meanwhile)
-            worker.poller.look_for([entry])
+            worker.inbox.look_for([entry])
             worker.poller.run_once()
         return moved[0] if moved else rollback(entries)
 

@@ -9,8 +9,9 @@ from harness.hands import TOPIC, Hands, in_five_minutes, meanwhile, out_of_reach
 from harness.system import System
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.local.servers import RedisServer
-from toc.store.batch import Failure, Guard
+from toc.dev.local.servers import RedisServer
+from toc.model.verdict import Failure
+from toc.store.batch import Guard
 
 
 def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_handler_has_run(

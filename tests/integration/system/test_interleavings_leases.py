@@ -10,11 +10,12 @@ from harness.leases import taken
 from harness.system import System
 
 from toc import TaskStatus
-from toc.local.servers import RedisServer
-from toc.store.batch import Failure, Guard, TakeTries
-from toc.worker.entry import NO_FENCE, Entry, Held
-from toc.worker.fallback import OWNED_SECONDS
-from toc.worker.leases import AGAIN_SECONDS, LEASE_AFTER_SECONDS
+from toc.dev.local.servers import RedisServer
+from toc.model.verdict import Failure
+from toc.store.batch import Guard, TakeTries
+from toc.worker.stages.entry import NO_FENCE, Entry, Held
+from toc.worker.stages.fallback import OWNED_SECONDS
+from toc.worker.stages.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
 
 PREPARE_TIMEOUT = 30  # as the topic has it
 
@@ -198,7 +199,7 @@ def test_what_will_not_start_gives_its_lease_to_who_runs_it(
     owner.leases.run_once()
     assert owner.store.read_tries([job_id])[job_id].lease > 0, "the one that waits has it"
     orphan.clock.slept += PREPARE_TIMEOUT / 3 + 1
-    orphan.keeper.run_once()  # its entry is gone
+    orphan.heartbeat.run_once()  # its entry is gone
     orphan.leases.run_once()
     orphan.finish()
     assert orphan.inflight.get(job_id) is None
@@ -283,7 +284,7 @@ def test_a_run_alone_without_redis_keeps_its_lease(
         worker.take_without_redis()
         entry = worker.inflight.get(job_id)
         assert entry is not None
-        assert worker._worker.quarantine._count(entry, worker.clock.now_ms())
+        assert worker._worker.pipeline.quarantine._count(entry, worker.clock.now_ms())
         worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
         worker.leases.run_once()
         assert entry.leased > 0
@@ -301,7 +302,7 @@ def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
     entry = Entry(job_id, SLOT, NO_FENCE, topic, handler, 0, first.clock.monotonic() - 5)
     entry.checked = True
     assert first.inflight.hold_if_free(entry)
-    first._worker.lease_keeper.run_once()
+    first.leases.run_once()
     assert second.store.read_tries([job_id])[job_id].lease == 0
 
 
@@ -311,14 +312,14 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(hands: tuple[Hands, Hands])
     job_id = first.take_one()
     entry = first.inflight.get(job_id)
     assert entry is not None
-    assert not first._worker.lease_keeper.take([entry])
+    assert not first.leases.take([entry])
     assert entry.leased
     first.finisher.flushers[0]._release([entry])
     assert second.store.read_tries([job_id])[job_id].lease == 0
     again = Entry(job_id, SLOT, entry.fence, entry.topic, entry.handler, 0, first.clock.monotonic() - 5)
     assert first.inflight.hold(again) is Held.NEW
     again.row, again.checked = entry.row, True
-    first._worker.lease_keeper.run_once()
+    first.leases.run_once()
     assert second.store.read_tries([job_id])[job_id].lease > 0
 
 

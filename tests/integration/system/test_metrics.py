@@ -16,10 +16,11 @@ from pathlib import Path
 from harness.system import DaemonProcess, System
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from toc import NewTask, Topic, admin
+from toc import NewTask, Topic
 from toc.coordination.operator import Operator
-from toc.local.servers import RedisServer
-from toc.metrics import METRICS
+from toc.dev.local.servers import RedisServer
+from toc.observe.metrics import METRICS
+from toc.operate import admin
 
 ADDRESS = {"TOC_METRICS_ADDRESS": "127.0.0.1:0"}
 Numbers = dict[tuple[str, ...], float]

@@ -10,7 +10,7 @@ from harness.system import System
 
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
-from toc.topic import Slot
+from toc.model.topic import Slot
 
 USUAL_MS, STALL_MS = 500, 5000
 """How late a task may be, at p50 and p99, of those that become due while slots move. What waits for a

@@ -8,11 +8,12 @@ from fault.kit.load import TOPICS as LOADED
 from fault.kit.load import Load
 from harness.system import System
 
-from toc import TaskStatus, admin
+from toc import TaskStatus
 from toc.coordination.operator import Operator
-from toc.errors import IndexUnavailable
-from toc.task import TaskRow
-from toc.topic import Slot, Topic
+from toc.model.errors import IndexUnavailable
+from toc.model.task import TaskRow
+from toc.model.topic import Slot, Topic
+from toc.operate import admin
 
 
 def _topic(system: System, name: str = "test.sync") -> Topic:

@@ -11,20 +11,21 @@ from harness.system import System
 from structlog.testing import capture_logs
 
 from toc import TimeoutCenter
-from toc.clock import Clock
-from toc.local.servers import RedisServer
-from toc.queue.messages import Generation
-from toc.store.batch import Failure, Guard
-from toc.task import TryRow
-from toc.topic import Slot
-from toc.worker import deadqueues
-from toc.worker.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN
-from toc.worker.entry import Entry
-from toc.worker.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
-from toc.worker.link import Link
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Generation
+from toc.maintenance import dead_entries as deadqueues
+from toc.model.clock import Clock
+from toc.model.task import TryRow
+from toc.model.topic import Slot
+from toc.model.verdict import Failure
+from toc.store.batch import Guard
+from toc.worker.control import ControlPipe
 from toc.worker.process import Worker
 from toc.worker.slots import OwnedSlot
-from toc.worker.watch import PROBE_SECONDS, look_seconds
+from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN
+from toc.worker.stages.entry import Entry
+from toc.worker.stages.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
+from toc.worker.stages.watch import PROBE_SECONDS, look_seconds
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)
@@ -64,12 +65,12 @@ def owner(system: System) -> Iterator[Worker]:
     center.catalog.refresh()
     here, there = socket.socketpair()
     there.close()
-    link = Link(here)
+    link = ControlPipe(here)
     worker = Worker(center, "owner", link, app="unused:center", threads=1)
     worker.book.want([SLOT])
     worker.book.claim_missing()
     yield worker
-    worker.dispatcher.close()
+    worker.pipeline.dispatcher.close()
     for end in (link, worker._wake_receiver, worker._wake_sender):
         end.close()
     center.close()
@@ -110,7 +111,7 @@ def test_what_is_dead_no_more_leaves_the_dead_queue(
     assert in_dead_queue(system) == {dead, dying}
     assert [line["job_id"] for line in said if line["event"] == "orphan_dropped"] == [gone]
     assert sum(line["tasks"] for line in said if line["event"] == "dead_entries_removed") == 3
-    assert owner.dead_check.loop in owner._loops, "a worker does so by itself"
+    assert "dead" in {loop.name for loop in owner._loops}, "a worker does so by itself"
 
 
 def test_an_entry_without_a_row_that_times_out_alarms(
@@ -131,9 +132,9 @@ def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
     """As many entries are held here as stand in the PrepareQueue, but it is another one that stands there."""
     ours, left = (system.center.submit(TOPIC, biz_id=1, delay=900) for _ in range(2))
     clean_redis.call("ZADD", system.center.queues.keys(SLOT).prepare, LONG_AGO, str(left))
-    topic = owner.poller._catalog.get(TOPIC)
-    entry = Entry(ours, SLOT, 3.0, topic, owner.poller._handlers[TOPIC], 0, 0.0)
-    owner.inflight.hold(entry)
+    topic = owner.pipeline.poller._catalog.get(TOPIC)
+    entry = Entry(ours, SLOT, 3.0, topic, owner.pipeline.poller._handlers[TOPIC], 0, 0.0)
+    owner.pipeline.inflight.hold(entry)
     if hidden_by == "one that we took":
         owner.book.owned[SLOT].others = {0: "silent"}
     else:
@@ -178,13 +179,13 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     owner.book.want([SLOT, OTHER])
     owner.book.claim_missing()
     burst, other = owner.book.owned[SLOT], owner.book.owned[OTHER]
-    topic = owner.poller._catalog.get(TOPIC)
-    unwritten = (Entry(1, SLOT, 3.0, topic, owner.poller._handlers[TOPIC], 0, 0.0), None)
-    agenda, now = owner.poller._agenda, 1000
-    ended = owner.finisher.flushers[0]._ended
+    topic = owner.pipeline.poller._catalog.get(TOPIC)
+    unwritten = (Entry(1, SLOT, 3.0, topic, owner.pipeline.poller._handlers[TOPIC], 0, 0.0), None)
+    agenda, now = owner.pipeline.poller._agenda, 1000
+    ended = owner.pipeline.finisher.flushers[0]._ended
 
     def chosen() -> set[OwnedSlot]:
-        return {member for member, _ in agenda.choose(now, owner.dispatcher)}
+        return {member for member, _ in agenda.choose(now)}
 
     for member in (burst, other):
         agenda.look(member, now)
@@ -204,9 +205,9 @@ def test_finishes_are_gathered_longer_while_more_is_due_than_can_start(
     owner: Worker, monkeypatch: pytest.MonkeyPatch, crowded: bool, gathered: float
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(owner.finisher.loops[0], "pause", pauses.append)
-    monkeypatch.setattr(owner.poller, "crowded", lambda: crowded)
-    owner.finisher.run_once()
-    owner.finisher.run_once()
+    monkeypatch.setattr(owner.pipeline.finisher.loops[0], "pause", pauses.append)
+    owner.pipeline.pressure.crowded = crowded
+    owner.pipeline.finisher.run_once()
+    owner.pipeline.finisher.run_once()
     assert 0 < pauses[1] <= gathered
     assert pauses[1] > gathered - GATHER_SECONDS, "since the flush before"

@@ -11,7 +11,7 @@ from typing import Any
 from harness.prometheus import DEPLOY, Prometheus, need_prometheus
 from harness.system import System
 
-from toc.local.process import free_port
+from toc.dev.local.process import free_port
 
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY.parent / "grafana" / "toc.json").read_text())
 NEVER_HERE = {"toc_zookeeper_up", "toc_drained"}

@@ -13,9 +13,10 @@ import pytest
 from harness.system import System
 
 from toc import NewTask, TaskStatus
-from toc.store.batch import Failure, Guard
-from toc.topic import Slot
-from toc.worker.quarantine import ALONE, LINE, MAX_UNSEEN
+from toc.model.topic import Slot
+from toc.model.verdict import Failure
+from toc.store.batch import Guard
+from toc.worker.quarantine.quarantine import ALONE, LINE, MAX_UNSEEN
 
 
 @pytest.mark.parametrize("topic", ["test.sync", "test.async", "test.batch"])

@@ -9,8 +9,8 @@ from typing import Any
 from harness.system import System
 
 from toc import Task, TaskStatus
-from toc.sharding import BizId, JobIds
-from toc.task import TaskRow
+from toc.model.sharding import BizId, JobIds
+from toc.model.task import TaskRow
 
 DAY = 86_400_000
 _OLD = itertools.count()

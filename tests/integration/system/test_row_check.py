@@ -8,11 +8,11 @@ from harness.system import System
 from sqlalchemy import create_engine, text
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import MariaDB, RedisServer
-from toc.sharding import table_of_job
-from toc.topic import Slot
-from toc.worker.agenda import TAKE_LIMIT, share
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model.sharding import table_of_job
+from toc.model.topic import Slot
 from toc.worker.slots import OwnedSlot
+from toc.worker.stages.agenda import TAKE_LIMIT, share
 
 MOVED_MS = 3000
 

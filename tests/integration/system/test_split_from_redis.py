@@ -10,8 +10,8 @@ from fault.kit.proxy import Proxy
 from harness.system import System
 
 from toc import NewTask, TaskStatus
-from toc.local.servers import RedisServer
-from toc.queue.messages import Peek
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Peek
 
 
 class Split:

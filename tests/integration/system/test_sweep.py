@@ -13,14 +13,14 @@ import structlog
 from harness.system import System
 
 from toc import NewTask, Topic
-from toc.clock import Clock
-from toc.local.servers import MariaDB, RedisServer
-from toc.queue.messages import Peek
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.index.messages import Peek
+from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
+from toc.maintenance.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
+from toc.model.clock import Clock
+from toc.model.task import TaskRow
 from toc.store import Store
 from toc.store.scan import Position
-from toc.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
-from toc.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
-from toc.task import TaskRow
 
 
 class FastClock(Clock):
@@ -61,7 +61,8 @@ class Bench:
             return add(rows, within_ms, missing=missing)
 
         self.sweep.add = spy  # type: ignore[method-assign]
-        (self.sweeper,) = Sweepers(self.sweep, self.center.store.tables_of_server()).sweepers
+        self.busy = False
+        self.sweeper = Sweeper(self.sweep, busy=lambda: self.busy)
         self.sweeper.add(range(system.settings.tables))
 
     def run(self, seconds: float) -> None:
@@ -181,8 +182,7 @@ def test_the_first_pass_rests_longer_while_more_is_due_than_can_start(bench: Ben
     bench.settled()
     sweeper = bench.sweeper
     rests = []
-    for busy in (lambda: False, lambda: True):
-        sweeper.busy = busy
+    for bench.busy in (False, True):
         sweeper._soon_at = began = bench.clock.monotonic()
         sweeper._soon.more = {0: Position(bench.clock.now_ms())}  # so that no period is waited for
         sweeper._step_soon(began)
@@ -353,7 +353,8 @@ def test_a_server_that_hangs_does_not_hold_up_the_others(
             read_timeout=100,
         )
         sweep = Sweep(store, system.center.queues, system.center.catalog, Clock())
-        sweepers = Sweepers(sweep, store.tables_of_server())
+        layout = store.tables_of_server()
+        sweepers = Sweepers(layout, [Sweeper(sweep) for _ in layout])
         sweepers.add(range(8))
         stop = threading.Event()
 

@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from toc import NewTask, TaskStatus, TimeoutCenter
-from toc.errors import ConfigError, StoreUnavailable
-from toc.tracing import Tracing, is_traced, trace_id
+from toc.model.errors import ConfigError, StoreUnavailable
+from toc.observe.tracing import Tracing, is_traced, trace_id
 
 CANARY = "canary-7f3a"
 Span = dict[str, Any]
@@ -154,5 +154,5 @@ def test_a_share_of_all_tasks_is_traced_the_same_everywhere() -> None:
 def test_without_opentelemetry_traces_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     assert Tracing.of(0.0) is None
-    with pytest.raises(ConfigError, match=r"pip install 'toc\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'timeout-center\[otel\]'"):
         Tracing.of(0.5)

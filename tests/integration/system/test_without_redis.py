@@ -13,10 +13,11 @@ import pytest
 from harness.history import Event
 from harness.system import System
 
-from toc import CancelOutcome, NewTask, TaskStatus, TimeoutCenter, doctor
-from toc.local.servers import RedisServer
-from toc.queue.messages import Peek
-from toc.task import TaskRow
+from toc import CancelOutcome, NewTask, TaskStatus, TimeoutCenter
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Peek
+from toc.model.task import TaskRow
+from toc.operate import doctor
 
 
 @pytest.fixture

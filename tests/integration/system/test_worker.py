@@ -14,8 +14,8 @@ from harness.system import System
 from sqlalchemy import create_engine
 
 from toc import CancelOutcome, TaskStatus
-from toc.errors import WrongShardConnection
-from toc.local.servers import MariaDB, RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model.errors import WrongShardConnection
 
 
 @pytest.mark.parametrize("topic", ["test.sync", "test.async"])

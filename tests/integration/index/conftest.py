@@ -1,0 +1,95 @@
+"""The index on a real server, and the whole state of a slot to seed and to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast
+
+import pytest
+from harness.secured import SECURED
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from toc.dev.local.servers import RedisServer
+from toc.index.queues import Queues
+from toc.model.topic import Slot
+
+State = dict[str, Any]
+
+
+# the wheel's Valkey is built without TLS
+@pytest.fixture(params=["clean_redis"] if SECURED else ["clean_redis", "clean_valkey"])
+def server(request: pytest.FixtureRequest) -> RedisServer:
+    """Redis, then Valkey, empty."""
+    return cast(RedisServer, request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def queues(server: RedisServer) -> Iterator[Queues]:
+    queues = Queues(server.url)
+    yield queues
+    queues.close()
+
+
+@pytest.fixture
+def logged() -> Iterator[list[EventDict]]:
+    """What is logged during the test, at every level."""
+    with capture_logs() as events:
+        yield events
+
+
+class Seed(Protocol):
+    """Writes one whole slot."""
+
+    def __call__(self, slot: Slot, **queues: dict[int, float]) -> None: ...
+
+
+@pytest.fixture
+def seed(server: RedisServer, queues: Queues) -> Seed:
+    """``seed(slot, store={1: 10.0}, prepare={...}, dead={...})``."""
+
+    def write(slot: Slot, **content: dict[int, float]) -> None:
+        for queue, entries in content.items():
+            for job_id, score in entries.items():
+                server.call("ZADD", getattr(queues.keys(slot), queue), f"{score:.17g}", job_id)
+
+    return write
+
+
+@pytest.fixture
+def state_of() -> Callable[[RedisServer], State]:
+    """Everything that a server holds: key -> {job_id: score}, hash or text."""
+    return _state
+
+
+@pytest.fixture
+def state(server: RedisServer) -> Callable[[], State]:
+    """Everything that the server holds: key -> {job_id: score}, hash or text."""
+    return lambda: _state(server)
+
+
+@pytest.fixture
+def now_ms(server: RedisServer) -> Callable[[], int]:
+    """The server's clock."""
+
+    def read() -> int:
+        seconds, micros = cast(list[str], server.call("TIME"))
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    return read
+
+
+def _state(server: RedisServer) -> State:
+    found: State = {}
+    for key in cast(list[str], server.call("KEYS", "*")):
+        kind = server.call("TYPE", key)
+        if kind == "zset":
+            flat = cast(list[str], server.call("ZRANGE", key, 0, -1, "WITHSCORES"))
+            entries = zip(flat[::2], flat[1::2], strict=True)
+            found[key] = {int(job_id): float(score) for job_id, score in entries}
+        elif kind == "hash":
+            flat = cast(list[str], server.call("HGETALL", key))
+            found[key] = dict(zip(flat[::2], flat[1::2], strict=True))
+        else:
+            found[key] = server.call("GET", key)
+    return found

@@ -1,0 +1,64 @@
+"""Whose index it is: that of the task table that asked first, for as long as it goes on asking."""
+
+from __future__ import annotations
+
+import pytest
+
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Peek
+from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+
+OURS, THEIRS = "a" * 32, "b" * 32
+SLOT = Slot("order.close", 3)
+
+
+def test_the_first_that_asks_has_it_and_hears_of_the_second(queues: Queues) -> None:
+    assert queues.owner() is None
+    assert queues.own(OURS, "ours") == (OURS, "ours", 0, "", 0)
+    assert queues.own(THEIRS, "theirs")[:2] == (OURS, "ours")
+    owner = queues.own(OURS, "ours")
+    assert (owner.identity, owner.rival) == (OURS, "theirs")
+    assert queues.owner() == owner
+
+
+def test_who_asks_no_more_has_it_no_more(queues: Queues, server: RedisServer) -> None:
+    queues.own(OURS, "ours")
+    at = server.call("HGET", "toc_owner", "at")
+    server.call("HSET", "toc_owner", "at", str(int(str(at)) - OWNER_LAPSE_SECONDS - 1))
+    assert queues.own(THEIRS, "theirs")[:2] == (THEIRS, "theirs")
+    assert queues.own(OURS, "ours")[:2] == (THEIRS, "theirs")
+
+
+def test_namespaces_have_owners_of_their_own(queues: Queues, server: RedisServer) -> None:
+    stage = Queues(server.url, namespace="stage")
+    queues.own(OURS, "ours")
+    assert stage.own(THEIRS, "theirs").identity == THEIRS
+    stage.close()
+
+
+def test_what_is_no_owner_is_written_over_and_what_is_no_hash_is_an_error(
+    queues: Queues, server: RedisServer
+) -> None:
+    server.call("HSET", "toc_owner", "at", "soon", "rival_at", "-1", "name", "\xff")
+    assert queues.owner() is None
+    assert queues.own(OURS, "ours").identity == OURS
+    server.call("SET", "toc_owner", "what is this")
+    with pytest.raises(IndexUnavailable, match="WRONGTYPE"):
+        queues.own(OURS, "ours")
+
+
+def test_an_index_that_must_not_be_used_is_sent_nothing(queues: Queues, server: RedisServer) -> None:
+    queues.add({SLOT: [(1, 1.0)]})
+    queues.refuse("it belongs to others")
+    refused = queues.within(1.0).add({SLOT: [(2, 2.0)]})[SLOT]
+    assert isinstance(refused, IndexUnavailable)
+    assert "it belongs to others" in str(refused)
+    with pytest.raises(IndexUnavailable, match="others"):
+        queues.cancel(SLOT, 1)
+    assert server.call("ZCARD", "order.close_3") == 1
+    queues.refuse(None)
+    peek = queues.peek([SLOT])[SLOT]
+    assert isinstance(peek, Peek)
+    assert peek.store == 1

@@ -1,0 +1,173 @@
+"""What makes a server unfit is found, named and told apart from what is merely worth a warning."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import pytest
+import redis
+from harness.secured import PASSWORDS, acl_lines, login
+
+from toc.dev.local.servers import RedisCluster, RedisServer
+from toc.index import preflight
+from toc.index.preflight import check
+from toc.index.queues import Queues
+from toc.model.errors import IndexUnavailable
+from toc.model.finding import Level
+
+AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster)
+
+
+class Launch(Protocol):
+    def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
+
+
+def findings(url: str) -> list[tuple[Level, str]]:
+    queues = Queues(url)
+    try:
+        found = check(queues)
+    finally:
+        queues.close()
+    assert all(finding.do and "127.0.0.1" in finding.server for finding in found)
+    return [(finding.level, finding.what) for finding in found]
+
+
+def test_a_fit_server_has_no_findings(server: RedisServer) -> None:
+    assert findings(server.url) == []
+
+
+def test_a_fit_cluster_has_no_findings(clean_cluster: RedisCluster) -> None:
+    assert findings(clean_cluster.url) == []
+
+
+def test_eviction_is_refused_also_where_config_is_forbidden(launch: Launch) -> None:
+    server = launch(RedisServer, config=["maxmemory-policy allkeys-lru", 'rename-command CONFIG ""'])
+    ((level, what),) = findings(server.url)
+    assert level is Level.REFUSE
+    assert "allkeys-lru" in what
+
+
+def test_one_evicting_master_of_a_cluster_is_enough(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    servers.nodes[2].call("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+    queues = Queues(servers.url)
+    (finding,) = check(queues)
+    queues.close()
+    assert (finding.level, finding.server) == (Level.REFUSE, f"127.0.0.1:{servers.nodes[2].port}")
+
+
+def test_the_doctor_names_each_right_that_an_account_lacks(launch: Launch) -> None:
+    """Each of those in deploy/redis-acl.conf, taken away one at a time; a script that may not tell a worker
+    of an earlier task says nothing of it."""
+    server = launch(RedisServer, config=acl_lines())
+    (line,) = [line for line in acl_lines() if line.startswith("user toc ")]
+    granted = [word[1:] for word in line.split() if word.startswith("+")]
+    elsewhere = {"info", "cluster|slots", "cluster|info", "asking"}  # looked at with INFO, or in a cluster
+
+    def account(*rules: str) -> None:
+        with redis.Redis("127.0.0.1", server.port, username="admin", password=PASSWORDS["admin"]) as admin:
+            admin.execute_command("ACL", "SETUSER", "toc", *rules)
+
+    def rights(namespace: str | None = None) -> tuple[Level, str]:
+        queues = Queues(f"redis://{login('toc')}@127.0.0.1:{server.port}", namespace=namespace)
+        (found,) = [finding for finding in preflight.examine(queues) if "its ACL" in finding.what]
+        queues.close()
+        return found.level, found.what
+
+    well = (Level.OK, "its ACL lets the account do what toc does")
+    assert rights() == well
+    assert len(granted) > 20
+    for right in [right for right in granted if right not in elsewhere]:
+        account(f"-{right}")
+        assert rights() == (Level.REFUSE, f"its ACL refuses the account {right.upper().replace('|', ' ')}")
+        account(f"+{right}")
+    assert rights() == well
+    account("resetkeys", "~staging:*_*", "~*_{staging:*_*}")
+    assert rights("staging") == well
+    assert "ZADD" in rights()[1]
+    account("resetchannels")
+    assert rights("staging") == (Level.REFUSE, "its ACL refuses the account PUBLISH, SUBSCRIBE")
+
+
+def test_a_replica_is_refused(launch: Launch) -> None:
+    master = launch(RedisServer)
+    replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
+    assert [(level, "slave" in what) for level, what in findings(replica.url)] == [(Level.REFUSE, True)]
+
+
+def test_no_persistence_is_a_warning_and_snapshots_are_enough(launch: Launch) -> None:
+    server = launch(RedisServer, aof=False)
+    ((level, what),) = findings(server.url)
+    assert level is Level.WARN
+    assert "append-only" in what
+    server.call("CONFIG", "SET", "save", "3600 1")
+    assert findings(server.url) == []
+
+
+def test_a_cluster_node_alone_is_a_warning(clean_cluster: RedisCluster) -> None:
+    ((level, what),) = findings(clean_cluster.nodes[0].url)
+    assert level is Level.WARN
+    assert "cluster" in what
+
+
+def test_a_cluster_that_does_not_serve_all_hash_slots_is_refused(launch: Launch) -> None:
+    servers = launch(RedisCluster, config=["cluster-require-full-coverage no"])
+    servers.nodes[0].call("CLUSTER", "DELSLOTS", 0)  # the others need not have heard of it
+    assert any(level is Level.REFUSE and "16383 of 16384" in what for level, what in findings(servers.url))
+
+
+def test_a_server_that_is_away_is_an_error_that_says_which_where_and_what_to_try() -> None:
+    with pytest.raises(
+        IndexUnavailable, match=r"Redis at 127\.0\.0\.1:1 cannot be reached .*check"
+    ) as caught:
+        findings("redis://:canary@127.0.0.1:1")
+    assert "canary" not in str(caught.value)
+
+
+def test_a_server_that_refuses_the_password_is_an_error_that_says_so(launch: Launch) -> None:
+    server = launch(RedisServer, config=["requirepass right"])
+    with pytest.raises(IndexUnavailable, match="check the user and password in TOC_REDIS_URL") as caught:
+        findings(f"redis://:canary@127.0.0.1:{server.port}")
+    assert f"127.0.0.1:{server.port}" in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+def test_every_master_of_a_cluster_that_is_away_is_named(launch: Launch) -> None:
+    servers = launch(RedisCluster, config=["cluster-node-timeout 60000"])
+    queues = Queues(servers.url)
+    assert check(queues) == []
+    for node in servers.nodes[1:]:
+        node.kill()
+    found = check(queues)
+    assert {finding.level for finding in found} == {Level.WARN}, "the others can be used"
+    away = [finding.server for finding in found if "cannot be reached" in finding.what]
+    assert sorted(away) == sorted(f"127.0.0.1:{node.port}" for node in servers.nodes[1:])
+    servers.nodes[0].kill()
+    with pytest.raises(IndexUnavailable) as caught:
+        check(queues)
+    queues.close()
+    assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in servers.nodes)
+
+
+def test_a_cluster_that_stops_with_one_node_is_warned_of(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    servers.nodes[1].call("CONFIG", "SET", "cluster-require-full-coverage", "yes")
+    ((level, what),) = findings(servers.url)
+    assert level is Level.WARN
+    assert "cluster-require-full-coverage" in what
+
+
+@pytest.mark.parametrize(
+    ("facts", "fit"),
+    [
+        ({"redis_version": "7.0.0"}, True),
+        ({"redis_version": "6.2.14"}, False),
+        ({"redis_version": "10.1"}, True),
+        ({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, True),
+        ({}, False),
+    ],
+)
+def test_servers_older_than_7_are_refused(facts: dict[str, str], fit: bool) -> None:
+    found = preflight._version(facts)
+    assert (found is None) == fit
+    assert found is None or found[0] is Level.REFUSE

@@ -1,0 +1,350 @@
+"""Clusters whose slots move and whose masters die, and masters behind sentinels."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from fault.kit.servers import Reshard, Sentinel, caught_up, cluster_replica
+
+from toc.dev.local.process import free_port, until
+from toc.dev.local.servers import RedisCluster, RedisServer
+from toc.index.calls import ReplyLost
+from toc.index.connections import IndexSlow
+from toc.index.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
+from toc.index.queues import Queues
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+
+SLOTS = [Slot("order.close", number) for number in range(64)]
+AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster)
+
+
+class Launch(Protocol):
+    def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
+
+
+@pytest.fixture
+def cluster(clean_cluster: RedisCluster) -> Iterator[Queues]:
+    queues = Queues(clean_cluster.url)
+    yield queues
+    queues.close()
+
+
+def test_the_slots_of_a_topic_are_on_all_masters(
+    cluster: Queues, clean_cluster: RedisCluster, state_of: Callable[[RedisServer], dict[str, Any]]
+) -> None:
+    assert len(cluster.nodes.masters()) == 3
+    assert cluster.add({slot: [(slot.number + 1, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
+    for slot, reply in cluster.prepare([PrepareRequest(slot, 9, 16, 7) for slot in SLOTS]).items():
+        assert not isinstance(reply, IndexUnavailable)
+        assert [job_id for job_id, _ in reply.entries] == [slot.number + 1]
+    held = [state_of(node) for node in clean_cluster.nodes]
+    assert all(held)
+    assert sum(map(len, held)) == 64
+
+
+def test_keys_are_sent_to_their_node_without_a_redirection(
+    cluster: Queues, clean_cluster: RedisCluster
+) -> None:
+    cluster.peek(SLOTS)
+
+    def redirected() -> int:
+        return sum(
+            str(node.call("INFO", "errorstats")).count("errorstat_MOVED") for node in clean_cluster.nodes
+        )
+
+    for node in clean_cluster.nodes:
+        node.call("CONFIG", "RESETSTAT")
+    cluster.add({slot: [(1, 1.0)] for slot in SLOTS})
+    assert redirected() == 0
+
+
+def test_nothing_is_lost_or_taken_twice_while_hash_slots_move(
+    cluster: Queues, clean_cluster: RedisCluster, state_of: Callable[[RedisServer], dict[str, Any]]
+) -> None:
+    slots = SLOTS[:6]
+    mover = Reshard(clean_cluster)
+    homes = {cluster.keys(slot).hash_slot: mover.owner(cluster.keys(slot).hash_slot) for slot in slots}
+    done = threading.Event()
+    failures: list[Exception] = []
+
+    def reshard() -> None:
+        try:
+            while not done.is_set():
+                for hash_slot, home in homes.items():
+                    mover.move(hash_slot, (home + 1) % 3)
+                    mover.move(hash_slot, home)
+        except Exception as exc:
+            failures.append(exc)
+
+    resharder = threading.Thread(target=reshard)
+    resharder.start()
+    handled: Counter[int] = Counter()
+    total = 0
+    try:
+        deadline = time.monotonic() + 200
+        turn = 0
+        while mover.moved_slots < 60 and not failures:
+            assert time.monotonic() < deadline
+            turn += 1
+            fresh = {
+                slot: [(turn * 10_000 + slot.number * 100 + n, 1.0) for n in range(1, 21)] for slot in slots
+            }
+            total += 20 * len(slots)
+            while fresh:
+                added = cluster.add(fresh)
+                fresh = {slot: fresh[slot] for slot, r in added.items() if isinstance(r, IndexUnavailable)}
+            drain(cluster, slots, handled)
+    finally:
+        done.set()
+        resharder.join()
+    drain(cluster, slots, handled)
+    assert not failures
+    assert mover.moved_slots >= 60  # the fault bit
+    assert len(handled) == total
+    assert set(handled.values()) == {1}
+    assert [state_of(node) for node in clean_cluster.nodes] == [{}, {}, {}]
+
+
+def drain(queues: Queues, slots: list[Slot], handled: Counter[int]) -> None:
+    """Prepare and commit until nothing is left."""
+    left = list(slots)
+    while left:
+        taken = {}
+        again = []
+        for slot, reply in queues.prepare([PrepareRequest(slot, 50, 16, 7) for slot in left]).items():
+            if isinstance(reply, IndexUnavailable):
+                assert not isinstance(reply, ReplyLost)
+                again.append(slot)
+            elif reply.entries:
+                taken[slot] = reply.entries
+        while taken:
+            committed = queues.commit(taken)
+            for slot, flags in committed.items():
+                if not isinstance(flags, IndexUnavailable):
+                    handled.update(
+                        job_id for (job_id, _), flag in zip(taken[slot], flags, strict=True) if flag
+                    )
+            taken = {slot: taken[slot] for slot, f in committed.items() if isinstance(f, IndexUnavailable)}
+        left = again
+
+
+def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
+    cluster: Queues, clean_cluster: RedisCluster
+) -> None:
+    slot = SLOTS[0]
+    cluster.add({slot: [(1, 1.0)]})
+    hash_slot = cluster.keys(slot).hash_slot
+    mover = Reshard(clean_cluster)
+    home = mover.owner(hash_slot)
+    away = (home + 1) % 3
+    source = clean_cluster.nodes[home]
+    assert mover.begin(hash_slot, away) == home
+    for node in clean_cluster.nodes:
+        node.call("CONFIG", "RESETSTAT")
+    mover.carry(hash_slot, home, away)
+    # One key, so that the target can serve it alone; what needs a key that is not there is refused.
+    assert cluster.purge_dead({slot: [7]}) == {slot: 0}
+    assert "errorstat_ASK" in str(source.call("INFO", "errorstats"))
+    refused = cluster.add({slot: [(2, 1.0)]})[slot]
+    assert isinstance(refused, IndexUnavailable)
+    assert "on the move" in str(refused)
+    mover.end(hash_slot, home, away)
+    assert cluster.add({slot: [(2, 1.0)]}) == {slot: 1}
+    assert "errorstat_MOVED" in str(source.call("INFO", "errorstats"))
+    mover.move(hash_slot, home)
+
+
+def test_a_dead_master_costs_its_own_slots_only(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    for node in servers.nodes:
+        node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    queues = Queues(servers.url)
+    assert queues.add({slot: [(1, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
+    dead = servers.nodes[1]
+    dead.kill()
+    mixed = queues.add({slot: [(2, 1.0)] for slot in SLOTS})
+    lost = {slot for slot, result in mixed.items() if isinstance(result, IndexUnavailable)}
+    assert lost == {
+        slot for slot in SLOTS if queues.nodes.master(queues.keys(slot).hash_slot).address.port == dead.port
+    }
+    assert 0 < len(lost) < 64
+    took = []
+    for _ in range(21):
+        began = time.monotonic()
+        queues.peek(SLOTS)
+        took.append(time.monotonic() - began)
+    assert statistics.median(took) < 0.05, took
+    queues.close()
+
+
+def test_a_promoted_replica_of_a_cluster_is_found(launch: Launch, tmp_path: Path) -> None:
+    servers = launch(RedisCluster)
+    queues = Queues(servers.url)
+    victim = servers.nodes[0]
+    with cluster_replica(victim, tmp_path / "replica") as replica:
+        queues.add({slot: [(1, 1.0)] for slot in SLOTS})
+        assert until(lambda: caught_up(replica, victim), 60)
+        victim.kill()
+        assert until(
+            lambda: not any(isinstance(peek, IndexUnavailable) for peek in queues.peek(SLOTS).values()), 30
+        )
+        for peek in queues.peek(SLOTS).values():
+            assert not isinstance(peek, IndexUnavailable)
+            assert peek.store == 1
+        assert replica.port in {node.address.port for node in queues.nodes.masters()}
+        queues.close()
+
+
+def test_after_a_failover_the_new_master_is_asked_of_the_sentinels(launch: Launch, tmp_path: Path) -> None:
+    master = launch(RedisServer)
+    replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
+    assert until(lambda: "master_link_status:up" in str(replica.call("INFO", "replication")), 60)
+    with Sentinel(tmp_path / "sentinel", master=master) as sentinel:
+        assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 60)
+        queues = Queues(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main")
+        assert queues.add({SLOTS[0]: [(1, 1.0)]}) == {SLOTS[0]: 1}
+        assert [node.address.port for node in queues.nodes.masters()] == [master.port]
+        assert until(lambda: caught_up(replica, master), 60)
+        master.kill()
+        assert until(lambda: queues.add({SLOTS[0]: [(2, 2.0)]})[SLOTS[0]] == 1, 60)
+        assert [node.address.port for node in queues.nodes.masters()] == [replica.port]
+        reply = queues.prepare([PrepareRequest(SLOTS[0], 9, 16, 7)])[SLOTS[0]]
+        assert not isinstance(reply, IndexUnavailable)
+        assert [job_id for job_id, _ in reply.entries] == [1, 2]
+        wrong = Queues(f"redis+sentinel://127.0.0.1:{sentinel.port}/other")
+        refused = wrong.peek(SLOTS[:1])[SLOTS[0]]
+        assert isinstance(refused, IndexUnavailable)
+        assert "no service 'other'" in str(refused)
+        for one in (queues, wrong):
+            one.close()
+
+
+def test_a_server_that_is_no_cluster_is_named_as_such(clean_redis: RedisServer) -> None:
+    queues = Queues(f"redis+cluster://127.0.0.1:{clean_redis.port}")
+    results = queues.expired([ExpiredRequest(slot, 30) for slot in SLOTS])
+    assert all("part of a cluster" in str(result) for result in results.values())
+    queues.close()
+
+
+def test_tls_works_and_a_stranger_is_not_trusted(launch: Launch, tmp_path: Path) -> None:
+    certificate, key = _certificate(tmp_path)
+    port = free_port()
+    launch(
+        RedisServer,
+        config=[
+            f"tls-port {port}",
+            f"tls-cert-file {certificate}",
+            f"tls-key-file {key}",
+            f"tls-ca-cert-file {certificate}",
+            "tls-auth-clients no",
+        ],
+    )
+    trusting = Queues(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
+    for number in range(3):
+        assert trusting.add({slot: [(number, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
+    serving = {generation.serving for generation in trusting.generations(SLOTS).values()}  # type: ignore[union-attr]  # an error fails the test
+    assert len(serving) == 1
+    stranger = Queues(f"rediss://127.0.0.1:{port}")
+    assert isinstance(stranger.peek(SLOTS[:1])[SLOTS[0]], IndexUnavailable)
+    for one in (trusting, stranger):
+        one.close()
+
+
+def _certificate(directory: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = directory / "cert.pem", directory / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return paths
+
+
+def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    queues = Queues(servers.url).within(0.2)
+    queues.add({slot: [(1, 1.0)] for slot in SLOTS})
+    peeked = queues.peek(SLOTS)
+    assert not any(isinstance(peek, IndexUnavailable) for peek in peeked.values())
+    requests = [PrepareRequest(slot, 9, 16, 7) for slot in SLOTS]
+    hung = servers.nodes[1]
+    own = {slot for slot in SLOTS if _port(queues, slot) == hung.port}
+    late: dict[Slot, object] = {}
+    hung.pause()
+    try:
+        began = time.monotonic()
+        answers = queues.prepare(requests, late.update)
+        waited = time.monotonic() - began
+        assert answers.keys() == set(SLOTS) - own
+        assert not any(isinstance(answer, IndexUnavailable) for answer in answers.values())
+        took = []
+        for _ in range(9):
+            began = time.monotonic()
+            refused = queues.prepare(requests, late.update)
+            took.append(time.monotonic() - began)
+            slow = {slot for slot, answer in refused.items() if isinstance(answer, IndexSlow)}
+            assert slow == own, "they are told at once"
+    finally:
+        hung.resume()
+    assert waited < 1.5, "not for the read timeout"
+    assert statistics.median(took) < 0.1, took
+    assert until(lambda: late.keys() == own, 30)
+    assert all(isinstance(answer, Prepared) and len(answer.entries) == 1 for answer in late.values())
+    assert until(lambda: not any(isinstance(one, IndexUnavailable) for one in queues.peek(own).values()), 30)
+    queues.close()
+
+
+def test_a_master_that_hangs_for_longer_is_refused_until_it_is_back(launch: Launch) -> None:
+    servers = launch(RedisCluster)
+    queues = Queues(servers.url, read_timeout=0.3)
+    queues.add({slot: [(1, 1.0)] for slot in SLOTS})
+    hung = servers.nodes[1]
+    own = [slot for slot in SLOTS if _port(queues, slot) == hung.port]
+    hung.pause()
+    try:
+        assert until(lambda: "no answer" in str(queues.peek(own)[own[0]]), 30)
+        assert not any(isinstance(queues.peek([slot])[slot], Peek) for slot in own)
+        lost: list[object] = []
+        answers = queues.prepare([PrepareRequest(own[0], 9, 16, 7)], lambda late: lost.extend(late.values()))
+        assert not lost
+        assert not isinstance(answers[own[0]], ReplyLost), "it was never sent"
+    finally:
+        hung.resume()
+    assert until(lambda: isinstance(queues.peek(own)[own[0]], Peek), 30)
+    queues.close()
+
+
+def _port(queues: Queues, slot: Slot) -> int:
+    return queues.nodes.master(queues.keys(slot).hash_slot).address.port

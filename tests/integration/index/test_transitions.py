@@ -1,0 +1,447 @@
+"""Each transition: the whole state before, the call, the whole state after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytest
+
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import ExpiredRequest, PrepareRequest, Waiting
+from toc.index.queues import Queues
+from toc.model.errors import IndexUnavailable
+from toc.model.scores import fence
+from toc.model.topic import Slot
+
+SLOT = Slot("order.close", 3)
+OTHER = Slot("order.close", 4)
+STORE, PREPARE, DEAD = "order.close_3", "prepare_{order.close_3}", "dead_{order.close_3}"
+BIG = 2**63 - 1
+"""An id of 63 bits, next to which lies BIG - 1: a float64 cannot tell them apart."""
+FAR = 4_000_000_000_000.0
+"""A score long after now, in which the fraction of a claim does not fit: it is for StoreQueues only."""
+STATE = Callable[[], dict[str, Any]]
+NOW = Callable[[], int]
+
+
+class Seed(Protocol):
+    def __call__(self, slot: Slot, **queues: dict[int, float]) -> None: ...
+
+
+def held(seconds: int, remaining: int, claim: int) -> float:
+    return seconds * 1000 + remaining + claim / 4096
+
+
+# --- add -------------------------------------------------------------------------------------------------
+
+
+def test_add_adds_and_moves_earlier_but_never_later(queues: Queues, seed: Seed, state: STATE) -> None:
+    seed(SLOT, store={1: 100.0, 2: 100.0})
+    assert queues.add({SLOT: [(1, 50.5), (2, 150.0), (BIG, 1e12), (BIG - 1, 2e12)]}) == {SLOT: 3}
+    assert state() == {STORE: {1: 50.5, 2: 100.0, BIG: 1e12, BIG - 1: 2e12}}
+
+
+def test_add_never_gives_back_tries_that_are_used_up(queues: Queues, seed: Seed, state: STATE) -> None:
+    """Who adds may have read the row before its last try failed."""
+    seed(SLOT, store={1: 9.5, 2: 9.5, 3: 9.5, 4: 9.0, 5: 9.5})
+    given = [(1, 4.0), (2, 4.75), (3, 4.25), (4, 4.5), (5, 9.0)]
+    assert queues.add({SLOT: given}) == {SLOT: 4}
+    assert state() == {STORE: {1: 4.5, 2: 4.5, 3: 4.25, 4: 4.5, 5: 9.5}}
+
+
+def test_add_leaves_alone_what_is_prepared(queues: Queues, seed: Seed, state: STATE) -> None:
+    seed(SLOT, prepare={1: held(5, 3, 7)})
+    assert queues.add({SLOT: [(1, 50.0), (2, 60.0)]}) == {SLOT: 1}
+    assert queues.add({SLOT: [(1, 50.0)]}) == {SLOT: 0}
+    assert state() == {STORE: {2: 60.0}, PREPARE: {1: held(5, 3, 7)}}
+
+
+def test_what_lacks_is_absent_or_too_late_and_nothing_is_changed(
+    queues: Queues, seed: Seed, state: STATE
+) -> None:
+    seed(SLOT, store={1: 100.0, 2: 100.5, 3: 100.0, BIG: 1e12}, prepare={4: held(5, 3, 7)})
+    before = state()
+    given = [(1, 100.0), (2, 100.0), (3, 200.0), (4, 100.0), (5, 100.0), (BIG, 1e12), (BIG - 1, 1e12)]
+    lacking = [(2, 100.0), (4, 100.0), (5, 100.0), (BIG - 1, 1e12)]
+    assert queues.lacking({SLOT: given, OTHER: [(1, 7.0)]}) == {SLOT: lacking, OTHER: [(1, 7.0)]}
+    many = [(n, 1.0) for n in range(1, 1203)]
+    assert queues.lacking({SLOT: many}) == {SLOT: many}
+    assert state() == before
+
+
+def test_an_empty_batch_is_no_call(queues: Queues, state: STATE) -> None:
+    assert queues.add({SLOT: []}) == {SLOT: 0}
+    assert queues.commit({SLOT: []}) == {SLOT: []}
+    assert queues.prepare([]) == {}
+    assert state() == {}
+
+
+def test_thousands_of_ids_go_through_in_chunks(queues: Queues, state: STATE) -> None:
+    ids = range(BIG - 2_345, BIG)
+    assert queues.add({SLOT: [(job_id, 1.0) for job_id in ids]}) == {SLOT: 2_345}
+    taken: list[tuple[int, float]] = []
+    while (prepared := queues.prepare([PrepareRequest(SLOT, 10_000, 31, 4095)])[SLOT]).entries:  # type: ignore[union-attr]
+        assert not isinstance(prepared, IndexUnavailable)
+        assert len(prepared.entries) <= 500
+        taken += prepared.entries
+    assert sorted(job_id for job_id, _ in taken) == list(ids)
+    assert queues.extend({SLOT: taken}) == {SLOT: [True] * 2_345}
+    assert queues.rollback({SLOT: [(j, f, 7.0) for j, f in taken[:1_111]]}) == {SLOT: [True] * 1_111}
+    assert queues.commit({SLOT: taken}) == {SLOT: [False] * 1_111 + [True] * 1_234}
+    assert state() == {STORE: {job_id: 7.0 for job_id, _ in taken[:1_111]}}
+
+
+# --- prepare ---------------------------------------------------------------------------------------------
+
+
+def test_prepare_takes_what_is_due_soonest_first_and_tells_the_next(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    before = now_ms()
+    seed(SLOT, store={BIG: before - 5.0, BIG - 1: before - 9.0, 3: before - 1.0, 4: FAR})
+    reply = queues.prepare([PrepareRequest(SLOT, 2, 16, 4095)])[SLOT]
+    assert not isinstance(reply, IndexUnavailable)
+    assert reply.entries == [(BIG - 1, fence(16, 4095)), (BIG, fence(16, 4095))]
+    assert reply.next_due == before - 1.0
+    assert before <= reply.redis_now_ms <= now_ms()
+    score = held(reply.redis_now_ms // 1000, 16, 4095)
+    assert state() == {STORE: {3: before - 1.0, 4: FAR}, PREPARE: {BIG: score, BIG - 1: score}}
+
+
+def test_prepare_takes_nothing_before_it_is_due(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    due = now_ms() + 60_000 + 31 / 32
+    seed(SLOT, store={1: due})
+    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 1)])[SLOT]
+    assert not isinstance(reply, IndexUnavailable)
+    assert (reply.entries, reply.next_due) == ([], due)
+    assert state() == {STORE: {1: due}}
+
+
+def test_an_entry_is_due_in_the_very_millisecond_of_its_floor(queues: Queues, now_ms: NOW) -> None:
+    due = now_ms() + 30
+    queues.add({SLOT: [(1, due + 31 / 32)]})
+    while True:
+        reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 1)])[SLOT]
+        assert not isinstance(reply, IndexUnavailable)
+        assert bool(reply.entries) == (reply.redis_now_ms >= due)
+        if reply.entries:
+            break
+
+
+@pytest.mark.parametrize("remaining", [1, 2, 15, 30, 31])
+def test_prepare_carries_the_tries_left_from_the_fraction_of_the_score(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW, remaining: int
+) -> None:
+    seed(SLOT, store={1: now_ms() - 1_000 + remaining / 32})
+    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 4095)])[SLOT]
+    assert not isinstance(reply, IndexUnavailable)
+    assert reply.entries == [(1, fence(remaining, 4095))]
+    assert reply.next_due is None
+    assert state() == {PREPARE: {1: held(reply.redis_now_ms // 1000, remaining, 4095)}}
+
+
+def test_an_id_that_is_prepared_keeps_its_entry_and_is_not_taken_twice(
+    queues: Queues, seed: Seed, state: STATE
+) -> None:
+    seed(SLOT, store={1: 10.0, 2: 20.0}, prepare={1: held(5, 3, 7)})
+    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 8)])[SLOT]
+    assert not isinstance(reply, IndexUnavailable)
+    assert reply.entries == [(2, fence(16, 8))]
+    assert state() == {PREPARE: {1: held(5, 3, 7), 2: held(reply.redis_now_ms // 1000, 16, 8)}}
+
+
+def test_prepare_of_many_slots_answers_for_each(queues: Queues, seed: Seed, state: STATE) -> None:
+    seed(SLOT, store={1: 10.0})
+    seed(OTHER, store={2: FAR})
+    replies = queues.prepare([PrepareRequest(SLOT, 9, 16, 1), PrepareRequest(OTHER, 9, 16, 2)])
+    first, second = replies[SLOT], replies[OTHER]
+    assert not isinstance(first, IndexUnavailable)
+    assert not isinstance(second, IndexUnavailable)
+    assert (first.entries, first.next_due) == ([(1, fence(16, 1))], None)
+    assert (second.entries, second.next_due) == ([], FAR)
+    assert set(state()) == {PREPARE, "order.close_4"}
+
+
+# --- what acts under the fence ---------------------------------------------------------------------------
+
+
+def test_extend_sets_the_seconds_to_now_and_nothing_else(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    seed(SLOT, prepare={BIG: held(5, 31, 4095), BIG - 1: held(5, 1, 0)})
+    before = now_ms() // 1000
+    assert queues.extend({SLOT: [(BIG, fence(31, 4095)), (BIG - 1, fence(1, 0))]}) == {SLOT: [True, True]}
+    found = state()[PREPARE]
+    assert before <= found[BIG] // 1000 <= now_ms() // 1000
+    assert found == {BIG: found[BIG] // 1000 * 1000 + fence(31, 4095), BIG - 1: found[BIG] // 1000 * 1000 + 1}
+
+
+@pytest.mark.parametrize("stale", [fence(3, 8), fence(2, 7), fence(4, 7), fence(3, 6)])
+def test_a_stale_fence_touches_nothing(queues: Queues, seed: Seed, state: STATE, stale: float) -> None:
+    seed(SLOT, store={9: 1.0}, prepare={1: held(5, 3, 7)}, dead={8: 2.0})
+    before = state()
+    assert queues.extend({SLOT: [(1, stale)]}) == {SLOT: [False]}
+    assert queues.commit({SLOT: [(1, stale)]}) == {SLOT: [False]}
+    assert queues.rollback({SLOT: [(1, stale, 10.0)]}) == {SLOT: [False]}
+    assert queues.bury({SLOT: [(1, stale, 10)]}) == {SLOT: [False]}
+    assert state() == before
+
+
+def test_a_whole_score_stands_while_nobody_has_kept_the_entry_alive(
+    queues: Queues, seed: Seed, state: STATE
+) -> None:
+    scores = {1: held(5, 3, 7), 2: held(6, 3, 7), 3: held(7, 1, 0), 4: held(8, 3, 7)}
+    seed(SLOT, prepare=scores)
+    queues.extend({SLOT: [(4, fence(3, 7))]})
+    kept = state()[PREPARE][4]
+    assert queues.commit({SLOT: [(1, scores[1]), (4, scores[4])]}) == {SLOT: [True, False]}
+    assert queues.rollback({SLOT: [(2, scores[2], 90.0), (4, scores[4], 90.0)]}) == {SLOT: [True, False]}
+    assert queues.bury({SLOT: [(3, scores[3], 70), (4, scores[4], 70)]}) == {SLOT: [True, False]}
+    assert state() == {STORE: {2: 90.0}, DEAD: {3: 70.0}, PREPARE: {4: kept}}
+
+
+def test_what_is_not_prepared_cannot_be_finished(queues: Queues, seed: Seed, state: STATE) -> None:
+    seed(SLOT, store={1: 1.0})
+    assert queues.extend({SLOT: [(1, fence(3, 7))]}) == {SLOT: [False]}
+    assert queues.commit({SLOT: [(1, fence(3, 7))]}) == {SLOT: [False]}
+    assert queues.rollback({SLOT: [(1, fence(3, 7), 10.0)]}) == {SLOT: [False]}
+    assert queues.bury({SLOT: [(1, fence(3, 7), 10)]}) == {SLOT: [False]}
+    assert state() == {STORE: {1: 1.0}}
+
+
+def test_results_come_per_id_in_their_order(queues: Queues, seed: Seed, state: STATE) -> None:
+    seed(SLOT, prepare={1: held(5, 3, 7), 2: held(5, 3, 7), 3: held(5, 3, 7), 4: held(5, 3, 8)})
+    own = fence(3, 7)
+    assert queues.commit({SLOT: [(4, own), (1, own), (99, own)]}) == {SLOT: [False, True, False]}
+    assert queues.rollback({SLOT: [(4, own, 1.0), (2, own, 50.5)]}) == {SLOT: [False, True]}
+    assert queues.bury({SLOT: [(4, own, 1), (3, own, 77)]}) == {SLOT: [False, True]}
+    assert state() == {STORE: {2: 50.5}, PREPARE: {4: held(5, 3, 8)}, DEAD: {3: 77.0}}
+
+
+def test_rollback_keeps_the_fraction_and_an_earlier_time_that_stands(
+    queues: Queues, seed: Seed, state: STATE
+) -> None:
+    seed(SLOT, store={2: 10.0}, prepare={1: held(5, 3, 7), 2: held(5, 3, 7)})
+    target = 1_800_000_000_123 + 31 / 32
+    queues.rollback({SLOT: [(1, fence(3, 7), target), (2, fence(3, 7), target)]})
+    assert state() == {STORE: {1: target, 2: 10.0}}
+
+
+def test_what_was_rolled_back_comes_again_with_its_tries_left(queues: Queues, seed: Seed) -> None:
+    seed(SLOT, prepare={1: held(5, 3, 7)})
+    queues.rollback({SLOT: [(1, fence(3, 7), 1_000 + 2 / 32)]})
+    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 8)])[SLOT]
+    assert not isinstance(reply, IndexUnavailable)
+    assert reply.entries == [(1, fence(2, 8))]
+
+
+# --- cancel, reschedule ----------------------------------------------------------------------------------
+
+
+def test_cancel_removes_what_is_stored_and_tells_of_what_is_prepared(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    seed(SLOT, store={1: 10.0, 2: 20.0}, prepare={3: held(5, 3, 7)})
+    before = now_ms()
+    reply = queues.cancel(SLOT, 1)
+    assert (reply.removed, reply.prepared) == (True, False)
+    assert before <= reply.redis_now_ms <= now_ms()
+    assert queues.cancel(SLOT, 3)[:2] == (False, True)
+    assert queues.cancel(SLOT, 99)[:2] == (False, False)
+    assert state() == {STORE: {2: 20.0}, PREPARE: {3: held(5, 3, 7)}}
+
+
+def test_reschedule_moves_earlier_and_later_and_adds(queues: Queues, seed: Seed, state: STATE) -> None:
+    seed(SLOT, store={1: 10.0, 2: 20.5}, prepare={3: held(5, 3, 7)})
+    assert queues.reschedule(SLOT, 1, 100.0)[:2] == (True, False)
+    assert queues.reschedule(SLOT, 2, 5.0)[:2] == (True, False)
+    assert queues.reschedule(SLOT, 3, 5.0)[:2] == (False, True)
+    assert queues.reschedule(SLOT, BIG, 7.0)[:2] == (False, False)
+    assert state() == {STORE: {1: 100.0, 2: 5.0, BIG: 7.0}, PREPARE: {3: held(5, 3, 7)}}
+
+
+# --- the dead --------------------------------------------------------------------------------------------
+
+
+def test_restore_dead_leaves_alone_what_is_prepared_and_what_is_there(
+    queues: Queues, seed: Seed, state: STATE
+) -> None:
+    seed(SLOT, store={1: 10.0, 4: 40.0}, prepare={2: held(5, 3, 7)}, dead={3: 33.0})
+    assert queues.restore_dead({SLOT: [(1, 11), (2, 22), (3, 99)]}) == {SLOT: 1}
+    assert queues.restore_dead({SLOT: [(2, 22)]}) == {SLOT: 0}
+    assert state() == {STORE: {4: 40.0}, PREPARE: {2: held(5, 3, 7)}, DEAD: {1: 11.0, 3: 33.0}}
+
+
+def test_redrive_moves_the_dead_and_adds_what_the_dead_queue_lost(
+    queues: Queues, seed: Seed, state: STATE
+) -> None:
+    seed(SLOT, prepare={2: held(5, 3, 7)}, dead={1: 11.0, 2: 22.0, 4: 44.0})
+    assert queues.redrive({SLOT: [(1, 100.0), (2, 100.0), (3, 100.0)]}) == {SLOT: 2}
+    assert state() == {STORE: {1: 100.0, 3: 100.0}, PREPARE: {2: held(5, 3, 7)}, DEAD: {4: 44.0}}
+
+
+def test_the_dead_are_listed_last_death_first_and_purged(queues: Queues, seed: Seed, state: STATE) -> None:
+    seed(SLOT, dead={1: 11.0, BIG: 1_800_000_000_123.0, 3: 33.0})
+    assert queues.dead(SLOT, 2) == [(BIG, 1_800_000_000_123), (3, 33)]
+    assert queues.purge_dead({SLOT: [1, BIG, 99]}) == {SLOT: 2}
+    assert state() == {DEAD: {3: 33.0}}
+
+
+# --- expired, peek ---------------------------------------------------------------------------------------
+
+
+def test_an_entry_is_expired_after_more_than_the_timeout(queues: Queues, seed: Seed, now_ms: NOW) -> None:
+    seconds = now_ms() // 1000
+    fresh, old = held(seconds - 25, 31, 4095), held(seconds - 35, 31, 4095)
+    seed(SLOT, prepare={1: fresh, 2: old, BIG: held(5, 1, 0)})
+    assert queues.expired([ExpiredRequest(SLOT, 30)]) == {SLOT: [(BIG, held(5, 1, 0)), (2, old)]}
+    assert queues.expired([ExpiredRequest(SLOT, 30, limit=1)]) == {SLOT: [(BIG, held(5, 1, 0))]}
+    assert queues.expired([ExpiredRequest(SLOT, 36)]) == {SLOT: [(BIG, held(5, 1, 0))]}
+
+
+def test_entries_under_a_claim_are_listed_however_fresh_and_no_others(
+    queues: Queues, seed: Seed, now_ms: NOW
+) -> None:
+    seconds = now_ms() // 1000
+    entries = {number: held(seconds, 1 + number % 31, number % 4096) for number in range(6_000, 7_300)}
+    seed(SLOT, prepare=entries)
+    seed(OTHER, prepare={1: held(seconds, 3, 2_000)})
+    reply = queues.expired([ExpiredRequest(SLOT, 30, (2_000, 3_203)), ExpiredRequest(OTHER, 30)])
+    found = reply[SLOT]
+    assert not isinstance(found, IndexUnavailable)
+    assert sorted(found) == [(6_096, entries[6_096]), (7_299, entries[7_299])]
+    assert reply[OTHER] == []
+
+
+@pytest.mark.parametrize("claim", [0, 1, 2047, 2048, 4094, 4095])
+def test_claims_next_to_each_other_are_told_apart(
+    queues: Queues, seed: Seed, now_ms: NOW, claim: int
+) -> None:
+    seconds = now_ms() // 1000
+    near = {BIG - 1: (claim - 1) % 4096, BIG: claim, BIG - 2: (claim + 1) % 4096}
+    seed(SLOT, prepare={job_id: held(seconds, 31, number) for job_id, number in near.items()})
+    assert queues.expired([ExpiredRequest(SLOT, 30, (claim,))]) == {SLOT: [(BIG, held(seconds, 31, claim))]}
+
+
+def test_an_entry_that_is_expired_and_under_a_claim_is_listed_once(queues: Queues, seed: Seed) -> None:
+    seed(SLOT, prepare={1: held(5, 3, 7)})
+    assert queues.expired([ExpiredRequest(SLOT, 30, (7,))]) == {SLOT: [(1, held(5, 3, 7))]}
+
+
+def test_peek_tells_the_next_time_and_the_counts(queues: Queues, seed: Seed, now_ms: NOW) -> None:
+    seed(SLOT, store={1: 1_800_000_000_123.5, 2: FAR}, prepare={3: 5.0}, dead={4: 1.0, 5: 2.0, 6: 3.0})
+    before = now_ms()
+    replies = queues.peek([SLOT, OTHER])
+    first, second = replies[SLOT], replies[OTHER]
+    assert not isinstance(first, IndexUnavailable)
+    assert not isinstance(second, IndexUnavailable)
+    assert first[:4] == (1_800_000_000_123.5, 2, 1, 3)
+    assert second[:4] == (None, 0, 0, 0)
+    assert before <= first.redis_now_ms <= now_ms()
+
+
+def test_what_a_worker_has_taken_and_cannot_start_is_told_until_it_takes_that_back(
+    queues: Queues, seed: Seed, server: RedisServer
+) -> None:
+    seed(SLOT, store={1: FAR}, prepare={2: 5.0, 3: 5.0})
+    seed(OTHER, store={4: 1000.0})
+    notes = {SLOT: Waiting(1500, 2, 30), OTHER: Waiting(500, 1, 30)}
+    assert queues.note_waiting(notes) == {SLOT: True, OTHER: True}
+
+    def seen() -> list[tuple[int, int | None, float | None]]:
+        looks = [*queues.peek([SLOT, OTHER]).values(), *queues.depths([SLOT, OTHER]).values()]
+        assert not any(isinstance(look, IndexUnavailable) for look in looks)
+        return [(look.waiting, look.waiting_since, look.oldest) for look in looks]  # type: ignore[union-attr]
+
+    nothing_taken = (0, None, 1000.0)  # so that is a note of somebody who has died
+    assert seen() == 2 * [(2, 1500, 1500), nothing_taken]
+    assert 29_000 < int(str(server.call("PTTL", queues.keys(SLOT).waiting))) <= 30_000
+    for strange in ("", "1500", "x y", "-1 1", "1 2 3", "0 0"):
+        server.call("SET", queues.keys(SLOT).waiting, strange)
+        assert seen()[0] == (0, None, FAR), strange
+    queues.note_waiting({SLOT: Waiting(1500, 0, 30)})
+    assert seen()[0] == (0, 1500, 1500), "taken, and put back for a while"
+    queues.note_waiting({SLOT: None})
+    assert seen()[0] == (0, None, FAR)
+    assert queues.taken({SLOT: [1, 2, 3], OTHER: [4]}) == {SLOT: {2, 3}, OTHER: set()}
+
+
+# --- claims, generations ---------------------------------------------------------------------------------
+
+
+def test_claims_count_up_and_show_the_others(queues: Queues, state: STATE) -> None:
+    first = queues.claim([SLOT], "one")[SLOT]
+    second = queues.claim([SLOT], "two")[SLOT]
+    assert not isinstance(first, IndexUnavailable)
+    assert not isinstance(second, IndexUnavailable)
+    assert second.number == (first.number + 1) % 4096
+    assert (first.others, second.others) == ({}, {first.number: "one"})
+    assert queues.claim([SLOT], "one")[SLOT] == (first.number, {second.number: "two"})
+    assert queues.unclaim({SLOT: [first.number]}) == {SLOT: 1}
+    assert queues.unclaim({SLOT: [first.number]}) == {SLOT: 0}
+    counter = str((second.number + 1) % 4096)
+    assert state() == {"claims_{order.close_3}": {"next": counter, str(second.number): "two"}}
+
+
+def test_a_number_that_is_held_is_passed_over_and_the_counter_goes_round(
+    queues: Queues, server: RedisServer
+) -> None:
+    key = queues.keys(SLOT).claims
+    server.call("HSET", key, "next", 4095, "4095", "a", "0", "b", "1", "c")
+    assert queues.claim([SLOT], "me")[SLOT] == (2, {4095: "a", 0: "b", 1: "c"})
+    assert server.call("HGET", key, "next") == "3"
+
+
+def test_several_numbers_of_several_slots_are_given_back_in_one_call(
+    queues: Queues, server: RedisServer, state: STATE
+) -> None:
+    server.call("HSET", queues.keys(SLOT).claims, "next", 9, "4", "a", "5", "b", "6", "c")
+    server.call("HSET", queues.keys(OTHER).claims, "next", 9, "4", "d")
+    assert queues.unclaim({SLOT: [4, 6, 8], OTHER: [4]}) == {SLOT: 2, OTHER: 1}
+    assert state() == {
+        "claims_{order.close_3}": {"next": "9", "5": "b"},
+        "claims_{order.close_4}": {"next": "9"},
+    }
+
+
+def test_a_field_of_the_claims_that_is_no_number_keeps_nobody_from_claiming(
+    queues: Queues, server: RedisServer
+) -> None:
+    key = queues.keys(SLOT).claims
+    for field in ("", "x", "-1", "1.5", "0x10", "nan", "9" * 30):
+        server.call("HSET", key, field, "stranger")
+    server.call("HSET", key, "next", "soon", "7", "a")
+    claim = queues.claim([SLOT], "me")[SLOT]
+    assert not isinstance(claim, IndexUnavailable)
+    assert 0 <= claim.number <= 4095
+    assert claim.others == {7: "a"}
+    assert queues.claim([SLOT], "me")[SLOT] == claim
+
+
+def test_a_claim_fails_when_all_numbers_are_held(queues: Queues, server: RedisServer, state: STATE) -> None:
+    pairs = [word for number in range(4096) for word in (str(number), f"w{number}")]
+    server.call("HSET", queues.keys(SLOT).claims, "next", 5, *pairs)
+    before = state()
+    assert isinstance(queues.claim([SLOT], "me")[SLOT], IndexUnavailable)
+    assert state() == before
+
+
+def test_generations_tell_where_a_slot_was_rebuilt_and_where_it_is_served(
+    queues: Queues, server: RedisServer, state: STATE
+) -> None:
+    serving = str(server.call("INFO", "server")).split("run_id:")[1].split()[0]
+    assert queues.generations([SLOT]) == {SLOT: (None, serving)}
+    assert queues.set_generations({SLOT: serving}) == {SLOT: True}
+    assert queues.generations([SLOT, OTHER]) == {SLOT: (serving, serving), OTHER: (None, serving)}
+    assert state() == {"gen_{order.close_3}": serving}
+
+
+def test_a_namespace_keeps_environments_apart(queues: Queues, server: RedisServer, state: STATE) -> None:
+    staging = Queues(server.url, namespace="stage")
+    queues.add({SLOT: [(1, 1.0)]})
+    staging.add({SLOT: [(1, 2.0)]})
+    staging.close()
+    assert state() == {"order.close_3": {1: 1.0}, "stage:order.close_3": {1: 2.0}}

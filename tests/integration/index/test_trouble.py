@@ -1,0 +1,452 @@
+"""Servers that forget, fill up, hang, hang up, refuse or vanish."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pytest
+from fault.kit.proxy import Proxy
+
+from toc.dev.local.process import until
+from toc.dev.local.resp import Refused
+from toc.dev.local.servers import RedisServer
+from toc.index.calls import IndexBroken, IndexFull, ReplyLost
+from toc.index.connections import FRESH_SECONDS
+from toc.index.messages import Peek, Prepared, PrepareRequest
+from toc.index.queues import Queues
+from toc.model.errors import IndexUnavailable
+from toc.model.scores import fence
+from toc.model.topic import Slot
+
+SLOT = Slot("order.close", 3)
+SLOTS = [Slot("order.close", number) for number in range(64)]
+STORE, PREPARE = "order.close_3", "prepare_{order.close_3}"
+
+
+class Launch(Protocol):
+    def __call__(self, kind: type[RedisServer], **options: Any) -> RedisServer: ...
+
+
+def take(queues: Queues, slot: Slot = SLOT, limit: int = 500) -> Prepared:
+    reply = queues.prepare([PrepareRequest(slot, limit, 16, 7)])[slot]
+    if isinstance(reply, IndexUnavailable):
+        raise reply
+    return reply
+
+
+def seconds(do: Callable[[], object]) -> float:
+    """How long it takes."""
+    began = time.monotonic()
+    do()
+    return time.monotonic() - began
+
+
+# --- forgetting and filling up ---------------------------------------------------------------------------
+
+
+def test_scripts_that_the_server_forgot_are_loaded_again_in_the_middle_of_a_batch(
+    queues: Queues, server: RedisServer
+) -> None:
+    done = threading.Event()
+
+    def flush() -> None:
+        while not done.is_set():
+            server.call("SCRIPT", "FLUSH")
+
+    flusher = threading.Thread(target=flush)
+    flusher.start()
+    try:
+        for turn in range(1, 31):
+            added = queues.add({slot: [(turn * 64 + slot.number, 1.0)] for slot in SLOTS})
+            assert added == dict.fromkeys(SLOTS, 1)
+            taken = queues.prepare([PrepareRequest(slot, 9, 16, 7) for slot in SLOTS])
+            for slot, reply in taken.items():
+                assert not isinstance(reply, IndexUnavailable)
+                assert reply.entries == [(turn * 64 + slot.number, fence(16, 7))]
+            committed = queues.commit({slot: [(turn * 64 + slot.number, fence(16, 7))] for slot in SLOTS})
+            assert committed == {slot: [True] for slot in SLOTS}
+    finally:
+        done.set()
+        flusher.join()
+
+
+def test_at_full_memory_adding_fails_by_name_and_draining_works(
+    queues: Queues, server: RedisServer, state: Callable[[], dict[str, Any]]
+) -> None:
+    queues.add({SLOT: [(job_id, float(job_id)) for job_id in range(1, 7)]})
+    take(queues, limit=3)
+    server.call("SCRIPT", "FLUSH")
+    server.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        for refused in (
+            queues.add({SLOT: [(9, 1.0)]})[SLOT],
+            queues.restore_dead({SLOT: [(9, 1)]})[SLOT],
+        ):
+            assert isinstance(refused, IndexFull)
+            assert f"127.0.0.1:{server.port}" in str(refused)
+            assert "maxmemory" in str(refused)
+        with pytest.raises(IndexFull):
+            queues.reschedule(SLOT, 9, 1.0)
+        assert [job_id for job_id, _ in take(queues, limit=1).entries] == [4]
+        own = fence(16, 7)
+        assert queues.extend({SLOT: [(1, own)]}) == {SLOT: [True]}
+        assert queues.commit({SLOT: [(1, own)]}) == {SLOT: [True]}
+        assert queues.rollback({SLOT: [(2, own, 99.0)]}) == {SLOT: [True]}
+        assert queues.bury({SLOT: [(3, own, 33), (4, own, 44)]}) == {SLOT: [True, True]}
+        assert queues.redrive({SLOT: [(4, 98.0)]}) == {SLOT: 1}
+        assert queues.cancel(SLOT, 5).removed
+        assert isinstance(queues.peek([SLOT])[SLOT], tuple)
+        assert isinstance(queues.claim([SLOT], "me")[SLOT], tuple)
+        assert queues.purge_dead({SLOT: [3]}) == {SLOT: 1}
+    finally:
+        server.call("CONFIG", "SET", "maxmemory", 0)
+    found = state()
+    assert found.pop("claims_{order.close_3}")
+    assert found == {STORE: {6: 6.0, 2: 99.0, 4: 98.0}}
+
+
+def test_after_flushall_the_index_is_empty_and_works(
+    queues: Queues, server: RedisServer, state: Callable[[], dict[str, Any]]
+) -> None:
+    queues.add({SLOT: [(1, 1.0)]})
+    queues.set_generations({SLOT: "x" * 40})
+    server.call("FLUSHALL")
+    assert take(queues).entries == []
+    generation = queues.generations([SLOT])[SLOT]
+    assert not isinstance(generation, IndexUnavailable)
+    assert generation.recorded is None
+    assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
+    assert state() == {STORE: {2: 2.0}}
+
+
+def test_of_more_slots_than_one_call_takes_each_has_its_own_generation(queues: Queues) -> None:
+    slots = [Slot("order.close", number) for number in range(1024)]
+    recorded = {slot: f"run-{slot.number}" for slot in slots if slot.number % 3}
+    queues.set_generations(recorded)
+    found = queues.generations(slots)
+    assert list(found) == slots
+    assert {slot: found[slot].recorded for slot in slots} == {slot: recorded.get(slot) for slot in slots}  # type: ignore[union-attr]  # an error fails the test
+    assert len({generation.serving for generation in found.values()}) == 1  # type: ignore[union-attr]
+    assert queues.generations([]) == {}
+
+
+def test_a_key_of_another_type_is_the_trouble_of_its_slot_alone(queues: Queues, server: RedisServer) -> None:
+    slots = [Slot("order.close", number) for number in range(4)]
+    queues.add({slot: [(1, 1.0)] for slot in slots})
+    server.call("SET", queues.keys(slots[1]).dead, "what is this")
+    server.call("LPUSH", queues.keys(slots[2]).generation, "and this")
+    peeks, generations = queues.peek(slots), queues.generations(slots)
+    refused = [isinstance(peeks[slot], IndexUnavailable) for slot in slots]
+    assert refused == [False, True, False, False]
+    assert "WRONGTYPE" in str(peeks[slots[1]])
+    refused = [isinstance(generations[slot], IndexBroken) for slot in slots]
+    assert refused == [False, True, True, False]
+    assert str(generations[slots[1]]).startswith("dead_{order.close_1}: ")
+    server.call("SET", queues.keys(slots[2]).claims, "and that")
+    both = queues.generations(slots)[slots[2]]
+    assert str(both).startswith("gen_{order.close_2} and claims_{order.close_2}: ")
+
+
+# --- restarts and broken connections ---------------------------------------------------------------------
+
+
+def test_a_killed_server_costs_an_error_and_is_used_again_when_it_is_back(launch: Launch) -> None:
+    server = launch(RedisServer, config=["appendfsync always"])
+    queues = Queues(server.url)
+    assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
+    before = queues.generations([SLOT])[SLOT]
+    server.kill()
+    gone = queues.add({SLOT: [(2, 2.0)]})[SLOT]
+    assert isinstance(gone, IndexUnavailable)
+    assert f"127.0.0.1:{server.port}" in str(gone)
+    with pytest.raises(IndexUnavailable):
+        queues.cancel(SLOT, 1)
+    took = [seconds(lambda: queues.peek(SLOTS)) for _ in range(100)]
+    assert statistics.median(took) < 0.02, "a server that is away costs next to nothing"
+    server.start()
+    deadline = time.monotonic() + 60
+    while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):
+        assert time.monotonic() < deadline
+    after = queues.generations([SLOT])[SLOT]
+    assert not isinstance(before, IndexUnavailable)
+    assert not isinstance(after, IndexUnavailable)
+    assert after.serving != before.serving
+    assert [job_id for job_id, _ in take(queues).entries] == [1]
+    queues.close()
+
+
+def test_connections_that_the_server_closed_while_idle_go_unnoticed(
+    queues: Queues, server: RedisServer
+) -> None:
+    queues.add({SLOT: [(1, 1.0)]})
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    time.sleep(2 * FRESH_SECONDS)
+    assert [job_id for job_id, _ in take(queues).entries] == [1]
+
+
+def test_a_connection_that_was_in_use_a_moment_ago_is_trusted(queues: Queues, server: RedisServer) -> None:
+    """It is not asked whether it stands: a prepare may learn that it does not, others are sent again."""
+    queues.add({SLOT: [(1, 1.0)]})
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
+    take(queues, limit=1)
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    with contextlib.suppress(ReplyLost):  # surely, if not more than FRESH_SECONDS went by
+        take(queues, limit=1)
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    assert [job_id for job_id, _ in take(queues).entries] in ([], [2]), "one that broke: the others are asked"
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
+def test_prepare_is_not_sent_again_when_its_reply_is_lost(
+    proxy: Proxy, queues: Queues, state: Callable[[], dict[str, Any]]
+) -> None:
+    through = Queues(f"redis://127.0.0.1:{proxy.port}")
+    through.add({SLOT: [(1, 1.0), (2, 2.0)]})
+    assert len(take(through, limit=1).entries) == 1  # the script is loaded
+    proxy.eat(b"prepare_")
+    lost = through.prepare([PrepareRequest(SLOT, 1, 16, 7)])[SLOT]
+    assert proxy.stats.eaten == 1
+    assert isinstance(lost, ReplyLost)
+    through.close()
+    assert set(state()[PREPARE]) == {1, 2}
+    assert isinstance(queues.peek([SLOT])[SLOT], tuple)
+
+
+def test_what_may_be_repeated_is_sent_once_more_when_its_reply_is_lost(
+    proxy: Proxy, state: Callable[[], dict[str, Any]]
+) -> None:
+    through = Queues(f"redis://127.0.0.1:{proxy.port}")
+    through.add({SLOT: [(1, 1.0)]})
+    proxy.eat(b"EVALSHA")
+    assert through.add({SLOT: [(2, 2.0)]}) == {SLOT: 0}  # the first send had added it
+    assert proxy.stats.eaten == 1
+    proxy.eat(b"EVALSHA")
+    first = through.claim([SLOT], "me")[SLOT]
+    assert proxy.stats.eaten == 2
+    assert through.claim([SLOT], "me")[SLOT] == first
+    through.close()
+    assert state()[STORE] == {1: 1.0, 2: 2.0}
+
+
+def test_a_server_that_hangs_costs_its_timeouts_once_and_then_little(launch: Launch) -> None:
+    server = launch(RedisServer)
+    queues = Queues(server.url, connect_timeout=0.2, read_timeout=0.3)
+    queues.add({SLOT: [(1, 1.0)]})
+    take(queues)
+    server.pause()
+    began = time.monotonic()
+    lost = queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])[SLOT]
+    assert isinstance(lost, ReplyLost)
+    assert time.monotonic() - began < 3  # a time-out or two, and a machine with more to do
+    queues.peek([SLOT])
+
+    def prepare() -> None:
+        refused = queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])[SLOT]
+        assert isinstance(refused, IndexUnavailable)
+        assert not isinstance(refused, ReplyLost)  # it was never sent
+
+    took = [seconds(prepare) for _ in range(9)]
+    assert statistics.median(took) < 0.1, took  # now and then one tries whether it is back
+    server.resume()
+    deadline = time.monotonic() + 60
+    while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):
+        assert time.monotonic() < deadline
+    queues.close()
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_password_is_an_error_that_does_not_show_it(launch: Launch) -> None:
+    server = launch(RedisServer, password="right")
+    queues = Queues(f"redis://:canary@127.0.0.1:{server.port}")
+    refused = queues.add({SLOT: [(1, 1.0)]})[SLOT]
+    assert isinstance(refused, IndexUnavailable)
+    assert "password" in str(refused)
+    assert "canary" not in str(refused) + repr(queues) + repr(refused.__cause__)
+    anonymous = Queues(f"redis://127.0.0.1:{server.port}")
+    assert isinstance(anonymous.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable)
+    right = Queues(server.url)
+    assert right.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
+    for one in (queues, anonymous, right):
+        one.close()
+
+
+def test_a_user_with_the_documented_grants_can_do_everything(launch: Launch) -> None:
+    server = launch(RedisServer)
+    grants = (
+        "~stage:* ~prepare_{stage:* ~dead_{stage:* ~claims_{stage:* ~gen_{stage:* ~waiting_{stage:* "
+        "&wake_{stage:* -@all "
+        "+info +time +ping +get +set +zadd +zrem +zrange +zcard +zscore +zmscore +zscan +hgetall +hset "
+        "+hdel +evalsha +script|load +publish +subscribe +unsubscribe +asking +cluster|slots"
+    )
+    server.call("ACL", "SETUSER", "toc", "on", ">secret", *grants.split())
+    queues = Queues(f"redis://toc:secret@127.0.0.1:{server.port}", namespace="stage")
+    assert queues.add({SLOT: [(1, 1.0), (2, 2.0), (3, 3.0)]}) == {SLOT: 3}
+    own = fence(16, 7)
+    assert len(take(queues).entries) == 3
+    assert queues.extend({SLOT: [(1, own)]}) == {SLOT: [True]}
+    assert queues.commit({SLOT: [(1, own)]}) == {SLOT: [True]}
+    assert queues.rollback({SLOT: [(2, own, 5.0)]}) == {SLOT: [True]}
+    assert queues.bury({SLOT: [(3, own, 5)]}) == {SLOT: [True]}
+    assert queues.redrive({SLOT: [(3, 5.0)]}) == {SLOT: 1}
+    assert queues.restore_dead({SLOT: [(3, 5)]}) == {SLOT: 1}
+    assert queues.cancel(SLOT, 2).removed
+    assert not queues.reschedule(SLOT, 2, 6.0).removed
+    claim = queues.claim([SLOT], "me")[SLOT]
+    assert not isinstance(claim, IndexUnavailable)
+    assert queues.unclaim({SLOT: [claim.number]}) == {SLOT: 1}
+    assert queues.set_generations({SLOT: "x"}) == {SLOT: True}
+    assert isinstance(queues.generations([SLOT])[SLOT], tuple)
+    assert isinstance(queues.peek([SLOT])[SLOT], tuple)
+    assert queues.dead(SLOT, 9) == [(3, 5)]
+    assert server.call("ACL", "LOG") == []
+    queues.close()
+
+
+def test_a_missing_permission_is_an_error_that_says_so(launch: Launch) -> None:
+    server = launch(RedisServer)
+    server.call("ACL", "SETUSER", "toc", "on", ">canary", "+info", "~*")
+    queues = Queues(f"redis://toc:canary@127.0.0.1:{server.port}")
+    refused = queues.add({SLOT: [(1, 1.0)]})[SLOT]
+    assert isinstance(refused, IndexUnavailable)
+    assert "permission" in str(refused)
+    queues.close()
+
+
+def test_a_publish_that_is_refused_does_not_fail_the_script(launch: Launch) -> None:
+    server = launch(RedisServer)
+    server.call("ACL", "SETUSER", "toc", "on", ">x", "+@all", "~*", "resetchannels")
+    queues = Queues(f"redis://toc:x@127.0.0.1:{server.port}")
+    assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
+    assert "wake_{order.close_3}" in str(server.call("ACL", "LOG"))
+    queues.close()
+
+
+def test_a_replica_is_refused_by_name(launch: Launch) -> None:
+    master = launch(RedisServer)
+    replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
+    queues = Queues(replica.url)
+    refused = queues.add({SLOT: [(1, 1.0)]})[SLOT]
+    assert isinstance(refused, IndexUnavailable)
+    assert "READONLY" in str(refused)
+    replica.call("REPLICAOF", "NO", "ONE")
+    assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
+    queues.close()
+
+
+def test_a_key_of_another_type_fails_its_slot_alone(queues: Queues, server: RedisServer) -> None:
+    server.call("SET", STORE, "somebody else's")
+    results = queues.add({SLOT: [(1, 1.0)], Slot("order.close", 4): [(2, 2.0)]})
+    assert "WRONGTYPE" in str(results[SLOT])
+    assert results[Slot("order.close", 4)] == 1
+
+
+def test_a_server_that_cannot_save_refuses_by_name_until_it_can(launch: Launch) -> None:
+    server = launch(RedisServer, config=["save 3600 1"])
+    queues = Queues(server.url)
+    (server.directory / "dump.rdb").mkdir()  # nothing can be renamed to that
+    queues.add({SLOT: [(1, 1.0)]})
+    server.call("BGSAVE")
+    assert until(lambda: "rdb_last_bgsave_status:err" in str(server.call("INFO", "persistence")), 60)
+    refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
+    assert isinstance(refused, IndexUnavailable)
+    assert "MISCONF" in str(refused)
+    assert isinstance(queues.peek([SLOT])[SLOT], Peek)
+    (server.directory / "dump.rdb").rmdir()
+    server.call("BGSAVE")
+    assert until(lambda: "rdb_last_bgsave_status:ok" in str(server.call("INFO", "persistence")), 60)
+    assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
+    queues.close()
+
+
+def test_a_server_blocked_by_a_script_of_somebody_else_is_waited_for_and_named(launch: Launch) -> None:
+    server = launch(RedisServer, config=["busy-reply-threshold 10"])
+    used, fresh = Queues(server.url), Queues(server.url)
+    used.add({SLOT: [(1, 1.0)]})
+
+    def block() -> None:
+        with contextlib.suppress(Refused):  # it is killed
+            server.call("EVAL", "while true do end", 0)
+
+    blocker = threading.Thread(target=block)
+    blocker.start()
+    try:
+        assert until(lambda: isinstance(used.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable), 60)
+        for queues in (used, fresh):
+            refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
+            assert "(BUSY)" in str(refused)
+            assert "SCRIPT KILL" in str(refused)
+    finally:
+        server.call("SCRIPT", "KILL")
+        blocker.join()
+    for queues in (used, fresh):
+        assert until(lambda: isinstance(queues.add({SLOT: [(2, 2.0)]})[SLOT], int), 60)  # noqa: B023 - called at once
+        queues.close()
+
+
+# --- threads and processes -------------------------------------------------------------------------------
+
+
+def test_threads_that_prepare_the_same_slots_never_get_one_id_twice(
+    queues: Queues, state: Callable[[], dict[str, Any]]
+) -> None:
+    ids = range(1, 16_001)
+    queues.add({slot: [(job_id, 1.0) for job_id in ids if job_id % 64 == slot.number] for slot in SLOTS})
+
+    def drain(claim: int) -> list[int]:
+        mine: list[int] = []
+        while True:
+            taken: dict[Slot, list[tuple[int, float]]] = {}
+            for slot, reply in queues.prepare([PrepareRequest(s, 7, 16, claim) for s in SLOTS]).items():
+                assert not isinstance(reply, IndexUnavailable)
+                taken[slot] = reply.entries
+            mine += [job_id for entries in taken.values() for job_id, _ in entries]
+            committed = queues.commit(taken)
+            assert all(flags == [True] * len(taken[slot]) for slot, flags in committed.items())
+            if not any(taken.values()):
+                return mine
+
+    with ThreadPoolExecutor(8) as pool:
+        counted = Counter(job_id for mine in pool.map(drain, range(8)) for job_id in mine)
+    assert counted == Counter(ids)
+    assert state() == {}
+
+
+def test_a_forked_child_uses_connections_of_its_own(queues: Queues) -> None:
+    queues.add({SLOT: [(1, 1.0), (2, 2.0)]})
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, b",".join(b"%d" % job_id for job_id, _ in take(queues, limit=1).entries))
+        finally:
+            os._exit(0)
+    os.close(write)
+    assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"1"
+    assert [job_id for job_id, _ in take(queues).entries] == [2]
+
+
+def test_a_unix_socket_works(launch: Launch) -> None:
+    server = launch(RedisServer, unixsocket=True)
+    queues = Queues(server.url)
+    assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
+    assert repr(queues.nodes) == f"Nodes({server.socket})"
+    queues.close()

@@ -1,0 +1,256 @@
+"""Wake-ups: what is due earlier is heard of, what is not is not, and nothing is missed for good."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, Protocol
+
+import pytest
+from structlog.typing import EventDict
+
+from toc.dev.local.process import until
+from toc.dev.local.servers import RedisCluster, RedisServer
+from toc.index.connections import RedisNode, Wire
+from toc.index.messages import PrepareRequest
+from toc.index.queues import Queues
+from toc.index.wake import WakeListener
+from toc.model.errors import IndexUnavailable
+from toc.model.scores import fence
+from toc.model.topic import Slot
+
+SLOT, OTHER = Slot("order.close", 3), Slot("order.close", 4)
+MISSED = (None, None)
+
+
+class Launch(Protocol):
+    def __call__(self, kind: type[RedisServer], **options: Any) -> RedisServer: ...
+
+
+class Ear:
+    """A listener in its thread, with what it heard."""
+
+    def __init__(self, queues: Queues, slots: Iterable[Slot]) -> None:
+        self.heard: queue.Queue[tuple[Slot | None, int | None]] = queue.Queue()
+        self.listener: WakeListener = queues.listener()
+        self.listener.set_slots(slots)
+        self.thread = threading.Thread(target=self.listener.run, args=(self._hear,))
+        self.thread.start()
+
+    def _hear(self, slot: Slot | None, due_ms: int | None) -> None:
+        self.heard.put((slot, due_ms))
+
+    def next(self) -> tuple[Slot | None, int | None]:
+        return self.heard.get(timeout=60)
+
+    def stop(self) -> None:
+        self.listener.stop()
+        self.thread.join()
+
+
+Listen = Callable[[Queues, Iterable[Slot]], Ear]
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Starts listeners, which end with the test."""
+    ears: list[Ear] = []
+
+    def start(queues: Queues, slots: Iterable[Slot]) -> Ear:
+        ears.append(Ear(queues, slots))
+        return ears[-1]
+
+    yield start
+    for ear in ears:
+        ear.stop()
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When listeners tried to connect."""
+    times: list[float] = []
+    connect = WakeListener._connect
+
+    def timed(listener: WakeListener, node: RedisNode | None) -> Wire:
+        times.append(time.monotonic())
+        return connect(listener, node)
+
+    monkeypatch.setattr(WakeListener, "_connect", timed)
+    return times
+
+
+def test_an_earlier_task_wakes_and_a_later_one_does_not(queues: Queues, listen: Listen) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    queues.add({SLOT: [(1, 100.0)]})
+    queues.add({SLOT: [(2, 100.0), (3, 200.0)]})
+    queues.add({SLOT: [(1, 150.0)]})
+    queues.add({SLOT: [(4, 300.0), (5, 50 + 31 / 32)]})
+    queues.add({OTHER: [(6, 1.0)]})
+    queues.add({SLOT: [(2, 40.0)]})
+    assert [ear.next() for _ in range(3)] == [(SLOT, 100), (SLOT, 50), (SLOT, 40)]
+    assert ear.heard.empty()
+
+
+def test_rollback_reschedule_and_redrive_wake_too(queues: Queues, listen: Listen) -> None:
+    queues.add({SLOT: [(1, 1.0), (2, 2.0), (3, 9e12)]})
+    queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    own = fence(16, 7)
+    assert queues.rollback({SLOT: [(1, own, 8e12)]}) == {SLOT: [True]}
+    assert ear.next() == (SLOT, 8_000_000_000_000)
+    assert queues.rollback({SLOT: [(1, own, 1.0)]}) == {SLOT: [False]}
+    queues.reschedule(SLOT, 3, 8.5e12)
+    queues.reschedule(SLOT, 3, 7e12)
+    assert ear.next() == (SLOT, 7_000_000_000_000)
+    assert queues.bury({SLOT: [(2, own, 5)]}) == {SLOT: [True]}
+    assert queues.redrive({SLOT: [(2, 6e12)]}) == {SLOT: 1}
+    assert ear.next() == (SLOT, 6_000_000_000_000)
+    assert ear.heard.empty()
+
+
+def test_a_change_of_slots_is_followed(queues: Queues, listen: Listen) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    ear.listener.set_slots([OTHER])
+    assert ear.next() == MISSED
+    queues.add({SLOT: [(1, 100.0)]})
+    queues.add({OTHER: [(1, 90.0)]})
+    assert ear.next() == (OTHER, 90)
+    ear.listener.set_slots([SLOT, OTHER])
+    assert ear.next() == MISSED
+    queues.add({SLOT: [(1, 50.0)]})
+    assert ear.next() == (SLOT, 50)
+    assert ear.heard.empty()
+
+
+def test_after_a_broken_connection_everything_is_to_be_looked_at_and_then_heard(
+    queues: Queues, listen: Listen, server: RedisServer
+) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    assert server.call("CLIENT", "KILL", "TYPE", "pubsub") == 1
+    assert ear.next() == MISSED
+    queues.add({SLOT: [(1, 100.0)]})
+    assert ear.next() == (SLOT, 100)
+
+
+def test_a_listener_waits_for_a_server_that_comes_later(launch: Launch, listen: Listen) -> None:
+    server = launch(RedisServer)
+    server.kill()
+    queues = Queues(server.url)
+    ear = listen(queues, [SLOT])
+    assert isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable)
+    server.start()
+    assert ear.next() == MISSED
+    queues.close()
+
+
+def test_an_outage_is_told_once_and_its_end_as_well(
+    launch: Launch, listen: Listen, logged: list[EventDict], attempts: list[float]
+) -> None:
+    server = launch(RedisServer)
+    queues = Queues(server.url)
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    for outage in (1, 2):
+        server.kill()
+        attempts.clear()
+        assert until(lambda: len(attempts) >= 4, 60)
+        server.start()
+        assert ear.next() == MISSED
+        levels = [event["log_level"] for event in logged if event["event"] == "wake_listener_disconnected"]
+        assert levels.count("warning") == outage
+        assert set(levels) == {"warning"}
+        assert [event["event"] for event in logged].count("wake_listener_connected") == outage
+    queues.close()
+
+
+def test_a_nudge_during_an_outage_does_not_cut_its_pauses_short(
+    listen: Listen, attempts: list[float]
+) -> None:
+    ear = listen(Queues("redis://127.0.0.1:1"), [SLOT])
+    assert until(lambda: bool(attempts), 60)
+    while len(attempts) < 5:  # nudged all the time
+        ear.listener.set_slots([OTHER])
+    least = [0.025, 0.05, 0.1, 0.2]  # half of 0.05, 0.1, ... seconds
+    pauses = [later - sooner for sooner, later in pairwise(attempts[:5])]
+    assert [pause >= floor for pause, floor in zip(pauses, least, strict=True)] == [True] * 4, pauses
+
+
+def test_without_slots_the_connection_alone_is_told(queues: Queues, listen: Listen) -> None:
+    ear = listen(queues, [])
+    assert ear.next() == MISSED
+    ear.listener.set_slots([SLOT])
+    assert ear.next() == MISSED
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-inf", "1e400", "1e17", "-1", "hello", "\x00", "\u0663"])
+def test_a_message_that_is_no_instant_means_look_now(
+    queues: Queues, listen: Listen, server: RedisServer, text: str
+) -> None:
+    ear = listen(queues, [SLOT])
+    assert ear.next() == MISSED
+    assert server.call("PUBLISH", queues.keys(SLOT).channel, text) == 1
+    queues.add({SLOT: [(1, 100.0)]})
+    assert [ear.next(), ear.next()] == [(SLOT, 0), (SLOT, 100)]
+
+
+def test_each_node_of_a_cluster_is_heard_on_a_connection_of_its_own(
+    clean_cluster: RedisCluster, listen: Listen
+) -> None:
+    queues = Queues(clean_cluster.url)
+    slots = [Slot("order.close", number) for number in range(64)]
+    ear = listen(queues, slots)
+    assert [ear.next() for _ in range(3)] == [MISSED] * 3
+    assert queues.add({slot: [(1, 100.0 + slot.number)] for slot in slots}) == dict.fromkeys(slots, 1)
+    assert {ear.next() for _ in slots} == {(slot, 100 + slot.number) for slot in slots}
+    clients = [str(node.call("CLIENT", "LIST", "TYPE", "pubsub")) for node in clean_cluster.nodes]
+    assert [text.count(" addr=") for text in clients] == [1, 1, 1]
+    queues.close()
+
+
+def test_ten_thousand_slots_are_heard_on_one_connection(queues: Queues, listen: Listen) -> None:
+    slots = [Slot(f"topic{number // 1000}", number % 1000) for number in range(10_000)]
+    ear = listen(queues, slots)
+    assert ear.next() == MISSED
+    queues.add({slots[-1]: [(1, 100.0)]})
+    assert ear.next() == (slots[-1], 100)
+
+
+def test_stop_ends_it_at_once_whatever_it_is_doing(queues: Queues, listen: Listen) -> None:
+    took = []
+    for _ in range(3):  # the best of three: the machine may stand still meanwhile
+        ear = listen(queues, [SLOT])
+        assert ear.next() == MISSED
+        began = time.monotonic()
+        ear.stop()
+        ear.stop()
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.5, took
+    early = queues.listener()
+    early.stop()
+    early.run(lambda _slot, _due: None)
+    unreachable = Queues("redis://127.0.0.1:1")
+    took.clear()
+    for _ in range(3):
+        waiting = Ear(unreachable, [SLOT])
+        began = time.monotonic()
+        waiting.stop()
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.5, took
+
+
+def test_an_error_of_the_callback_is_not_swallowed(queues: Queues) -> None:
+    listener = queues.listener()
+    listener.set_slots([SLOT])
+
+    def fail(_slot: Slot | None, _due: int | None) -> None:
+        raise OSError("mine")
+
+    with pytest.raises(OSError, match="mine"):
+        listener.run(fail)

@@ -1,0 +1,157 @@
+"""Keys, scores and URLs: stored formats and settings that others rely on."""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toc.index.keys import SlotKeys, check_namespace
+from toc.index.url import Address, Topology, parse
+from toc.model import scores
+from toc.model.errors import ConfigError
+from toc.model.topic import Slot
+
+LAST_EXACT_SECOND = 2**41 // 1000 - 1
+
+
+def test_keys_are_those_of_the_design() -> None:
+    keys = SlotKeys.of(Slot("order.close", 3), None)
+    assert keys[:7] == (
+        "order.close_3",
+        "prepare_{order.close_3}",
+        "dead_{order.close_3}",
+        "claims_{order.close_3}",
+        "gen_{order.close_3}",
+        "waiting_{order.close_3}",
+        "wake_{order.close_3}",
+    )
+    assert keys.hash_slot == crc_hqx(b"order.close_3", 0) % 16384
+
+
+def test_a_namespace_goes_in_front_of_the_topic_inside_the_tag() -> None:
+    keys = SlotKeys.of(Slot("order.close", 3), "stage")
+    assert keys[:3] == ("stage:order.close_3", "prepare_{stage:order.close_3}", "dead_{stage:order.close_3}")
+    assert keys.hash_slot == crc_hqx(b"stage:order.close_3", 0) % 16384
+
+
+@pytest.mark.parametrize("namespace", ["", "a{b", "a}b", "a b", "ü", "a:b", "x" * 65])
+def test_a_namespace_that_would_break_the_tag_is_refused(namespace: str) -> None:
+    with pytest.raises(ConfigError):
+        check_namespace(namespace)
+
+
+@given(st.integers(0, 2**41), st.integers(1, 31), st.integers(1, 31))
+def test_a_store_score_is_due_at_its_floor_and_keeps_the_tries_left(
+    due: int, remaining: int, attempts: int
+) -> None:
+    assert scores.store_score(due, remaining, 0) == due
+    score = scores.store_score(due, remaining, attempts)
+    assert scores.due_ms(score) == due
+    assert (score - due) * 32 == remaining
+
+
+def test_a_store_score_without_tries_left_is_refused() -> None:
+    with pytest.raises(ValueError, match="remaining"):
+        scores.store_score(1, 0, 3)
+
+
+@given(st.integers(0, LAST_EXACT_SECOND), st.integers(1, 31), st.integers(0, 4095))
+def test_a_prepare_score_is_exact_until_september_2039(seconds: int, remaining: int, claim: int) -> None:
+    fence = scores.fence(remaining, claim)
+    score = seconds * 1000 + fence
+    assert scores.fence_of(score) == fence
+    assert scores.split(score) == (seconds, remaining, claim)
+    assert float(f"{score:.17g}") == score
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "addresses", "tls"),
+    [
+        ("redis://h", Topology.SINGLE, [("h", 6379)], False),
+        ("rediss://h:1/2", Topology.SINGLE, [("h", 1)], True),
+        ("redis://[::1]:7", Topology.SINGLE, [("::1", 7)], False),
+        ("unix:///run/r.sock?db=2", Topology.SINGLE, [("/run/r.sock", 0)], False),
+        ("redis+cluster://a:1,b", Topology.CLUSTER, [("a", 1), ("b", 6379)], False),
+        ("rediss+cluster://u:p%40@a:1", Topology.CLUSTER, [("a", 1)], True),
+        ("redis+sentinel://a,b:2/main?db=2", Topology.SENTINEL, [("a", 26379), ("b", 2)], False),
+    ],
+)
+def test_urls_are_read(url: str, kind: Topology, addresses: list[tuple[str, int]], tls: bool) -> None:
+    location = parse(url)
+    assert (location.kind, list(location.addresses), location.tls) == (kind, addresses, tls)
+
+
+def test_the_parts_of_a_url_reach_the_connection() -> None:
+    location = parse("redis+sentinel://u:p%40%2F:@a,b/main?db=2&sentinel_password=s%20s")
+    assert location.service == "main"
+    data = location.connection(Address("x", 1), 1.0, sentinel=False)
+    assert (data.username, data.password, data.db) == ("u", "p@/:", 2)
+    sentinel = location.connection(Address("x", 1), 1.0, sentinel=True)
+    assert (sentinel.username, sentinel.password, sentinel.db) == (None, "s s", 0)
+
+
+def test_tls_options_reach_the_connection(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    location = parse(f"rediss+cluster://a:1?ssl_cert_reqs=none&ssl_check_hostname=false&ssl_ca_certs={ca}")
+    connection = location.connection(Address("x", 1), 1.0, sentinel=False)
+    assert (connection.ca_certs, connection.check_hostname) == (str(ca), False)
+
+
+@pytest.mark.parametrize(
+    ("query", "checked"),
+    [
+        ("", True),
+        ("?ssl_check_hostname=off", False),
+        ("?ssl_cert_reqs=none", False),
+        ("?ssl_cert_reqs=optional", True),
+    ],
+)
+def test_over_tls_a_server_must_prove_its_name_unless_that_is_waived(query: str, checked: bool) -> None:
+    """Told to the driver in each case: what it does by itself was another thing in former versions."""
+    for url, sentinel in (("rediss://a", False), ("rediss+sentinel://a/s", True)):
+        location = parse(url + query)
+        options = location.sentinel_options if sentinel else location.options
+        assert options["ssl_check_hostname"] is checked
+        assert location.connection(Address("x", 1), 1.0, sentinel=sentinel).check_hostname is checked
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://:canary@h",
+        "redis://",
+        "redis://:canary@a,b",
+        "redis://:canary@h:x",
+        "redis://:canary@h:0",
+        "redis://:canary@h/x",
+        "redis://:canary@h?colour=canary",
+        "redis://:canary@h?ssl_ca_certs=/x",
+        "redis+cluster://:canary@h/1",
+        "redis+sentinel://:canary@h",
+        "redis+sentinel://:canary@h/a/b",
+        "unix://:canary@host/path",
+        "unix+cluster:///path",
+        "rediss://:canary@h?ssl_cert_reqs=canary",
+        "rediss://:canary@h?ssl_check_hostname=canary",
+        "rediss://:canary@h?ssl_ca_certs=/nowhere/ca.pem",
+        "rediss://:canary@h?ssl_keyfile=/nowhere/key.pem",
+        "redis://:canary@[::1",
+        "redis://u:1#canary@h",
+        "redis://u:1/canary@h",
+        "redis://u:1?canary@h",
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_showing_its_password(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(url)
+    assert "canary" not in str(caught.value)
+
+
+def test_no_repr_shows_a_password() -> None:
+    assert "canary" not in repr(parse("redis+sentinel://u:canary@a/main?sentinel_password=canary"))

@@ -1,0 +1,153 @@
+"""What stands in ZooKeeper, and where. All data are JSON objects; readers ignore keys that they do not know.
+
+::
+
+    /toc/{cluster}/                      after the chroot
+        workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
+                                           metrics: "host:port" or null, machine}
+        assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: nobody],
+                                           by, at}; written by the leader, only when it changes
+        slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
+        leader/{session}-{n}  ephemeral   {daemon: name}; the lowest n leads
+        drain/{host}                      {by, at}: an operator wants no slots there
+        pin/{topic}_{n}                   {target, by, at}: an operator wants the slot on that worker or host
+        weight/{host}                     {weight, by, at}: an operator wants each worker there to weigh that
+        rebalance/request                 {by, at}: spread each topic evenly, once; the leader removes it
+        dead/{worker_id}                  {host, at}: this worker's process is known to have ended
+
+A worker_id is ``{host}-{place}-{random}.{mark}``, a daemon's name ``{host}-daemon-{random}.{mark}``: names
+that their processes hold (toc.coordination.presence); ``.{mark}`` is missing where these cannot.
+
+None of this is truth. Whoever finds that his nodes are gone makes them again; an assignment that is gone
+stands in the memory of every daemon, and a leader without one begins with the claims.
+
+Instants are milliseconds since 1970 UTC. To change a format: add keys, never give one another meaning; a
+cluster runs two versions while it is upgraded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple
+
+from toc.coordination.assignment import Member
+from toc.model.errors import InvalidInput, shown
+from toc.model.topic import Slot
+
+DIRECTORIES = ("workers", "assignment", "slots", "leader", "drain", "pin", "weight", "rebalance", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The paths of one cluster."""
+
+    root: str
+
+    @classmethod
+    def of(cls, chroot: str, cluster: str) -> Paths:
+        """Those of the cluster of that name, under the chroot ('' or '/...')."""
+        return cls(f"{chroot}/toc/{check_node_name('cluster', cluster)}")
+
+    def directory(self, name: str) -> str:
+        """One of DIRECTORIES."""
+        return f"{self.root}/{name}"
+
+    def node(self, directory: str, name: object) -> str:
+        """A node in one of DIRECTORIES; a Slot stands for its name."""
+        return f"{self.root}/{directory}/{name}"
+
+
+def check_node_name(what: str, name: str) -> str:
+    """Return ``name`` if it can be a node's. Raises InvalidInput."""
+    if not name or name in (".", "..") or any(char == "/" or not char.isprintable() for char in name):
+        raise InvalidInput(f"{what} {shown(name)} cannot be a name: no '/', no control characters, not empty")
+    return name
+
+
+def slot_of(name: str) -> Slot | None:
+    """The slot that a node's name means; None if it means none."""
+    topic, _, number = name.rpartition("_")
+    return Slot(topic, int(number)) if topic and number.isdecimal() else None
+
+
+def encode(**values: object) -> bytes:
+    """A node's data."""
+    return json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """A node's data; {} if it is not a JSON object (somebody else wrote it)."""
+    try:
+        values = json.loads(data)
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def instant(values: dict[str, Any], key: str) -> int:
+    """An instant in a node's data; 0 if there is none."""
+    value = values.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def member_data(member: Member, now_ms: int) -> bytes:
+    """The data of workers/{worker_id}."""
+    topics = None if member.topics is None else sorted(member.topics)
+    return encode(
+        host=member.host,
+        pid=member.pid,
+        weight=member.weight,
+        topics=topics,
+        joined=now_ms,
+        metrics=member.metrics,
+        machine=member.machine,
+    )
+
+
+def member_of(worker_id: str, data: bytes) -> Member | None:
+    """The member that workers/{worker_id} describes; None if the node makes no sense."""
+    values = decode(data)
+    host, pid, weight, topics = (values.get(key) for key in ("host", "pid", "weight", "topics"))
+    if not isinstance(host, str) or not isinstance(weight, (int, float)) or not 0 < weight < inf:
+        return None
+    handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
+    metrics, machine = values.get("metrics"), values.get("machine")
+    return Member(
+        worker_id,
+        host,
+        weight,
+        handled,
+        pid if isinstance(pid, int) else 0,
+        metrics if isinstance(metrics, str) else None,
+        machine if isinstance(machine, str) else None,
+    )
+
+
+class Assigned(NamedTuple):
+    """assignment/{topic}: the owner per slot number, and the node's version, -1 if there is no node."""
+
+    owners: list[str | None]
+    version: int
+
+
+def assignment_data(owners: Sequence[str | None], by: str, now_ms: int) -> bytes:
+    """The data of assignment/{topic}: each worker_id once, so that 1024 slots take a few KB."""
+    workers = sorted({owner for owner in owners if owner is not None})
+    index = {worker_id: position for position, worker_id in enumerate(workers)}
+    slots = [-1 if owner is None else index[owner] for owner in owners]
+    return encode(workers=workers, slots=slots, by=by, at=now_ms)
+
+
+def owners_of(data: bytes) -> list[str | None]:
+    """The owner per slot number that assignment/{topic} tells; [] if it makes no sense."""
+    values = decode(data)
+    workers, slots = values.get("workers"), values.get("slots")
+    if not isinstance(workers, list) or not isinstance(slots, list):
+        return []
+    return [
+        str(workers[index]) if isinstance(index, int) and 0 <= index < len(workers) else None
+        for index in slots
+    ]

@@ -1,0 +1,1 @@
+"""Servers and demo for developers' machines; production imports nothing of it."""

@@ -1,0 +1,166 @@
+"""Orders, what must become of their deadlines, and when each thing happens in a compressed run.
+
+The oracle: "close if unpaid" is cancelled by a payment within 30 minutes of the purchase, 30:00 included,
+else it fires; "confirm receipt" fires for every order that was delivered.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from toc.model.errors import InvalidInput, shown
+
+CLOSE = "demo.order.close"
+CONFIRM = "demo.order.confirm"
+BIZ_TYPES = {CLOSE: 990_001, CONFIRM: 990_002}
+
+PAY_WITHIN = 1800.0
+"""Seconds after the purchase in which a payment keeps an order open."""
+COMPRESSED = 30.0
+"""Seconds that 30 minutes and 7 days both become, at speed 1."""
+MIN_MARGIN = 0.25
+"""A payment is at least this many seconds of the run before or after its deadline: real clocks race."""
+LATE_CAP = 10.0
+"""A payment after the deadline, often days later, is tried at most this many seconds after it, at speed 1."""
+FAILOVER_MARGIN = 8.0
+"""The least margin after the deadline on a cluster, whose hosts may be killed while it runs: their slots
+stand still until ZooKeeper has ended their session (2 s), and what they were running until PREPARE_TIMEOUT
+is over."""
+PREPARE_TIMEOUT = 3
+"""Seconds; the shortest that a topic can have."""
+EVENTS_PER_SECOND = 150
+"""How fast a run submits and cancels at most; more orders make it longer, not denser."""
+MAX_COUNT = 100_000
+"""As many orders as are made up at most: which takes half an hour."""
+SPEEDS = (0.01, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """``paid_after`` is in seconds after the purchase, None if it was never paid."""
+
+    order_id: str
+    paid_after: float | None
+    delivered: bool
+
+    @property
+    def closes(self) -> bool:
+        """Whether its "close if unpaid" fires."""
+        return self.paid_after is None or self.paid_after > PAY_WITHIN
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """One task of the run; times are seconds after its beginning. ``fires`` is what must come of it."""
+
+    order_id: str
+    topic: str
+    submit_at: float
+    due_at: float
+    cancel_at: float | None
+    fires: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The run: its deadlines in the order of their submits, and how many margins were stretched."""
+
+    deadlines: list[Deadline]
+    stretched: int
+    seconds: float
+
+
+def read_orders(path: Path) -> list[Order]:
+    """The orders of a CSV file: order_id, purchased_at, approved_at, delivered_at. Raises InvalidInput."""
+    orders = []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = {"order_id", "purchased_at", "approved_at", "delivered_at"} - set(
+                reader.fieldnames or ()
+            )
+            if missing:
+                raise InvalidInput(f"{path} has no column {', '.join(sorted(missing))}")
+            for row in reader:
+                try:
+                    orders.append(_order(row))
+                except (TypeError, ValueError) as exc:
+                    raise InvalidInput(f"{path}, line {reader.line_num}: {exc}") from exc
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise InvalidInput(f"{shown(str(path))} cannot be read: {why}") from exc
+    if not orders:
+        raise InvalidInput(f"{path} holds no orders")
+    return orders
+
+
+def _order(row: dict[str, str]) -> Order:
+    if not row["order_id"]:
+        raise ValueError("order_id is empty")
+    purchased = datetime.fromisoformat(row["purchased_at"])
+    paid_after = None
+    if row["approved_at"]:
+        paid_after = (datetime.fromisoformat(row["approved_at"]) - purchased).total_seconds()
+    return Order(row["order_id"], paid_after, bool(row["delivered_at"]))
+
+
+def synthetic_orders(count: int, seed: int) -> list[Order]:
+    """Made-up lifecycles, the same for the same seed: most are paid in time, some late, some never.
+
+    Every twentieth is paid within seconds of 30:00, on either side or exactly.
+    """
+    if not 1 <= count <= MAX_COUNT:
+        raise InvalidInput(f"--count must be 1 to {MAX_COUNT}, not {shown(count)}")
+    chance = random.Random(seed)  # noqa: S311 - made-up orders, nothing to guard
+    orders = []
+    for number in range(count):
+        kind = chance.random()
+        paid_after: float | None
+        if number % 20 == 19:
+            paid_after = PAY_WITHIN + chance.choice((-5.0, -1.0, 0.0, 1.0, 5.0))
+        elif kind < 0.6:
+            paid_after = float(chance.randrange(0, 1800))
+        elif kind < 0.85:
+            paid_after = PAY_WITHIN + chance.expovariate(1 / 20_000)
+        else:
+            paid_after = None
+        delivered = paid_after is not None and chance.random() < 0.8
+        orders.append(Order(f"demo-{seed}-{number:05d}", paid_after, delivered))
+    return orders
+
+
+def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MIN_MARGIN) -> Plan:
+    """When everything happens: purchases begin in the first half of the window, deliveries in the second.
+
+    A payment after its deadline is tried ``late_margin`` seconds of the run after it, at the earliest.
+    """
+    if not SPEEDS[0] <= speed <= SPEEDS[1]:
+        raise InvalidInput(f"--speed must be {SPEEDS[0]:g} to {SPEEDS[1]:g}, not {speed:g}")
+    length = COMPRESSED / speed
+    late_cap = max(LATE_CAP / speed, late_margin)
+    events = sum(1 + (order.paid_after is not None) + order.delivered for order in orders)
+    window = max(length, events / EVENTS_PER_SECOND) / 2
+    deadlines = []
+    stretched = 0
+    for number, order in enumerate(orders):
+        start = window * number / len(orders)
+        cancel_at = None
+        if order.paid_after is not None:
+            offset = max(order.paid_after, 0.0) / PAY_WITHIN * length
+            if not order.closes:
+                moved = min(offset, length - MIN_MARGIN)
+            else:
+                moved = min(max(offset, length + late_margin), length + late_cap)
+            stretched += -MIN_MARGIN < offset - length < (late_margin if order.closes else MIN_MARGIN)
+            cancel_at = start + moved
+        deadlines.append(Deadline(order.order_id, CLOSE, start, start + length, cancel_at, order.closes))
+        if order.delivered:
+            begin = window + start
+            deadlines.append(Deadline(order.order_id, CONFIRM, begin, begin + length, None, True))
+    deadlines.sort(key=lambda deadline: deadline.submit_at)
+    return Plan(deadlines, stretched, 2 * window + length + late_cap)

@@ -1,0 +1,106 @@
+"""Where a demo runs: everything embedded, the local cluster, or the servers of the settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toc.config import Settings
+from toc.dev.demo.history import History, history_directory
+from toc.dev.demo.run import create_topics
+from toc.dev.local.embedded import EmbeddedStack
+from toc.dev.local.process import Process, tail
+from toc.model.errors import Unavailable
+from toc.operate.admin import migrator
+from toc.sdk.client import TimeoutCenter
+
+_TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
+APP = "toc.dev.demo.app:center"
+STOP_SECONDS = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A TimeoutCenter whose tasks some worker runs.
+
+    ``alive`` raises Unavailable when that worker ended; ``log`` is its log, None where others run it.
+    """
+
+    center: TimeoutCenter
+    history: History
+    alive: Callable[[], None]
+    log: Path | None
+
+
+@contextmanager
+def embedded(processes: int) -> Iterator[Stage]:
+    """A private Redis, SQLite and a worker in a temporary directory, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="toc-demo-") as name:
+        directory = Path(name)
+        with EmbeddedStack(directory / "data") as stack:
+            config = write_config(directory / "toc.toml", stack.settings)
+            with only_config(config):
+                migrator(Settings()).upgrade()
+                with configured(directory, processes) as stage:
+                    yield stage
+
+
+@contextmanager
+def configured(directory: Path, processes: int) -> Iterator[Stage]:
+    """The servers of the settings, with a worker of its own that keeps its files in ``directory``."""
+    history = directory / "demo-history"
+    with TimeoutCenter() as center:
+        create_topics(center)
+        log = directory / "worker.log"
+        worker = Process.spawn(
+            [*_TOC, "worker", "--app", APP, "--processes", str(processes)],
+            log,
+            env={**os.environ, "TOC_DEMO_HISTORY": str(history)},
+            die_with_parent=True,
+        )
+
+        def alive() -> None:
+            if not worker.alive():
+                raise Unavailable(f"the worker ended; its log ends with:\n{tail(log)}")
+
+        try:
+            yield Stage(center, History(history), alive, log)
+        finally:
+            worker.stop(STOP_SECONDS)
+
+
+@contextmanager
+def of_cluster(config: Path) -> Iterator[Stage]:
+    """The local cluster with these settings; its own daemons run the demo."""
+    with only_config(config), TimeoutCenter() as center:
+        create_topics(center)
+        yield Stage(center, History(history_directory()), lambda: None, None)
+
+
+def write_config(path: Path, settings: Mapping[str, Any]) -> Path:
+    """Write settings as a toc.toml that only its owner can read, and return its path."""
+    path.touch(mode=0o600)
+    # What json writes of texts, numbers and lists of them is TOML as well.
+    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+    return path
+
+
+@contextmanager
+def only_config(path: Path) -> Iterator[None]:
+    """Within, settings come from this file alone: variables of the caller's shell could lead elsewhere."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("TOC_")}
+    for name in before:
+        del os.environ[name]
+    os.environ["TOC_CONFIG"] = str(path)
+    try:
+        yield
+    finally:
+        del os.environ["TOC_CONFIG"]
+        os.environ.update(before)

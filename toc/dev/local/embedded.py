@@ -1,0 +1,89 @@
+"""Everything embedded: what ``toc dev`` and ``toc demo`` run on when there are no servers.
+
+A private Redis or Valkey behind a Unix socket and one SQLite file. It is for one machine: a disk that is
+lost takes the tasks with it, and SQLite writes one transaction at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+from toc.dev.local.servers import RedisServer
+from toc.model.errors import ConfigError, shown
+
+
+class EmbeddedStack:
+    """The servers of one directory, which keeps their data. Ends with the thread that started it.
+
+    ``settings`` holds the values for Settings: redis_url, database_urls and databases.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        self.redis = RedisServer(self.directory / "redis", unixsocket=True)
+        self.settings: dict[str, str | int | list[str]] = {
+            "database_urls": [f"sqlite:///{self.directory / 'toc.sqlite3'}"],
+            "databases": 1,
+            "redis_url": self.redis.url,
+        }
+        self._lock: int | None = None
+
+    def start(self) -> Self:
+        """Start what is not running. Raises ConfigError when another process uses the directory."""
+        if self._lock is None:
+            make_directory(self.directory)
+            self._lock = lock(self.directory)
+        try:
+            self.redis.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop the servers and leave the directory to others. May be called twice."""
+        self.redis.stop()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory for servers that nobody else may read, if it is not there. Raises ConfigError."""
+    try:
+        str(path).encode()  # what servers read of it is UTF-8
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, UnicodeEncodeError) as exc:
+        raise not_usable(path, exc) from exc
+
+
+def lock(directory: Path) -> int:
+    """Take the directory for this process; closing the returned descriptor gives it back.
+
+    Two servers on the same files would destroy them. Raises ConfigError when it is taken, or is not there.
+    """
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as exc:
+        raise not_usable(directory, exc) from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(descriptor)
+        raise ConfigError(f"{directory} is in use by another process; end it or take another one") from exc
+    return descriptor
+
+
+def not_usable(path: Path, exc: Exception) -> ConfigError:
+    """What to raise of a directory that is none, or that this user may not use."""
+    why = exc.strerror if isinstance(exc, OSError) else "its name is not UTF-8"
+    return ConfigError(f"{shown(str(path))} cannot be used as a directory: {why}")

@@ -1,0 +1,124 @@
+"""What private servers have in common: a directory, a port, a process that is started and ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from toc.dev.local.process import Process, StartFailed, free_port, tail, until
+from toc.model.errors import UnfitServer
+
+
+class MissingServer(UnfitServer):
+    """A server's program is not on this machine; the message says what to install."""
+
+
+class PrivateServer:
+    """One private server. Not thread-safe: one owner starts and stops it.
+
+    ``die_with_parent``: killed by the kernel when the thread that called start() ends, however it ends.
+    ``port`` 0 means a free one, chosen at the first start in that directory and kept from then on.
+    """
+
+    name = "server"
+    start_timeout = 60.0
+    stop_timeout = 20.0
+
+    def __init__(self, directory: Path, *, port: int = 0, die_with_parent: bool = True) -> None:
+        self.directory = directory.absolute()
+        self.port = port
+        self.log = self.directory / f"{self.name}.log"
+        self.process: Process | None = None
+        self._die_with_parent = die_with_parent
+
+    @property
+    def pid(self) -> int:
+        """The process id. Raises UnfitServer when it was never started."""
+        if self.process is None:
+            raise UnfitServer(f"{self.name} in {self.directory} was not started")
+        return self.process.pid
+
+    def start(self) -> Self:
+        """Start and wait until it answers. Nothing happens when it runs already.
+
+        Raises MissingServer, or StartFailed with the end of the log.
+        """
+        if self.running():
+            return self
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.log.touch(mode=0o600)
+        fixed = bool(self.port)
+        for retry in range(5):
+            if not fixed:
+                self.port = free_port() if retry else self.kept_port("port")
+            command = self._prepare()
+            start = self.log.stat().st_size
+            process = self.process = Process.spawn(command, self.log, die_with_parent=self._die_with_parent)
+            ready = until(lambda: self._ready(start) or not process.alive(), self.start_timeout)  # noqa: B023
+            if ready and process.alive():
+                self._write("port", [str(self.port)])
+                return self
+            process.kill()
+            said = tail(self.log, start)
+            if fixed or "ddress already in use" not in said:
+                break
+        raise StartFailed(f"{self.name} did not start in {self.directory}; its log ends with:\n{said}")
+
+    def stop(self) -> None:
+        """End it in good order, by force after a while. May be called twice."""
+        if self.process is not None:
+            self.process.stop(self.stop_timeout)
+
+    def kill(self) -> None:
+        """End it as a crash would: SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+
+    def restart(self) -> None:
+        """Stop and start on the same port and data."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers, until resume()."""
+        if self.process is not None:
+            self.process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.process is not None:
+            self.process.signal(signal.SIGCONT)
+
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self.process is not None and self.process.alive()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    def _prepare(self) -> list[str | Path]:
+        """Write what the server reads at its start; return the command."""
+        raise NotImplementedError
+
+    def _ready(self, log_start: int) -> bool:
+        """Whether it serves requests. ``log_start``: where the log of this start begins."""
+        raise NotImplementedError
+
+    def kept_port(self, name: str) -> int:
+        """The port that the directory's file ``name`` holds; a free one, written there, if there is none."""
+        file = self.directory / name
+        if not file.exists():
+            self._write(name, [str(free_port())])
+        return int(file.read_text())
+
+    def _write(self, name: str, lines: Sequence[str]) -> Path:
+        """A file of the server's directory that nobody else may read."""
+        path = self.directory / name
+        path.touch(mode=0o600)
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return path

@@ -1,0 +1,161 @@
+"""One private process: started in its own group, watched, and ended by its own id and no other.
+
+A process is known by its id *and* its start time, so that a command run later can end it without ever
+touching a stranger that was given the same id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from toc.model.errors import Unavailable
+
+_POLL_S = 0.01
+
+# Run by the child before it becomes the server. The kernel then kills the server when the thread that
+# started it ends. A start function would be simpler but is not safe in a process with threads; the setting
+# survives the exec. If the parent died before it was made, nobody would ever send the signal: look once.
+_DIE_WITH_PARENT = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class StartFailed(Unavailable):
+    """A private server did not come up; the message ends with the last lines of its log."""
+
+
+class Process:
+    """A running process, started by ``spawn`` or found again by (pid, started)."""
+
+    def __init__(self, pid: int, started: int) -> None:
+        self.pid = pid
+        self.started = started
+
+    @classmethod
+    def spawn(
+        cls,
+        command: Sequence[str | Path],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        die_with_parent: bool = False,
+    ) -> Process:
+        """Start ``command`` in a session of its own, output appended to ``log``.
+
+        With ``die_with_parent`` it is killed when the calling *thread* ends, so call this from one that
+        lives as long as the server should.
+        """
+        argv = [str(part) for part in command]
+        if die_with_parent:
+            argv = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        pid = os.posix_spawn(
+            argv[0],
+            argv,
+            dict(os.environ if env is None else env),
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
+        )
+        return cls(pid, _stat(pid)[1])
+
+    def alive(self) -> bool:
+        """Whether it still runs. Reaps it when it was a child of ours and has ended."""
+        state, started = _stat(self.pid)
+        if started != self.started:
+            return False
+        try:
+            # "Z" alone would be wrong: so looks a process of which only the first thread has ended.
+            return os.waitpid(self.pid, os.WNOHANG)[0] == 0
+        except ChildProcessError:
+            return state not in "ZX"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send ``number`` to the process; nothing happens when it has ended."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds for the end; says whether it came."""
+        return until(lambda: not self.alive(), timeout)
+
+    def stop(self, timeout: float) -> None:
+        """SIGTERM, and SIGKILL to the whole group if it has not ended ``timeout`` seconds later."""
+        self.signal(signal.SIGCONT)  # a paused process would not see the SIGTERM
+        self.signal(signal.SIGTERM)
+        if not self.wait(timeout):
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to the process and those that it forked; returns when it is gone."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.wait(10)
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """The kernel's state of a process and its start time in clock ticks since boot; ("X", 0) if none."""
+    try:
+        # The name of the command, in parentheses, may hold spaces.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return fields[0], int(fields[19])
+
+
+def until(condition: Callable[[], bool], timeout: float) -> bool:
+    """Look at ``condition`` every few milliseconds; whether it held before ``timeout`` seconds were over."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def tail(log: Path, start: int = 0, size: int = 2000) -> str:
+    """The last ``size`` bytes of ``log``, of what was written after byte ``start``."""
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - size))
+            return file.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on.
+
+    It lies below the range from which the kernel takes ports for outgoing connections: else a client
+    that keeps trying to reach a server that is down may be given the server's own port.
+    """
+    ceiling = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if ceiling < 12_000:  # somebody widened that range to almost everything
+        ceiling = 60_000
+    for _ in range(200):
+        port = random.randrange(10_000, ceiling)  # noqa: S311 - a port is no secret
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise StartFailed("no free TCP port was found on 127.0.0.1")

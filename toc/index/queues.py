@@ -1,0 +1,648 @@
+"""The transitions of the index: one method per Lua script, for many slots in one go.
+
+    StoreQueue ──prepare──▶ PrepareQueue ──commit──▶ gone
+        ▲                     │   │
+        └─────rollback────────┘   └──bury──▶ DeadQueue ──redrive──▶ StoreQueue
+
+Methods over many slots never raise for one server's sake: what a slot gets is its result, or in its place
+the IndexUnavailable that says what is wrong with its server. Where a slot's ids went in several calls and
+one of them failed, the slot gets the error; doing all of it again is right, every script is safe to repeat
+except ``prepare``, which is never repeated.
+
+Ids are ints of up to 63 bits; scores and fences are floats as in ``toc.model.scores``. A member that can be
+no entry (``toc.index.members``) is never returned: ``prepare``, ``expired`` and ``dead`` remove what they
+meet of it, with the alarm ``orphan_dropped``. If that fails, whoever meets it next removes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from math import fmod
+from operator import attrgetter
+from typing import Any, Self, TypeVar
+
+from redis.crc import key_slot
+
+from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, Script, understood
+from toc.index.connections import RedisNodes
+from toc.index.keys import SlotKeys, check_namespace, owner_key
+from toc.index.members import first_due, shown, sort_out
+from toc.index.messages import (
+    CancelReply,
+    Claim,
+    Depth,
+    ExpiredRequest,
+    Generation,
+    Owner,
+    Peek,
+    Prepared,
+    PrepareRequest,
+    Waiting,
+    holders,
+)
+from toc.index.url import parse
+from toc.index.wake import WakeListener
+from toc.model.errors import IndexUnavailable
+from toc.model.scores import CLAIMS
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.observe.metrics import ORPHANS
+
+_ADD = Script("add")
+_PREPARE = Script("prepare")
+_EXTEND = Script("extend")
+_COMMIT = Script("commit")
+_ROLLBACK = Script("rollback")
+_BURY = Script("bury")
+_RESTORE_DEAD = Script("restore_dead")
+_CANCEL = Script("cancel")
+_RESCHEDULE = Script("reschedule")
+_REDRIVE = Script("redrive")
+_EXPIRED = Script("expired")
+_HELD = Script("held")
+_PEEK = Script("peek")
+_DEPTH = Script("depth")
+_CLAIM = Script("claim")
+_UNCLAIM = Script("unclaim")
+_REACH = Script("reach")
+_OWN = Script("own")
+_WAITING = Script("waiting")
+
+Result = TypeVar("Result")
+
+_PREPARE_QUEUE = attrgetter("prepare")
+_DEAD_QUEUE = attrgetter("dead")
+
+log = get_logger(__name__)
+
+CONNECT_SECONDS, READ_SECONDS = 0.5, 2.0
+"""How long each step to a connection, and a reply, is waited for at most. A Redis that takes longer is out of
+reach: the row is the promise, and what is due is run from the rows meanwhile."""
+PATIENCE_SECONDS = 0.25
+"""How long one node of a cluster may keep those waiting who ask for what others hold as well."""
+OWNER_LAPSE_SECONDS = 10
+"""How long after its workers asked last the index belongs to nobody, and the next who asks has it."""
+OWNER_REFRESH_SECONDS = 2
+"""How often its workers note that they go on."""
+SLOTS_TOGETHER = 100
+"""Slots that one call asks about: well below a millisecond of the server's time."""
+
+
+class Queues:
+    """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
+
+    Connects when first used. Timeouts are seconds, ``connect_timeout`` for each step (reach, log in); more
+    than CONNECT_SECONDS and READ_SECONDS is never waited. Who serves others as well has less patience with
+    one node of a cluster than these say: ``within``.
+    Raises ConfigError for a URL or namespace that cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str | None = None,
+        connect_timeout: float = CONNECT_SECONDS,
+        read_timeout: float = READ_SECONDS,
+    ) -> None:
+        self.namespace = check_namespace(namespace)
+        self.nodes = RedisNodes(
+            parse(url),
+            connect_timeout=min(connect_timeout, CONNECT_SECONDS),
+            read_timeout=min(read_timeout, READ_SECONDS),
+        )
+        self._calls = Calls(self.nodes)
+        self._keys: dict[Slot, SlotKeys] = {}
+
+    def within(self, patience: float) -> Self:
+        """This index, over the same connections, for somebody who waits no longer than so many seconds for
+        one node of a cluster: what is not answered by then is an IndexSlow. A single server is waited for.
+        """
+        other = copy.copy(self)
+        other._calls = Calls(self.nodes, patience if self.nodes.clustered else None)
+        return other
+
+    def __repr__(self) -> str:
+        return f"Queues({self.nodes!r}, namespace={self.namespace!r})"
+
+    def keys(self, slot: Slot) -> SlotKeys:
+        """The names of what the slot has in Redis."""
+        keys = self._keys.get(slot)
+        if keys is None:
+            keys = self._keys[slot] = SlotKeys.of(slot, self.namespace)
+        return keys
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.nodes.close()
+
+    # --- transitions -------------------------------------------------------------------------------------
+
+    def add(self, entries: Mapping[Slot, Sequence[tuple[int, float]]]) -> dict[Slot, int | IndexUnavailable]:
+        """Put (job_id, score) into the StoreQueues or move them earlier; never later, never what is prepared.
+
+        Returns how many were added or became earlier. IndexFull when Redis is at its maxmemory.
+        """
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _ADD.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, *words)
+
+        return self._in_batches(entries, call, sum)
+
+    def lacking(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
+    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+        """Those (job_id, score) that do not stand in the StoreQueues by then: ``add`` knows what to do about
+        them. Asking costs the server a fraction of adding what is there already.
+        """
+        calls: dict[Slot, list[Call]] = {}
+        for slot, items in entries.items():
+            keys = self.keys(slot)
+            ids = [job_id for job_id, _ in items]
+            calls[slot] = [
+                Call(keys.hash_slot, ("ZMSCORE", keys.store, *ids[start : start + MAX_IDS]))
+                for start in range(0, len(ids), MAX_IDS)
+            ]
+        self._calls.run(list(chain.from_iterable(calls.values())))
+        lacking: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
+        for slot, parts in calls.items():
+            failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
+            asked = partial(_lacking, entries[slot])
+            lacking[slot] = understood([part.result for part in parts], asked) if failed is None else failed
+        return lacking
+
+    def prepare(
+        self,
+        requests: Sequence[PrepareRequest],
+        late: Callable[[dict[Slot, Prepared | IndexUnavailable]], None] | None = None,
+    ) -> dict[Slot, Prepared | IndexUnavailable]:
+        """Take what is due by the Redis clock, one request per slot.
+
+        Sent at most once: a ReplyLost means that entries may stand under the claim that nobody runs; list
+        them with ``expired``. Any other IndexUnavailable means that nothing was taken. Without ``late`` an
+        IndexSlow may be either; with it, a slot whose node was not waited for has no answer here, and
+        ``late`` is told it, by a thread of its own.
+        """
+        calls = {}
+        for slot, limit, retries, claim in requests:
+            keys = self.keys(slot)
+            words = (min(limit, MAX_IDS), retries, claim)
+            calls[slot] = _PREPARE.call(keys.hash_slot, (keys.store, keys.prepare), *words, again=False)
+        if late is None:
+            self._calls.run(list(calls.values()))
+            return self._prepared(calls)
+        slots, tell = {call: slot for slot, call in calls.items()}, late
+        self._calls.run(
+            list(calls.values()), lambda done: tell(self._prepared({slots[call]: call for call in done}))
+        )
+        return self._prepared({slot: call for slot, call in calls.items() if not call.comes_late})
+
+    def _prepared(self, calls: Mapping[Slot, Call]) -> dict[Slot, Prepared | IndexUnavailable]:
+        prepared: dict[Slot, Prepared | IndexUnavailable] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, call in calls.items():
+            reply = understood(call.result, _taken)
+            if isinstance(reply, IndexUnavailable):
+                prepared[slot] = reply
+            else:
+                prepared[slot], strays[slot] = reply
+        self._drop(strays, _PREPARE_QUEUE)  # where the script has moved them
+        return prepared
+
+    def extend(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
+    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+        """Keep (job_id, fence) alive. False: the fence no longer stands."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _EXTEND.call(keys.hash_slot, (keys.prepare,), *words)
+
+        return self._in_batches(entries, call, _flags)
+
+    def commit(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
+    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+        """Remove finished (job_id, fence) from the PrepareQueues.
+
+        A fence is score mod 1000, whose entry may be kept alive meanwhile; or the whole score, which stands
+        only while nobody does.
+
+        False: the fence no longer stands, or a first send whose reply was lost has removed the entry.
+        """
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _COMMIT.call(keys.hash_slot, (keys.prepare,), *words)
+
+        return self._in_batches(entries, call, _flags)
+
+    def rollback(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float, float]]]
+    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+        """Give (job_id, fence, StoreQueue score) back. False as in ``commit``."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _ROLLBACK.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, *words)
+
+        return self._in_batches(entries, call, _flags)
+
+    def bury(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float, int]]]
+    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+        """Move (job_id, fence, millisecond of death) to the DeadQueues. False as in ``commit``."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _BURY.call(keys.hash_slot, (keys.dead, keys.prepare), *words)
+
+        return self._in_batches(entries, call, _flags)
+
+    def restore_dead(
+        self, entries: Mapping[Slot, Sequence[tuple[int, int]]]
+    ) -> dict[Slot, int | IndexUnavailable]:
+        """Give dead (job_id, millisecond of death) their DeadQueue entries back and take them out of the
+        StoreQueues; what is prepared is left alone. Returns how many were missing.
+        """
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _RESTORE_DEAD.call(keys.hash_slot, (keys.dead, keys.store, keys.prepare), *words)
+
+        return self._in_batches(entries, call, sum)
+
+    def redrive(
+        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
+    ) -> dict[Slot, int | IndexUnavailable]:
+        """Move (job_id, StoreQueue score) out of the DeadQueues. Returns how many stood there."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _REDRIVE.call(keys.hash_slot, (keys.store, keys.dead, keys.prepare), keys.channel, *words)
+
+        return self._in_batches(entries, call, sum)
+
+    def cancel(self, slot: Slot, job_id: int) -> CancelReply:
+        """Take one id out of the StoreQueue. Raises IndexUnavailable."""
+        keys = self.keys(slot)
+        call = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
+        return self._calls.only(call, CancelReply.of)
+
+    def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, CancelReply | IndexUnavailable]:
+        """Take ids out of their StoreQueues, each with its slot."""
+        calls = {}
+        for job_id, slot in slots.items():
+            keys = self.keys(slot)
+            calls[job_id] = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
+        return self._calls.one_each(calls, CancelReply.of)
+
+    def reschedule(self, slot: Slot, job_id: int, score: float) -> CancelReply:
+        """Move one id to another score in the StoreQueue, or add it, unless it is prepared.
+
+        Raises IndexUnavailable.
+        """
+        keys = self.keys(slot)
+        call = _RESCHEDULE.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, job_id, score)
+        return self._calls.only(call, CancelReply.of)
+
+    def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+        """Remove ids from the DeadQueues for good. Returns how many stood there."""
+        return self._remove(entries, _DEAD_QUEUE)
+
+    # --- looking -----------------------------------------------------------------------------------------
+
+    def expired(
+        self, requests: Sequence[ExpiredRequest]
+    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+        """List (job_id, PrepareQueue score) of entries that must be given back. Moves none."""
+        calls = {}
+        for slot, timeout_s, _, limit in requests:
+            keys = self.keys(slot)
+            calls[slot] = _EXPIRED.call(keys.hash_slot, (keys.prepare,), timeout_s, min(limit, MAX_IDS))
+        listed: dict[Slot, list[bytes] | IndexUnavailable] = self._calls.one_each(calls, list)
+        self._add_held(listed, {request.slot: request.claims for request in requests if request.claims})
+        expired: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, found in listed.items():
+            sorted_out = understood(found, sort_out)
+            if isinstance(sorted_out, IndexUnavailable):
+                expired[slot] = sorted_out
+            else:
+                entries, strays[slot] = sorted_out
+                expired[slot] = list(dict(entries).items())  # one may be listed twice
+        self._drop(strays, _PREPARE_QUEUE)
+        return expired
+
+    def _add_held(
+        self, listed: dict[Slot, list[bytes] | IndexUnavailable], claims: Mapping[Slot, Sequence[int]]
+    ) -> None:
+        """Add what stands under these claim numbers, in pages, until each slot has been gone through."""
+        cursors = dict.fromkeys(claims, b"0")
+        while cursors:
+            calls = {}
+            for slot, cursor in cursors.items():
+                keys = self.keys(slot)
+                calls[slot] = _HELD.call(keys.hash_slot, (keys.prepare,), cursor, *claims[slot])
+            cursors = {}
+            for slot, page in self._calls.one_each(calls, _page).items():
+                found = listed[slot]
+                if isinstance(found, IndexUnavailable):
+                    continue
+                if isinstance(page, IndexUnavailable):
+                    listed[slot] = page
+                    continue
+                cursor, held = page
+                found += held
+                if cursor != b"0":
+                    cursors[slot] = cursor
+
+    def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
+        """When each slot is next due, and how much stands in it."""
+        return self._together(
+            _PEEK,
+            slots,
+            lambda keys: (keys.store, keys.prepare, keys.dead, keys.waiting),
+            lambda call: Peek.each_of(call.result),
+        )
+
+    def depths(self, slots: Iterable[Slot]) -> dict[Slot, Depth | IndexUnavailable]:
+        """The same, and how much of it is due: for measuring, a little dearer."""
+        calls = {}
+        for slot in slots:
+            keys = self.keys(slot)
+            calls[slot] = _DEPTH.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead, keys.waiting))
+        return self._calls.one_each(calls, Depth.of)
+
+    def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
+        """Those of the ids that stand in the PrepareQueues."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return Call(keys.hash_slot, ("ZMSCORE", keys.prepare, *words))
+
+        scores = self._in_batches(
+            {slot: [(one,) for one in some] for slot, some in ids.items()}, call, _chained
+        )
+        return {
+            slot: found
+            if isinstance(found, IndexUnavailable)
+            else {one for one, score in zip(ids[slot], found, strict=True) if score is not None}
+            for slot, found in scores.items()
+        }
+
+    def clocks(self) -> dict[str, float | IndexUnavailable]:
+        """Each server, by its address, with its clock minus this machine's in seconds, or why it is unknown.
+
+        Raises IndexUnavailable when nobody tells which servers there are.
+        """
+        clocks: dict[str, float | IndexUnavailable] = {}
+        for node in self.nodes.masters():
+            try:
+                clocks[str(node.address)] = node.clock()
+            except IndexUnavailable as exc:
+                clocks[str(node.address)] = exc
+        return clocks
+
+    def dead(self, slot: Slot, limit: int) -> list[tuple[int, int]]:
+        """(job_id, millisecond of death) from the DeadQueue, last death first. Raises IndexUnavailable."""
+        keys = self.keys(slot)
+        words = ("ZRANGE", keys.dead, 0, limit - 1, "REV", "WITHSCORES")
+        entries, strays = self._calls.only(Call(keys.hash_slot, words), sort_out)
+        self._drop({slot: strays}, _DEAD_QUEUE)
+        return [(job_id, int(score)) for job_id, score in entries]
+
+    def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> dict[Slot, list[int] | IndexUnavailable]:
+        """Up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
+        calls = {}
+        for slot, rank in ranks.items():
+            keys = self.keys(slot)
+            words = ("ZRANGE", keys.dead, rank, rank + limit - 1, "WITHSCORES")
+            calls[slot] = Call(keys.hash_slot, words)
+        pages: dict[Slot, list[int] | IndexUnavailable] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, reply in self._calls.one_each(calls, sort_out).items():
+            if isinstance(reply, IndexUnavailable):
+                pages[slot] = reply
+            else:
+                entries, strays[slot] = reply
+                pages[slot] = [job_id for job_id, _ in entries]
+        self._drop(strays, _DEAD_QUEUE)
+        return pages
+
+    # --- who holds a slot, and where it was built ----------------------------------------------------------
+
+    def note_waiting(self, notes: Mapping[Slot, Waiting | None]) -> dict[Slot, bool | IndexUnavailable]:
+        """Note for whoever looks what a worker has taken of these slots and cannot start; None: nothing."""
+        calls = {}
+        for slot, note in notes.items():
+            keys = self.keys(slot)
+            words = ("0 0", 1) if note is None else (f"{note.since} {note.tasks}", note.seconds * 1000)
+            calls[slot] = _WAITING.call(keys.hash_slot, (keys.waiting,), *words)
+        return self._calls.one_each(calls, bool)
+
+    def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:
+        """Draw the worker's claim numbers; one that it holds already stays. ``worker_id`` must be unique per
+        process that ever lived.
+        """
+        calls = {}
+        for slot in slots:
+            keys = self.keys(slot)
+            start = random.randrange(CLAIMS)  # noqa: S311 - spreads, guards nothing
+            calls[slot] = _CLAIM.call(keys.hash_slot, (keys.claims,), worker_id, start)
+        return self._calls.one_each(calls, Claim.of)
+
+    def claims(self, slots: Iterable[Slot]) -> dict[Slot, dict[int, str] | IndexUnavailable]:
+        """Who holds which claim number of each slot; dead workers too, until somebody clears them."""
+        calls = {}
+        for slot in slots:
+            keys = self.keys(slot)
+            calls[slot] = Call(keys.hash_slot, ("HGETALL", keys.claims))
+        return self._calls.one_each(calls, holders)
+
+    def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+        """Give claim numbers back. Returns how many were held."""
+
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return _UNCLAIM.call(keys.hash_slot, (keys.claims,), *words)
+
+        return self._in_batches({slot: [(n,) for n in held] for slot, held in numbers.items()}, call, sum)
+
+    def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
+        """On which server each slot was last rebuilt, and which one serves it now.
+
+        An answer also says that transitions are possible there: the script is refused where they would be. A
+        slot has an IndexBroken, which names the keys, where they hold what toc did not write.
+        """
+        return self._together(
+            _REACH,
+            slots,
+            lambda keys: (keys.generation, keys.claims, keys.store, keys.prepare, keys.dead),
+            lambda call: (_generation(found, call.run_id) for found in call.result),
+        )
+
+    def set_generations(self, rebuilt: Mapping[Slot, str]) -> dict[Slot, bool | IndexUnavailable]:
+        """Record rebuilt slots with the run_id that served them *before* the rebuild began: if the server was
+        replaced meanwhile, the two differ and the slot is rebuilt once more.
+        """
+        calls = {}
+        for slot, run_id in rebuilt.items():
+            keys = self.keys(slot)
+            calls[slot] = Call(keys.hash_slot, ("SET", keys.generation, run_id))
+        return self._calls.one_each(calls, bool)
+
+    # --- whose index it is ---------------------------------------------------------------------------------
+
+    def own(self, identity: str, name: str) -> Owner:
+        """Ask for the index in the name of a task table; who has it is told. Raises IndexUnavailable."""
+        key = owner_key(self.namespace)
+        words = (identity, name, OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS)
+        return self._calls.only(_OWN.call(key_slot(key.encode()), (key,), *words), Owner.of)
+
+    def owner(self) -> Owner | None:
+        """Who has the index, if anybody. Raises IndexUnavailable."""
+        key = owner_key(self.namespace)
+        hash_slot = key_slot(key.encode())
+        now = self._calls.only(Call(hash_slot, ("TIME",)), lambda reply: int(reply[0]))
+        return self._calls.only(Call(hash_slot, ("HGETALL", key)), lambda reply: Owner.stored(reply, now))
+
+    def refuse(self, why: str | None) -> None:
+        """From now on every call fails for this reason, and nothing is sent; None: no more."""
+        self.nodes.refusal = why
+
+    # -------------------------------------------------------------------------------------------------------
+
+    def node_of(self, slot: Slot) -> object:
+        """What stands for the server of a slot, as far as is known: equal for slots that share one."""
+        try:
+            return self.nodes.master(self.keys(slot).hash_slot)
+        except IndexUnavailable:
+            return None  # nobody tells who serves what: then all of them share that trouble
+
+    def listener(self) -> WakeListener:
+        """A subscription to wake-ups, with a connection of its own."""
+        return WakeListener(self.nodes, self.keys)
+
+    # --- how calls are made and their results put together -------------------------------------------------
+
+    def _together(
+        self,
+        script: Script,
+        slots: Iterable[Slot],
+        names: Callable[[SlotKeys], Sequence[str]],
+        read: Callable[[Call], Iterable[Result | IndexUnavailable]],
+        size: int = SLOTS_TOGETHER,
+    ) -> dict[Slot, Result | IndexUnavailable]:
+        """Ask about many slots in few calls of a script that takes the keys of many: ``read`` tells of each.
+
+        In a cluster a call can have keys of one hash slot only, so of one slot. What a server refuses to tell
+        of many it may refuse for one slot's sake: each is asked about alone then.
+        """
+        asked = list(slots)
+        size = 1 if self.nodes.clustered else size
+        parts = [asked[first : first + size] for first in range(0, len(asked), size)]
+        calls = []
+        for part in parts:
+            keys = [self.keys(slot) for slot in part]
+            calls.append(script.call(keys[0].hash_slot, list(chain.from_iterable(map(names, keys)))))
+        self._calls.run(calls)
+        found: dict[Slot, Result | IndexUnavailable] = {}
+        for part, call in zip(parts, calls, strict=True):
+            answers = understood(call.result, partial(_by_slot, part, read, call))
+            if not isinstance(answers, IndexUnavailable):
+                found.update(answers)
+            elif call.run_id and len(part) > 1:  # it was answered
+                found |= self._together(script, part, names, read, size=1)
+            else:
+                found |= dict.fromkeys(part, answers)
+        return found
+
+    def _drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
+        """Remove what can be no entry, with one alarm per slot. Who else was given it too says nothing."""
+        met = {slot: members for slot, members in strays.items() if members}
+        if not met:
+            return
+        for slot, removed in self._remove(met, queue).items():
+            if not isinstance(removed, IndexUnavailable) and removed:
+                ORPHANS.of(slot.topic).add(removed)
+                log.error("orphan_dropped", slot=str(slot), members=removed, member=shown(met[slot][0]))
+
+    def _remove(
+        self, members: Mapping[Slot, Sequence[int | bytes]], queue: Callable[[SlotKeys], str]
+    ) -> dict[Slot, int | IndexUnavailable]:
+        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
+            return Call(keys.hash_slot, ("ZREM", queue(keys), *words))
+
+        return self._in_batches({slot: [(one,) for one in some] for slot, some in members.items()}, call, sum)
+
+    def _in_batches(
+        self,
+        entries: Mapping[Slot, Sequence[tuple[int | float | bytes, ...]]],
+        call: Callable[[SlotKeys, Iterable[Any]], Call],
+        unite: Callable[[list[Any]], Result],
+    ) -> dict[Slot, Result | IndexUnavailable]:
+        calls: dict[Slot, list[Call]] = {}
+        for slot, items in entries.items():
+            keys = self.keys(slot)
+            calls[slot] = [
+                call(keys, chain.from_iterable(items[start : start + MAX_IDS]))
+                for start in range(0, len(items), MAX_IDS)
+            ]
+        self._calls.run(list(chain.from_iterable(calls.values())))
+        results: dict[Slot, Result | IndexUnavailable] = {}
+        for slot, parts in calls.items():
+            failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
+            united = partial(_united, len(entries[slot]), unite)
+            results[slot] = understood([part.result for part in parts], united) if failed is None else failed
+        return results
+
+
+def _taken(reply: list[Any]) -> tuple[Prepared, list[bytes]]:
+    """What prepare.lua says, and the members of what can be no entry."""
+    flat, first, left, now_ms = reply
+    entries, strays = sort_out(flat)
+    taken = [(job_id, fmod(score, 1000.0)) for job_id, score in entries]
+    return Prepared(taken, first_due(first), int(left), int(now_ms)), strays
+
+
+def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
+    """What held.lua says: the next cursor, and what is held."""
+    cursor, held = reply
+    return bytes(cursor), list(held)
+
+
+def _lacking(items: Sequence[tuple[int, float]], parts: list[list[bytes | None]]) -> list[tuple[int, float]]:
+    """Those of (job_id, score) that do not stand by then, by the scores that stand."""
+    standing = chain.from_iterable(parts)
+    return [
+        item for item, score in zip(items, standing, strict=True) if score is None or float(score) > item[1]
+    ]
+
+
+def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) -> Result:
+    """What several calls have replied; if it is a list, then of one answer for each of so many entries."""
+    whole = unite(parts)
+    if isinstance(whole, list) and len(whole) != count:
+        raise ValueError("replies to others")
+    return whole
+
+
+def _by_slot(
+    slots: Sequence[Slot], read: Callable[[Call], Iterable[Result]], call: Call, _reply: object
+) -> dict[Slot, Result]:
+    """What a call tells of each of its slots."""
+    return dict(zip(slots, read(call), strict=True))
+
+
+def _generation(found: bytes | list[bytes] | None, serving: str) -> Generation | IndexBroken:
+    if isinstance(found, list):
+        names = " and ".join(key.decode(errors="replace") for key in found)
+        return IndexBroken(
+            f"{names}: of another type than toc's, so somebody else wrote that; move it or remove it"
+        )
+    return Generation(None if found is None else str(found, "ascii", "replace"), serving)
+
+
+def _chained(parts: list[list[Any]]) -> list[Any]:
+    return list(chain.from_iterable(parts))
+
+
+def _flags(parts: list[list[int]]) -> list[bool]:
+    return [flag == 1 for part in parts for flag in part]

@@ -1,0 +1,170 @@
+"""What TOC_REDIS_URL says.
+
+    redis://[user:password@]host[:6379][/db]             rediss:// for TLS
+    unix://[user:password@]/path/redis.sock[?db=0]
+    redis+cluster://[user:password@]h1:p1,h2:p2          rediss+cluster:// for TLS
+    redis+sentinel://[user:password@]h1:p1,h2:p2/service rediss+sentinel:// for TLS
+
+User and password are those of the data servers, percent-encoded where they hold ``@ : / ? # %``. Options
+follow ``?``: db, ssl_ca_certs, ssl_ca_path, ssl_certfile, ssl_keyfile, ssl_password, ssl_cert_reqs (required,
+optional, none), ssl_check_hostname, sentinel_username, sentinel_password. Over TLS a server must prove its
+name unless an option says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+
+from toc.config import URL_FLAGS
+from toc.model.errors import ConfigError
+
+_PATH_OPTIONS = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"})
+_TEXT_OPTIONS = _PATH_OPTIONS | {"ssl_password", "ssl_cert_reqs"}
+_EXAMPLE = "redis://host:6379, redis+cluster://h1:p1,h2:p2 or redis+sentinel://h1:p1,h2:p2/service"
+
+
+class Topology(Enum):
+    """How the server that serves a key is found."""
+
+    SINGLE = "single"
+    CLUSTER = "cluster"
+    SENTINEL = "sentinel"
+
+
+class Address(NamedTuple):
+    """Where a server listens; ``port`` is 0 for a Unix socket, whose path ``host`` is."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        if self.port == 0:
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Location:
+    """A parsed URL. Its repr holds no password."""
+
+    kind: Topology
+    addresses: tuple[Address, ...]
+    """The server, some nodes of the cluster, or the sentinels."""
+    tls: bool
+    service: str | None = None
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+    sentinel_options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def connection(self, address: Address, timeout: float, *, sentinel: bool) -> Any:
+        """A connection, not yet open, to a data server or to a sentinel; ``timeout`` is in seconds.
+
+        Any, because the driver has no types for it.
+        """
+        options: dict[str, Any] = {
+            **(self.sentinel_options if sentinel else self.options),
+            "socket_connect_timeout": timeout,
+            "socket_timeout": timeout,
+            "protocol": 2,  # the scripts' replies are the same in both, and RESP2 needs no HELLO
+        }
+        unix: Any = UnixDomainSocketConnection
+        if address.port == 0:
+            return unix(path=address.host, **options)
+        tcp: Any = SSLConnection if self.tls else Connection
+        return tcp(host=address.host, port=address.port, socket_keepalive=True, **options)
+
+
+def parse(url: str) -> Location:
+    """The meaning of ``url``. Raises ConfigError, whose text never holds the URL."""
+    try:
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    except ValueError:
+        raise ConfigError(f"TOC_REDIS_URL cannot be read; it looks like {_EXAMPLE}") from None
+    if parts.fragment:  # whoever meant "user:1#2@host" would go to the host "user"
+        raise ConfigError('TOC_REDIS_URL has a "#"; in a password it is %23')
+    scheme, _, kind_name = parts.scheme.partition("+")
+    if scheme not in ("redis", "rediss", "unix") or kind_name not in ("", "cluster", "sentinel"):
+        raise ConfigError(f"TOC_REDIS_URL begins with {parts.scheme!r}; it looks like {_EXAMPLE}")
+    kind = Topology(kind_name or "single")
+    userinfo, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = userinfo.partition(":")
+    options: dict[str, Any] = {}
+    if username:
+        options["username"] = unquote(username)
+    if password:
+        options["password"] = unquote(password)
+    sentinel_options = _sentinel_options(query)
+    tls_options = _tls_options(query)
+    if scheme == "rediss":
+        # not left to the driver, whose former versions did not look at names
+        tls_options.setdefault("ssl_check_hostname", tls_options.get("ssl_cert_reqs") != "none")
+    elif tls_options:
+        raise ConfigError("TOC_REDIS_URL has ssl options but no TLS: begin it with rediss")
+    service = None
+    if scheme == "unix":
+        if kind is not Topology.SINGLE or hosts or not parts.path:
+            raise ConfigError("TOC_REDIS_URL for a Unix socket looks like unix:///path/redis.sock")
+        addresses: tuple[Address, ...] = (Address(unquote(parts.path), 0),)
+        database = query.pop("db", "0")
+    else:
+        addresses = _addresses(hosts, 26379 if kind is Topology.SENTINEL else 6379)
+        if kind is Topology.SENTINEL:
+            service = unquote(parts.path.strip("/"))
+            if not service or "/" in service:
+                raise ConfigError("TOC_REDIS_URL names no service: redis+sentinel://h1:p1,h2:p2/service")
+            database = query.pop("db", "0")
+        else:
+            database = query.pop("db", parts.path.strip("/") or "0")
+    if kind is Topology.SINGLE and len(addresses) > 1:
+        raise ConfigError("TOC_REDIS_URL names several hosts: begin it with redis+cluster or redis+sentinel")
+    if query:
+        raise ConfigError(f"TOC_REDIS_URL has an option that is not known: {', '.join(sorted(query))}")
+    if not database.isdecimal() or (kind is Topology.CLUSTER and int(database)):
+        raise ConfigError("the database in TOC_REDIS_URL must be a whole number, and 0 in a cluster")
+    options["db"] = int(database)
+    return Location(
+        kind, addresses, scheme == "rediss", service, options | tls_options, sentinel_options | tls_options
+    )
+
+
+def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
+    found = []
+    for host in filter(None, hosts.split(",")):
+        name, colon, port = host.rpartition(":")
+        if not colon or host.endswith("]"):
+            name, port = host, str(default_port)
+        if not name or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError("TOC_REDIS_URL has a host that is not host:port")
+        found.append(Address(unquote(name.strip("[]")), int(port)))
+    if not found:
+        raise ConfigError(f"TOC_REDIS_URL names no host; it looks like {_EXAMPLE}")
+    return tuple(found)
+
+
+def _sentinel_options(query: dict[str, str]) -> dict[str, Any]:
+    return {
+        name: query.pop(f"sentinel_{name}")
+        for name in ("username", "password")
+        if f"sentinel_{name}" in query
+    }
+
+
+def _tls_options(query: dict[str, str]) -> dict[str, Any]:
+    options: dict[str, Any] = {name: query.pop(name) for name in _TEXT_OPTIONS & query.keys()}
+    if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
+        raise ConfigError("ssl_cert_reqs in TOC_REDIS_URL must be required, optional or none")
+    for name in _PATH_OPTIONS & options.keys():  # the driver would take it for a broken connection, for ever
+        if not Path(options[name]).exists():
+            raise ConfigError(f"TOC_REDIS_URL names {name}={options[name]}, which is not there")
+    if "ssl_check_hostname" in query:
+        flag = URL_FLAGS.get(query.pop("ssl_check_hostname").lower())
+        if flag is None:
+            raise ConfigError("ssl_check_hostname in TOC_REDIS_URL must be true or false")
+        options["ssl_check_hostname"] = flag
+    return options

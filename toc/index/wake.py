@@ -1,0 +1,255 @@
+"""Hears of tasks that are due earlier than what a slot's owner sleeps for.
+
+One subscription connection to each master carries the channels of the slots that it serves: when one hangs,
+those of the others are heard on. (A cluster brings a message to all its nodes, so a slot that has moved is
+heard where it was as well.) Messages can be lost, so every time that all channels of a connection are
+subscribed, the listener says "look at everything": what came before is then to be seen, what comes after
+will be heard. It sleeps in poll(), and asks a server for a sign of life after a silence of 10 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import floor
+
+from redis.exceptions import RedisError
+
+from toc.index.connections import NONSENSE, RedisNode, RedisNodes, Wire
+from toc.index.keys import SlotKeys
+from toc.index.members import first_due
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+
+_SILENCE_S = 10.0
+_MAX_CHANNELS = 500
+_RECONNECT_S = 0.05
+_MAX_RECONNECT_S = 1.0
+_PATIENCE_S = 0.03
+"""How long a connection to one of several masters is waited for: the others are not heard meanwhile."""
+
+Callback = Callable[[Slot | None, int | None], None]
+_Event = tuple[Slot | None, int | None]
+
+log = get_logger(__name__)
+
+
+class WakeListener:
+    """Runs in one thread, once; ``set_slots`` and ``stop`` may be called from any."""
+
+    def __init__(self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys]) -> None:
+        self._nodes = nodes
+        self._keys = keys
+        self._lock = threading.Lock()
+        self._wanted: dict[bytes, Slot] = {}
+        self._stopping = False
+        self._nudge: socket.socket | None = None
+
+    def set_slots(self, slots: Iterable[Slot]) -> None:
+        """From now on hear of exactly these slots."""
+        wanted = {self._keys(slot).channel.encode(): slot for slot in slots}
+        with self._lock:
+            self._wanted = wanted
+        self._wake()
+
+    def stop(self) -> None:
+        """Make ``run`` return at once. May come before it, and twice."""
+        self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._nudge is not None:
+                with contextlib.suppress(BlockingIOError):  # it is full of nudges already
+                    self._nudge.send(b"x")
+
+    def run(self, callback: Callback) -> None:
+        """Listen until stopped; reconnects by itself.
+
+        ``callback(slot, due_ms)``: the earliest task of the slot is now due at that millisecond.
+        ``callback(None, None)``: anything may have been missed, look at every slot.
+        An error of the callback ends it.
+        """
+        nudged, nudge = socket.socketpair()
+        nudge.setblocking(False)
+        with nudged, nudge:
+            with self._lock:
+                self._nudge = nudge
+            try:
+                self._run(callback, nudged)
+            finally:
+                with self._lock:
+                    self._nudge = None
+
+    def _run(self, callback: Callback, nudged: socket.socket) -> None:
+        ears: dict[RedisNode | None, _Ear] = {}
+        grouped: object = None
+        try:
+            while not self._stopping:
+                with self._lock:
+                    wanted = self._wanted
+                if wanted is not grouped:
+                    self._group(wanted, ears)
+                    grouped = wanted
+                for node, ear in ears.items():
+                    if not self._listen(node, ear, callback):
+                        grouped = None  # others may serve its slots by now
+                until = min(ear.next_at() for ear in ears.values())
+                poll = select.poll()
+                poll.register(nudged, select.POLLIN)
+                for ear in ears.values():
+                    if ear.wire is not None:
+                        poll.register(ear.wire.fileno(), select.POLLIN)
+                ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
+                if nudged.fileno() in ready:
+                    nudged.recv(4096)
+        finally:
+            for ear in ears.values():
+                ear.close()
+
+    def _group(self, wanted: Mapping[bytes, Slot], ears: dict[RedisNode | None, _Ear]) -> None:
+        """Tell the ear of each master its channels; that of None all, where nobody tells who serves what."""
+        groups: dict[RedisNode | None, dict[bytes, Slot]] = {}
+        try:
+            for channel, slot in wanted.items():
+                groups.setdefault(self._nodes.master(self._keys(slot).hash_slot), {})[channel] = slot
+            if not groups:  # the connection alone is the good news
+                groups[self._nodes.masters()[0]] = {}
+        except IndexUnavailable:
+            groups = {None: dict(wanted)}
+        lost = None in ears and ears[None].lost
+        for node in [node for node in ears if node not in groups]:
+            ears.pop(node).close()
+        for node, channels in groups.items():
+            ears.setdefault(node, _Ear(lost=lost)).wanted = channels
+
+    def _listen(self, node: RedisNode | None, ear: _Ear, callback: Callback) -> bool:
+        """Connect if it is time, and hear what has been said; False when the connection was lost."""
+        if ear.wire is None and time.monotonic() < ear.retry_at:
+            return True
+        try:
+            if ear.wire is None:
+                ear.wire = self._connect(node)
+            events = ear.events()
+            while (event := _next(events)) is not None:
+                if ear.lost:
+                    log.info("wake_listener_connected")
+                ear.pause, ear.lost = _RECONNECT_S, False
+                callback(*event)
+        except _Disconnected as exc:
+            if not ear.lost:  # once per outage
+                log.warning("wake_listener_disconnected", reason=str(exc))
+            ear.disconnected()
+            return False
+        return True
+
+    def _connect(self, node: RedisNode | None) -> Wire:
+        if node is None:
+            raise _Disconnected("nobody tells which Redis node serves what")
+        try:
+            return node.take(_PATIENCE_S if self._nodes.clustered else None)
+        except IndexUnavailable as exc:
+            raise _Disconnected(str(exc)) from exc
+
+
+class _Ear:
+    """A subscription: to one master, for the channels of ``wanted``."""
+
+    def __init__(self, *, lost: bool) -> None:
+        self.wanted: Mapping[bytes, Slot] = {}
+        self.wire: Wire | None = None
+        self.lost = lost
+        self.pause = _RECONNECT_S
+        self.retry_at = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._subscribed: Mapping[bytes, Slot] | None = None
+        self._unconfirmed = 0
+        self._heard_at = time.monotonic()
+        self._asked = False
+
+    def events(self) -> Iterator[_Event]:
+        """What it has heard by now."""
+        wire, wanted = self.wire, self.wanted
+        if wire is None:
+            return
+        if wanted is not self._subscribed:
+            before = self._subscribed or {}
+            if self._subscribed is None and not wanted:
+                yield None, None  # no channel will be confirmed
+            new = [channel for channel in wanted if channel not in before]
+            _send(wire, "SUBSCRIBE", new)
+            _send(wire, "UNSUBSCRIBE", [channel for channel in before if channel not in wanted])
+            self._unconfirmed += len(new)
+            self._subscribed = wanted
+        while wire.has_reply():
+            self._heard_at, self._asked = time.monotonic(), False
+            message = wire.read()
+            if isinstance(message, RedisError):
+                raise _Disconnected(f"Redis refused to subscribe ({type(message).__name__})")
+            kind, channel, data = (*message, None)[:3] if isinstance(message, list) else (None, None, None)
+            if kind == b"subscribe":
+                self._unconfirmed -= 1
+                if self._unconfirmed == 0:
+                    yield None, None
+            elif kind == b"message" and channel in wanted:
+                yield wanted[channel], _due_ms(data)
+        if time.monotonic() - self._heard_at >= _SILENCE_S:
+            if self._asked:
+                raise _Disconnected("Redis has fallen silent")
+            wire.send([("PING",)])
+            self._heard_at, self._asked = time.monotonic(), True
+
+    def next_at(self) -> float:
+        """When something is to be done even if nothing is heard, on the monotonic clock."""
+        return self.retry_at if self.wire is None else self._heard_at + _SILENCE_S
+
+    def disconnected(self) -> None:
+        """It is lost; rests before the next try."""
+        self.close()
+        self.lost = True
+        self.retry_at = time.monotonic() + self.pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
+        self.pause = min(2 * self.pause, _MAX_RECONNECT_S)
+        self._reset()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None
+
+
+class _Disconnected(Exception):
+    """The subscription is gone, or was not to be had."""
+
+
+def _due_ms(data: bytes) -> int:
+    """The instant in a message; 0, to look now, for what is none: its sender may have had a reason."""
+    try:
+        due = first_due(data)
+    except ValueError:
+        due = None
+    return 0 if due is None else floor(due)
+
+
+def _next(events: Iterator[_Event]) -> _Event | None:
+    try:
+        return next(events, None)
+    except (RedisError, OSError, IndexUnavailable, *NONSENSE) as exc:
+        raise _Disconnected(f"the connection broke ({type(exc).__name__})") from exc
+
+
+def _send(wire: Wire, command: str, channels: list[bytes]) -> None:
+    wire.send(
+        [
+            (command, *channels[start : start + _MAX_CHANNELS])
+            for start in range(0, len(channels), _MAX_CHANNELS)
+        ]
+    )

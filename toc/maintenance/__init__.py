@@ -1,0 +1,1 @@
+"""What keeps table and index in order: services that are called again and again."""

@@ -1,0 +1,111 @@
+"""Dead queues: what stands in a DeadQueue and is dead no more is removed.
+
+A redrive or a purge takes the entry out, but an old snapshot, a failover, or somebody who had read the row
+before can bring it back, and a redrive while Redis is away leaves it there. Nothing takes entries from a
+DeadQueue to run them, so nobody would ever look at their rows: the owner of the slot does, once a minute.
+
+A row that dies between the second look at it and the removal loses its entry for a moment: the sweep's pass
+over the dead rows gives it back within a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from toc.index.queues import Queues
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.task import TryRow
+from toc.model.topic import Slot
+from toc.model.verdict import Place, belongs
+from toc.observe.log import get_logger
+from toc.observe.metrics import ORPHANS
+from toc.store.store import Store
+
+log = get_logger(__name__)
+
+PASS_SECONDS = 60.0
+PAGE = 200
+"""About how many rows one step reads."""
+REST = 19
+"""A step is followed by a rest of so many times the time that it took: live tasks come first."""
+
+
+class DeadQueueCheck:
+    """Passes over the slots whose last peek found something dead, page by page.
+
+    ``buried`` tells of each slot of this worker how many entries its DeadQueue held at the last peek.
+    """
+
+    def __init__(
+        self, store: Store, queues: Queues, clock: Clock, buried: Callable[[], Mapping[Slot, int]]
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._clock = clock
+        self._buried = buried
+        self._began = float("-inf")
+        self._left: dict[Slot, int] = {}
+        """What is left of this pass, with the rank from which on."""
+
+    def run_once(self) -> float:
+        """One step; returns the seconds until the next."""
+        now = self._clock.monotonic()
+        buried = self._buried()
+        if not self._left and now - self._began >= PASS_SECONDS:
+            self._began = now
+            self._left = {slot: 0 for slot, count in buried.items() if count}
+        self._left = {slot: start for slot, start in self._left.items() if slot in buried}
+        if self._left:
+            self._step(buried)
+        ended = self._clock.monotonic()
+        rest = (ended - now) * REST
+        return rest if self._left else max(rest, self._began + PASS_SECONDS - ended)
+
+    def _step(self, buried: Mapping[Slot, int]) -> None:
+        """Look at one page of a large DeadQueue, or at many small ones."""
+        pages: dict[Slot, int] = {}
+        expected = 0
+        for slot, start in self._left.items():
+            if expected >= PAGE:
+                break
+            pages[slot] = start
+            expected += min(buried[slot], PAGE)
+        found: dict[Slot, Collection[int]] = {}
+        for slot, page in self._queues.dead_pages(pages, PAGE).items():
+            del self._left[slot]  # unless there is more; where Redis does not answer the next pass looks
+            if not isinstance(page, IndexUnavailable):
+                found[slot] = page
+        suspects = self._not_dead(found)
+        if suspects:
+            # Read again right before the removal: the first read was of many rows, and some may have died.
+            suspects = self._not_dead(suspects)
+            self._remove(suspects)
+        for slot, ids in found.items():
+            if len(ids) >= PAGE:
+                self._left[slot] = pages[slot] + len(ids) - len(suspects.get(slot, ()))
+
+    def _not_dead(self, found: Mapping[Slot, Collection[int]]) -> dict[Slot, dict[int, TryRow | None]]:
+        """Those of the ids whose rows are not dead, or are gone; not those whose tables do not answer."""
+        rows = self._store.read_tries([job_id for page in found.values() for job_id in page])
+        if rows.unanswered:
+            error = next(iter(rows.unanswered.values()))
+            log.warning("dead_queues_not_checked", tasks=len(rows.unanswered), error=str(error))
+        alive: dict[Slot, dict[int, TryRow | None]] = {}
+        for slot, page in found.items():
+            for job_id in page:
+                row = rows.get(job_id)
+                if job_id not in rows.unanswered and belongs(row) is not Place.DEAD_QUEUE:
+                    alive.setdefault(slot, {})[job_id] = row
+        return alive
+
+    def _remove(self, entries: Mapping[Slot, Mapping[int, TryRow | None]]) -> None:
+        removed = self._queues.purge_dead({slot: list(rows) for slot, rows in entries.items()})
+        for slot, count in removed.items():
+            if isinstance(count, IndexUnavailable) or not count:
+                continue  # the next pass looks again, or an operator was faster
+            log.info("dead_entries_removed", slot=str(slot), tasks=count)
+            for job_id, row in entries[slot].items():
+                if row is None:
+                    log.error("orphan_dropped", job_id=job_id, slot=str(slot))
+                    ORPHANS.of(slot.topic).add()

@@ -1,0 +1,102 @@
+"""Narrowing: after slot_amount was lowered, the slots that are no more are given up once nothing needs them.
+
+Rows keep the slot_amount that they were stamped with, so the topic's former slots are consumed and swept on.
+They are given up when their queues are empty and no pending row is stamped with more than the present
+amount. The worker that sweeps table 0 looks whether that is so; the topic table tells everybody.
+
+A submit that had read the topic before may still come after that, or an operator redrives a dead task of
+then: the sweep and the redrive have its slots consumed again when they meet such a row. So giving up too
+early costs a moment's lateness, and no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toc.index.queues import Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable, StoreUnavailable
+from toc.model.topic import Topic
+from toc.observe.log import get_logger
+from toc.store.store import Store
+
+log = get_logger(__name__)
+
+HOLD_SECONDS = 3.0
+"""How long former slots are kept at least: whoever submits reads the topic every other second."""
+LOOK_SECONDS = 1.0
+TABLES = 4
+"""Tables that one step looks through."""
+REST = 9
+"""A step is followed by a rest of so many times the time that it took."""
+
+
+class FormerSlots:
+    """The loop that looks. It does nothing unless table 0 is this worker's, and a topic has former slots."""
+
+    def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
+        self._store = store
+        self._queues = queues
+        self._catalog = catalog
+        self._clock = clock
+        self._tables = sorted(table for tables in store.tables_of_server() for table in tables)
+        self._mine = False
+        self._passes: dict[tuple[str, int, int], _Pass] = {}
+
+    def add(self, tables: Iterable[int]) -> None:
+        """These tables are this worker's from now on."""
+        self._mine = self._mine or 0 in tables
+
+    def remove(self, tables: Iterable[int]) -> None:
+        """These tables are another's."""
+        self._mine = self._mine and 0 not in tables
+
+    def run_once(self) -> float:
+        """One step for each topic that is being narrowed; returns the seconds until the next."""
+        began = self._clock.monotonic()
+        topics = [topic for topic in self._catalog.known().values() if topic.former_slots and self._mine]
+        passes = {(topic.name, topic.slot_amount, topic.former_slots): topic for topic in topics}
+        self._passes = {key: self._passes.get(key) or _Pass(began) for key in passes}
+        going_on = False
+        for key, topic in passes.items():
+            try:
+                going_on = self._step(topic, self._passes[key]) or going_on
+            except StoreUnavailable as exc:
+                log.warning("slots_not_given_up", topic=topic.name, error=str(exc))
+        took = self._clock.monotonic() - began
+        return took * REST if going_on else max(took * REST, LOOK_SECONDS)
+
+    def _step(self, topic: Topic, made: _Pass) -> bool:
+        """Look for what needs the former slots; whether the next step should follow soon."""
+        if self._clock.monotonic() - made.began < HOLD_SECONDS:
+            return False
+        if not made.looked:
+            for peek in self._queues.peek(topic.slots()[topic.slot_amount :]).values():
+                if isinstance(peek, IndexUnavailable) or peek.store or peek.prepared:
+                    return False
+        # From the table in which one was found last: while there is one, that is all that is read.
+        rest = len(self._tables) - made.looked
+        part = [
+            self._tables[(made.start + made.looked + n) % len(self._tables)] for n in range(min(TABLES, rest))
+        ]
+        found = self._store.stamped_above(part, topic.biz_type, topic.slot_amount)
+        if found:
+            made.start, made.looked = self._tables.index(min(found)), 0
+            return False
+        made.looked += len(part)
+        if made.looked < len(self._tables):
+            return True
+        made.looked = 0
+        if self._store.topics.stop_consuming(topic):
+            log.info("slots_given_up", topic=topic.name, slots=topic.slot_amount, former=topic.former_slots)
+        return False
+
+
+class _Pass:
+    """How many tables in a row, from ``start`` on, were found to hold nothing."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.start = 0
+        self.looked = 0

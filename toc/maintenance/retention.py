@@ -1,0 +1,174 @@
+"""Retention: finished rows are deleted once their topic's retention is over, bit by bit, in the background.
+
+The worker that sweeps a table purges it, in a thread of its own: a step reads a page of rows in the order of
+their end, deletes those that are old enough, and rests many times as long as it took, so that traffic
+never waits for it. Pending and dead rows are never touched, nor rows whose biz_type has no topic.
+
+Topics that keep rows equally long are purged together. Where a pass over a table has come to is remembered,
+and the next goes on from there: rows that others keep longer are not read each time. It is forgotten when a
+retention is altered, since that changes what lies behind, and once a day.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import StoreUnavailable
+from toc.observe.log import get_logger
+from toc.observe.metrics import PURGED
+from toc.store.ended import FINAL, Place
+from toc.store.store import Store
+
+log = get_logger(__name__)
+
+LEAST_SECONDS = 60
+"""How long a finished row is kept at least, whatever the topic says: who has run it as well, or asks how a
+cancel came out, shall find it."""
+CYCLE_SECONDS = 60.0
+"""How often every table is looked at."""
+TABLES = 16
+PAGE = 16
+"""A look at many tables reads so many rows of each; where that is not all, the table is worked on alone."""
+LARGE_PAGE = 250
+REST = 19
+"""A step is followed by a rest of so many times the time that it took: 5 % of the time of one connection."""
+SHORTEST_REST_SECONDS = 0.05
+OVERLAP_MS = 120_000
+"""A pass begins so long before the end of the last one: the clock that stamped a row may have been behind."""
+FORGET_SECONDS = 86_400.0
+"""How often a pass begins with the oldest rows again, whatever was behind then."""
+FAILED_SECONDS = 30.0
+TELL_SECONDS = 60.0
+
+
+class PurgeStep(NamedTuple):
+    """Rows that ended more than ``retention`` seconds ago, in these tables, which lie on one server."""
+
+    retention: int
+    tables: Sequence[int]
+    limit: int
+
+
+class Retention:
+    """The loop over the tables that this worker was given. ``counts`` are rows purged so far, by topic."""
+
+    def __init__(self, store: Store, catalog: TopicCatalog, clock: Clock) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._servers = [frozenset(tables) for tables in store.tables_of_server()]
+        self._tables: frozenset[int] = frozenset()
+        self._keep: dict[int, int] = {}
+        """biz_type -> seconds, as of this cycle."""
+        self._done: dict[tuple[int, int, int], Place] = {}
+        """(retention, table, status) -> what lies before this has been looked at."""
+        self._steps: deque[PurgeStep] = deque()
+        self._cycle_at = self._forget_at = float("-inf")
+        self.counts: Counter[str] = Counter()
+        self._untold: Counter[str] = Counter()
+        self._untold_since = 0.0
+        self._told_at = float("-inf")
+
+    def add(self, tables: Iterable[int]) -> None:
+        """Purge these tables from now on."""
+        self._tables |= frozenset(tables)
+        self._cycle_at = float("-inf")  # look soon
+
+    def remove(self, tables: Iterable[int]) -> None:
+        """Leave these tables to another worker."""
+        self._tables -= frozenset(tables)
+
+    def run_once(self) -> float:
+        """One step; returns the seconds until the next."""
+        began = self._clock.monotonic()
+        self._tell(began)
+        keep = {
+            topic.biz_type: max(topic.retention, LEAST_SECONDS) for topic in self._catalog.known().values()
+        }
+        if keep != self._keep or began >= self._forget_at:
+            self._keep = keep
+            self._forget_at = began + FORGET_SECONDS
+            self._done.clear()
+            self._steps.clear()
+            self._cycle_at = began
+        if not self._steps:
+            if began < self._cycle_at:
+                return min(self._cycle_at - began, 1.0)  # a retention may be altered meanwhile
+            self._cycle_at = began + CYCLE_SECONDS
+            self._plan()
+            if not self._steps:
+                return 1.0
+        step = self._steps.popleft()
+        try:
+            self._take(step)
+        except StoreUnavailable as exc:
+            log.warning("purge_failed", tables=len(step.tables), error=str(exc))
+            # That server rests; the next cycle goes on where this one was.
+            own = next(tables for tables in self._servers if step.tables[0] in tables)
+            self._steps = deque(other for other in self._steps if other.tables[0] not in own)
+            self._cycle_at = began + FAILED_SECONDS
+        return max((self._clock.monotonic() - began) * REST, SHORTEST_REST_SECONDS)
+
+    def _plan(self) -> None:
+        """The steps of a cycle: everything is looked at once."""
+        tables = self._tables
+        self._done = {key: place for key, place in self._done.items() if key[1] in tables}
+        for own in self._servers:
+            mine = sorted(own & tables)
+            for first in range(0, len(mine), TABLES):
+                for retention in sorted(set(self._keep.values())):
+                    self._steps.append(PurgeStep(retention, mine[first : first + TABLES], PAGE))
+
+    def _take(self, step: PurgeStep) -> None:
+        before = self._clock.now_ms() - step.retention * 1000
+        places = {
+            (table, status): self._done.get((step.retention, table, status), (0, 0))
+            for table in step.tables
+            if table in self._tables
+            for status in map(int, FINAL)
+        }
+        if not places:
+            return
+        rows, failed = self._store.ended(places, before=before, limit=step.limit)
+        if len(failed) == len({table for table, _ in places}):
+            raise next(iter(failed.values()))
+        places = {key: place for key, place in places.items() if key[0] not in failed}  # the next cycle looks
+        old = [row for row in rows if self._keep.get(row.biz_type, step.retention + 1) <= step.retention]
+        if old:
+            self._store.purge([row.job_id for row in old])
+            self._count(row.biz_type for row in old)
+        last = {(row.table, row.status): (row.ended, row.job_id) for row in rows}
+        read = Counter((row.table, row.status) for row in rows)
+        for key in places:
+            full = read[key] == step.limit
+            place = last[key] if full else (max(before - OVERLAP_MS, 0), 0)
+            self._done[(step.retention, *key)] = place
+        for table in sorted({table for (table, _), count in read.items() if count == step.limit}):
+            self._steps.append(PurgeStep(step.retention, [table], LARGE_PAGE))
+
+    def _count(self, biz_types: Iterable[int]) -> None:
+        names = {topic.biz_type: topic.name for topic in self._catalog.known().values()}
+        counted = Counter(names.get(biz_type, "?") for biz_type in biz_types)
+        self.counts += counted
+        for topic, count in counted.items():
+            PURGED.of(topic).add(count)
+        self._untold += counted
+
+    def _tell(self, now: float) -> None:
+        if not self._untold:
+            self._untold_since = now
+        # At the end of a cycle, or in a long one now and then.
+        elif now - self._told_at >= TELL_SECONDS and (
+            not self._steps or now - self._untold_since >= TELL_SECONDS
+        ):
+            self._told_at = now
+            log.info(
+                "purged",
+                rows=sum(self._untold.values()),
+                topics=", ".join(f"{topic}: {count}" for topic, count in sorted(self._untold.items())),
+            )
+            self._untold.clear()

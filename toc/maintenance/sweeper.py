@@ -1,0 +1,496 @@
+"""When which rows are compared with the index: the passes of the sweep over the tables of a worker.
+
+Each table is swept by one worker, over all topics at once:
+
+    due soon   each second        rows due from a moment ago to a moment ahead
+    overdue    every 5 s          everything due before that
+    window     every 5 minutes    all rows up to the horizon
+    dead       every minute       rows of status 4 get their DeadQueue entry back
+    rush       when the index has lost data: everything at once, what is due soonest first
+
+Nothing of this may disturb live traffic. A pass goes in steps of few rows, spread over its period, and rests
+after each step in proportion to what it took; when there is more than fits, passes take longer than
+their period (and the first one looks further ahead). What was found in the index a few seconds ago is not
+asked for again. Each server of the task table has a Sweeper of its own, so that one that hangs holds up no
+other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
+
+from toc.failpoint import failpoint
+from toc.maintenance.sweep import COMPLAIN_SECONDS, LEAST_PAGE, NEAR_MS, ROWS_PER_STEP, Crawl, Sweep
+from toc.model.clock import Clock
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.task import TaskStatus
+from toc.observe.log import get_logger
+from toc.observe.metrics import INDEX_REBUILDS, SWEEP_FAILURES
+from toc.store.scan import Position
+from toc.store.server import Locked
+from toc.store.shards import Trouble
+
+log = get_logger(__name__)
+
+SOON_EVERY = 1.0
+OVERDUE_EVERY = 5.0
+WINDOW_EVERY = 300.0
+DEAD_EVERY = 60.0
+
+JUST_DUE_MS = 5000
+"""How long ago a row of the first pass may be due: a transaction that names now as its time may take as long
+to commit and is still indexed within a second. What is due longer waits for the pass over overdue rows."""
+AHEAD = 1.2
+"""How far the first pass looks ahead, in its periods: what it does not see yet it sees in time."""
+MAX_AHEAD_SECONDS = 30.0
+SOON_ROWS = 16
+"""Rows that a step of this pass meets, about: it reads them while live tasks, due in the same second, wait
+for the same cores. Steps of 200 rows added more than 1 ms to the slowest percent."""
+SOON_STEPS = 32
+"""Steps of a round at most, besides further pages: each costs most of a millisecond, whatever it reads."""
+PROBES_PER_STEP = 600
+"""Tables that one step asks whether anything is due: less than 10 ms of the server's time. Waking up for a
+step costs a worker more than its tables do, so where little is due there are few steps."""
+OVERDUE_STEPS = 4
+"""Steps of a round over what is overdue, at least: it goes on beside live tasks as well."""
+
+REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 99
+"""How many times longer than a step took the pass rests after it. The slow passes repair what is due long
+hence, so they have time; a task that meets one of their steps is late by as much, and at a twentieth of the
+time they doubled the slowest percent."""
+CRAWL_ROWS = 50
+"""Rows that a step of the slow passes reads, about: so many keep a core for a millisecond."""
+REST_BUSY = 9
+"""The same for the first pass while more is due here than can be started at once: it would read all of that,
+over and over, on the cores that start it."""
+REST_NEAR, REST_FAR = 1, 4
+"""The same in a rush, for what is due within a minute and for the rest, and in new tables."""
+RUSH_ROWS = 500
+
+KNOWN_SECONDS = 5.0
+"""What was found in the index is taken to stand there for so long, and up to as long again."""
+MAX_KNOWN = 100_000
+RETRY_SECONDS = 1.0
+
+
+class _Known:
+    """Ids found in the index a few seconds ago, each with the next_time that it had."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._fresh: dict[int, int] = {}
+        self._older: dict[int, int] = {}
+        self._since = clock.monotonic()
+        self.epoch = 0
+        """Counts the times that all was forgotten."""
+
+    def without(self, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """Those (job_id, next_time) that are not known."""
+        fresh, older = self._fresh.get, self._older.get
+        return {job_id: due for job_id, due in pairs if fresh(job_id) != due and older(job_id) != due}
+
+    def learn(self, pairs: Mapping[int, int], epoch: int) -> None:
+        """Remember these for a while, unless all was forgotten since ``epoch``."""
+        if epoch != self.epoch:
+            return
+        now = self._clock.monotonic()
+        if now - self._since > KNOWN_SECONDS or len(self._fresh) > MAX_KNOWN:
+            self._older, self._fresh, self._since = self._fresh, {}, now
+        self._fresh.update(pairs)
+
+    def age(self) -> None:
+        """Let go of what is too old."""
+        if self._clock.monotonic() - self._since > 2 * KNOWN_SECONDS:
+            self.forget()
+
+    def forget(self) -> None:
+        """The index may have lost any of it."""
+        self.epoch += 1
+        self._fresh, self._older, self._since = {}, {}, self._clock.monotonic()
+
+
+class _Round:
+    """How far a pass over many tables has come: tables yet to be looked at, and pages left of others."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.period = 0.0
+        """Seconds that the round before this one took, rests included."""
+        self.rows = self.unknown = 0
+        self.known_before = False
+        """Whether the round before met mostly what was known: then ids are read first, and few rows."""
+        self.tables: deque[int] = deque()
+        self.more: dict[int, Position] = {}
+        self._slice = 1
+        self._all = 1
+
+    def start(self, began: float, tables: Sequence[int], slices: int) -> None:
+        """A new round, in at least so many slices."""
+        self.period = began - self.began
+        self.began = began
+        self.known_before = self.unknown < self.rows / 2
+        self.rows = self.unknown = 0
+        self.tables = deque(tables)
+        self._all = len(tables)
+        self._slice = min(ceil(len(tables) / max(1, slices)), PROBES_PER_STEP)
+
+    def take(self) -> list[int]:
+        """The tables of the next slice."""
+        return [self.tables.popleft() for _ in range(min(self._slice, len(self.tables)))]
+
+    @property
+    def part_done(self) -> float:
+        """How much of the round lies behind, 0 to 1."""
+        return 1 - len(self.tables) / max(1, self._all)
+
+
+class _Rush:
+    """One pass over everything in some tables, what is due within a minute first."""
+
+    def __init__(self, sweep: Sweep, tables: Sequence[int], began: float) -> None:
+        self.began = began
+        self.rows = self.added = self.failed = 0
+        now = sweep.clock.now_ms()
+        near, far = now + NEAR_MS, now + max(NEAR_MS, sweep.horizon_ms())
+        self.crawls = deque(
+            Crawl(
+                sweep, tables, from_ms=start, to_ms=end, status=status, rows_per_step=RUSH_ROWS, missing=True
+            )
+            for status, start, end in (
+                (TaskStatus.PENDING, 0, near),
+                (TaskStatus.PENDING, near, far),
+                (TaskStatus.DEAD, 0, now + 1000),
+            )
+        )
+
+    @property
+    def near(self) -> bool:
+        """Whether what is due within a minute is not all back yet."""
+        return len(self.crawls) == 3
+
+    def step(self) -> None:
+        """The next rows. Raises StoreUnavailable."""
+        counts = self.crawls[0].step()
+        self.rows += counts.rows
+        self.added += counts.added
+        self.failed += counts.failed
+        if not self.crawls[0].tables_left:
+            self.crawls.popleft()
+
+
+class Sweeper:
+    """The schedule of the passes over those tables of one server that this worker was given.
+
+    ``wake`` makes its thread call ``run_once`` now; ``busy`` tells whether more is due here than can be
+    started at once.
+    """
+
+    def __init__(
+        self, sweep: Sweep, wake: Callable[[], None] = lambda: None, busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._sweep = sweep
+        self._wake = wake
+        self._busy = busy
+        self._clock = sweep.clock
+        self._tables: frozenset[int] = frozenset()
+        self._fresh: deque[int] = deque()
+        """Tables that were added and have not been crawled yet."""
+        self._known = _Known(self._clock)
+        self._locked: set[int] = set()
+        """Tables that did not answer when they were looked at last, while others of the server did."""
+        self._stirring: set[int] = set()
+        """Tables of which the last pass found something due soon: their ids are read without asking first."""
+        now = self._clock.monotonic()
+        self._soon_at = self._overdue_at = self._dead_at = self._window_at = now
+        self._soon = _Round(now)
+        self._overdue = _Round(now)
+        self._first: Crawl | None = None
+        """The pass over tables that are new here."""
+        self._window: Crawl | None = None
+        self._window_began = now
+        self._dead: Crawl | None = None
+        self._dead_began = now
+        self._rush: _Rush | None = None
+        self._rush_at = now
+        self._rush_wanted = float("-inf")
+        self._rushed = float("-inf")
+        self._failing_since: float | None = None
+        self._complained = float("-inf")
+
+    @property
+    def tables(self) -> frozenset[int]:
+        """What it sweeps."""
+        return self._tables
+
+    def add(self, tables: Iterable[int]) -> None:
+        """Sweep these tables from now on; all that is in them is looked at soon."""
+        more = frozenset(tables) - self._tables
+        self._tables |= more
+        self._fresh.extend(sorted(more))
+        self._wake()
+
+    def remove(self, tables: Iterable[int]) -> None:
+        """Leave these tables to another worker."""
+        self._tables -= frozenset(tables)
+
+    def forget(self) -> None:
+        """The index may have lost entries: take nothing for known. Called by any thread."""
+        self._known.forget()
+
+    def rush(self) -> None:
+        """The index has lost data: put everything back, what is due soonest first. Called by any thread."""
+        self._known.forget()
+        self._rush_wanted = self._clock.monotonic()
+        self._wake()
+
+    @property
+    def rushed(self) -> float:
+        """When the last rush began that has put everything back, on the monotonic clock."""
+        return self._rushed if self._tables else float("inf")
+
+    def run_once(self) -> float:
+        """The next step of the pass that is due first; returns the seconds until another is due."""
+        if not self._tables:
+            return RETRY_SECONDS
+        now = self._clock.monotonic()
+        try:
+            if self._soon_at <= now:
+                self._step_soon(now)
+            elif (self._rush or self._rush_wanted > self._rushed) and self._rush_at <= now:
+                self._step_rush(now)
+            elif self._overdue_at <= now:
+                self._step_overdue(now)
+            elif self._dead_at <= now:
+                self._step_dead(now)
+            elif self._window_at <= now or self._news:
+                self._step_window(now)
+        except (StoreUnavailable, SchemaBehind) as exc:
+            return self._failed(now, exc)
+        if self._failing_since is not None:
+            log.info("sweep_goes_on", seconds=round(now - self._failing_since, 1))
+            self._failing_since = None
+            self._catch_up()
+        due = min(self._soon_at, self._overdue_at, self._dead_at, now if self._news else self._window_at)
+        if self._rush:
+            due = min(due, self._rush_at)
+        return max(0.0, due - self._clock.monotonic())
+
+    @property
+    def _news(self) -> bool:
+        """Whether tables were added that no pass has begun with."""
+        return self._first is None and bool(self._fresh)
+
+    def _failed(self, now: float, exc: Trouble) -> float:
+        SWEEP_FAILURES.of().add()
+        if self._failing_since is None:
+            self._failing_since = now
+            self._complained = float("-inf")
+        if now - self._complained > COMPLAIN_SECONDS:
+            self._complained = now
+            log.warning("sweep_failed", error=str(exc))
+        return RETRY_SECONDS
+
+    def _rest(self, began: float, factor: int, until: float) -> float:
+        """When the next step may come: not before ``until``, nor before a rest."""
+        now = self._clock.monotonic()
+        return max(until, now + factor * (now - began))
+
+    # --- due soon
+
+    def _step_soon(self, began: float) -> None:
+        soon = self._soon
+        if not soon.tables and not soon.more:
+            slices = ceil(soon.rows / SOON_ROWS)
+            soon.start(began, sorted(self._tables), min(slices, SOON_STEPS))
+            self._known.age()
+        now_ms = self._clock.now_ms()
+        ahead = min(AHEAD * max(soon.period, SOON_EVERY), MAX_AHEAD_SECONDS)
+        from_ms, to_ms = now_ms - JUST_DUE_MS, now_ms + int(ahead * 1000)
+        self._look(soon, soon.take(), from_ms, to_ms)
+        # More pages come at once, another slice when its time has come, another round after its period.
+        until = began if soon.more else soon.began + SOON_EVERY * soon.part_done
+        self._soon_at = self._rest(began, REST_BUSY if self._busy() else REST_SOON, until)
+
+    # --- overdue
+
+    def _step_overdue(self, began: float) -> None:
+        overdue = self._overdue
+        if not overdue.tables and not overdue.more:
+            overdue.start(began, sorted(self._tables), OVERDUE_STEPS)
+        self._look(overdue, overdue.take(), 0, self._clock.now_ms() - JUST_DUE_MS)
+        until = began if overdue.tables or overdue.more else overdue.began + OVERDUE_EVERY
+        self._overdue_at = self._rest(began, REST_OVERDUE, until)
+
+    def _look(self, round_: _Round, tables: Sequence[int], from_ms: int, to_ms: int) -> None:
+        """One step of a round: index what is due in a range, in these tables and where pages are left."""
+        start = Position(from_ms)
+        soon = round_ is self._soon
+        busy = dict(round_.more)
+        quiet = []
+        for table in tables:
+            if soon and table in self._stirring:
+                busy.setdefault(table, start)
+            elif table not in busy:
+                quiet.append(table)
+        epoch = self._known.epoch
+        limit = max(LEAST_PAGE, ROWS_PER_STEP // max(1, len(busy)))
+        whole = not round_.known_before
+        looked = self._sweep.scans.look(quiet, busy, from_ms, to_ms, limit, whole=whole)
+        self._note_locked([*quiet, *busy], looked.failed)
+        found = looked.ids
+        round_.more = {table: _last(ids) for table, ids in found.items() if len(ids) >= limit}
+        if soon:
+            self._stirring.difference_update(busy.keys() - found.keys())
+            self._stirring.update(looked.stirring)
+        # Read in the next step. In the first pass that is at once; a quiet table stirs seldom.
+        round_.more |= dict.fromkeys(looked.stirring, start)
+        pairs = [pair for ids in found.values() for pair in ids]
+        unknown = self._known.without(pairs)
+        round_.rows += len(pairs)
+        round_.unknown += len(unknown)
+        if unknown:
+            failpoint("sweep.rows-read")
+            if whole:
+                rows = [row for row in looked.rows if row.job_id in unknown]
+            else:
+                rows = self._sweep.scans.pending(unknown)
+            _, failed = self._sweep.add(rows, to_ms - self._clock.now_ms())
+            for job_id in failed:
+                del unknown[job_id]
+            self._known.learn(unknown, epoch)
+
+    def _note_locked(self, asked: Sequence[int], failed: Mapping[int, Trouble]) -> None:
+        """Go on without tables that do not answer; all that is due in them is looked at once they do.
+
+        Raises the reason if that is another one: so it is with the whole server.
+        """
+        for error in failed.values():
+            if not isinstance(error, (Locked, SchemaBehind)):
+                raise error
+        back = self._locked.intersection(asked).difference(failed)
+        self._locked.difference_update(back)
+        self._locked.update(failed)
+        if back:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """What was out of reach is back: workers have put away, for a while, what was due there."""
+        self._known.forget()
+        self._overdue = _Round(self._clock.monotonic())
+        self._overdue_at = self._clock.monotonic()
+
+    # --- rush
+
+    def _step_rush(self, began: float) -> None:
+        rush = self._rush
+        if rush is None or rush.began < self._rush_wanted:
+            rush = self._rush = _Rush(self._sweep, sorted(self._tables), began)
+        near = rush.near
+        try:
+            rush.step()
+        except Locked:
+            self._rush_at = began + RETRY_SECONDS
+            return
+        self._rush_at = self._rest(began, REST_NEAR if near else REST_FAR, began)
+        if not rush.crawls:
+            self._rush = None
+            if rush.failed:
+                self._rush_at = began + RETRY_SECONDS  # a node is out of reach: all of it once more
+            else:
+                self._rushed = rush.began
+                INDEX_REBUILDS.of().add()
+                seconds = round(self._clock.monotonic() - rush.began, 1)
+                log.info("index_refilled", rows=rush.rows, entries=rush.added, seconds=seconds)
+
+    # --- window and dead
+
+    def _step_window(self, began: float) -> None:
+        if self._first is None and self._fresh:
+            fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
+            self._first = self._whole_window(fresh, ROWS_PER_STEP)
+        if self._first is not None:  # these do not wait for their turn
+            try:
+                self._first.step()
+            except Locked:
+                self._window_at = began + RETRY_SECONDS
+                return
+            if not self._first.tables_left:
+                self._first = None
+            self._window_at = self._rest(began, REST_FAR, began)
+            return
+        if self._window is None:
+            self._window_began = began
+            self._window = self._whole_window(sorted(self._tables), CRAWL_ROWS)
+        self._window, self._window_at = self._crawl(self._window, began, self._window_began, WINDOW_EVERY)
+
+    def _whole_window(self, tables: Sequence[int], rows_per_step: int) -> Crawl:
+        now_ms = self._clock.now_ms()
+        end = now_ms + self._sweep.horizon_ms()
+        return Crawl(self._sweep, tables, from_ms=now_ms, to_ms=end, rows_per_step=rows_per_step)
+
+    def _step_dead(self, began: float) -> None:
+        if self._dead is None:
+            self._dead_began = began
+            self._dead = Crawl(
+                self._sweep,
+                sorted(self._tables),
+                from_ms=0,
+                to_ms=self._clock.now_ms() + 1000,
+                status=TaskStatus.DEAD,
+                rows_per_step=CRAWL_ROWS,
+            )
+        self._dead, self._dead_at = self._crawl(self._dead, began, self._dead_began, DEAD_EVERY)
+
+    def _crawl(
+        self, crawl: Crawl, began: float, pass_began: float, every: float
+    ) -> tuple[Crawl | None, float]:
+        """One step of a slow pass; it is spread over its period. Returns it, if it goes on, and when."""
+        try:
+            crawl.step()
+        except Locked:  # nothing else is left of it
+            return crawl, began + RETRY_SECONDS
+        done = 1 - crawl.tables_left / max(1, crawl.tables)
+        until = began if crawl.amid else pass_began + every * done
+        return crawl if crawl.tables_left else None, self._rest(began, REST_CRAWL, until)
+
+
+class Sweepers:
+    """A Sweeper for each server of the task table, each for a thread of its own."""
+
+    def __init__(self, tables_of_server: Sequence[Sequence[int]], sweepers: Sequence[Sweeper]) -> None:
+        self.sweepers = sweepers
+        self._of = list(zip(sweepers, map(frozenset, tables_of_server), strict=True))
+
+    def add(self, tables: Iterable[int]) -> None:
+        """Sweep these tables from now on."""
+        wanted = frozenset(tables)
+        for sweeper, own in self._of:
+            sweeper.add(wanted & own)
+
+    def remove(self, tables: Iterable[int]) -> None:
+        """Leave these tables to another worker."""
+        wanted = frozenset(tables)
+        for sweeper, own in self._of:
+            sweeper.remove(wanted & own)
+
+    def forget(self) -> None:
+        """The index may have lost entries: take nothing for known."""
+        for sweeper in self.sweepers:
+            sweeper.forget()
+
+    def rush(self) -> None:
+        """The index has lost data: put everything back, what is due soonest first."""
+        for sweeper in self.sweepers:
+            sweeper.rush()
+
+    @property
+    def rushed(self) -> float:
+        """When the last rush began that has put back everything, on the monotonic clock."""
+        return min(sweeper.rushed for sweeper in self.sweepers)
+
+
+def _last(ids: Sequence[tuple[int, int]]) -> Position:
+    job_id, due = ids[-1]
+    return Position(due, job_id)

@@ -1,0 +1,1 @@
+"""Nouns and pure decisions: they import nothing of toc but each other."""

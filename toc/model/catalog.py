@@ -1,0 +1,100 @@
+"""A process's view of the topic table: read when needed, refreshed now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+
+from toc.model.clock import Clock
+from toc.model.errors import SchemaBehind, StoreUnavailable, UnknownTopic
+from toc.model.topic import Topic, check_topic_name
+
+REFRESH_SECONDS = 2.0
+"""How old the view may be before it is read again: a change of policy shows within that time."""
+
+PATIENCE_SECONDS = 0.02
+"""How long a caller who knows the topic waits for news of it."""
+
+
+class TopicCatalog:
+    """Topics by name and by biz_type. Thread-safe.
+
+    A stale view is harmless: each row is stamped with the slot_amount under which it was submitted.
+    """
+
+    def __init__(self, read: Callable[[], list[Topic]], clock: Clock) -> None:
+        self._read = read
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._refreshing: threading.Thread | None = None
+        """Reads the topic table for those who have a view that is a little old."""
+        self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
+        """By name and by biz_type: one value, put there at once, so that no lock is needed."""
+
+    def refresh(self) -> dict[str, Topic]:
+        """Read the topic table now. Raises StoreUnavailable; the old view stays then."""
+        self._show(self._read())
+        self._read_at = self._clock.monotonic()
+        return self.known()
+
+    def learn(self, topics: Iterable[Topic]) -> None:
+        """Take over what another process has read, until this one has read it itself."""
+        if not self._view[0]:
+            self._show(topics)
+
+    def get(self, name: str) -> Topic:
+        """The topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
+        topic = self.known().get(name) if isinstance(name, str) else None
+        if topic is None:
+            check_topic_name(name)
+        if topic is None:
+            topic = self.refresh().get(name)
+        elif self._stale():
+            self._refresh_soon()
+            topic = self.known().get(name)
+        if topic is None:
+            raise UnknownTopic(
+                f"there is no topic {name!r}; create it with `toc topic create {name} --biz-type N --slots N`"
+            )
+        return topic
+
+    def _refresh_soon(self) -> None:
+        """Read the topic table, but wait for it no longer than a moment: a view that is a little old will do.
+
+        Its server may be away while the one that the task goes to is well.
+        """
+        refreshing = self._refreshing
+        if refreshing is None or not refreshing.is_alive():
+            self._read_at = self._clock.monotonic()  # while it is away, each so often
+            refreshing = threading.Thread(target=self._try_refresh, name="toc-topics", daemon=True)
+            refreshing.start()
+            self._refreshing = refreshing
+            refreshing.join(PATIENCE_SECONDS)
+
+    def _try_refresh(self) -> None:
+        with contextlib.suppress(StoreUnavailable, SchemaBehind):
+            self.refresh()
+
+    def known_type(self, biz_type: int) -> Topic | None:
+        """The topic of a biz_type as last read, or None. Asks nobody."""
+        return self._view[1].get(biz_type)
+
+    def of_type(self, biz_type: int) -> Topic | None:
+        """The topic of a biz_type, or None. Raises StoreUnavailable."""
+        topic = self.known_type(biz_type)
+        if topic is None:
+            self.refresh()
+            topic = self.known_type(biz_type)
+        return topic
+
+    def known(self) -> dict[str, Topic]:
+        """The topics by name as last read."""
+        return self._view[0]
+
+    def _show(self, topics: Iterable[Topic]) -> None:
+        by_name = {topic.name: topic for topic in topics}
+        self._view = by_name, {topic.biz_type: topic for topic in by_name.values()}
+
+    def _stale(self) -> bool:
+        return self._clock.monotonic() - self._read_at > REFRESH_SECONDS

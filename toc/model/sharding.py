@@ -1,0 +1,131 @@
+"""Where a task lives: its table, its slot and its job_id, all from one CRC32. A stored format.
+
+    crc    = CRC32(str(biz_id))                       zlib's, over UTF-8
+    table  = crc mod tables; database = table mod databases
+    slot   = CRC32(slot_basis or str(biz_id)) mod slot_amount
+    job_id = milliseconds since 2020-01-01 UTC << 22 | (crc & 1023) << 12 | 12 bits that make it unique
+
+A stored format: changing any of it orphans every row and index entry that exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import threading
+import weakref
+import zlib
+from typing import NamedTuple
+
+from toc.model.clock import Clock
+from toc.model.errors import InvalidBizId, InvalidKey
+
+MAX_TABLES = 1024
+JOB_ID_EPOCH_MS = 1_577_836_800_000  # 2020-01-01 UTC
+MAX_BIZ_ID = 2**63 - 1
+MAX_KEY_BYTES = 255
+"""Longest biz_key, dedup_key and slot_basis, in bytes of UTF-8 (the width of their columns)."""
+
+
+def crc32(text: str) -> int:
+    """zlib's CRC32 of the UTF-8 bytes of ``text``."""
+    return zlib.crc32(text.encode())
+
+
+def is_power_of_two(number: int) -> bool:
+    """Whether ``number`` is 1, 2, 4, 8, ..."""
+    return number > 0 and number & (number - 1) == 0
+
+
+def check_key(name: str, text: object) -> str:
+    """Return ``text`` if it can be a key: 1..255 bytes of UTF-8 without control characters.
+
+    Raises InvalidKey.
+    """
+    if not isinstance(text, str):
+        raise InvalidKey(f"{name} must be a str, not {type(text).__name__}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as exc:
+        raise InvalidKey(f"{name} holds a lone surrogate, which UTF-8 cannot carry") from exc
+    if not 1 <= size <= MAX_KEY_BYTES:
+        raise InvalidKey(f"{name} has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed")
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise InvalidKey(f"{name} {text!r} holds control characters; take them out")
+    return text
+
+
+class BizId(NamedTuple):
+    """A business id as it is stored.
+
+    ``number`` is the biz_id column, ``key`` the text where the id was given as one (else None), ``crc``
+    decides the table and, by default, the slot. ``5`` and ``"5"`` share a table but are two ids.
+    """
+
+    number: int
+    key: str | None
+    crc: int
+
+    @classmethod
+    def of(cls, biz_id: object) -> BizId:
+        """The stored form of an int in 0 .. 2**63-1 or of a text of 1..255 bytes. Raises InvalidBizId."""
+        if isinstance(biz_id, int) and not isinstance(biz_id, bool):
+            if not 0 <= biz_id <= MAX_BIZ_ID:
+                raise InvalidBizId("biz_id is out of range; 0 .. 2**63-1 is allowed")
+            return cls(int(biz_id), None, crc32(str(int(biz_id))))
+        if isinstance(biz_id, str):
+            try:
+                check_key("biz_id", biz_id)
+            except InvalidKey as exc:
+                raise InvalidBizId(str(exc)) from exc
+            digest = hashlib.sha256(biz_id.encode()).digest()
+            return cls(int.from_bytes(digest[:8], "big") >> 1, biz_id, crc32(biz_id))
+        raise InvalidBizId(f"biz_id must be an int or a str, not {type(biz_id).__name__}")
+
+
+def table_of_job(job_id: int, tables: int) -> int:
+    """The index of the one table that can hold ``job_id`` when there are ``tables`` of them."""
+    return (job_id >> 12 & (MAX_TABLES - 1)) % tables
+
+
+def valid_job_id(job_id: object) -> bool:
+    """Whether ``job_id`` can be one at all: an int in 1 .. 2**63-1."""
+    return isinstance(job_id, int) and not isinstance(job_id, bool) and 0 < job_id <= MAX_BIZ_ID
+
+
+class JobIds:
+    """Makes job_ids without asking anybody. Thread-safe; starts elsewhere after a fork.
+
+    Within a process ids never repeat: a millisecond gives out 4096, then the next one is borrowed. Two
+    processes may meet on one id; the primary key of the one table it can live in shows that, and the
+    loser takes a new id.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reset()
+        reset = weakref.WeakMethod(self._reset)
+        os.register_at_fork(after_in_child=lambda: (again := reset()) and again())
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._millisecond = 0
+        self._first = 0
+        self._given = 0
+
+    def make(self, crc: int) -> int:
+        """A new job_id for a task whose biz_id has this CRC32."""
+        with self._lock:
+            now = self._clock.now_ms() - JOB_ID_EPOCH_MS
+            if now > self._millisecond:
+                self._millisecond = now
+                self._first = random.getrandbits(12)
+                self._given = 0
+            elif self._given == 4096:
+                self._millisecond += 1
+                self._given = 0
+            low = (self._first + self._given) & 4095
+            self._given += 1
+            return self._millisecond << 22 | (crc & (MAX_TABLES - 1)) << 12 | low

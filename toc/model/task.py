@@ -1,0 +1,225 @@
+"""Tasks: what a caller hands in, what a handler gets, what a row holds, and how a task may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
+
+from toc.model.clock import from_ms
+from toc.model.errors import InvalidAttribute, UnreadableTask
+
+MAX_RETRY_SECONDS = 3653 * 86_400
+MAX_ATTRIBUTE_CHARS = 4096
+MAX_ATTRIBUTE_BYTES = 4 * MAX_ATTRIBUTE_CHARS
+
+
+class TaskStatus(IntEnum):
+    """The status column. A pending task may be waiting, prepared or running: that is the index's matter."""
+
+    PENDING = 0
+    """Acknowledged; its handler has not succeeded yet."""
+    PROCESSED = 2
+    """Its handler returned. Final."""
+    CANCELLED = 3
+    """Cancelled or withdrawn before it was processed. Final."""
+    DEAD = 4
+    """Out of tries. Stays so until an operator redrives or purges it."""
+
+
+class CancelOutcome(Enum):
+    """What a cancel came to."""
+
+    CANCELLED = "cancelled"
+    """The handler has not run for the present deadline and never will."""
+    MAY_HAVE_STARTED = "may_have_started"
+    """Cancelled, but a try may be running or has run; there will be no later one."""
+    TOO_LATE = "too_late"
+    """The task was processed or dead already."""
+    UNKNOWN = "unknown"
+    """There is no such task."""
+
+
+class RescheduleOutcome(Enum):
+    """What a reschedule came to."""
+
+    RESCHEDULED = "rescheduled"
+    """The handler has not run for the old time and will run at the new one."""
+    MAY_HAVE_STARTED = "may_have_started"
+    """It will run at the new time, but a try for the old one may be running or has run."""
+    TOO_LATE = "too_late"
+    """The task was processed, cancelled or dead already."""
+    UNKNOWN = "unknown"
+    """There is no such task."""
+
+
+class Retry(Exception):
+    """Raised by a handler: this try failed, run the task again after ``after`` (a number is seconds).
+
+    Uses up a try.
+    """
+
+    def __init__(self, after: timedelta | float, reason: str = "") -> None:
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise TypeError(f"Retry(after=...) must be a timedelta or seconds, not {after!r}")
+        if not 0 <= seconds <= MAX_RETRY_SECONDS:
+            raise ValueError(f"Retry(after=...) must be 0 s to 10 years, not {after!r}")
+        super().__init__(reason or f"retry after {seconds:g} s")
+        self.after = timedelta(seconds=seconds)
+
+
+class Dead(Exception):
+    """Raised by a handler: the task can never succeed; it is dead at once, with this reason."""
+
+    def __init__(self, reason: str = "no reason given") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Task(NamedTuple):
+    """A task as handlers and callers see it.
+
+    ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the try that runs or
+    would run next, 1 for the first. ``biz_id`` is the int or the text that was submitted.
+    ``version`` counts reschedules and redrives.
+    """
+
+    job_id: int
+    topic: str
+    biz_id: int | str
+    biz_type: int
+    status: TaskStatus
+    action_time: datetime
+    attribute: dict[str, Any]
+    attempt: int
+    version: int
+
+
+class NewTask(NamedTuple):
+    """A task to submit. Give ``delay`` or ``action_time``, not both (neither on an instant topic: now).
+
+    ``delay`` is a timedelta or a number of seconds.
+    """
+
+    topic: str
+    biz_id: int | str
+    delay: timedelta | float | None = None
+    action_time: datetime | None = None
+    attribute: Mapping[str, Any] | None = None
+    dedup_key: str | None = None
+    slot_basis: str | None = None
+
+
+class TaskRow(NamedTuple):
+    """A row of the task table, in its plain types. Instants are milliseconds since 1970 UTC.
+
+    ``next_time`` is when the next try is due: action_time until a try fails; once the row has ended, it is
+    when it ended (one index serves sweep, dead list and purge). ``attempts`` counts tries
+    used up; ``crashes`` those tries in a row that ended because their worker died or fell silent, or another
+    handler broke them off. (attempts, crashes, version) never repeats for one pending row: it is the fence of
+    failures.
+    """
+
+    job_id: int
+    biz_id: int
+    biz_key: str | None
+    biz_type: int
+    status: int
+    action_time: int
+    next_time: int
+    attribute: str
+    version: int
+    attempts: int
+    crashes: int
+    slot_crc: int
+    slot_amount: int
+    dedup_key: str | None
+    last_error: str | None
+    gmt_create: int
+    gmt_modified: int
+
+    def to_task(self, topic: str) -> Task:
+        """The row as callers see it. Raises UnreadableTask."""
+        return _task(self, self.status, topic)
+
+
+class TryRow(NamedTuple):
+    """As much of a row as a try needs: the row check, the handler's Task, and how the try ends.
+
+    Fields as in TaskRow. ``lease``: 0 if no other worker has a lease on the row; the milliseconds that it
+    lasts yet if a living one has; -1 if its owner died or fell silent.
+    """
+
+    job_id: int
+    biz_id: int
+    biz_type: int
+    status: int
+    action_time: int
+    next_time: int
+    version: int
+    attempts: int
+    crashes: int
+    lease: int
+    biz_key: str | None
+    attribute: str
+
+    def to_task(self, topic: str) -> Task:
+        """The row, which the row check has found pending, as the handler sees it. Raises UnreadableTask."""
+        return _task(self, TaskStatus.PENDING, topic)
+
+
+def _task(row: TaskRow | TryRow, status: int, topic: str) -> Task:
+    try:
+        return Task(
+            row.job_id,
+            topic,
+            row.biz_id if row.biz_key is None else row.biz_key,
+            row.biz_type,
+            TaskStatus(status),
+            from_ms(row.action_time),
+            decode_attribute(row.attribute),
+            row.attempts + 1,
+            row.version,
+        )
+    except (ValueError, OverflowError, RecursionError) as exc:
+        raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute
+
+
+def decode_attribute(text: str) -> dict[str, Any]:
+    """An attribute as it was given. Raises ValueError for what is no JSON object."""
+    attribute = json.loads(text) if text != "{}" else {}
+    if not isinstance(attribute, dict):
+        raise ValueError  # noqa: TRY004 - of the text's kind, as json's own are
+    return attribute
+
+
+def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
+    """The attribute as it is stored: a JSON object, keys sorted, so that equal ones are equal texts.
+
+    Raises InvalidAttribute when it is not JSON (NaN and infinity are not) or longer than its column.
+    """
+    if attribute is None:
+        return "{}"
+    if not isinstance(attribute, Mapping):
+        raise InvalidAttribute(f"attribute must be a dict, not {type(attribute).__name__}")
+    try:
+        text = json.dumps(
+            dict(attribute), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
+        )
+        size = len(text.encode())
+        same = json.loads(text) == attribute
+    except UnicodeEncodeError as exc:
+        raise InvalidAttribute("attribute holds a lone surrogate, which UTF-8 cannot carry") from exc
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidAttribute(f"attribute is not JSON: {exc}") from exc
+    if not same:
+        raise InvalidAttribute("attribute does not survive JSON: use string keys and lists")
+    if len(text) > MAX_ATTRIBUTE_CHARS or size > MAX_ATTRIBUTE_BYTES:
+        raise InvalidAttribute(
+            f"attribute has {len(text)} characters ({size} bytes) as JSON; {MAX_ATTRIBUTE_CHARS} characters "
+            f"are allowed: keep the payload elsewhere and put its id here"
+        )
+    return text

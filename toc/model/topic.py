@@ -1,0 +1,158 @@
+"""Topics, their slots and their policies."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from math import isfinite
+from typing import Any, NamedTuple, Self
+
+from toc.model.errors import InvalidTopic, shown
+from toc.model.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
+MAX_RETRIES = 31
+
+
+class TopicType(StrEnum):
+    """When tasks of a topic may be due."""
+
+    TIMED = "timed"
+    """action_time must lie after now."""
+    INSTANT = "instant"
+    """action_time may be now or past, and is now if none is given."""
+
+
+class Backoff(StrEnum):
+    """How long a task that failed waits before its next try."""
+
+    EXPONENTIAL = "exponential"
+    """uniform(0, min(base * 2**tries_used, cap)): full jitter."""
+    IMMEDIATE = "immediate"
+    """not at all"""
+
+
+class Slot(NamedTuple):
+    """One partition of a topic."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}_{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A named stream of tasks of one biz_type, with its policies. All durations are seconds.
+
+    ``retries`` counts tries in all (1..31). An entry in the PrepareQueue is timed out
+    ``prepare_timeout`` seconds after it was taken or last kept alive. A try may run ``max_runtime`` seconds.
+    Tasks due later than ``horizon`` from now wait in MySQL only. Finished rows are kept for ``retention``.
+    A worker process runs at most ``concurrency`` handlers of the topic at once; 0: as many as it can.
+
+    ``former_slots``: after slot_amount was lowered, the largest one that pending rows may still be stamped
+    with; 0 when there are none. ``resume_rate``: how many tasks a second all workers together start of those
+    that were due before ``resumed_at`` (milliseconds); 0: as many as they can.
+    """
+
+    name: str
+    biz_type: int
+    slot_amount: int
+    topic_type: TopicType = TopicType.TIMED
+    retries: int = 16
+    backoff: Backoff = Backoff.EXPONENTIAL
+    backoff_base: float = 1.0
+    backoff_cap: float = 600.0
+    prepare_timeout: int = 30
+    max_runtime: int = 3600
+    horizon: int = 86_400
+    retention: int = 259_200
+    paused: bool = False
+    concurrency: int = 0
+    former_slots: int = 0
+    resume_rate: int = 0
+    resumed_at: int = 0
+
+    def __post_init__(self) -> None:
+        check_topic_name(self.name)
+        _whole("biz_type", self.biz_type, 0, MAX_BIZ_ID)
+        _whole("slot_amount", self.slot_amount, 1, MAX_TABLES)
+        if not is_power_of_two(self.slot_amount):
+            raise InvalidTopic(f"slot_amount {self.slot_amount} is not a power of two: 1, 2, 4, ... 1024")
+        _whole("retries", self.retries, 1, MAX_RETRIES)
+        _whole("prepare_timeout", self.prepare_timeout, 3, 86_400)
+        _whole("max_runtime", self.max_runtime, 1, 7 * 86_400)
+        _whole("horizon", self.horizon, 1, 10 * 366 * 86_400)
+        _whole("retention", self.retention, 0, 10 * 366 * 86_400)
+        _whole("concurrency", self.concurrency, 0, 100_000)
+        _whole("former_slots", self.former_slots, 0, MAX_TABLES)
+        _whole("resume_rate", self.resume_rate, 0, 1_000_000)
+        _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
+        for name in ("backoff_base", "backoff_cap"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not isfinite(value) or not 0 <= value <= 86_400:
+                raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {shown(value)}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The topic with these fields, enums by their values; fields that this version lacks are left out.
+
+        Raises ValueError or TypeError for what is no topic.
+        """
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        for name, kind in (("topic_type", TopicType), ("backoff", Backoff), ("paused", bool)):
+            if name in known:
+                known[name] = kind(known[name])
+        return cls(**known)
+
+    def values(self) -> dict[str, Any]:
+        """Its fields, as JSON can carry them; ``of`` takes them back."""
+        return asdict(self)
+
+    def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
+        """The slot of a task with this slot_crc, under the slot_amount its row is stamped with."""
+        return Slot(self.name, crc % (slot_amount or self.slot_amount))
+
+    @property
+    def consumed(self) -> int:
+        """How many slots are consumed: those of a larger slot_amount too, until no pending row needs them."""
+        return max(self.slot_amount, self.former_slots)
+
+    def slots(self) -> list[Slot]:
+        """Every slot of the topic that is consumed."""
+        return [Slot(self.name, number) for number in range(self.consumed)]
+
+    def retry_delay_ms(self, tries_used: int) -> int:
+        """Milliseconds to wait after ``tries_used`` failed tries.
+
+        Full jitter, as in Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+        """
+        if self.backoff is Backoff.IMMEDIATE:
+            return 0
+        ceiling = min(self.backoff_base * 2.0**tries_used, self.backoff_cap)
+        return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
+
+    def remaining(self, attempts: int) -> int:
+        """Tries left of a pending task that used up ``attempts``: at least the one that it waits for."""
+        return max(self.retries - attempts, 1)
+
+
+def check_topic_name(name: object) -> str:
+    """Return ``name`` if it is a legal topic name. Raises InvalidTopic."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidTopic(
+            f"{shown(name)} is not a topic name: letters, digits, '.', '_' and '-', at most 128, "
+            f"beginning with a letter or digit"
+        )
+    return name
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidTopic(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")

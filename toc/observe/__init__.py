@@ -1,0 +1,1 @@
+"""What toc tells about itself: log, metrics, traces."""

@@ -1,0 +1,109 @@
+"""Metrics as Prometheus reads them: from numbers to text and back. The only importer of prometheus_client.
+
+The numbers come from several processes (``toc.observe.metrics``), so the library's own counters are not
+used, only its formats: OpenMetrics for who asks for it, else the older text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from toc.observe.metrics import METRICS, Key, Metric, MetricKind, Values
+
+
+class _Numbers(Collector):
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def collect(self) -> Iterator[Family]:
+        by_name: dict[str, list[tuple[Key, list[float]]]] = {}
+        for (name, *labels), cells in sorted(self._values.items()):
+            by_name.setdefault(name, []).append((tuple(labels), cells))
+        for name, series in by_name.items():
+            yield _family(METRICS[name], series)
+
+
+def _family(metric: Metric, series: Iterable[tuple[Key, list[float]]]) -> Family:
+    unit = "seconds" if metric.name.endswith("_seconds") else ""
+    if metric.kind is MetricKind.HISTOGRAM:
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels, unit=unit)
+        bounds = [*map(str, metric.buckets), "+Inf"]
+        for labels, (*counts, total) in series:
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            histogram.add_metric(labels, buckets, sum_value=total)
+        return histogram
+    kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels, unit=unit)
+    for labels, (value,) in series:
+        family.add_metric(labels, value)
+    return family
+
+
+_PROCESS = ProcessCollector(registry=None)
+
+
+def encode(values: Values, accept: str) -> tuple[bytes, str]:
+    """The numbers, and those of this very process, as the header ``accept`` asks; and the content type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Numbers(values))
+    registry.register(_PROCESS)
+    write, content_type = choose_encoder(accept)
+    return write(registry), content_type
+
+
+def decode(text: str) -> Values:
+    """The numbers in a text that ``encode`` made (the older format); what is not of toc is left out.
+
+    Raises ValueError when it is no such text.
+    """
+    values: Values = {}
+    for family in text_string_to_metric_families(text):
+        metric = METRICS.get(family.name)
+        if metric is None:
+            continue
+        histogram = metric.kind is MetricKind.HISTOGRAM
+        for sample in family.samples:
+            key = (metric.name, *(sample.labels.get(label, "") for label in metric.labels))
+            if not histogram:
+                values[key] = [sample.value]
+                continue
+            cells = values.setdefault(key, [0.0] * metric.cells)
+            if sample.name.endswith("_sum"):
+                cells[-1] = sample.value
+            elif sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                if bound == float("inf"):
+                    cells[-2] = sample.value
+                elif bound in metric.buckets:
+                    cells[metric.buckets.index(bound)] = sample.value
+    for key, cells in values.items():
+        if METRICS[key[0]].kind is MetricKind.HISTOGRAM:  # each bucket counts those below it
+            counts = cells[:-1]
+            cells[:-1] = [count - below for count, below in zip(counts, [0.0, *counts], strict=False)]
+    return values
+
+
+def quantile(buckets: Sequence[float], cells: Sequence[float], part: float) -> float | None:
+    """The value below which ``part`` (0 to 1) of a histogram lies, as Prometheus has it; None if it is empty.
+
+    Within a bucket the values are taken to lie evenly. Those beyond the last bound count as that bound.
+    """
+    counts = cells[:-1]
+    wanted = part * sum(counts)
+    if not wanted:
+        return None
+    before, low = 0.0, 0.0
+    for bound, count in zip(buckets, counts, strict=False):
+        if count and before + count >= wanted:
+            return low + (bound - low) * (wanted - before) / count
+        before += count
+        low = bound
+    return buckets[-1]

@@ -1,0 +1,478 @@
+"""What is counted and measured: the name and meaning of every metric, and where its numbers stand.
+
+Numbers are written where they happen, into a piece of memory, the board. That of a worker process was given
+to it by its daemon, which reads it when it is scraped: so no number is lost with a process, not even by
+SIGKILL, no file is left behind, and nobody is asked or waited for.
+
+    bytes 0-7   how many bytes are used, these included
+    then        one series after the other, which never move or go:
+                u32 length of the key, u32 number of cells, the key padded to 8 bytes, the cells (float64)
+
+A key is a JSON array: the metric's name, then the values of its labels. Cells are one number, or those of a
+histogram: how many values were in each bucket, in no bucket, and their sum. To change a metric's cells, give
+it another name: a daemon may read the boards of processes that run a later version.
+
+Series take a lock of their own for each call, so they are for batches: once per round trip, never per task.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import product
+from typing import Generic, TypeVar
+
+BOARD_BYTES = 4 << 20
+"""Room for the series of some three thousand topics. Memory that is not used is not there."""
+
+Key = tuple[str, ...]
+"""The metric's name, then the values of its labels."""
+Values = dict[Key, list[float]]
+"""The cells of many series."""
+
+LABEL_VALUES = {
+    "outcome": ("processed", "failed", "dead", "crashed", "duplicate", "overtaken"),
+    "step": ("prepare", "read", "finish", "commit"),
+    "queue": ("store", "dead"),
+    "how": ("left", "recycled", "died"),
+}
+"""What the labels of counters and histograms may be, but for topics."""
+
+_FEW = 4
+"""Fewer values than this are sooner counted one by one."""
+_USED = struct.Struct("=Q")
+_HEAD = struct.Struct("=II")
+
+
+class MetricKind(StrEnum):
+    """What may become of a metric's numbers."""
+
+    COUNTER = "counter"
+    """They grow; over processes they are added up, those that have ended included."""
+    HISTOGRAM = "histogram"
+    """The same, by buckets."""
+    GAUGE = "gauge"
+    """They go up and down; over the processes that live they are added up."""
+    HIGHEST = "highest"
+    """A gauge of which the highest of the living processes' numbers counts."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The declaration of one metric. ``buckets`` are the upper bounds of a histogram, without infinity."""
+
+    name: str
+    help: str
+    kind: MetricKind
+    labels: tuple[str, ...]
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def cells(self) -> int:
+        """How many numbers a series of it has."""
+        return len(self.buckets) + 2 if self.kind is MetricKind.HISTOGRAM else 1
+
+
+class SharedMetrics:
+    """A piece of memory with series in it. ``memory`` is all zeros, or what another process writes."""
+
+    def __init__(self, memory: mmap.mmap | bytearray) -> None:
+        self._memory = memory
+        self._bytes = memoryview(memory)
+        self._lock = threading.Lock()
+        self._found: list[tuple[Key, memoryview[float]]] = []
+        self._read_to = _USED.size
+
+    def place(self, key: Key, cells: int) -> memoryview[float]:
+        """Where a new series writes its numbers: doubles, zero at first. Raises MemoryError when full."""
+        text = json.dumps(key, ensure_ascii=False).encode("utf-8", "replace")
+        with self._lock:
+            start = _USED.unpack_from(self._memory)[0] or _USED.size
+            first = start + _HEAD.size + len(text) + -len(text) % 8
+            end = first + 8 * cells
+            if end > len(self._memory):
+                raise MemoryError
+            _HEAD.pack_into(self._memory, start, len(text), cells)
+            self._bytes[start + _HEAD.size : start + _HEAD.size + len(text)] = text
+            _USED.pack_into(self._memory, 0, end)  # last: who reads meanwhile sees it whole or not at all
+        return self._bytes[first:end].cast("d")
+
+    def read(self) -> dict[Key, Sequence[float]]:
+        """The numbers of every series as they are now. One thread reads."""
+        end = _USED.unpack_from(self._memory)[0]
+        while self._read_to < end:
+            length, cells = _HEAD.unpack_from(self._memory, self._read_to)
+            start = self._read_to + _HEAD.size
+            key = tuple(json.loads(bytes(self._bytes[start : start + length])))
+            first = start + length + -length % 8
+            self._read_to = first + 8 * cells
+            self._found.append((key, self._bytes[first : self._read_to].cast("d")))
+        return {key: cells.tolist() for key, cells in self._found}
+
+
+class Count:
+    """A series that grows."""
+
+    __slots__ = ("_cells", "_lock")
+
+    def __init__(self, metric: Metric, cells: memoryview[float]) -> None:  # noqa: ARG002 - made like the others
+        self._cells = cells
+        self._lock = threading.Lock()
+
+    def add(self, amount: float = 1) -> None:
+        """So many more."""
+        with self._lock:
+            self._cells[0] += amount
+
+    def take(self) -> float:
+        """What has been counted since the last time; for who counts on behalf of another process."""
+        with self._lock:
+            taken, self._cells[0] = self._cells[0], 0.0
+        return taken
+
+
+class Level:
+    """A series that goes up and down."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, metric: Metric, cells: memoryview[float]) -> None:  # noqa: ARG002
+        self._cells = cells
+
+    def set(self, value: float) -> None:
+        """It is this now."""
+        self._cells[0] = value
+
+
+class Distribution:
+    """A series of a histogram."""
+
+    __slots__ = ("_bucket_of", "_cells", "_lock")
+
+    def __init__(self, metric: Metric, cells: memoryview[float]) -> None:
+        self._cells = cells
+        self._bucket_of = partial(bisect_left, metric.buckets)
+        self._lock = threading.Lock()
+
+    def observe(self, values: Collection[float]) -> None:
+        """These were measured."""
+        if len(values) < _FEW:
+            for value in values:
+                self.observe_one(value)
+            return
+        found = Counter(map(self._bucket_of, values))
+        # The sum must never shrink, or it passes for a restart: readings of two clocks may be in disorder.
+        total = max(sum(values), 0.0)
+        with self._lock:
+            cells = self._cells
+            for bucket, count in found.items():
+                cells[bucket] += count
+            cells[-1] += total
+
+    def observe_one(self, value: float) -> None:
+        """This was measured."""
+        bucket = self._bucket_of(value)
+        with self._lock:
+            cells = self._cells
+            cells[bucket] += 1
+            if value > 0:
+                cells[-1] += value
+
+
+Series = TypeVar("Series", Count, Level, Distribution)
+
+
+class Family(Generic[Series]):
+    """All series of one metric in this process, by the values of its labels."""
+
+    def __init__(self, metric: Metric, make: type[Series]) -> None:
+        self.metric = metric
+        self._make: type[Series] = make
+        self._series: dict[Key, Series] = {}
+
+    def of(self, *labels: str) -> Series:
+        """The series with these label values. Not at import: where its numbers stand is not known yet."""
+        series = self._series.get(labels)
+        if series is None:
+            with _lock:
+                series = self._series.get(labels)
+                if series is None:
+                    series = self._series[labels] = self._make(self.metric, self._cells(labels))
+        return series
+
+    def _cells(self, labels: Key) -> memoryview[float]:
+        try:
+            return _own_board().place((self.metric.name, *labels), self.metric.cells)
+        except MemoryError:
+            from toc.observe.log import get_logger  # which counts here what it drops
+
+            log = get_logger(__name__)
+            log.warning("metrics_full", metric=self.metric.name)
+            return memoryview(bytearray(8 * self.metric.cells)).cast("d")  # counted where nobody looks
+
+    @property
+    def used(self) -> bool:
+        """Whether it has a series yet."""
+        return bool(self._series)
+
+
+_lock = threading.RLock()
+_board: SharedMetrics | None = None
+_families: list[Family[Count] | Family[Level] | Family[Distribution]] = []
+METRICS: dict[str, Metric] = {}
+"""Every metric by its name, as it is declared below."""
+
+
+def write_to(board: SharedMetrics) -> None:
+    """Write this process's numbers there. Before anything is counted, or RuntimeError is raised."""
+    global _board
+    with _lock:
+        if _board is not None or any(family.used for family in _families):
+            raise RuntimeError("something was counted before its board was given")
+        _board = board
+
+
+def own_board() -> SharedMetrics:
+    """Where this process writes its numbers."""
+    with _lock:
+        return _own_board()
+
+
+def _own_board() -> SharedMetrics:
+    global _board
+    if _board is None:
+        _board = SharedMetrics(bytearray(BOARD_BYTES))
+    return _board
+
+
+def add_up(into: Values, values: Mapping[Key, Sequence[float]], *, ended: bool = False) -> None:
+    """Add one process's numbers to those of others. ``ended``: it lives no more, so its gauges do not count.
+
+    Metrics that are not declared here are left out: the process runs another version.
+    """
+    for key, cells in values.items():
+        metric = METRICS.get(key[0])
+        if metric is None or metric.cells != len(cells) or len(metric.labels) != len(key) - 1:
+            continue
+        before = into.get(key)
+        if metric.kind in (MetricKind.GAUGE, MetricKind.HIGHEST) and ended:
+            continue
+        if before is None:
+            into[key] = list(cells)
+        elif metric.kind is MetricKind.HIGHEST:
+            into[key] = [max(before[0], cells[0])]
+        else:
+            into[key] = [a + b for a, b in zip(before, cells, strict=True)]
+
+
+def beginning(topics: Collection[str], handled: Collection[str]) -> Values:
+    """Every counter and histogram at 0, so that the first of anything is a change: for all ``topics``, and of
+    histograms, which are large, for those ``handled`` here."""
+    values: Values = {}
+    for metric in METRICS.values():
+        if metric.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
+            names = topics if metric.kind is MetricKind.COUNTER else handled
+            known = [names if label == "topic" else LABEL_VALUES[label] for label in metric.labels]
+            values |= {(metric.name, *labels): [0.0] * metric.cells for labels in product(*known)}
+    return values
+
+
+def _declare(metric: Metric, make: type[Series]) -> Family[Series]:
+    family = Family(metric, make)
+    METRICS[metric.name] = metric
+    _families.append(family)
+    return family
+
+
+def _counter(name: str, text: str, *labels: str) -> Family[Count]:
+    return _declare(Metric(name, text, MetricKind.COUNTER, labels), Count)
+
+
+def _gauge(name: str, text: str, *labels: str, kind: MetricKind = MetricKind.GAUGE) -> Family[Level]:
+    return _declare(Metric(name, text, kind, labels), Level)
+
+
+def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Family[Distribution]:
+    return _declare(Metric(name, text, MetricKind.HISTOGRAM, labels, buckets), Distribution)
+
+
+SECONDS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
+)  # fmt: skip
+STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+TASKS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)
+
+# --- tries; a worker process counts a try when its end is written
+
+LATENESS = _histogram(
+    "toc_lateness_seconds",
+    "From the time at which a try was due to the start of its handler, by the clock of the worker.",
+    "topic",
+    buckets=SECONDS,
+)
+RUNTIME = _histogram(
+    "toc_handler_duration_seconds",
+    "How long the handler of a try ran; a batch handler, for each of its tasks.",
+    "topic",
+    buckets=SECONDS,
+)
+TRIES = _counter(
+    "toc_tries",
+    "Tries that ended. failed, crashed: tried again. duplicate: another had processed it. "
+    "overtaken: cancelled, rescheduled or dead meanwhile.",
+    "topic",
+    "outcome",
+)
+STALE = _counter(
+    "toc_stale_entries", "Entries dropped by the row check: the index gave a task that has ended.", "topic"
+)
+ORPHANS = _counter(
+    "toc_orphans", "Entries without a row, or that toc did not write: removed, not run.", "topic"
+)
+RECLAIMED = _counter(
+    "toc_reclaimed_tasks", "Tasks that dead or silent workers held and that were given back.", "topic"
+)
+FENCES_LOST = _counter(
+    "toc_fences_lost", "Tries whose entry went to others, or was lost, while they were held.", "topic"
+)
+WITHOUT_INDEX = _counter(
+    "toc_tasks_without_redis",
+    "Tasks taken from the task table because their Redis node was out of reach.",
+    "topic",
+)
+LEASED = _counter(
+    "toc_leased_entries",
+    "Entries that waited because another worker, which lives, had a lease on the row.",
+    "topic",
+)
+QUARANTINED = _counter("toc_quarantined_tasks", "Tasks that were run alone.", "topic")
+
+# --- the steps of the path; each batch is one
+
+STEP = _histogram(
+    "toc_step_duration_seconds",
+    "prepare: take due entries. read: their rows. finish: write how tries ended. commit: move the entries.",
+    "step",
+    buckets=STEP_SECONDS,
+)
+STEP_TASKS = _histogram("toc_step_tasks", "How many tasks such a step was about.", "step", buckets=TASKS)
+
+# --- the index made complete
+
+SWEEP_ROWS = _counter("toc_sweep_rows", "Rows that the sweep has compared with the index.")
+SWEEP_ADDED = _counter(
+    "toc_sweep_added_entries", "Entries that the sweep found absent or too late, and added.", "queue"
+)
+SWEEP_FAILURES = _counter("toc_sweep_failures", "Steps of the sweep that a database server broke off.")
+ROWS_WITHOUT_TOPIC = _counter("toc_rows_without_topic", "Times that the sweep met a row of no known topic.")
+INDEX_LOSSES = _counter("toc_index_losses", "Times that a worker process found that Redis had lost data.")
+INDEX_REBUILDS = _counter(
+    "toc_index_rebuilds", "Times that a worker process has put back all rows of its tables on a server."
+)
+PURGED = _counter("toc_purged_rows", "Finished rows deleted because their retention was over.", "topic")
+
+# --- the log
+
+LOG_LINES_DROPPED = _counter(
+    "toc_dropped_log_lines", "Lines that the log did not take, or not in time: nothing waits for it."
+)
+
+# --- how it stands in the worker processes, once a second
+
+HANDLERS = _gauge("toc_running_handlers", "Handlers that run; a batch counts as one.", "topic")
+WAITING = _gauge(
+    "toc_waiting_tasks", "Tasks taken, due and checked, that wait for a handler to start.", "topic"
+)
+UNWRITTEN = _gauge("toc_unwritten_results", "Tries that have ended and are not in the rows yet.")
+LOOP_BUSY = _gauge(
+    "toc_loop_busy_seconds",
+    "How long the present turn of an internal loop has lasted; 0 while it sleeps.",
+    "loop",
+    kind=MetricKind.HIGHEST,
+)
+WITHOUT_REDIS = _gauge(
+    "toc_slots_without_redis", "Slots served from the task table because their Redis node is out of reach."
+)
+BROKEN_SLOTS = _gauge(
+    "toc_broken_slots", "Slots of which a key in Redis holds what toc did not write: served likewise."
+)
+INDEX_FOREIGN = _gauge(
+    "toc_index_foreign",
+    "1 while Redis and namespace belong to another cluster: all slots are served likewise.",
+    kind=MetricKind.HIGHEST,
+)
+
+LOOP_BLOCKED = _counter(
+    "toc_event_loop_blocked_seconds", "Time in which a coroutine let no other of its process run."
+)
+
+# --- how it stands with the daemon
+
+SLOTS = _gauge(
+    "toc_slots",
+    "Slots of this daemon's workers. moving: on the way to or from them. "
+    "unowned: that no worker of the whole cluster may have, as the daemon tells that leads.",
+    "topic",
+    "state",
+)
+TABLES = _gauge("toc_swept_tables", "Task tables that this daemon's workers sweep.")
+WORKERS = _gauge("toc_workers", "Worker processes of this daemon.", "state")
+DRAINED = _gauge(
+    "toc_drained",
+    "1 while an operator wants no slots on the daemon's host; absent without ZooKeeper.",
+    kind=MetricKind.HIGHEST,
+)
+WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
+
+# --- how it stands with the servers, looked at by the daemon each few seconds, for its own slots; the daemon
+# that leads looks at those that nobody owns, too
+
+SCHEDULED = _gauge(
+    "toc_scheduled_tasks", "Tasks in the StoreQueues: due, or due within the horizon.", "topic"
+)
+DUE = _gauge("toc_due_tasks", "Tasks in the StoreQueues that are due and not taken yet.", "topic")
+PREPARED = _gauge("toc_prepared_tasks", "Tasks in the PrepareQueues: taken and not finished.", "topic")
+DEAD = _gauge("toc_dead_tasks", "Tasks in the DeadQueues.", "topic")
+OVERDUE = _gauge(
+    "toc_overdue_seconds",
+    "How long the first task that has not started has been due, taken by a worker or not.",
+    "topic",
+    kind=MetricKind.HIGHEST,
+)
+RESUMED = _gauge(
+    "toc_resumed_seconds",
+    "How long ago the topic was resumed, while what was due before that has not all started; else 0.",
+    "topic",
+    kind=MetricKind.HIGHEST,
+)
+PAUSED = _gauge("toc_topic_paused", "1 while the topic is paused.", "topic", kind=MetricKind.HIGHEST)
+UNSEEN = _gauge("toc_unseen_slots", "Slots of this daemon of which Redis could not tell how they stand.")
+REDIS_UP = _gauge("toc_redis_up", "1 if this Redis node answers the daemon.", "server")
+DATABASE_UP = _gauge("toc_database_up", "1 if this database server answers the daemon.", "server")
+ZOOKEEPER_UP = _gauge(
+    "toc_zookeeper_up", "1 if the daemon has its ZooKeeper session; absent without ZooKeeper."
+)
+CLOCK_DIFFERENCE = _gauge(
+    "toc_clock_difference_seconds", "The clock of a Redis node minus that of this host.", "server"
+)
+
+
+class StepTimer:
+    """The measures of one step of the path."""
+
+    def __init__(self, name: str) -> None:
+        self._seconds = STEP.of(name)
+        self._tasks = STEP_TASKS.of(name)
+
+    def took(self, seconds: float, tasks: int) -> None:
+        """It took so long, for so many tasks."""
+        self._seconds.observe_one(seconds)
+        self._tasks.observe_one(tasks)

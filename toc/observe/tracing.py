@@ -1,0 +1,237 @@
+"""Traces: what becomes of a task, from its submit to its last try, as one trace of OpenTelemetry.
+
+A row has no room for a trace context, and needs none: the trace id and the span id under which all spans of
+a task stand are the first 24 bytes of SHA-256 of ``toc:JOB_ID``. Who submits and who runs a task derive the
+same ones, and so does whoever looks for the trace of a job_id. The span of that id itself is never written.
+
+Which tasks are traced is derived too, so that a trace is whole or absent: those whose trace id, taken as
+``TraceIdRatioBased`` samplers take it, lies within the share that TOC_TRACES asks for.
+
+Attributes are names, ids and numbers of toc, never what a task carries; of an error, its class alone, since
+its text may quote the task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from toc.model.errors import ConfigError
+from toc.model.task import Dead, Retry, Task
+from toc.observe.log import get_logger, stack
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanContext
+
+log = get_logger(__name__)
+
+FLUSH_SECONDS = 3.0
+"""How long a process that ends waits until its spans are exported."""
+
+Attributes = dict[str, str | int | float]
+
+
+def trace_id(job_id: int) -> str:
+    """The trace id of a task, as 32 hexadecimal digits."""
+    return _digest(job_id)[:16].hex()
+
+
+def is_traced(job_id: int, share: float) -> bool:
+    """Whether the task is one of that share (0 to 1) of all tasks. The same everywhere."""
+    return int.from_bytes(_digest(job_id)[8:16], "big") < round(share * 2**64)
+
+
+class Tracing:
+    """Writes the spans of a share of all tasks with the tracer of the application. Thread-safe.
+
+    Raises ConfigError when OpenTelemetry is not installed.
+    """
+
+    def __init__(self, share: float) -> None:
+        try:
+            from opentelemetry import context, trace
+        except ImportError as exc:
+            raise ConfigError(
+                f"TOC_TRACES={share:g} needs OpenTelemetry, which is not installed: "
+                f"pip install 'timeout-center[otel]', or set TOC_TRACES=0"
+            ) from exc
+        self._share = share
+        self._trace = trace
+        self._empty = context.Context
+        self._tracer = trace.get_tracer("toc")
+
+    @classmethod
+    def of(cls, share: float) -> Tracing | None:
+        """None where nothing is to be traced, so that nothing needs to be installed and nothing is spent."""
+        return cls(share) if share > 0 else None
+
+    def traces(self, job_id: int) -> bool:
+        """Whether this task is traced."""
+        return is_traced(job_id, self._share)
+
+    # --- submit
+
+    def submitted(self, began_ns: int, tasks: Iterable[tuple[int, str, BaseException | None]]) -> None:
+        """Tasks (job_id, topic, the error if it is not stored) were submitted since ``began_ns``.
+
+        Written afterwards, since only then their job_ids are certain; linked with the caller's span.
+        """
+        try:
+            self._submitted(began_ns, tasks)
+        except Exception as exc:  # of a sampler or exporter: what is stored must be acknowledged
+            log.warning("trace_failed", stack=stack(exc))
+
+    def _submitted(self, began_ns: int, tasks: Iterable[tuple[int, str, BaseException | None]]) -> None:
+        caller = self._trace.get_current_span()
+        links = [self._trace.Link(caller.get_span_context())] if caller.get_span_context().is_valid else []
+        now = time.time_ns()
+        for job_id, topic, error in tasks:
+            if not self.traces(job_id):
+                continue
+            span = self._start(
+                "send", self._trace.SpanKind.PRODUCER, job_id, topic, {}, links=links, start_ns=began_ns
+            )
+            if error is not None:
+                self._fail(span, error)
+            span.end(now)
+            if caller.is_recording():
+                caller.add_link(span.get_span_context(), {"messaging.message.id": str(job_id)})
+
+    # --- tries
+
+    @contextmanager
+    def trying(self, task: Task) -> Iterator[None]:
+        """The block is a try of this task: its span is the current one of the block."""
+        if not self.traces(task.job_id):
+            yield
+            return
+        span = self._start_try(task)
+        try:
+            with self._trace.use_span(span, record_exception=False, set_status_on_exception=False):
+                yield
+        except BaseException as exc:
+            self._end_try(span, exc)
+            raise
+        self._end_try(span, None)
+
+    @contextmanager
+    def trying_many(
+        self, tasks: Sequence[Task]
+    ) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
+        """The block is a try of these tasks of one topic; it is told the errors of those that failed.
+
+        The current span of the block is one of its own, linked with that of each task.
+        """
+        traced = [task for task in tasks if self.traces(task.job_id)]
+        failed: dict[int, BaseException | None] = {}
+        if not traced:
+            yield failed.update
+            return
+        began = time.time_ns()
+        links = [self._trace.Link(self._above(task.job_id)) for task in traced]
+        batch = self._tracer.start_span(
+            f"process batch {traced[0].topic}",
+            self._empty(),
+            self._trace.SpanKind.CONSUMER,
+            _attributes("process", traced[0].topic) | {"messaging.batch.message_count": len(tasks)},
+            links,
+            start_time=began,
+        )
+        error: BaseException | None = None
+        try:
+            with self._trace.use_span(batch, record_exception=False, set_status_on_exception=False):
+                yield failed.update
+        except BaseException as exc:
+            error = exc
+            self._fail(batch, exc)
+            raise
+        finally:
+            batch.end()
+            for task in traced:
+                span = self._start_try(task, [self._trace.Link(batch.get_span_context())], began)
+                self._end_try(span, error or failed.get(task.job_id))
+
+    def flush(self) -> None:
+        """Have what was written exported, before the process ends without further ado."""
+        export = getattr(self._trace.get_tracer_provider(), "force_flush", None)
+        if export is not None:
+            # a thread, because not every exporter keeps to its time
+            thread = threading.Thread(target=export, args=[int(FLUSH_SECONDS * 1000)], daemon=True)
+            thread.start()
+            thread.join(FLUSH_SECONDS)
+
+    # --- inside
+
+    def _start_try(self, task: Task, links: Sequence[Link] = (), start_ns: int | None = None) -> Span:
+        more: Attributes = {
+            "toc.attempt": task.attempt,
+            "toc.version": task.version,
+            "toc.action_time": task.action_time.isoformat(timespec="milliseconds"),
+        }
+        kind = self._trace.SpanKind.CONSUMER
+        return self._start("process", kind, task.job_id, task.topic, more, links=links, start_ns=start_ns)
+
+    def _end_try(self, span: Span, error: BaseException | None) -> None:
+        kinds = {type(None): "processed", Dead: "dead", Retry: "retry"}
+        outcome = next((name for kind, name in kinds.items() if isinstance(error, kind)), "failed")
+        span.set_attribute("toc.outcome", outcome)
+        if error is not None:
+            self._fail(span, error)
+        span.end()
+
+    def _start(
+        self,
+        operation: str,
+        kind: object,
+        job_id: int,
+        topic: str,
+        more: Attributes,
+        *,
+        links: Sequence[Link],
+        start_ns: int | None,
+    ) -> Span:
+        return self._tracer.start_span(
+            f"{operation} {topic}",
+            self._under(job_id),
+            kind,  # type: ignore[arg-type]  # its type can be named only where it is installed
+            _attributes(operation, topic) | {"messaging.message.id": str(job_id)} | more,
+            links,
+            start_time=start_ns,
+        )
+
+    def _above(self, job_id: int) -> SpanContext:
+        """The span under which all of a task's stand."""
+        digest = _digest(job_id)
+        return self._trace.SpanContext(
+            int.from_bytes(digest[:16], "big"),
+            int.from_bytes(digest[16:24], "big"),
+            is_remote=True,
+            trace_flags=self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED),
+        )
+
+    def _under(self, job_id: int) -> Context:
+        above = self._trace.NonRecordingSpan(self._above(job_id))
+        return self._trace.set_span_in_context(above, self._empty())
+
+    def _fail(self, span: Span, error: BaseException) -> None:
+        name = type(error).__name__
+        span.set_attribute("error.type", name)
+        span.set_status(self._trace.StatusCode.ERROR, name)
+
+
+def _attributes(operation: str, topic: str) -> Attributes:
+    return {
+        "messaging.system": "toc",
+        "messaging.operation.type": operation,
+        "messaging.operation.name": operation,
+        "messaging.destination.name": topic,
+    }
+
+
+def _digest(job_id: int) -> bytes:
+    return hashlib.sha256(f"toc:{job_id}".encode()).digest()

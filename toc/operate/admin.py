@@ -1,0 +1,271 @@
+"""What operators do: topics, dead tasks, slots, the schema. Store and queues are passed in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toc.config import Settings
+from toc.coordination.coordinator import SlotRow
+from toc.index.messages import Peek
+from toc.index.queues import Queues
+from toc.maintenance.sweep import Sweep, SweepCounts, sweep_all
+from toc.maintenance.sweeper import Sweeper, Sweepers
+from toc.model.catalog import REFRESH_SECONDS
+from toc.model.errors import IndexUnavailable, InvalidInput, StoreUnavailable, UnknownTask, UnknownTopic
+from toc.model.task import TaskRow
+from toc.model.topic import Slot, Topic, check_topic_name
+from toc.model.verdict import entry_score
+from toc.sdk.client import TimeoutCenter
+from toc.sdk.submission import check_job_id
+from toc.store.scan import of_type
+from toc.store.select import Selection
+from toc.store.store import Store
+
+if TYPE_CHECKING:
+    from toc.store.migrate import Migrator
+
+_TABLES_COUNTED = 16
+"""Neighbours in number lie on different servers, so all of them work on it."""
+
+
+# --- topics -------------------------------------------------------------------------------------------------
+
+
+def get_topic(store: Store, name: str) -> Topic:
+    """The topic ``name``. Raises InvalidTopic, UnknownTopic."""
+    topic = store.topics.get(check_topic_name(name))
+    if topic is None:
+        known = ", ".join(sorted(topic.name for topic in store.topics.list()))
+        raise UnknownTopic(f"there is no topic {name!r}; there are: {known or 'none yet'}")
+    return topic
+
+
+def create_topic(store: Store, name: str, *, biz_type: int, slot_amount: int, **policies: Any) -> Topic:
+    """Create a topic; ``policies`` are fields of Topic. Raises InvalidTopic, TopicExists."""
+    topic = Topic(name, biz_type, slot_amount, **policies)
+    store.topics.create(topic)
+    return topic
+
+
+def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
+    """Change fields of a topic and return it. Raises InvalidTopic, UnknownTopic, InvalidInput."""
+    if not changes:
+        raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
+    return store.topics.alter(name, **changes)
+
+
+def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
+    """Run tasks of a paused topic again, of those that are due by now at most ``rate`` a second in the whole
+    cluster (0: as many as can be), the oldest first. Raises InvalidTopic, UnknownTopic."""
+    return alter_topic(store, name, {"paused": False, "resume_rate": rate, "resumed_at": now_ms})
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """How many pending tasks keep each slot_amount, in so many ``tables`` of ``of``."""
+
+    tasks: Mapping[int, int]
+    tables: int
+    of: int
+
+
+def pending_by_slots(
+    store: Store,
+    topic: Topic,
+    *,
+    seconds: float | None = None,
+    progress: Callable[[float, str], None] = lambda _part, _text: None,
+) -> Stamped:
+    """How far a change of slot_amount has come: the slot_amounts that pending tasks were stamped with.
+
+    Reads every pending row, a few tables at a time, and begins no more of them after ``seconds``.
+    ``progress`` gets the part that is done (0 to 1) and what was found. Raises StoreUnavailable.
+    """
+    tables = sorted(table for tables in store.tables_of_server() for table in tables)
+    until = None if seconds is None else time.monotonic() + seconds
+    found: Counter[int] = Counter()
+    counted = 0
+    while counted < len(tables) and (until is None or not counted or time.monotonic() < until):
+        part = tables[counted : counted + _TABLES_COUNTED]
+        found += store.count_stamped(part, topic.biz_type)
+        counted += len(part)
+        progress(counted / len(tables), f"{found.total():,} pending")
+    return Stamped(dict(sorted(found.items())), counted, len(tables))
+
+
+# --- dead tasks -----------------------------------------------------------------------------------------
+
+
+def newest(store: Store, wanted: Selection, limit: int) -> list[TaskRow]:
+    """At most ``limit`` of the tasks that are meant, newest first. From the rows: they decide."""
+    if limit < 1:
+        raise InvalidInput(f"limit must be 1 or more, not {limit}")
+    return store.newest(wanted, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What a redrive came to: how many tasks are pending again, and how many of those wait for the sweep."""
+
+    tasks: int
+    unindexed: int
+
+
+def redrive(
+    store: Store, queues: Queues, topics: Iterable[Topic], job_ids: Iterable[int], *, now_ms: int
+) -> Redriven:
+    """Give dead tasks all their tries again, due now. Those that are not dead are left alone.
+
+    Row first, then the index; where Redis is out of reach the sweep brings them in. For a few hundred tasks:
+    ``toc.operate.bulk`` goes on from there. Raises StoreUnavailable.
+    """
+    by_type = {topic.biz_type: topic for topic in topics}
+    unindexed = 0
+    rows = store.redrive(job_ids, now_ms)
+    entries: dict[Slot, list[tuple[int, float]]] = {}
+    for row in rows:
+        topic = by_type.get(row.biz_type)
+        if topic is None:
+            unindexed += 1  # a topic that was removed: nobody consumes it
+            continue
+        if row.slot_amount > topic.consumed:
+            store.topics.keep_consuming(topic.name, row.slot_amount)  # its slot was given up meanwhile
+        score = entry_score(topic, row.next_time, 0)
+        entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
+    for slot, reply in queues.redrive(entries).items():
+        if isinstance(reply, IndexUnavailable):
+            unindexed += len(entries[slot])
+    return Redriven(len(rows), unindexed)
+
+
+def get_row(store: Store, job_id: int) -> TaskRow:
+    """A task's row with what only operators need. Raises InvalidInput, UnknownTask."""
+    store.check_layout()
+    row = store.get(check_job_id(job_id))
+    if row is None:
+        raise UnknownTask(
+            f"there is no task {job_id}; finished ones are purged after their topic's retention"
+        )
+    return row
+
+
+# --- the index ----------------------------------------------------------------------------------------------
+
+
+def refill(
+    center: TimeoutCenter,
+    *,
+    topic: Topic | None = None,
+    progress: Callable[[float, SweepCounts], None] = lambda _part, _counts: None,
+) -> SweepCounts:
+    """Index every row that belongs there, of one topic or all, at full speed, soonest first.
+
+    ``progress`` gets the part that is done (0 to 1) and the counts so far. Raises StoreUnavailable.
+    """
+    center.catalog.refresh()
+    sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
+    tables = [table for tables in center.store.tables_of_server() for table in tables]
+    where = "" if topic is None else of_type(topic.biz_type)
+    return sweep_all(sweep, tables, where=where, progress=progress)
+
+
+def sweep_on(center: TimeoutCenter) -> None:
+    """Sweep all tables as workers do, until interrupted."""
+    center.catalog.refresh()
+    layout = center.store.tables_of_server()
+    sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
+    sweepers = Sweepers(layout, [Sweeper(sweep) for _ in layout])
+    sweepers.add(table for tables in layout for table in tables)
+
+    def run(sweeper: Sweeper) -> None:
+        while True:
+            time.sleep(sweeper.run_once())
+
+    for sweeper in sweepers.sweepers:
+        threading.Thread(target=run, args=[sweeper], daemon=True).start()
+    while True:
+        time.sleep(REFRESH_SECONDS)
+        with suppress(StoreUnavailable):
+            center.catalog.refresh()
+
+
+# --- slots ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A slot as operators see it.
+
+    ``seat`` says who owns it and why, None where no coordinator knows. ``queues`` holds its counts, or the
+    IndexUnavailable that says why there are none. ``going``: no new task comes here, slot_amount was lowered.
+    """
+
+    slot: Slot
+    seat: SlotRow | None
+    queues: Peek | IndexUnavailable
+    going: bool = False
+
+    @property
+    def overdue_ms(self) -> int | None:
+        """How long the first task that has not started has been due, taken or not, by Redis' clock; None if
+        none is known."""
+        if isinstance(self.queues, IndexUnavailable) or self.queues.oldest is None:
+            return None
+        return max(0, self.queues.redis_now_ms - int(self.queues.oldest))
+
+
+def slot_views(
+    store: Store, queues: Queues, seats: Iterable[SlotRow], *, topic: str | None = None
+) -> list[SlotView]:
+    """Every slot of every topic, or of one; with those that only former slot amounts have, while they are
+    assigned. Raises UnknownTopic, StoreUnavailable."""
+    topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
+    by_slot = {Slot(seat.topic, seat.number): seat for seat in seats}
+    names = {each.name for each in topics}
+    slots = {slot for each in topics for slot in each.slots()}
+    slots.update(slot for slot in by_slot if slot.topic in names)
+    peeks = queues.peek(sorted(slots))
+    amounts = {each.name: each.slot_amount for each in topics}
+    return [
+        SlotView(slot, by_slot.get(slot), peek, slot.number >= amounts[slot.topic])
+        for slot, peek in peeks.items()
+    ]
+
+
+def local_workers(store: Store, queues: Queues) -> dict[str, int]:
+    """worker_id -> slots whose claims it holds in Redis: all that can be seen of workers without ZooKeeper.
+
+    A worker that was killed may show until another has cleared its claims. Raises StoreUnavailable and, if no
+    slot can be asked, IndexUnavailable.
+    """
+    slots = [slot for topic in store.topics.list() for slot in topic.slots()]
+    held = queues.claims(slots)
+    answers = [claims for claims in held.values() if not isinstance(claims, IndexUnavailable)]
+    failures = [claims for claims in held.values() if isinstance(claims, IndexUnavailable)]
+    if failures and not answers:
+        raise failures[0]
+    return Counter(worker for claims in answers for worker in claims.values())
+
+
+# --- schema -----------------------------------------------------------------------------------------------
+
+
+def migrator(settings: Settings) -> Migrator:
+    """What upgrades and checks every shard of these settings. Raises ConfigError."""
+    from toc.store.migrate import Migrator  # here, because alembic is heavy
+
+    return Migrator(
+        settings.need_database_urls(),
+        databases=settings.databases,
+        tables=settings.tables,
+        prefix=settings.database_prefix,
+        connect_timeout=settings.connect_timeout,
+        read_timeout=settings.read_timeout,
+        write_timeout=settings.write_timeout,
+    )

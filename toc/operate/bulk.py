@@ -1,0 +1,114 @@
+"""What operators do to many tasks at once: a chunk at a time, no faster than they say.
+
+Each function yields what it has done so far, after every chunk, so that its caller can show it and, whatever
+happens, say in the end how far it came. A chunk that was yielded is done; doing one again is harmless.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from toc.model.errors import IndexUnavailable
+from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
+from toc.model.topic import Slot
+from toc.operate import admin
+from toc.sdk.client import TimeoutCenter
+
+CHUNK = 500
+"""Most tasks of one step: short transactions, short scripts."""
+STEPS_PER_SECOND = 5
+"""Into how many chunks a second's work is split, where a rate is given."""
+LAST_SWEEP_SECONDS = 1.0
+"""After so long no sweep is left that has read a row before it was purged."""
+
+Counts = dict[str, int]
+
+
+class BulkStep(NamedTuple):
+    """How many of the tasks have been gone through, and what came of them."""
+
+    done: int
+    counts: Counts
+
+
+def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
+    """Give dead tasks all their tries again, due now; see ``admin.redrive``. Counts ``redriven`` and
+    ``not_indexed_yet``: how many of them wait for the sweep."""
+    topics = center.store.topics.list()
+    counts = {"redriven": 0, "not_indexed_yet": 0}
+    for done, chunk in paced(job_ids, rate):
+        result = admin.redrive(center.store, center.queues, topics, chunk, now_ms=center.clock.now_ms())
+        counts["redriven"] += result.tasks
+        counts["not_indexed_yet"] += result.unindexed
+        yield BulkStep(done, dict(counts))
+
+
+def purge_dead(
+    center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None
+) -> Iterator[BulkStep]:
+    """Delete dead tasks for good. Counts ``purged`` and ``left``: those whose Redis server is out of reach.
+
+    The DeadQueue entry goes first: without its row nobody could find it. If this breaks off in between, the
+    sweep gives the entry back. A sweep that has read the row before it was deleted may do so too, therefore
+    the entry is removed once more at the end. A task that somebody redrives meanwhile is left alone.
+    """
+    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
+    counts = {"purged": 0, "left": 0}
+    gone: dict[Slot, list[int]] = {}
+    for done, chunk in paced(job_ids, rate):
+        rows = [row for row in center.store.read(chunk).values() if row.status == TaskStatus.DEAD]
+        entries: dict[Slot, list[int]] = {}
+        free: list[int] = []
+        for row in rows:
+            topic = topics.get(row.biz_type)
+            if topic is None:  # it was removed: the sweep knows no slot for it either
+                free.append(row.job_id)
+            else:
+                entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
+        for slot, removed in center.queues.purge_dead(entries).items():
+            if isinstance(removed, IndexUnavailable):
+                counts["left"] += len(entries[slot])
+            else:
+                free += entries[slot]
+                gone.setdefault(slot, []).extend(entries[slot])
+        counts["purged"] += center.store.purge_dead(free)
+        yield BulkStep(done, dict(counts))
+    if gone:
+        time.sleep(LAST_SWEEP_SECONDS)
+        center.queues.purge_dead(gone)
+
+
+def cancel(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
+    """Cancel tasks one by one. Counts each outcome by its name."""
+    counts: Counter[str] = Counter({outcome.value: 0 for outcome in CancelOutcome})
+    for done, chunk in paced(job_ids, rate):
+        for job_id in chunk:
+            counts[center.cancel(job_id).value] += 1
+        yield BulkStep(done, dict(counts))
+
+
+def reschedule(
+    center: TimeoutCenter, job_ids: Sequence[int], due: Callable[[], datetime], rate: float | None = None
+) -> Iterator[BulkStep]:
+    """Give tasks another time one by one: what ``due`` says then. Counts each outcome by its name."""
+    counts: Counter[str] = Counter({outcome.value: 0 for outcome in RescheduleOutcome})
+    for done, chunk in paced(job_ids, rate):
+        for job_id in chunk:
+            counts[center.reschedule(job_id, action_time=due()).value] += 1
+        yield BulkStep(done, dict(counts))
+
+
+def paced(job_ids: Sequence[int], rate: float | None) -> Iterator[tuple[int, Sequence[int]]]:
+    """The ids in chunks, at most ``rate`` of them a second (None: as fast as they are taken), each with how
+    many there are up to its end."""
+    size = CHUNK if rate is None else max(1, min(CHUNK, int(rate / STEPS_PER_SECOND)))
+    began = time.monotonic()
+    for first in range(0, len(job_ids), size):
+        if rate is not None:
+            time.sleep(max(0.0, began + first / rate - time.monotonic()))
+        chunk = job_ids[first : first + size]
+        yield first + len(chunk), chunk

@@ -1,0 +1,400 @@
+"""``toc doctor``: looks at everything, and says of each thing whether it is well, and what to do if not.
+
+Nothing here changes anything, and nothing needs a right that toc does not need anyhow. What cannot be asked
+is a finding itself; the rest is asked all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from toc.coordination import ensemble
+from toc.coordination.assignment import TABLES
+from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
+from toc.coordination.intents import Intents
+from toc.coordination.operator import Operator
+from toc.index import preflight
+from toc.index.calls import IndexBroken
+from toc.index.messages import Peek
+from toc.index.queues import Queues
+from toc.model.clock import from_ms
+from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
+from toc.model.finding import Finding, Level
+from toc.model.topic import Slot, Topic
+from toc.operate import admin
+from toc.sdk.client import TimeoutCenter
+from toc.store.overdue import overdue_rows
+from toc.store.scan import DueRow
+
+OVERDUE_MS = 10_000
+"""What has been due for so long and was not started is worth a word."""
+MOVE_SECONDS = 1.5
+"""A slot that moves is looked at again after this: a move takes less."""
+NO_MEMBER = 0
+"""No task has this job_id: asking Redis to remove it shows the right to remove, and removes nothing."""
+
+WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
+
+
+class Line(NamedTuple):
+    """One line of the report: of which part, and of what in it."""
+
+    level: Level
+    part: str
+    of: str
+    what: str
+    do: str
+
+
+def problems(lines: Iterable[Line]) -> list[Line]:
+    """Those that are about something wrong, or worth seeing to."""
+    return [line for line in lines if line.level in (Level.REFUSE, Level.WARN)]
+
+
+def exit_code(lines: Iterable[Line]) -> int:
+    """0: all is well; 1: something is worth seeing to; 2: something is wrong."""
+    levels = {line.level for line in lines}
+    return 2 if Level.REFUSE in levels else 1 if Level.WARN in levels else 0
+
+
+def examine(
+    center: TimeoutCenter, progress: Callable[[float, str], None] = lambda _part, _text: None
+) -> list[Line]:
+    """Everything that can be said, the worst first. Raises ConfigError where a setting makes no sense.
+
+    ``progress`` gets the part that is done (0 to 1) and what is looked at next: a server that does not answer
+    takes its time-out, and there are several looks at each.
+    """
+    settings = center.settings
+    settings.need_database_urls()
+    settings.need_redis_url()
+    lines = [Line(finding.level, "database", *finding[1:]) for finding in center.store.examine()]
+    progress(0.2, "looking at Redis")
+    lines += [Line(finding.level, "redis", *finding[1:]) for finding in preflight.examine(center.queues)]
+    progress(0.4, "looking at topics and slots")
+    topics: list[Topic] = []
+    try:
+        topics = center.store.topics.list()
+    except TocError as exc:
+        lines += _unless_said(lines, "topics", exc)
+    else:
+        lines += _none_yet(topics)
+        lines += [Line(found.level, "redis", *found[1:]) for found in _owner(center)]
+    slots = [slot for topic in topics for slot in topic.slots()]
+    peeks = center.queues.peek(slots)
+    lines += [Line(found.level, "redis", *found[1:]) for found in preflight.broken(center.queues, slots)]
+    lines += _index_rights(center, peeks, lines)
+    lines += _without_index(peeks)
+    progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
+    if settings.zookeeper:
+        lines += _cluster(center, settings.zookeeper, topics)
+    else:
+        lines += _alone(center, topics, lines)
+    lines += _topics(topics, peeks)
+    progress(0.8, "looking for overdue tasks")
+    lines += _overdue(center, topics, lines)
+    return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
+
+
+def _owner(center: TimeoutCenter) -> list[Finding]:
+    """Whether the index is ours."""
+    try:
+        return preflight.owner(center.queues, center.store.identity.get())
+    except TocError:
+        return []  # the schema, or the server: said elsewhere
+
+
+def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
+    """An error as a line, unless another tells of it already."""
+    text = str(exc)
+    if _said(lines, text):
+        return []
+    return [Line(Level.REFUSE, part, "-", text, "see the other lines; then run this again")]
+
+
+def _said(lines: list[Line], text: str) -> bool:
+    """Whether a line tells of it; of a Redis that cannot be reached, be it by another of its addresses. While
+    one is away, its whole cluster may refuse to serve: that is told with it."""
+    away = [of for level, part, of, *_ in lines if part == "redis" and level is Level.REFUSE]
+    if away and "(CLUSTERDOWN)" in text:
+        return True
+    servers = [server for of in away for server in of.split(", ")]
+    return any(line.what == text for line in lines) or text.startswith(
+        tuple(f"Redis at {server} cannot be reached" for server in servers)
+    )
+
+
+# --- the index: may we do there what we must? -------------------------------------------------------------
+
+
+def _index_rights(
+    center: TimeoutCenter, peeks: Mapping[Slot, Peek | IndexUnavailable], lines: list[Line]
+) -> list[Line]:
+    """Transitions that change nothing, on one slot of each node."""
+    slots = list({center.queues.node_of(slot): slot for slot in peeks}.values())
+    answers = [
+        *peeks.values(),
+        *center.queues.generations(slots).values(),
+        *center.queues.purge_dead({slot: [NO_MEMBER] for slot in slots}).values(),
+    ]
+    texts = dict.fromkeys(
+        str(answer)
+        for answer in answers
+        if isinstance(answer, IndexUnavailable) and not isinstance(answer, IndexBroken)
+    )
+    found = [
+        Line(Level.REFUSE, "redis", "-", text, preflight.advice(text))
+        for text in texts
+        if not _said(lines, text)
+    ]
+    if slots and not texts:
+        found.append(Line(Level.OK, "redis", "-", f"{len(peeks)} slots can be read and changed", ""))
+    return found
+
+
+def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
+    away = sum(isinstance(peek, IndexUnavailable) for peek in peeks.values())
+    if away:
+        what = (
+            f"{away} of {len(peeks)} slots are out of reach from here: "
+            "workers that miss them too run what is due there from the task table"
+        )
+        do = "bring Redis back; toc_slots_without_redis in the metrics of each daemon tells of its workers"
+        yield Line(Level.WARN, "slots", "-", what, do)
+
+
+# --- who works --------------------------------------------------------------------------------------------
+
+
+def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> list[Line]:
+    lines = [
+        Line(
+            Level.NOTE,
+            "workers",
+            "-",
+            "TOC_ZOOKEEPER is not set: one daemon on one host alone; when it is down, nothing fires",
+            "set TOC_ZOOKEEPER to run several hosts as a cluster",
+        )
+    ]
+    if not topics:
+        return lines
+    try:
+        owned = admin.local_workers(center.store, center.queues)
+    except TocError as exc:
+        return [*lines, *_unless_said(known, "workers", exc)]
+    slots = sum(topic.consumed for topic in topics)
+    if not owned:
+        return [*lines, _nobody()]
+    what = f"{len(owned)} workers hold claims on {slots} slots"
+    return [*lines, Line(Level.OK, "workers", "-", what, "")]
+
+
+def _nobody() -> Line:
+    return Line(
+        Level.REFUSE,
+        "workers",
+        "-",
+        "no worker is alive: nothing fires",
+        "start `toc worker --app ...` on each host; its log says why if it ends",
+    )
+
+
+def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[Line]:
+    settings = center.settings
+    lines = [
+        Line(finding.level, "zookeeper", *finding[1:])
+        for finding in ensemble.examine(address, timeout=settings.connect_timeout)
+    ]
+    visit = Operator(address, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
+    try:
+        with visit:
+            workers, wanted, rows = visit.workers(), visit.intents(), visit.slots()
+            lines += _open(visit.open_nodes())
+            moving = _moving(rows, topics)
+            if moving:
+                time.sleep(MOVE_SECONDS)
+                rows = [row for row in visit.slots() if (row.topic, row.number) in moving]
+                moving = _moving(rows, topics, missing=False)
+    except CoordinationUnavailable as exc:
+        do = "bring ZooKeeper back; a refusal (NoAuth): name the user that made the nodes in TOC_ZOOKEEPER"
+        return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
+    if topics and not workers:
+        return [*lines, _nobody()]
+    if workers:
+        hosts = sorted({row.host for row in workers})
+        leader = next((row.host for row in workers if row.leader), None)
+        text = f"{len(workers)} workers on {', '.join(hosts)}; {leader or 'nobody'} leads"
+        level = Level.OK if leader else Level.WARN
+        lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
+    lines += _capability(workers, topics)
+    for (topic, number), why in sorted(moving.items()):
+        do = "toc slots; if it lasts, the log of that host"
+        lines.append(Line(Level.WARN, "slots", f"{topic}_{number}", why, do))
+    if workers and not moving:
+        lines.append(Line(Level.OK, "slots", "-", "every slot is held by the worker it is assigned to", ""))
+    lines += _intents(wanted, workers, topics)
+    return lines
+
+
+def _open(nodes: list[str]) -> Iterator[Line]:
+    if nodes:
+        what = f"everybody may change {', '.join(nodes)}: made before TOC_ZOOKEEPER named a user"
+        do = "in zkCli.sh, after addauth digest user:password: setAcl -R /toc/CLUSTER auth::cdrwa"
+        yield Line(Level.WARN, "zookeeper", "-", what, do)
+
+
+def _moving(
+    rows: Iterable[SlotRow], topics: list[Topic], *, missing: bool = True
+) -> dict[tuple[str, int], str]:
+    """Slots that nobody holds, or not whom they are assigned to, with the reason."""
+    amounts = {topic.name: topic.consumed for topic in topics}
+    found = {
+        (row.topic, row.number): row.reason
+        for row in rows
+        if row.state is SlotState.MOVING and (row.topic in amounts or row.topic == TABLES)
+    }
+    if missing:
+        seen = {(row.topic, row.number) for row in rows}
+        for name, amount in amounts.items():
+            absent = {(name, number) for number in range(amount)} - seen
+            found |= dict.fromkeys(absent, "it is in no assignment")
+    return found
+
+
+def _capability(workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
+    for topic in topics:
+        able = [row for row in workers if row.topics is None or topic.name in row.topics]
+        if workers and not able:
+            what = "no worker handles it: its tasks wait"
+            yield Line(Level.REFUSE, "topics", topic.name, what, "deploy an app that has a handler for it")
+        elif able and all(row.drained for row in able):
+            hosts = ", ".join(sorted({row.host for row in able}))
+            what = f"every host that handles it is drained ({hosts}): its tasks wait"
+            yield Line(Level.REFUSE, "topics", topic.name, what, "toc undrain one of them")
+
+
+def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
+    hosts = {row.host for row in workers}
+    targets = hosts | {row.worker_id for row in workers}
+    amounts = {topic.name: topic.consumed for topic in topics}
+    for drain in wanted.drains.values():
+        what = f"drained by {drain.by} since {_when(drain.at)}"
+        absent = "" if drain.host in hosts else "; no worker is there"
+        yield Line(Level.NOTE, "intents", drain.host, what + absent, f"toc undrain {drain.host}")
+    for slot, pin in wanted.pins.items():
+        what = f"pinned to {pin.target} by {pin.by} since {_when(pin.at)}"
+        if topics and slot.number >= amounts.get(slot.topic, 0):  # none: perhaps they cannot be read
+            yield Line(
+                Level.WARN, "intents", str(slot), f"{what}; there is no such slot", f"toc unpin {slot}"
+            )
+        elif pin.target not in targets:
+            yield Line(Level.WARN, "intents", str(slot), f"{what}, which is not there", f"toc unpin {slot}")
+        else:
+            yield Line(Level.NOTE, "intents", str(slot), what, f"toc unpin {slot}")
+    for weight in wanted.weights.values():
+        what = f"weighs {weight.weight:g} by {weight.by} since {_when(weight.at)}"
+        absent = "" if weight.host in hosts else "; no worker is there"
+        yield Line(Level.NOTE, "intents", weight.host, what + absent, f"toc unweight {weight.host}")
+
+
+def _when(milliseconds: int) -> str:
+    return from_ms(milliseconds).isoformat(timespec="seconds")
+
+
+# --- topics and their tasks -------------------------------------------------------------------------------
+
+
+def _none_yet(topics: list[Topic]) -> Iterator[Line]:
+    if not topics:
+        do = "toc topic create NAME --biz-type N --slots N"
+        yield Line(Level.NOTE, "topics", "-", "there are no topics yet", do)
+
+
+def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
+    dead: Counter[str] = Counter()
+    for slot, peek in peeks.items():
+        if isinstance(peek, Peek):
+            dead[slot.topic] += peek.dead
+    for topic in topics:
+        if topic.paused:
+            what = "paused: tasks are kept, none is started"
+            yield Line(Level.NOTE, "topics", topic.name, what, f"toc topic resume {topic.name}")
+        if topic.former_slots:
+            what = f"{topic.former_slots} slots are consumed until {topic.slot_amount} are enough"
+            yield Line(Level.NOTE, "topics", topic.name, what, f"toc topic show {topic.name}")
+        if dead[topic.name]:
+            what = f"{dead[topic.name]} dead tasks"
+            yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
+
+
+def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> Iterator[Line]:
+    """By the rows: what the index has lost shows as well. A bounded look."""
+    now = center.clock.now_ms()
+    found = overdue_rows(center.store, topics, now - OVERDUE_MS)
+    by_type = {topic.biz_type: topic for topic in topics}
+    strange = Counter(row.biz_type for row in found.rows if row.biz_type not in by_type)
+    by_slot: dict[Slot, list[DueRow]] = {}
+    for row in found.rows:
+        if row.biz_type in by_type:
+            slot = by_type[row.biz_type].slot(row.slot_crc, row.slot_amount)
+            by_slot.setdefault(slot, []).append(row)
+    late = _not_started(center.queues, by_slot, now)
+    more = "at least " if found.more else ""
+    for topic in topics:
+        if topic.name in late:
+            yield _late_line(topic, late[topic.name], more)
+    for biz_type, count in strange.most_common():
+        what = f"{more}{count} overdue tasks have a biz_type of no topic"
+        do = "create the topic again with that biz_type"
+        yield Line(Level.REFUSE, "tasks", f"biz_type {biz_type}", what, do)
+    for text, count in Counter(map(str, found.failed.values())).items():
+        if not _said(known, text):
+            what = f"what is overdue in {count} tables is not known: {text}"
+            yield Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again")
+    if not late and not strange and not found.failed:
+        yield Line(Level.OK, "tasks", "-", f"none is overdue by more than {OVERDUE_MS // 1000} s", "")
+
+
+class _Late(NamedTuple):
+    """Tasks that are overdue and have not started; ``waiting`` of the ``tasks`` were taken by workers."""
+
+    tasks: int = 0
+    waiting: int = 0
+    first_ms: int = 0
+    """By how much the first is overdue."""
+
+    def add(self, tasks: int, waiting: int, first_ms: int) -> _Late:
+        return _Late(self.tasks + tasks, self.waiting + waiting, max(self.first_ms, first_ms))
+
+
+def _not_started(queues: Queues, rows: Mapping[Slot, Sequence[DueRow]], now: int) -> dict[str, _Late]:
+    """By topic, what of these rows no handler has begun; of slots that cannot be asked, every one counts."""
+    taken = queues.taken({slot: [row.job_id for row in some] for slot, some in rows.items()})
+    peeks = queues.peek(rows)
+    late: dict[str, _Late] = {}
+    for slot, some in rows.items():
+        held, peek = taken[slot], peeks[slot]
+        free = [row for row in some if isinstance(held, IndexUnavailable) or row.job_id not in held]
+        waits = peek.waiting if isinstance(peek, Peek) else 0
+        since = [row.next_time for row in free]
+        if isinstance(peek, Peek) and peek.waiting_since is not None:
+            since.append(peek.waiting_since)
+        first_ms = now - min(since, default=now)
+        if first_ms >= OVERDUE_MS:
+            late[slot.topic] = late.get(slot.topic, _Late()).add(len(free) + waits, waits, first_ms)
+    return late
+
+
+def _late_line(topic: Topic, late: _Late, more: str) -> Line:
+    what = f"{more}{late.tasks} tasks are overdue, the first by {late.first_ms / 1000:.0f} s"
+    do = f"toc slots --topic {topic.name}: has every slot an owner?"
+    if late.waiting:
+        what += f"; {late.waiting} of them wait in workers that can start no more"
+        do = "its handlers are slow, or too few: toc top; add hosts or threads"
+    if topic.resumed_at and late.first_ms > OVERDUE_MS:
+        what += f"; it was resumed at {_when(topic.resumed_at)}"
+        what += f", {topic.resume_rate} a second of what waited" if topic.resume_rate else ""
+    return Line(Level.WARN, "tasks", topic.name, what, do)

@@ -1,0 +1,265 @@
+"""What ``toc top`` shows: queues from Redis, slots by worker, rates and lateness from the daemons' /metrics.
+
+Nothing is asked of MySQL but the topics. The queues of all slots are looked at in one go; who owns what is
+read again only when that takes little of the time; each daemon is scraped once, all at the same time. What is
+out of reach is said and left blank, the rest is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+
+from toc.index.messages import Depth
+from toc.model.errors import CoordinationUnavailable, IndexUnavailable, StoreUnavailable
+from toc.observe import metrics
+from toc.observe.exposition import decode, quantile
+from toc.observe.metrics import Key, MetricKind, Values, add_up
+from toc.sdk.client import TimeoutCenter
+
+SCRAPE_SECONDS = 2.0
+"""How long a daemon may take to answer."""
+MOST_DAEMONS = 32
+"""How many are asked at once."""
+OWNERS_SHARE = 20
+"""Who owns what is read again when so many times the time has passed that reading it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNow:
+    """A topic. Rates are per second since the look before; None where no daemon told, or nothing ran.
+
+    Durations are seconds. ``due`` are those of the ``scheduled`` that nobody has taken although they are due,
+    ``waiting`` those of the ``prepared`` that wait for a handler. ``overdue`` is how long the first task that
+    has not started has been due, taken or not.
+    """
+
+    topic: str
+    paused: bool
+    ended_per_second: float | None
+    retried_per_second: float | None
+    lateness_p50: float | None
+    lateness_p99: float | None
+    handler_p99: float | None
+    running: int | None
+    waiting: int | None
+    scheduled: int
+    due: int
+    prepared: int
+    dead: int
+    overdue: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNow:
+    """A worker process, its slots, and the tables it sweeps; what only ZooKeeper knows is None without it.
+
+    ``metrics`` is the host:port at which its daemon shows its numbers, by the network of ``machine``.
+    """
+
+    worker: str
+    host: str
+    owned: int
+    assigned: int | None = None
+    tables: int | None = None
+    tables_assigned: int | None = None
+    drained: bool | None = None
+    leader: bool | None = None
+    metrics: str | None = None
+    machine: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One look. ``seconds`` is the time since the look before, None at the first."""
+
+    seconds: float | None
+    topics: Sequence[TopicNow]
+    workers: Sequence[WorkerNow]
+    daemons: int
+    """How many answered."""
+    trouble: Sequence[str]
+    """What is out of reach, or wrong in the answers."""
+    silent: Sequence[str] = ()
+    """The daemons that were asked and did not answer, host:port."""
+
+
+class Top:
+    """Looks again and again.
+
+    ``daemons`` are the addresses, host:port, whose /metrics are read, given the workers that were found.
+    ``workers`` says who owns what; it raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable.
+    """
+
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        *,
+        daemons: Callable[[Sequence[WorkerNow]], Sequence[str]],
+        workers: Callable[[], Sequence[WorkerNow]],
+    ) -> None:
+        self._center = center
+        self._daemons = daemons
+        self._read_workers = workers
+        self._workers: Sequence[WorkerNow] = ()
+        self._workers_at = float("-inf")
+        self._at: float | None = None
+        self._before: dict[str, Values] = {}
+
+    def look(self) -> Picture:
+        """How things are now, and what has happened since the look before."""
+        trouble: list[str] = []
+        with suppress(StoreUnavailable):
+            self._center.catalog.refresh()  # MySQL out of reach: those known; workers say so too
+        topics = self._center.catalog.known()
+        if not topics:
+            trouble.append("no topics: none is created yet, or MySQL is out of reach")
+        workers = self._owners(trouble)
+        addresses = self._daemons(workers)
+        scraped = _scrape(addresses)
+        now = time.monotonic()
+        seconds, self._at = None if self._at is None else now - self._at, now
+        reached = {address: values for address, values in scraped.items() if isinstance(values, dict)}
+        trouble += [f"{address}: {why}" for address, why in scraped.items() if isinstance(why, str)]
+        if not addresses:
+            trouble.append("no rates and no lateness: set TOC_METRICS_ADDRESS, or name daemons with --daemon")
+        current: Values = {}
+        gained: Values = {}
+        for address, values in reached.items():
+            add_up(current, values)
+            add_up(gained, since(self._before.get(address, values), values))
+        self._before = reached
+        trouble += _out_of_reach(reached)
+        depths = self._depths(trouble)
+        views = [
+            _topic(
+                name,
+                topic.paused,
+                depths.get(name, []),
+                current if reached else None,
+                gained if reached and seconds else None,
+                seconds or 1.0,
+            )
+            for name, topic in sorted(topics.items())
+        ]
+        silent = [address for address in addresses if address not in reached]
+        return Picture(seconds, views, workers, len(reached), trouble, silent)
+
+    def _owners(self, trouble: list[str]) -> Sequence[WorkerNow]:
+        began = time.monotonic()
+        if began >= self._workers_at:
+            try:
+                self._workers = self._read_workers()
+            except (CoordinationUnavailable, IndexUnavailable, StoreUnavailable) as exc:
+                trouble.append(str(exc).splitlines()[0])
+            self._workers_at = began + OWNERS_SHARE * (time.monotonic() - began)
+        return self._workers
+
+    def _depths(self, trouble: list[str]) -> dict[str, list[Depth]]:
+        slots = [slot for topic in self._center.catalog.known().values() for slot in topic.slots()]
+        depths: dict[str, list[Depth]] = {}
+        failures: list[IndexUnavailable] = []
+        for slot, depth in self._center.queues.depths(slots).items():
+            if isinstance(depth, IndexUnavailable):
+                failures.append(depth)
+            else:
+                depths.setdefault(slot.topic, []).append(depth)
+        if failures:
+            trouble.append(f"{len(failures)} of {len(slots)} slots are not seen: {failures[0]}")
+        return depths
+
+
+def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[float]]) -> Values:
+    """What counters and histograms have gained. One that shrank has begun anew with its daemon."""
+    gained: Values = {}
+    for key, cells in now.items():
+        if metrics.METRICS[key[0]].kind not in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
+            continue
+        old = before.get(key, ())
+        if len(old) != len(cells) or any(a < b for a, b in zip(cells, old, strict=True)):
+            old = [0.0] * len(cells)
+        gained[key] = [a - b for a, b in zip(cells, old, strict=True)]
+    return gained
+
+
+def _topic(
+    name: str,
+    paused: bool,
+    depths: Sequence[Depth],
+    current: Values | None,
+    gained: Values | None,
+    seconds: float,
+) -> TopicNow:
+    def part(metric: metrics.Metric, wanted: float) -> float | None:
+        cells = None if gained is None else gained.get((metric.name, name))
+        return None if cells is None else quantile(metric.buckets, cells, wanted)
+
+    def rate(*outcomes: str) -> float | None:
+        if gained is None:
+            return None
+        counts = [gained.get((metrics.TRIES.metric.name, name, outcome), [0.0])[0] for outcome in outcomes]
+        return sum(counts) / seconds
+
+    def gauge(metric: metrics.Metric) -> int | None:
+        return None if current is None else int(current.get((metric.name, name), [0.0])[0])
+
+    overdue = [depth.redis_now_ms - depth.oldest for depth in depths if depth.oldest is not None]
+    return TopicNow(
+        topic=name,
+        paused=paused,
+        ended_per_second=rate("processed", "failed", "dead", "duplicate", "overtaken"),
+        retried_per_second=rate("failed", "crashed"),
+        lateness_p50=part(metrics.LATENESS.metric, 0.5),
+        lateness_p99=part(metrics.LATENESS.metric, 0.99),
+        handler_p99=part(metrics.RUNTIME.metric, 0.99),
+        running=gauge(metrics.HANDLERS.metric),
+        waiting=gauge(metrics.WAITING.metric),
+        scheduled=sum(depth.store for depth in depths),
+        due=sum(depth.due for depth in depths),
+        prepared=sum(depth.prepared for depth in depths),
+        dead=sum(depth.dead for depth in depths),
+        overdue=max(0.0, *overdue) / 1000 if overdue else 0.0,
+    )
+
+
+def _scrape(addresses: Sequence[str]) -> dict[str, Values | str]:
+    """Each daemon's numbers, or in a few words why there are none."""
+    if not addresses:
+        return {}
+    with ThreadPoolExecutor(min(len(addresses), MOST_DAEMONS)) as pool:
+        return dict(zip(addresses, pool.map(_scrape_one, addresses), strict=True))
+
+
+def _scrape_one(address: str) -> Values | str:
+    connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # itself: no proxy of the environment's
+    try:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        if response.status != 200:
+            return f"no numbers (HTTP status {response.status})"
+        return decode(response.read().decode())
+    except OSError as exc:
+        return f"no answer ({exc})"
+    except (HTTPException, LookupError, ValueError):
+        return "what answers there is no daemon of toc"
+    finally:
+        connection.close()
+
+
+def _out_of_reach(reached: Mapping[str, Values]) -> list[str]:
+    """The servers that daemons miss."""
+    names = {
+        metrics.REDIS_UP.metric.name: "Redis at",
+        metrics.DATABASE_UP.metric.name: "the database server",
+        metrics.ZOOKEEPER_UP.metric.name: "ZooKeeper",
+    }
+    return [
+        f"{address} cannot reach {' '.join((names[key[0]], *key[1:]))}"
+        for address, values in reached.items()
+        for key, cells in values.items()
+        if key[0] in names and not cells[0]
+    ]

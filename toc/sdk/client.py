@@ -1,0 +1,483 @@
+"""The SDK: submit, cancel, reschedule, look up; and where handlers are registered.
+
+The order of writes is always row, acknowledge, index. The index is written after the row as a courtesy: when
+Redis is out of reach, the row is the promise and the sweep puts the task into the index later.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from toc.config import Settings
+from toc.failpoint import failpoint
+from toc.index.calls import IndexBroken
+from toc.index.messages import CancelReply
+from toc.index.queues import PATIENCE_SECONDS, Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock
+from toc.model.errors import (
+    DuplicateHandler,
+    IndexUnavailable,
+    PartialCancel,
+    PartialSubmit,
+    StoreUnavailable,
+)
+from toc.model.handler import Handler
+from toc.model.sharding import BizId
+from toc.model.task import CancelOutcome, NewTask, RescheduleOutcome, Task, TaskRow, TaskStatus
+from toc.model.topic import Slot, check_topic_name
+from toc.model.verdict import beyond_horizon, entry_score
+from toc.observe.log import get_logger
+from toc.observe.tracing import Tracing
+from toc.sdk.submission import RowMaker, check_job_id, check_same_dedup
+from toc.store.store import Store
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+log = get_logger(__name__)
+
+CANCEL_TOGETHER = 500
+"""Tasks that one transaction of cancel_by_biz cancels."""
+
+INDEX_PAUSE_SECONDS = 1.0
+"""How long submits leave a Redis node alone that has refused one: the pauses for it would slow them down."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class TimeoutCenter:
+    """One application's access to the timeout center. Thread-safe, fork-safe; connects on first use.
+
+    ``settings`` default to the TOC_* variables and toc.toml. Close it, or use it as a context manager.
+    """
+
+    def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
+        self.settings = settings if settings is not None else Settings()
+        self.clock = clock or Clock()
+        self.handlers: dict[str, Handler] = {}
+        self._intake = RowMaker(self.clock, self.settings.max_delay)
+        self.tracing = Tracing.of(self.settings.traces)
+        self._store: Store | None = None
+        self._queues: Queues | None = None
+        self._catalog: TopicCatalog | None = None
+        self._index_paused: dict[object, float] = {}
+        """Redis nodes, and slots, that have refused, each with the time until which it is left alone."""
+        self._layout_checked = False
+        self._lock = threading.RLock()
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _fresh_lock(reference()))
+
+    # --- parts, opened on first use
+
+    @property
+    def store(self) -> Store:
+        """The task table. Raises ConfigError when no database is configured."""
+        store = self._store
+        if store is None:
+            with self._lock:
+                store = self._store
+                if store is None:
+                    settings = self.settings
+                    store = self._store = Store(
+                        settings.need_database_urls(),
+                        databases=settings.databases,
+                        tables=settings.tables,
+                        prefix=settings.database_prefix,
+                        clock=self.clock,
+                        connect_timeout=settings.connect_timeout,
+                        read_timeout=settings.read_timeout,
+                        write_timeout=settings.write_timeout,
+                    )
+        return store
+
+    @property
+    def queues(self) -> Queues:
+        """The index. Raises ConfigError when no Redis is configured."""
+        queues = self._queues
+        if queues is None:
+            with self._lock:
+                queues = self._queues
+                if queues is None:
+                    settings = self.settings
+                    queues = self._queues = Queues(
+                        settings.need_redis_url(),
+                        namespace=settings.namespace,
+                        connect_timeout=settings.connect_timeout,
+                        read_timeout=settings.read_timeout,
+                    )
+        return queues
+
+    @property
+    def catalog(self) -> TopicCatalog:
+        """The topics."""
+        catalog = self._catalog
+        if catalog is None:
+            with self._lock:
+                catalog = self._catalog
+                if catalog is None:
+                    catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
+        return catalog
+
+    def close(self) -> None:
+        """Close every connection. May be called twice; the next use connects again."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+            if self._queues is not None:
+                self._queues.close()
+            self._store = self._queues = self._catalog = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- handlers
+
+    def handler(self, topic: str, *, batch: int | None = None) -> Callable[[F], F]:
+        """Register the decorated function (``def`` or ``async def``) as the handler of ``topic``.
+
+        With ``batch=N`` it takes a list of at most N tasks and may return ``{job_id: exception or None}``.
+        Raises InvalidTopic, InvalidHandler, DuplicateHandler.
+        """
+        check_topic_name(topic)
+        if topic in self.handlers:
+            raise DuplicateHandler(f"topic {topic!r} has a handler already; a topic has one")
+
+        def register(function: F) -> F:
+            self.handlers[topic] = Handler.of(topic, function, batch)
+            return function
+
+        return register
+
+    # --- submit
+
+    def submit(
+        self,
+        topic: str,
+        *,
+        biz_id: int | str,
+        delay: timedelta | float | None = None,
+        action_time: datetime | None = None,
+        attribute: Mapping[str, Any] | None = None,
+        dedup_key: str | None = None,
+        slot_basis: str | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Store a task and return its job_id; once this returns, the task will run or be cancelled.
+
+        ``delay`` is a timedelta or seconds; ``action_time`` an aware datetime, rounded up to a millisecond.
+        The same ``dedup_key`` for the same topic and biz_id returns the first job_id. ``slot_basis`` chooses
+        the slot (default: the biz_id). With ``connection`` the row is written in the caller's
+        transaction; after the commit the sweep indexes it within a second, or ``index`` does at once.
+
+        Raises an InvalidInput before anything is written; StoreUnavailable when nothing was
+        stored; SubmitUnknown when that cannot be told.
+        """
+        task = NewTask(topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis)
+        row = self._row(task)
+        if self.tracing is None:
+            return self._submit(row, connection)
+        return self._traced(self.tracing, [row], lambda: [self._submit(row, connection)])[0]
+
+    def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
+        """Store many tasks, a round trip per server and thousand; returns their job_ids in the order given.
+
+        Everything is checked before anything is written. Raises what ``submit`` raises, or
+        PartialSubmit when a server failed after another had stored its part.
+        """
+        rows = [self._row(task) for task in tasks]
+        check_same_dedup(rows)
+        self._check_places()
+        if self.tracing is None:
+            return self.store.insert_many(rows, self._index_stored)
+        return self._traced(self.tracing, rows, lambda: self.store.insert_many(rows, self._index_stored))
+
+    def index(self, job_ids: Iterable[int]) -> None:
+        """Put tasks stored through ``connection=`` into the index now, after the commit.
+
+        Optional: the sweep does it within a second. Ids that are unknown or not pending are ignored.
+        """
+        checked = [check_job_id(job_id) for job_id in job_ids]
+        self._check_layout()
+        rows = self.store.read(checked)
+        self._index(row for row in rows.values() if row.status == TaskStatus.PENDING)
+
+    # --- change
+
+    def cancel(self, job_id: int) -> CancelOutcome:
+        """Cancel a pending task. Raises StoreUnavailable when it is not known to be cancelled.
+
+        Row first, then the index. When a PrepareQueue entry stands once the task was due, or the
+        index cannot be asked and the due time is near, a try may have started.
+        """
+        job_id = check_job_id(job_id)
+        self._check_places()
+        return self._cancel([job_id])[job_id]
+
+    def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]:
+        """Cancel every task of one biz_id on a topic; the outcome of each by its job_id.
+
+        A few round trips for each 500 of them. Raises InvalidBizId, UnknownTopic; StoreUnavailable as
+        ``cancel`` does, or PartialCancel when it broke off after the outcomes of some were known.
+        """
+        biz = BizId.of(biz_id)
+        biz_type = self.catalog.get(topic).biz_type
+        self._check_places()
+        job_ids = [row.job_id for row in self.store.find(biz, biz_type)]
+        outcomes: dict[int, CancelOutcome] = {}
+        for first in range(0, len(job_ids), CANCEL_TOGETHER):
+            try:
+                outcomes |= self._cancel(job_ids[first : first + CANCEL_TOGETHER])
+            except StoreUnavailable as exc:
+                if not outcomes:
+                    raise
+                raise PartialCancel(outcomes, job_ids[first:]) from exc
+        return outcomes
+
+    def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
+        """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
+        job_id = check_job_id(job_id)
+        self._check_places()
+        row = self.store.get(job_id)
+        if row is None:
+            return RescheduleOutcome.UNKNOWN
+        topic = self.catalog.of_type(row.biz_type)
+        due = self._intake.deadline(topic, None, action_time)
+        changed, row = self.store.reschedule(job_id, due)
+        failpoint("reschedule.row-written")
+        if row is None:
+            return RescheduleOutcome.UNKNOWN
+        if not changed:
+            return RescheduleOutcome.TOO_LATE
+        now = self.clock.now_ms()
+        if topic is None or beyond_horizon(topic, due, now):
+            reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))  # it waits in MySQL alone
+        else:
+            score = entry_score(topic, due, 0)
+            reply = self._tell(row, lambda slot: self.queues.reschedule(slot, job_id, score))
+        may_have_started = (
+            row.attempts
+            or row.crashes
+            or (_near(row, now) if reply is None else reply.redis_now_ms >= row.action_time)
+        )
+        return RescheduleOutcome.MAY_HAVE_STARTED if may_have_started else RescheduleOutcome.RESCHEDULED
+
+    # --- look up
+
+    def get(self, job_id: int) -> Task | None:
+        """The task, or None. Raises StoreUnavailable."""
+        job_id = check_job_id(job_id)
+        self._check_layout()
+        row = self.store.get(job_id)
+        return None if row is None else self._task(row)
+
+    def find(self, *, biz_id: int | str, topic: str | None = None) -> list[Task]:
+        """All tasks of a biz_id that are kept, oldest first. Raises StoreUnavailable."""
+        biz = BizId.of(biz_id)
+        biz_type = None if topic is None else self.catalog.get(topic).biz_type
+        self._check_layout()
+        rows = self.store.find(biz, biz_type)
+        return [self._task(row) for row in rows]
+
+    # --- inside
+
+    def _cancel(self, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
+        found = self.store.cancel_many(job_ids)  # [rule: row-first]
+        failpoint("cancel.row-written")
+        outcomes = dict.fromkeys(job_ids, CancelOutcome.UNKNOWN)
+        cancelled: dict[int, tuple[bool, TaskRow]] = {}
+        for job_id, (changed, row) in found.items():
+            outcomes[job_id] = CancelOutcome.TOO_LATE
+            if row.status not in (TaskStatus.PROCESSED, TaskStatus.DEAD):
+                outcomes[job_id] = CancelOutcome.CANCELLED
+                cancelled[job_id] = changed, row
+        replies = self._take_out(row for _, row in cancelled.values())
+        started = {
+            job_id: self._may_have_started(row, replies.get(job_id), changed=changed)
+            for job_id, (changed, row) in cancelled.items()
+        }
+        doubtful = [job_id for job_id, may in started.items() if may is None]
+        # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
+        # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
+        for job_id, seen in self.store.read(doubtful).items() if doubtful else ():
+            started[job_id] = seen.attempts > 0 or seen.last_error is not None
+        tried = [job_id for job_id, may in started.items() if may]
+        if tried:
+            self.store.mark_tried(tried)
+            outcomes |= dict.fromkeys(tried, CancelOutcome.MAY_HAVE_STARTED)
+        return outcomes
+
+    def _take_out(self, rows: Iterable[TaskRow]) -> dict[int, CancelReply]:
+        """Take cancelled tasks out of the index; what it says of those for which it could be asked."""
+        slots: dict[int, Slot] = {}
+        for row in rows:
+            topic = self.catalog.of_type(row.biz_type)
+            if topic is not None:
+                slots[row.job_id] = topic.slot(row.slot_crc, row.slot_amount)
+        told: dict[int, CancelReply] = {}
+        failed: dict[int, IndexUnavailable] = {}
+        for job_id, reply in self.queues.cancel_many(slots).items():
+            if isinstance(reply, IndexUnavailable):
+                failed[job_id] = reply
+            else:
+                told[job_id] = reply
+        for job_id, error in failed.items():
+            log.warning("index_not_told", job_id=job_id, tasks=len(failed), error=str(error))
+            break
+        return told
+
+    def _may_have_started(self, row: TaskRow, reply: CancelReply | None, *, changed: bool) -> bool | None:
+        """Whether a try of a cancelled task may have started; ``changed``: this call has cancelled it.
+
+        None: only its row can tell, read after the index was asked.
+        """
+        if row.attempts or row.crashes or row.last_error is not None:
+            return True  # redrive and reschedule give all tries back, and keep the error
+        if reply is None:
+            # With a version it may be running for a deadline that it had before it was rescheduled.
+            return row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
+        if reply.prepared:
+            due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
+            return row.version > 0 or due
+        if changed and row.version == 0 and reply.redis_now_ms < row.action_time:
+            return False
+        return None
+
+    def _check_places(self) -> None:
+        """A wrong URL of either server, or a wrong layout, is told before anything is written."""
+        _ = self.store, self.queues
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        """Raise SchemaBehind before a row is written, or looked for, where no worker looks for it."""
+        if not self._layout_checked:
+            self.store.check_layout()
+            self._layout_checked = True
+
+    def _submit(self, row: TaskRow, connection: Connection | None) -> int:
+        if connection is not None:
+            self._check_layout()
+            return self.store.insert_with(connection, row)
+        self._check_places()
+        job_id = self.store.insert(row)  # [rule: row-first]
+        self._index_stored([row], [job_id])
+        return job_id
+
+    def _traced(self, tracing: Tracing, rows: Sequence[TaskRow], store: Callable[[], list[int]]) -> list[int]:
+        """Store rows, and write a span of each that is traced."""
+        topics = [self._topic_name(row) for row in rows]
+        began = time.time_ns()
+        stored: Sequence[int | None] = [None] * len(rows)
+        error: Exception | None = None
+        try:
+            job_ids = stored = store()
+        except Exception as exc:
+            error = exc
+            if isinstance(exc, PartialSubmit):
+                stored = exc.job_ids
+            raise
+        finally:
+            tracing.submitted(
+                began,
+                [
+                    (row.job_id, topic, error) if job_id is None else (job_id, topic, None)
+                    for row, topic, job_id in zip(rows, topics, stored, strict=True)
+                ],
+            )
+        return job_ids
+
+    def _row(self, task: NewTask) -> TaskRow:
+        return self._intake.row(task, lambda name: self.catalog.get(name))
+
+    def _task(self, row: TaskRow) -> Task:
+        return row.to_task(self._topic_name(row))
+
+    def _topic_name(self, row: TaskRow) -> str:
+        topic = self.catalog.of_type(row.biz_type)
+        return topic.name if topic else f"biz_type-{row.biz_type}"
+
+    def _index_stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
+        failpoint("submit.row-stored")
+        fresh = [row for row, job_id in zip(rows, job_ids, strict=True) if row.job_id == job_id]
+        # A new id after a clash, or an earlier task under the dedup_key: its own row names its slot and time.
+        others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]
+        try:
+            if others:
+                fresh += [row for row in self.store.read(others).values() if row.status == TaskStatus.PENDING]
+            self._index(fresh)
+        except StoreUnavailable as exc:  # they are stored: the sweep indexes them
+            log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
+
+    def _index(self, rows: Iterable[TaskRow]) -> None:
+        now = self.clock.now_ms()
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for row in rows:
+            topic = self.catalog.of_type(row.biz_type)
+            if topic is None or beyond_horizon(topic, row.next_time, now):
+                continue  # the sweep brings it into Redis when its time comes near
+            score = entry_score(topic, row.next_time, row.attempts)
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
+        queues = self.queues.within(PATIENCE_SECONDS)
+        if self._index_paused:
+            at = self.clock.monotonic()
+            paused = self._index_paused = {node: end for node, end in self._index_paused.items() if end > at}
+            entries = {
+                slot: some
+                for slot, some in entries.items()
+                if slot not in paused and queues.node_of(slot) not in paused
+            }
+        failures = {
+            slot: result
+            for slot, result in queues.add(entries).items()
+            if isinstance(result, IndexUnavailable)
+        }
+        if failures:
+            until = self.clock.monotonic() + INDEX_PAUSE_SECONDS
+            for slot, result in failures.items():
+                # A broken key is no trouble of its node.
+                what = slot if isinstance(result, IndexBroken) else queues.node_of(slot)
+                self._index_paused[what] = until
+            log.warning("submit_not_indexed", slots=len(failures), error=str(next(iter(failures.values()))))
+
+    def _tell(self, row: TaskRow, ask: Callable[[Slot], CancelReply]) -> CancelReply | None:
+        """Run one transition on the row's slot; None when the index is out of reach (the row decides)."""
+        topic = self.catalog.of_type(row.biz_type)
+        if topic is None:
+            return None
+        try:
+            return ask(topic.slot(row.slot_crc, row.slot_amount))
+        except IndexUnavailable as exc:
+            log.warning("index_not_told", job_id=row.job_id, error=str(exc))
+            return None
+
+
+def _near(row: TaskRow, at: int) -> bool:
+    """Whether a worker may have taken the task by then, as far as clocks tell alone."""
+    return row.action_time - at <= MAX_CLOCK_SKEW_MS
+
+
+def apart(center: TimeoutCenter) -> TimeoutCenter:
+    """Access to the same place for what serves its handlers: with database connections of its own.
+
+    Handlers may occupy all that their calls can have, for as long as some stranger has a row locked.
+    """
+    other = TimeoutCenter(center.settings, clock=center.clock)
+    other.handlers, other.tracing, other._queues = center.handlers, center.tracing, center.queues
+    return other
+
+
+def _fresh_lock(center: TimeoutCenter | None) -> None:
+    if center is not None:
+        center._lock = threading.RLock()

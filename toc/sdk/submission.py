@@ -1,0 +1,144 @@
+"""What a caller gives: refused with a named error, or made a row, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from math import ceil
+
+from toc.model.clock import Clock, from_ms, to_ms
+from toc.model.errors import DedupConflict, InvalidDelay, InvalidInput, NaiveDatetime, NotInFuture, shown
+from toc.model.sharding import BizId, JobIds, check_key, crc32, valid_job_id
+from toc.model.task import NewTask, TaskRow, TaskStatus, encode_attribute
+from toc.model.topic import Topic, TopicType
+
+MAX_DELAY_SECONDS = 1e12
+"""Beyond this a number of seconds is refused without looking at TOC_MAX_DELAY, which is shorter."""
+
+EARLIEST_MS = to_ms(datetime(1000, 1, 1, tzinfo=UTC))
+"""The first instant of MySQL's DATETIME: tasks of instant topics may be due long ago."""
+
+
+class RowMaker:
+    """Makes rows of new tasks. ``max_delay`` is in seconds."""
+
+    def __init__(self, clock: Clock, max_delay: float) -> None:
+        self._clock = clock
+        self._max_delay_ms = int(max_delay * 1000)
+        self._job_ids = JobIds(clock)
+
+    def row(self, task: NewTask, topic_named: Callable[[str], Topic]) -> TaskRow:
+        """The row of a new task, with a job_id of its own. Raises an InvalidInput, and what ``topic_named``
+        raises: it is asked last, since it may have to ask a server.
+        """
+        if not isinstance(task, NewTask):
+            raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
+        biz = BizId.of(task.biz_id)
+        attribute = encode_attribute(task.attribute)
+        if task.dedup_key is not None:
+            check_key("dedup_key", task.dedup_key)
+        slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
+        topic = topic_named(task.topic)
+        now = self._clock.now_ms()
+        due = self._due(topic, task.delay, task.action_time, now)
+        return TaskRow(
+            self._job_ids.make(biz.crc),
+            biz.number,
+            biz.key,
+            topic.biz_type,
+            TaskStatus.PENDING,
+            due,
+            due,
+            attribute,
+            0,
+            0,
+            0,
+            slot_crc,
+            topic.slot_amount,
+            task.dedup_key,
+            None,
+            now,
+            now,
+        )
+
+    def deadline(self, topic: Topic | None, delay: object, action_time: object) -> int:
+        """The action_time in milliseconds, rounded up. Raises InvalidInput for one that cannot be.
+
+        Of a ``topic`` that is not known (None) deadlines are checked as of a timed one.
+        """
+        return self._due(topic, delay, action_time, self._clock.now_ms())
+
+    def _due(self, topic: Topic | None, delay: object, action_time: object, now: int) -> int:
+        if delay is not None and action_time is not None:
+            raise InvalidInput("give a delay or an action_time, not both")
+        if action_time is not None:
+            due = _instant_ms(action_time)
+        elif delay is not None:
+            due = now + 1 + _delay_ms(delay)  # + 1: now is rounded down, and a deadline is never early
+            if due == now + 1 and delay in (0, timedelta(0)):
+                due = now
+        elif topic is not None and topic.topic_type is TopicType.INSTANT:
+            return now
+        else:
+            raise InvalidInput("give a delay or an action_time (only tasks of instant topics run now)")
+        if due <= now and (topic is None or topic.topic_type is TopicType.TIMED):
+            given = "a delay of 0" if action_time is None else f"action_time {action_time}"
+            raise NotInFuture(
+                f"{given} is not after now ({from_ms(now).isoformat(timespec='milliseconds')}); "
+                "a timed topic takes deadlines ahead"
+            )
+        if due < EARLIEST_MS:
+            raise InvalidInput(f"action_time {action_time} is before the year 1000, which MySQL cannot store")
+        if due - now > self._max_delay_ms + 1:
+            raise InvalidDelay(
+                f"the deadline is {(due - now) / 86_400_000:.0f} days ahead; at most "
+                f"{self._max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)"
+            )
+        return due
+
+
+def check_job_id(job_id: int) -> int:
+    """Return ``job_id`` if it can be one. Raises InvalidInput."""
+    if not valid_job_id(job_id):
+        raise InvalidInput(f"{shown(job_id)} is not a job_id; submit returned one as an int")
+    return int(job_id)
+
+
+def check_same_dedup(rows: Sequence[TaskRow]) -> None:
+    """Raises DedupConflict when one dedup_key stands in ``rows`` with two attributes."""
+    seen: dict[tuple[int, int, str | None, str], TaskRow] = {}
+    for row in rows:
+        if row.dedup_key is None:
+            continue
+        first = seen.setdefault((row.biz_type, row.biz_id, row.biz_key, row.dedup_key), row)
+        if first.attribute != row.attribute:
+            raise DedupConflict(f"dedup_key {row.dedup_key!r} stands twice in this batch with two attributes")
+
+
+def _instant_ms(action_time: object) -> int:
+    if not isinstance(action_time, datetime):
+        raise InvalidInput(f"action_time must be a datetime, not {type(action_time).__name__}")
+    if action_time.utcoffset() is None:
+        raise NaiveDatetime(
+            f"action_time {action_time.isoformat()} has no time zone; use datetime.now(UTC) + ... or "
+            f"datetime(..., tzinfo=...)"
+        )
+    return to_ms(action_time)
+
+
+def _delay_ms(delay: object) -> int:
+    if isinstance(delay, timedelta):
+        if delay < timedelta(0):
+            raise _not_allowed(delay)
+        whole, rest = divmod(delay, timedelta(milliseconds=1))
+        return whole + bool(rest)
+    if isinstance(delay, bool) or not isinstance(delay, (int, float)):
+        raise InvalidDelay(f"delay must be a timedelta or seconds, not {type(delay).__name__}")
+    if not 0 <= delay <= MAX_DELAY_SECONDS:  # NaN is in no range
+        raise _not_allowed(delay)
+    return ceil(delay * 1000)
+
+
+def _not_allowed(delay: timedelta | float) -> InvalidDelay:
+    text = delay if not isinstance(delay, int) or abs(delay) < 10**30 else "of that size"
+    return InvalidDelay(f"delay {text} is not allowed; it must be 0 or more seconds, and not without end")

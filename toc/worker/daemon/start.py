@@ -1,0 +1,78 @@
+"""``toc worker``: looks whether the application can run here, then starts the daemon."""
+
+from __future__ import annotations
+
+from toc.config import Settings
+from toc.index.preflight import check
+from toc.index.queues import Queues
+from toc.model.errors import ConfigError, UnfitServer
+from toc.model.finding import Level
+from toc.observe.log import get_logger
+from toc.sdk.client import TimeoutCenter
+from toc.worker.app import check_topics, load_app
+from toc.worker.daemon.http import LOOK_TIMEOUT_SECONDS, Monitor
+from toc.worker.daemon.supervisor import Daemon
+
+log = get_logger(__name__)
+
+_PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url", "namespace")
+"""The settings that say where tasks are."""
+
+
+def run_daemon(app: str, settings: Settings) -> int:
+    """Run the daemon for ``app`` until it is told to stop; returns the exit code.
+
+    Raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or ConfigError for an address at
+    which it cannot listen, before anything is started.
+    """
+    center = load_app(app)
+    try:
+        _check_settings(app, center.settings, settings)
+        _check_servers(center)
+        monitor = Monitor(
+            settings.metrics_address,
+            # of its own, so that a server that hangs is soon found out
+            queues=Queues(
+                settings.need_redis_url(),
+                namespace=settings.namespace,
+                connect_timeout=min(LOOK_TIMEOUT_SECONDS, settings.connect_timeout),
+                read_timeout=min(LOOK_TIMEOUT_SECONDS, settings.read_timeout),
+            ),
+            store=center.store,
+            catalog=center.catalog,
+            handled=center.handlers,
+        )
+        daemon = Daemon(
+            app,
+            settings,
+            catalog=center.catalog,
+            identity=center.store.identity.get(),
+            topics=frozenset(center.handlers),
+            monitor=monitor,
+        )
+        return daemon.run()
+    finally:
+        center.close()
+
+
+def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
+    """The processes work where the application's TimeoutCenter says; this daemon must look there as well."""
+    other = [name for name in _PLACES if getattr(theirs, name) != getattr(ours, name)]
+    if other:
+        raise ConfigError(
+            f"--app {app!r}: its TimeoutCenter has another {', '.join(other)} than this command; give both "
+            f"the same, best by TOC_* variables or toc.toml, which TimeoutCenter() reads"
+        )
+
+
+def _check_servers(center: TimeoutCenter) -> None:
+    center.store.check()
+    check_topics(center)
+    refused = []
+    for finding in check(center.queues):
+        if finding.level is Level.REFUSE:
+            refused.append(f"{finding.server}: {finding.what}; {finding.do}")
+        else:
+            log.warning("redis_setting", server=finding.server, what=finding.what, do=finding.do)
+    if refused:
+        raise UnfitServer("\n".join(refused))

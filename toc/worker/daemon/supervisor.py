@@ -1,0 +1,550 @@
+"""The daemon of a host: starts worker processes, tells them their slots, sees them die.
+
+One thread does everything here: it waits for its worker processes (messages, deaths), for signals and for the
+coordinator, then brings what each worker holds in line with the assignment. It never touches a task.
+
+    desired (coordinator)  -> claim -> take          to the worker
+    no longer desired      -> drop -> dropped -> release
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from toc.config import Settings
+from toc.coordination.assignment import TABLES, Member
+from toc.coordination.coordinator import Coordinator
+from toc.coordination.local import LocalCoordinator
+from toc.coordination.presence import Neighbourhood
+from toc.coordination.zookeeper import ZooKeeperCoordinator
+from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
+from toc.model.errors import TocError
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.observe.metrics import WORKER_EXITS
+from toc.worker.control import ControlPipe, pack, unpack
+from toc.worker.daemon.http import Monitor, State
+from toc.worker.loop import Loop
+from toc.worker.silence import SILENT_SECONDS, Silence, patience
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 1.0
+CLAIM_RETRY_SECONDS = 0.25
+"""How soon to ask again for slots whose former owner has not let go yet."""
+KILL_AFTER_SECONDS = 10.0
+"""How long after the shutdown deadline a worker process is ended by force."""
+RESTART_CAP_SECONDS = 10.0
+"""Successors of processes that die as soon as they are started come later and later, up to this."""
+SERVED_CAP_SECONDS = 1.0
+"""The same where the process has served."""
+LIVED_SECONDS = 10.0
+"""A worker process that lived so long is replaced at once when it dies."""
+
+
+class WorkerProcess:
+    """One worker process as the daemon sees it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: ControlPipe, worker_id: str, index: int
+    ) -> None:
+        self.process = process
+        self.link = link
+        self.worker_id = worker_id
+        self.index = index
+        self.pidfd = os.pidfd_open(process.pid)
+        self.born = time.monotonic()
+        self.beat = self.born
+        self.silence = Silence()
+        self.member = False
+        """Whether it is part of the membership."""
+        self.heard = False
+        """Whether it has ever said anything: until then it starts, however long that takes."""
+        self.stuck: list[str] = []
+        """Its internal loops that hang."""
+        self.unfit: Mapping[str, Any] | None = None
+        """What it said of why it cannot work at all."""
+        self.leaving = False
+        self.recycled = False
+        """Whether it leaves because it wants a successor."""
+        self.left = False
+        """Whether it has said that it ends now, in good order. A handler can end it with any exit code."""
+        self.killed = False
+        self.held: set[Slot] = set()
+        """Told to take."""
+        self.dropping: set[Slot] = set()
+        """Told to drop, and not yet heard back."""
+
+
+class Daemon:
+    """Keeps as many workers running as the settings say, and their slots in line with the assignment."""
+
+    def __init__(
+        self,
+        app: str,
+        settings: Settings,
+        *,
+        catalog: TopicCatalog,
+        identity: str,
+        topics: frozenset[str],
+        monitor: Monitor,
+    ) -> None:
+        self._app = app
+        self._monitor = monitor
+        self._told_at = float("-inf")
+        self._missing: set[Slot] = set()
+        """Slots and tables that our workers should have and have not yet."""
+        self._settings = settings
+        self._catalog = catalog
+        self._identity = identity
+        """That of the task table."""
+        self._topics = topics
+        self._selector = selectors.DefaultSelector()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_sender.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._coordinator: Coordinator
+        if settings.zookeeper:
+            self._coordinator = ZooKeeperCoordinator(
+                settings.zookeeper,
+                cluster=settings.cluster,
+                host=settings.host,
+                session_timeout=settings.session_timeout,
+            )
+        else:
+            self._coordinator = LocalCoordinator()
+        self._coordinator.on_change = self._wake
+        self._children: dict[str, WorkerProcess] = {}
+        self._neighbourhood = Neighbourhood.of(settings.host)
+        self._met: set[str] = set()
+        """Workers of an earlier daemon of this host that have claims in slots of ours."""
+        self._spawn_at: dict[int, float] = dict.fromkeys(range(settings.processes), 0.0)
+        """When to start the process of each place that has none."""
+        self._crashes = [0] * settings.processes
+        self._loaded = False
+        """Whether the application could be loaded once: if it cannot later, that may pass."""
+        self._told_dead: frozenset[str] = frozenset()
+        self._step_at = 0.0
+        """When the coordinator wants to be called next."""
+        self._changed = True
+        """Whether what the workers hold may differ from what they should."""
+        self._incomplete = False
+        """Whether a former owner has not let go yet of something that is ours to take."""
+        self._signals = 0
+        self._forced = False
+        self._stop_at: float | None = None
+        self._exit_code = 0
+        self._catalog_loop = Loop("catalog", self._refresh_catalog)
+
+    def run(self) -> int:
+        """Supervise until SIGTERM or SIGINT; returns the exit code."""
+        signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._coordinator.start()
+        self._coordinator.set_topics(self._amounts())
+        self._catalog_loop.start()
+        self._monitor.start()
+        log.info(
+            "daemon_started", host=self._settings.host, processes=self._settings.processes, pid=os.getpid()
+        )
+        try:
+            while not (self._stop_at is not None and not self._children):
+                self._start_missing()
+                self._reconcile()
+                self._tell()
+                self._wait()
+                self._look_after()
+        finally:
+            for child in list(self._children.values()):
+                child.process.kill()
+                child.process.wait()
+            self._catalog_loop.stop(1.0)
+            self._coordinator.stop()
+            self._monitor.stop()
+            signal.set_wakeup_fd(-1)
+        log.info("daemon_stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    # --- waiting
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):  # full: awake anyway; closed: over
+            self._wake_sender.send(b"\0")
+
+    def _on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
+        self._signals += 1
+
+    def _refresh_catalog(self) -> float:
+        try:
+            before = self._amounts()
+            self._catalog.refresh()
+            if self._amounts() != before:
+                self._wake()
+        except TocError as exc:
+            log.warning("topics_not_read", error=str(exc))
+        return REFRESH_SECONDS
+
+    def _amounts(self) -> dict[str, int]:
+        """What is to be assigned: the slots of every topic, and the tables."""
+        amounts = {topic.name: topic.consumed for topic in self._catalog.known().values()}
+        return amounts | {TABLES: self._settings.tables}
+
+    def _wait(self) -> None:
+        timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
+        if [child for child in self._children.values() if not child.link.flush()]:
+            timeout = CLAIM_RETRY_SECONDS
+        until = [self._step_at, *self._spawn_at.values()]
+        timeout = max(0.0, min(timeout, min(until) - time.monotonic()))
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._wake_receiver:
+                self._wake_receiver.recv(4096)
+                self._changed = True
+                continue
+            child, what = key.data
+            if child.worker_id not in self._children:
+                continue
+            if what == "death":
+                self._bury(child)
+            else:
+                self._listen(child)
+                if child.link.closed:
+                    self._selector.unregister(child.link)  # its death follows, or its silence
+
+    def _listen(self, child: WorkerProcess) -> None:
+        try:
+            messages = child.link.receive()
+        except ValueError:  # a handler can reach every descriptor of its process
+            self._kill(child, "what it says is not understood")
+            return
+        for message in messages:
+            self._hear(child, message)
+
+    def _hear(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "unfit":
+            child.unfit = message
+            return
+        child.beat = time.monotonic()
+        child.silence.broken()
+        child.heard = True
+        if kind == "beat":
+            child.stuck = message["stuck"]
+        elif kind == "ready":
+            self._loaded = True
+            log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
+        elif kind == "met":
+            self._met.update(filter(self._neighbourhood.knows, message["workers"]))
+        elif kind == "dropped":
+            self._changed = True
+            slots = unpack(message["slots"])
+            child.held -= slots
+            child.dropping -= slots
+            self._coordinator.release(child.worker_id, slots)
+        elif kind == "leaving":
+            # It takes nothing more; what still runs there is kept alive under its own claims.
+            child.leaving = True
+            self._coordinator.release(child.worker_id, child.held)
+            child.held.clear()
+            self._take_out(child, known_dead=False)
+            if message["recycle"]:
+                child.recycled = True
+                log.warning("worker_recycled", worker=child.worker_id, reason=message["recycle"])
+                self._spawn_at[child.index] = 0.0
+        elif kind == "left":
+            child.left = True
+        if not child.member and not child.leaving and self._stop_at is None:
+            child.member = self._changed = True
+            settings = self._settings
+            self._coordinator.join(
+                Member(
+                    child.worker_id,
+                    settings.host,
+                    weight=settings.weight,
+                    topics=self._topics,
+                    pid=child.process.pid,
+                    metrics=self._monitor.address,
+                    machine=socket.gethostname(),
+                )
+            )
+
+    def _take_out(self, child: WorkerProcess, *, known_dead: bool) -> None:
+        if child.member:
+            child.member = False
+            self._changed = True
+            self._coordinator.leave(child.worker_id, known_dead=known_dead)
+
+    # --- what others may know
+
+    def _tell(self) -> None:
+        """Tell the monitor how it stands, once a second or so, if anybody can ask it."""
+        now = time.monotonic()
+        if self._monitor.address is None or now - self._told_at < TICK_SECONDS / 2:
+            return
+        self._told_at = now
+        children = list(self._children.values())
+        held = {slot for child in children for slot in child.held - child.dropping}
+        moving = {slot for child in children for slot in child.dropping} | self._missing
+        silent = {
+            child.worker_id: child.beat
+            for child in children
+            if child.heard and child.silence.seconds > SILENT_SECONDS
+        }
+        tables = sum(slot.topic == TABLES for slot in held)
+        unowned = self._coordinator.unowned()
+        self._monitor.tell(
+            State(
+                now,
+                self._settings.processes,
+                workers=Counter(_doing(child, silent) for child in children),
+                silent=silent,
+                stuck={child.worker_id: child.stuck for child in children if child.stuck},
+                owned=frozenset(slot for slot in held if slot.topic != TABLES),
+                moving=frozenset(slot for slot in moving if slot.topic != TABLES),
+                unowned=frozenset(slot for slot in unowned if slot.topic != TABLES),
+                unswept=any(slot.topic == TABLES for slot in unowned),
+                tables=tables,
+                missing=len(self._missing),
+                zookeeper=self._coordinator.connected() if self._settings.zookeeper else None,
+                drained=self._coordinator.drained(),
+                stopping=self._stop_at is not None,
+            )
+        )
+
+    # --- processes
+
+    def _start_missing(self) -> None:
+        if self._stop_at is not None:
+            self._spawn_at.clear()
+        now = time.monotonic()
+        for index, at in list(self._spawn_at.items()):
+            if at <= now:
+                del self._spawn_at[index]
+                self._spawn(index)
+
+    def _spawn(self, index: int) -> None:
+        worker_id = self._neighbourhood.name(f"{self._settings.host}-{index}")
+        try:
+            child = self._start(worker_id, index)
+        except OSError as exc:  # no memory, no more processes or files: those that run go on
+            self._monitor.ended(worker_id)
+            log.warning("worker_not_started", error=str(exc))
+            self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
+            return
+        self._children[worker_id] = child
+        self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
+        self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
+
+    def _start(self, worker_id: str, index: int) -> WorkerProcess:
+        """Start a worker process. Raises OSError, and nothing of it is left."""
+        command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
+        command += ["--threads", str(self._settings.threads)]
+        ours, theirs = socket.socketpair()
+        link = ControlPipe(ours)
+        with theirs:
+            try:
+                # It need not ask, which it could not do now, perhaps: the server that knows may be away.
+                known = [topic.values() for topic in self._catalog.known().values()]
+                link.send("known", identity=self._identity, topics=known)
+                with self._monitor.board(worker_id) as board:
+                    # A group of its own: a handler that signals its group means what it has started itself.
+                    process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                        [*command, "--link", str(theirs.fileno()), "--board", str(board)],
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[theirs.fileno(), board],
+                        process_group=0,
+                    )
+                try:
+                    return WorkerProcess(process, link, worker_id, index)
+                except OSError:
+                    process.kill()
+                    process.wait()
+                    raise
+            except OSError:
+                link.close()
+                raise
+
+    def _bury(self, child: WorkerProcess) -> None:
+        """A worker process has ended: nothing of its runs any more, and everybody may know."""
+        del self._children[child.worker_id]
+        self._monitor.ended(child.worker_id)
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        if not child.link.closed:
+            self._selector.unregister(child.link)
+            self._listen(child)  # its last words
+        child.link.close()
+        if not child.left:
+            # Its tasks run again: not beside what they have started, nor behind the locks of connections that
+            # copies of it hold open. Before wait: until then its number cannot be another group's.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+        code = child.process.wait()
+        if child.heard and not child.left:
+            child.member = True  # also if it was silent or leaving: its death is news all the same
+        self._take_out(child, known_dead=not child.left)
+        WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
+        succeeded = any(other.index == child.index for other in self._children.values())
+        again = 0.0 if succeeded or self._stop_at is not None else self._when_again(child)
+        about = {"worker": child.worker_id, "pid": child.process.pid}
+        if child.left:
+            log.info("worker_left", **about)
+        elif child.unfit is None:
+            log.error("worker_died", exit_code=code, **about)
+        else:
+            log.error("worker_unfit", error=child.unfit["error"], again_in_seconds=again, **about)
+        if self._stop_at is not None:
+            if not child.left:
+                self._exit_code = self._exit_code or 1
+        elif again is None:
+            assert child.unfit is not None  # noqa: S101 - that is why
+            self._exit_code = child.unfit["exit_code"]
+            self._stop()
+        elif not succeeded:
+            self._spawn_at[child.index] = time.monotonic() + again
+
+    def _when_again(self, child: WorkerProcess) -> float | None:
+        """In how many seconds to start a successor; None: only a person can help.
+
+        That is so if the application never could be loaded here. One that could is being replaced by another
+        version, perhaps, file by file.
+        """
+        if child.unfit is not None and child.unfit["wrong"] and not self._loaded:
+            return None
+        lived = time.monotonic() - child.born
+        self._crashes[child.index] = 0 if lived > LIVED_SECONDS else self._crashes[child.index] + 1
+        # One that has served died of a task, which can do that a few times only; the others wait for it.
+        cap = SERVED_CAP_SECONDS if child.heard else RESTART_CAP_SECONDS
+        return min(0.1 * (2.0 ** min(self._crashes[child.index], 10) - 1), cap)
+
+    def _look_after(self) -> None:
+        """Signals, silence and deadlines."""
+        now = time.monotonic()
+        if self._signals and self._stop_at is None:
+            self._stop()
+        if self._signals > 1 and not self._forced:
+            self._forced = True
+            log.warning("stop_forced")
+            for child in self._children.values():
+                child.link.send("force")
+        late = self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS
+        for child in self._children.values():
+            silent = child.silence.look() if child.heard else 0.0  # until it is heard it loads the app
+            if late:
+                self._kill(child, "it did not end in time")
+            elif silent > SILENT_SECONDS:
+                self._on_silence(child, silent)
+
+        self._find_gone()
+
+    def _find_gone(self) -> None:
+        """Of the workers that were met, those that are proved gone are dead: nothing of theirs runs.
+
+        The others may have outlived their daemon; a later look asks again.
+        """
+        self._met -= self._children.keys() | self._told_dead
+        gone = set(filter(self._neighbourhood.proves_gone, self._met))
+        if gone:
+            self._met -= gone
+            self._changed = True
+            log.warning("workers_proved_gone", workers=sorted(gone))
+            for worker_id in gone:
+                self._coordinator.leave(worker_id, known_dead=True)
+
+    def _on_silence(self, child: WorkerProcess, seconds: float) -> None:
+        """Give its slots to others, and in the end kill it.
+
+        What it holds would wait for it, or run twice; and one task that holds the interpreter would take
+        one process after the other from everybody else.
+        """
+        if child.member:
+            log.warning("worker_silent", worker=child.worker_id, seconds=round(seconds))
+            self._take_out(child, known_dead=False)
+        topics = [topic for topic in self._catalog.known().values() if topic.name in self._topics]
+        limit = patience(max((topic.max_runtime for topic in topics), default=0))  # it may be any of them
+        if seconds > limit and not _traced(child.process.pid):
+            self._kill(child, f"it was silent for {seconds:.0f} s")
+
+    def _kill(self, child: WorkerProcess, why: str) -> None:
+        if not child.killed:
+            child.killed = True
+            log.error("worker_killed", worker=child.worker_id, pid=child.process.pid, reason=why)
+            child.process.kill()
+
+    def _stop(self) -> None:
+        log.info("daemon_stopping", workers=len(self._children))
+        self._stop_at = time.monotonic() + self._settings.shutdown_deadline
+        for child in self._children.values():
+            child.link.send("stop")
+
+    # --- slots
+
+    def _reconcile(self) -> None:
+        """Bring what each worker holds in line with the assignment."""
+        if not (self._changed or self._incomplete or time.monotonic() >= self._step_at):
+            return
+        self._changed = self._incomplete = False
+        due = self._coordinator.step()  # reads what has changed, so it comes before desired()
+        self._step_at = float("inf") if due is None else time.monotonic() + due
+        if self._stop_at is not None:
+            return
+        self._coordinator.set_topics(self._amounts())
+        dead = frozenset(self._coordinator.dead_workers())
+        if dead != self._told_dead:
+            self._told_dead = dead
+            for child in self._children.values():
+                child.link.send("dead", workers=sorted(dead))
+        desired, claimed = self._coordinator.desired(), self._coordinator.claimed()
+        self._missing = set()
+        for child in self._children.values():
+            if child.leaving:
+                continue
+            want = desired.get(child.worker_id, set()) if child.member else set()
+            # Claims lost with a session: ours again if they can be had, else another's by now.
+            lost = (
+                child.held - claimed.get(child.worker_id, set()) - child.dropping if child.member else set()
+            )
+            if lost:
+                want -= lost - self._coordinator.claim(child.worker_id, lost & want)
+            drop = child.held - want - child.dropping
+            if drop:
+                child.dropping |= drop
+                child.link.send("drop", slots=pack(drop))
+            missing = want - child.held
+            if missing:
+                granted = self._coordinator.claim(child.worker_id, missing)
+                if granted:
+                    child.held |= granted
+                    child.link.send("dead", workers=sorted(dead))
+                    child.link.send("take", slots=pack(granted))
+                self._missing |= missing - granted
+                self._incomplete |= len(granted) < len(missing)
+
+
+def _doing(child: WorkerProcess, silent: Collection[str]) -> str:
+    """What a worker process is doing, in a word of the metric toc_workers."""
+    if not child.heard:
+        return "starting"
+    if child.worker_id in silent:
+        return "silent"
+    return "leaving" if child.leaving else "ready"
+
+
+def _traced(pid: int) -> bool:
+    """Whether a debugger is at the process: then somebody wants it to stand still."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "\nTracerPid:\t0\n" not in status

@@ -1,0 +1,136 @@
+"""Slots and tables that come to a worker process and go from it.
+
+    taken     wanted ─▶ claimed (a number is drawn) ─▶ served
+    dropped   nothing more is taken; what has not started is given back
+              ─▶ ``dropped`` is said once what runs has finished, at the latest after HAND_OVER_SECONDS
+              ─▶ the claim number is handed back when the last handler under it has finished
+
+Tables need no claim: two workers that sweep one for a while are harmless.
+"""
+
+from __future__ import annotations
+
+from toc.coordination.assignment import TABLES
+from toc.index.wake import WakeListener
+from toc.model.clock import Clock
+from toc.model.topic import Slot
+from toc.worker.control import ControlPipe, pack
+from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.stages.pipeline import Pipeline
+from toc.worker.stages.reclaim import Reclaimer
+from toc.worker.table_services import TableServices
+
+HAND_OVER_SECONDS = 0.5
+"""How long a slot that is handed over waits for handlers that run; later they finish under our claim."""
+CLAIM_AGAIN_SECONDS = 0.5
+"""How soon to try again to claim slots whose Redis node did not answer."""
+
+
+class Handover:
+    """Takes and drops as the daemon says. Only the main thread calls it."""
+
+    def __init__(
+        self,
+        *,
+        book: SlotBook,
+        link: ControlPipe,
+        listener: WakeListener,
+        clock: Clock,
+        pipeline: Pipeline,
+        reclaimer: Reclaimer,
+        services: TableServices,
+    ) -> None:
+        self._book = book
+        self._link = link
+        self._listener = listener
+        self._clock = clock
+        self._pipeline = pipeline
+        self._reclaimer = reclaimer
+        self._services = services
+        self._claimed_at = float("-inf")
+        self._dropping: list[tuple[float, list[OwnedSlot]]] = []
+        """Slots being handed over, with the time until which running handlers are waited for."""
+        self._lingering: list[OwnedSlot] = []
+        """Slots handed over whose last handlers still run under our claim."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether ``step`` has something to do soon."""
+        return bool(self._dropping or self._lingering or self._book.incomplete)
+
+    def take(self, given: set[Slot]) -> None:
+        """Serve these slots and tables from now on; the next ``step`` claims the slots."""
+        tables, slots = _apart(given)
+        self._services.add(tables)
+        self._book.want(slots, self._clock.monotonic())
+        self._claimed_at = float("-inf")
+
+    def drop(self, given: set[Slot]) -> None:
+        """Take nothing more from these and give back what waits; later steps say ``dropped``."""
+        tables, slots = _apart(given)
+        self._services.remove(tables)
+        dropped = self._book.give_up(slots)
+        self._listener.set_slots(self._book.owned)
+        self._pipeline.withdraw(given)
+        self._dropping.append((self._clock.monotonic() + HAND_OVER_SECONDS, dropped))
+        rest = given - {owned.slot for owned in dropped}
+        if rest:
+            self._link.send("dropped", slots=pack(rest))
+
+    def drop_all(self) -> list[OwnedSlot]:
+        """Take nothing more at all and give back what waits: this process leaves.
+
+        Nothing is said; returns the slots for ``SlotBook.hand_back`` once nothing runs here.
+        """
+        owned = self._book.give_up(list(self._book.wanted))
+        self._listener.set_slots(())
+        self._pipeline.withdraw()
+        return owned
+
+    def step(self, now: float) -> None:
+        """Claim what is not claimed yet, and go on with what is handed over. ``now`` is monotonic."""
+        self._claim(now)
+        self._hand_over(now)
+
+    def _claim(self, now: float) -> None:
+        if not self._book.incomplete or now - self._claimed_at < CLAIM_AGAIN_SECONDS:
+            return
+        self._claimed_at = now
+        fresh = self._book.claim_missing()
+        if fresh:
+            self._listener.set_slots(self._book.owned)
+            for owned in fresh:
+                self._pipeline.inbox.look_at(owned.slot, 0)
+            met = {worker_id for owned in fresh for worker_id in owned.others.values()}
+            if met:
+                self._link.send(
+                    "met", workers=sorted(met)
+                )  # the daemon may know, or find, that they are dead
+                self._reclaimer.look_now()
+
+    def _hand_over(self, now: float) -> None:
+        if not self._dropping and not self._lingering:
+            return
+        busy = {entry.slot for entry in self._pipeline.inflight.snapshot()}
+        quiet = self._pipeline.finisher.idle
+        released: list[OwnedSlot] = []
+        waiting: list[tuple[float, list[OwnedSlot]]] = []
+        for until, owned in self._dropping:
+            ready = [o for o in owned if now >= until or (quiet and o.slot not in busy)]
+            released += ready
+            left = [o for o in owned if o not in ready]
+            if left:
+                waiting.append((until, left))
+        self._dropping = waiting
+        if released:
+            self._link.send("dropped", slots=pack(owned.slot for owned in released))
+            self._lingering += released
+        if quiet:
+            self._book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
+            self._lingering = [owned for owned in self._lingering if owned.slot in busy]
+
+
+def _apart(given: set[Slot]) -> tuple[set[int], set[Slot]]:
+    """Numbers of tables, and slots."""
+    tables = {slot for slot in given if slot.topic == TABLES}
+    return {table.number for table in tables}, given - tables

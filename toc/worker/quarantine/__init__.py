@@ -1,0 +1,1 @@
+"""Suspects run one by one, each in a process of its own."""

@@ -1,0 +1,145 @@
+"""A process in which one task at a time runs and nothing else. The quarantine starts it.
+
+It has no connection to any server but those that the handler makes: the row comes and the outcome
+goes over a socket pair. It ends with its worker, however that ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from toc.model.errors import TocError
+from toc.model.handler import Handler
+from toc.model.raised import raised
+from toc.model.task import TryRow
+from toc.observe.log import configure, detach
+from toc.observe.metrics import LOG_LINES_DROPPED
+from toc.worker import copies, descriptors, stdio
+from toc.worker.app import load_app
+from toc.worker.control import ControlPipe
+from toc.worker.copies import end_if_copy
+from toc.worker.silence import BEAT_SECONDS
+from toc.worker.stages.dispatch import check_done, per_task
+from toc.worker.stages.loopwatch import executor_gone
+from toc.worker.stages.traced import traced
+
+PR_SET_PDEATHSIG = 1
+
+
+def run(handler: Handler, row: TryRow, runner: asyncio.Runner, seconds: float) -> dict[str, Any]:
+    """Run one task to its end; returns the message that says how it ended. A batch handler gets it alone.
+
+    A coroutine is cancelled after so many seconds; who waits for it ends other handlers.
+    """
+    error: BaseException | None = None
+    try:
+        task = row.to_task(handler.topic)
+        outcome = handler.call(task if handler.batch is None else [task])
+        if handler.is_async:
+            outcome = _await(outcome, runner.get_loop(), seconds)
+        else:
+            check_done(outcome)
+        if handler.batch is not None:
+            error = per_task(outcome, [task]).get(task.job_id)
+    except BaseException as exc:
+        error = exc
+    end_if_copy(error)
+    return {"kind": "processed"} if error is None else _told(error)
+
+
+def _await(outcome: Awaitable[Any], loop: asyncio.AbstractEventLoop, seconds: float) -> Any:
+    async def awaited() -> Any:
+        return await outcome
+
+    task = loop.create_task(awaited())
+    timer = loop.call_later(seconds, task.cancel, "max_runtime is over")
+    task.add_done_callback(lambda _: loop.stop())
+    while not task.done():
+        loop.run_forever()  # a handler may stop it
+    timer.cancel()
+    return task.result()
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    told = raised(error)
+    kind = "dead" if told.dead else "failed" if told.after_ms is None else "retry"
+    return {"kind": kind, "raised": told._asdict()}
+
+
+def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
+    """Run what comes, until the worker closes its end, or a handler has left the process no descriptors."""
+    dropped = LOG_LINES_DROPPED.of()
+    link.send("ready", topics=list(handlers))
+    threading.Thread(target=_beat, args=[link], name="toc-beat", daemon=True).start()
+    with asyncio.Runner() as runner, selectors.DefaultSelector() as selector:
+        selector.register(link, selectors.EVENT_READ)
+        copies.runs_here(runner.get_loop())
+        while not link.closed and not descriptors.short():
+            selector.select()
+            for message in link.receive():
+                row = TryRow._make(message["row"])
+                # One runner for all: what handlers keep may be bound to their event loop.
+                told = run(handlers[message["topic"]], row, runner, message["seconds"])
+                stdio.restore()  # for the next one, who did not close them
+                link.send(told.pop("kind"), dropped=dropped.take(), **told)
+                if executor_gone(runner.get_loop()):
+                    return  # the next one is not to fail of that
+
+
+def _beat(link: ControlPipe) -> None:
+    """Give signs of life, as long as no handler holds the interpreter."""
+    while not link.closed:
+        link.send("beat")
+        time.sleep(BEAT_SECONDS)
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process when the thread that started it is gone, even if a handler hangs."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it is gone already
+        os._exit(0)
+
+
+def main() -> None:
+    """The entry point of ``python -m toc.worker.quarantine.isolated``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--app", required=True)
+    parser.add_argument("--link", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    detach()
+    end_with(arguments.parent)
+    # Supervisors signal every process of a service: the worker decides when this one ends. Not ignored, which
+    # what a handler starts would inherit.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    sock = socket.socket(fileno=arguments.link)
+    sock.set_inheritable(False)
+    stdio.keep()
+    try:
+        center = load_app(arguments.app)
+    except TocError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        sys.exit(exc.exit_code)
+    configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
+    handlers = center.handlers
+    if center.tracing is not None:
+        handlers = {topic: traced(handler, center.tracing) for topic, handler in handlers.items()}
+    link = ControlPipe(sock)
+    copies.keep_apart(link.close)
+    serve(link, handlers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,362 @@
+"""Quarantine: a task that was running when several workers in a row ended runs alone, and shows what it is.
+
+Whoever is in flight when a process ends is counted as crashed with it (``crashes`` on the row): nobody can
+tell the culprit from its neighbours. So is a task whose try another handler has broken off (``Disturbed``).
+From ``limit`` crashes in a row on, a task is not dispatched with others: a child process of its own runs it,
+and nothing else runs there meanwhile (``isolated``).
+
+    it returns                  processed, as ever
+    it raises, or max_runtime   a failed try like any other; its crashes are forgotten
+    the child ends, or freezes  it was the task: dead
+    the worker ends too         nobody saw the end: again, each time later; after several times dead
+
+A run alone is counted on its row *before* it begins, with the time of the next one should nobody report. So
+the count is right whatever happens to the worker, and what only waits for its run is charged nothing.
+
+One child at a time, and only a short line waits for it in memory: the rest gets a time in the index at which
+its turn may have come. The child is used again while others wait, since most suspects are innocent; only a
+child that has run nothing before convicts.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toc.model.clock import Clock
+from toc.model.errors import StoreUnavailable
+from toc.model.raised import Raised, overran
+from toc.model.task import TryRow
+from toc.model.topic import Slot
+from toc.model.verdict import Failure, is_suspect
+from toc.observe.log import get_logger
+from toc.observe.metrics import LOG_LINES_DROPPED, QUARANTINED
+from toc.store.batch import Guard
+from toc.store.shards import Trouble
+from toc.store.store import Store
+from toc.worker.loop import Loop
+from toc.worker.quarantine.child import IsolatedProcess
+from toc.worker.silence import patience
+from toc.worker.stages.dispatch import CLEAN_UP_SECONDS
+from toc.worker.stages.early import EarlyEntries
+from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.finish import Finisher
+
+log = get_logger(__name__)
+
+LINE = 50
+"""Most entries that wait here for their run."""
+READY_SECONDS = 60.0
+"""How long the child may take to load the app."""
+NOT_STARTED_MS = 10_000
+"""When to try again if there is no child: no memory, or the app does not load."""
+UNSEEN_MS = 5000
+"""When to run a task again whose worker ended while it ran alone; doubled each time."""
+MAX_UNSEEN = 5
+"""Runs alone whose end nobody saw, after which a task is dead: it brings down even the worker beside it. The
+pauses between them give crashes that are a neighbour's minutes to end."""
+ALONE = "it runs alone, since every worker that ran it died or fell silent"
+"""The last error of a task while it runs alone, and if nobody saw how that ended."""
+BROKEN_OFF = "its worker stopped while it ran alone"
+FIRST_GUESS_SECONDS = 0.1
+"""How long a run is taken to last of which nothing is known. Who comes back too early is put off again."""
+LEAST_SECONDS = 0.01
+OUTLIER = 4
+"""A run counts as at most so many times as long as those before it. Few take long, most of all those of
+culprits, after which the app is loaded anew: if these set the pace, everybody else would wait for nothing."""
+SOONEST_MS = 500
+FARTHEST_MS = 300_000
+"""How far away the turn of a task that finds the line full may be; beyond that order is given up."""
+LINGER_SECONDS = 2.0
+"""How long a child waits for the next task."""
+CANCEL_SECONDS = 1.0
+"""How long a coroutine may take to hear that it is cancelled."""
+LEAVE_SECONDS = 2.0
+"""How long a child may take to end by itself."""
+BUSY_LOG_SECONDS = 60.0
+IDLE_SECONDS = 3600.0
+
+
+class Quarantine:
+    """The loop that runs suspects one by one. The poller admits them, the finisher writes how they ended."""
+
+    def __init__(
+        self,
+        *,
+        app: str,
+        limit: int,
+        store: Store,
+        finisher: Finisher,
+        inflight: Inflight,
+        clock: Clock,
+        early: EarlyEntries,
+    ) -> None:
+        self._app = app
+        self._limit = limit
+        self._store = store
+        self._finisher = finisher
+        self._inflight = inflight
+        self._clock = clock
+        self._early = early
+        self._lock = threading.Lock()
+        self._line: deque[Entry] = deque()
+        self._running: tuple[Entry, TryRow] | None = None
+        """What runs or is about to, and its row as it was before this run was counted."""
+        self._counting = threading.Lock()
+        self._child: IsolatedProcess | None = None
+        self._idle_since = 0.0
+        self._seconds = FIRST_GUESS_SECONDS  # moving average of what a run takes
+        self._turn = 0
+        """When the last of those that were put off may have its turn, in milliseconds."""
+        self._told_at = float("-inf")
+        self._leaving = False
+        self.loop = Loop("quarantine", self.run_once)
+
+    # --- told by other threads
+
+    def takes(self, row: TryRow) -> bool:
+        """Whether a task may run only here."""
+        return is_suspect(row, self._limit)
+
+    def admit(self, entries: Sequence[Entry]) -> None:
+        """Run these alone, one by one; what finds the line full goes back into the index until its turn."""
+        now = self._clock.now_ms()
+        with self._lock:
+            room = 0 if self._leaving else max(0, LINE - len(self._line))
+            self._line.extend(entries[:room])
+            put_off = [(entry, self._next_turn(now)) for entry in entries[room:]]
+        self.loop.wake()
+        if not put_off:
+            return
+        if (monotonic := self._clock.monotonic()) - self._told_at >= BUSY_LOG_SECONDS:
+            self._told_at = monotonic
+            log.warning("quarantine_full", waiting=LINE, put_off=len(put_off))
+        self._put_off(put_off)
+
+    def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
+        """Take back what waits and has not started: of these slots, or all."""
+        with self._lock:
+            taken = [entry for entry in self._line if slots is None or entry.slot in slots]
+            self._line = deque(entry for entry in self._line if entry not in taken)
+        return taken
+
+    def leave(self) -> None:
+        """Start nothing more. What runs may end; that its process ends now proves nothing, though."""
+        self._leaving = True
+
+    def abandon(self) -> list[Entry]:
+        """End what still runs and take back its count; returns it, to be given back."""
+        with self._counting:
+            running = self._running
+            if running is None or not self._inflight.settle(running[0]):
+                return []
+        with self._lock:
+            child = self._child
+        if child is not None:
+            child.kill()
+        self._take_back(*running)
+        return [running[0]]
+
+    # --- the loop
+
+    def run_once(self) -> float:
+        """Run the next suspect to its end; returns the seconds until the next call."""
+        with self._lock:
+            entry = self._line.popleft() if self._line and not self._leaving else None
+        began = self._clock.monotonic()
+        if entry is not None:
+            self._running = (entry, entry.row)
+            self._run(entry, entry.row)
+            self._running = None
+            self._idle_since = self._clock.monotonic()
+            self._seconds = smoothed(self._seconds, self._idle_since - began)
+            return 0.0
+        if self._child is None:
+            return IDLE_SECONDS
+        left = self._idle_since + LINGER_SECONDS - began
+        if left > 0 and not self._leaving:
+            return left
+        self._end_child(LEAVE_SECONDS)
+        return IDLE_SECONDS
+
+    def _run(self, entry: Entry, row: TryRow) -> None:
+        if row.crashes >= self._limit + MAX_UNSEEN and self._ran_alone(entry):
+            reason = f"the workers that ran it ended {row.crashes} times in a row, also while it ran alone"
+            self._report(entry, _ended_its_process(reason), "unseen")
+            return
+        child = self._ready_child(entry.topic.name)
+        now = self._clock.now_ms()
+        if child is None:
+            self._put_off([(entry, now + NOT_STARTED_MS)])
+        elif self._leaving:
+            self._finisher.give_back([entry])
+        elif row.next_time > now:
+            self._early.put([entry])  # the last look at the clock: never early
+        elif self._count(entry, now):
+            log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=row.crashes)
+            QUARANTINED.of(entry.topic.name).add()
+            self._judge(entry, row, child)
+
+    def _judge(self, entry: Entry, before: TryRow, child: IsolatedProcess) -> None:
+        """Have the child run the task, and report what came of it."""
+        fresh, message, how = self._try(entry, before, child)
+        if not fresh and how:
+            # Others had run there before and may have left something behind: only a fresh child convicts.
+            again = self._ready_child(entry.topic.name)
+            if again is not None and not entry.settled:
+                fresh, message, how = self._try(entry, before, again)
+        if message is not None:
+            error = None if message["kind"] == "processed" else Raised(**message["raised"])
+            self._report(entry, error, message["kind"])
+        elif not how:
+            self._end_child()
+            self._report(entry, overran(entry.topic.max_runtime), "overdue")
+        elif fresh and not self._leaving:
+            times = entry.row.crashes
+            reason = f"its handler ended its process {times} times, the last time alone ({how})"
+            self._report(entry, _ended_its_process(reason), how)
+        elif self._inflight.settle(entry):
+            self._take_back(entry, before)
+            self._finisher.give_back([entry])
+
+    def _try(
+        self, entry: Entry, row: TryRow, child: IsolatedProcess
+    ) -> tuple[bool, dict[str, Any] | None, str]:
+        """Whether the child was fresh, what it said, and how it ended if it did before it said anything."""
+        fresh, child.fresh = child.fresh, False
+        limit = entry.topic.max_runtime
+        child.send("run", topic=entry.topic.name, row=list(row), seconds=limit)
+        clean_up = CLEAN_UP_SECONDS + CANCEL_SECONDS if entry.handler.is_async else 0.0
+        message = child.hear(limit + clean_up, patience(limit))
+        how = ""
+        if message is not None:
+            LOG_LINES_DROPPED.of().add(message["dropped"])
+        elif child.silent:
+            how = f"it held the interpreter for {patience(limit):.0f} s"
+            self._end_child()
+        elif child.dead:
+            how = self._end_child()
+        return fresh, message, how
+
+    def _report(self, entry: Entry, error: Raised | None, outcome: str) -> None:
+        if self._inflight.settle(entry):  # not if it was abandoned meanwhile
+            log.info("quarantine_ended", job_id=entry.job_id, topic=entry.topic.name, outcome=outcome)
+            self._finisher.ended(entry, error)
+
+    # --- the child
+
+    def _ready_child(self, topic: str) -> IsolatedProcess | None:
+        """A child that has loaded the app, the one there is or a new one; None when there can be none now."""
+        if self._child is not None and not self._child.dead:
+            return self._child
+        self._end_child()
+        try:
+            child = IsolatedProcess(self._app)
+        except OSError as exc:  # no memory, no more processes
+            log.warning("quarantine_not_started", error=str(exc))
+            return None
+        with self._lock:
+            self._child = child
+        message = child.hear(READY_SECONDS)
+        if message is not None and topic in message["topics"]:
+            return child
+        log.warning("quarantine_not_started", error=f"the app was not loaded ({self._end_child()})")
+        return None
+
+    def _end_child(self, seconds: float = 0.0) -> str:
+        with self._lock:
+            child, self._child = self._child, None
+        return child.end(seconds) if child is not None else ""
+
+    # --- rows
+
+    def _ran_alone(self, entry: Entry) -> bool:
+        """Whether its crashes count runs alone; else the limit was lowered after they happened."""
+        try:
+            whole = self._store.get(entry.job_id)
+        except StoreUnavailable:
+            return False
+        return whole is not None and whole.last_error == ALONE
+
+    def _count(self, entry: Entry, now: int) -> bool:
+        """Count a run alone on the row before it begins, with the time of the next should nobody report."""
+        row = entry.row
+        again = UNSEEN_MS * 2 ** min(row.crashes - self._limit, MAX_UNSEEN)
+        counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
+        with self._counting:
+            if entry.settled:
+                return False  # abandoned meanwhile
+            guards = self._store.count([_change(row, counted, ALONE)])
+            if guards.get(entry.job_id) is Guard.APPLIED:
+                entry.row = counted
+                return True
+        if guards.unanswered:
+            _complain(guards.unanswered)
+            self._put_off([(entry, now + NOT_STARTED_MS)])
+        else:
+            self._by_row([entry])
+        return False
+
+    def _take_back(self, entry: Entry, before: TryRow) -> None:
+        """Undo the count of a run that was broken off by us."""
+        if entry.row is before:
+            return
+        guards = self._store.fail([_change(entry.row, before, BROKEN_OFF)])
+        if guards.unanswered:
+            _complain(guards.unanswered)
+        entry.row = before
+
+    def _put_off(self, times: Sequence[tuple[Entry, int]]) -> None:
+        """Give entries back until these times, charging nothing.
+
+        The row is told too: the sweep would bring it back at once otherwise.
+        """
+        changed = {entry.job_id: entry.row._replace(next_time=at) for entry, at in times}
+        guards = self._store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
+        if guards.unanswered:
+            _complain(guards.unanswered)
+        lost = [entry for entry, _ in times if guards.get(entry.job_id) is Guard.LOST]
+        back = [entry for entry, _ in times if entry not in lost]
+        for entry in back:
+            entry.row = changed[entry.job_id]
+        self._finisher.give_back(back)
+        if lost:
+            self._by_row(lost)
+
+    def _by_row(self, entries: list[Entry]) -> None:
+        """Somebody else has changed the rows of entries that did not run: they decide."""
+        rows = self._store.read_tries([entry.job_id for entry in entries])
+        self._finisher.give_back_unread(entry for entry in entries if entry.job_id in rows.unanswered)
+        self._finisher.settle_by_row(
+            (entry, rows.get(entry.job_id)) for entry in entries if entry.job_id not in rows.unanswered
+        )
+
+    def _next_turn(self, now: int) -> int:
+        """When the next one that found the line full may have its turn."""
+        each = max(1, int(self._seconds * 1000))
+        turn = max(self._turn + each, now + each * (len(self._line) + 1), now + SOONEST_MS)
+        if turn - now > FARTHEST_MS:
+            return now + random.randint(FARTHEST_MS // 2, FARTHEST_MS)  # noqa: S311 - spreads, guards nothing
+        self._turn = turn
+        return turn
+
+
+def smoothed(average: float, seconds: float) -> float:
+    """The moving average of what runs take, after one that took so long."""
+    return average + (min(seconds, OUTLIER * max(average, LEAST_SECONDS)) - average) * 0.1
+
+
+def _complain(unanswered: Mapping[int, Trouble]) -> None:
+    log.warning("rows_not_written", tries=len(unanswered), error=str(next(iter(unanswered.values()))))
+
+
+def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:
+    """What makes ``new`` of a pending row that is still as ``row``."""
+    return Failure.of(row, attempts=new.attempts, crashes=new.crashes, next_time=new.next_time, error=error)
+
+
+def _ended_its_process(reason: str) -> Raised:
+    return Raised("ProcessEnded", reason, dead=True, crashed=True)

@@ -1,0 +1,171 @@
+"""Agenda: when each slot is looked at next, and which of those that are due are served now.
+
+A slot is due when its first entry is, as far as the worker knows: a prepare tells what is left in it, a
+wake-up message or the slow peek of the reclaimer tells of entries that became due earlier. Of the slots that
+are due as many are served as their topic has room for; those that wait longest come first, and the others
+wait until the dispatcher says that there is room again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+
+from toc.index.messages import Prepared, PrepareRequest
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.handler import Handler
+from toc.model.topic import Slot
+from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
+from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
+from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.resume import ResumeRate
+
+TAKE_LIMIT = 200
+"""Most entries that one prepare takes from one slot: it bounds how long the script holds the server."""
+ROUND_LIMIT = 400
+"""Most entries of one topic that one round takes: other topics wait while their rows are read."""
+ENOUGH_UNWRITTEN = 3000
+"""Tries that have ended and are not written, beyond which nothing is taken of a topic of which more was due
+than the last prepare could take. A burst waits here for the finisher, and leaves room for what other topics
+have due meanwhile."""
+BEHIND_LOOK_MS = 50
+PAUSED_LOOK_MS = 1000
+"""How often the poller looks whether a paused topic was resumed."""
+
+
+class Agenda:
+    """The due times of this worker's slots. Only the poller's thread uses it."""
+
+    def __init__(
+        self,
+        *,
+        catalog: TopicCatalog,
+        clock: Clock,
+        handlers: Mapping[str, Handler],
+        book: SlotBook,
+        finisher: Finisher,
+        dispatcher: Dispatcher,
+        pressure: Pressure,
+    ) -> None:
+        self._catalog = catalog
+        self._handlers = handlers
+        self._book = book
+        self._finisher = finisher
+        self._dispatcher = dispatcher
+        self._pressure = pressure
+        self._due: list[tuple[int, Slot]] = []
+        """Heap of (due, slot); stale pairs are skipped when they surface."""
+        self._no_room: dict[Slot, int] = {}
+        """Slots that are due, since when; those that wait longest are served first."""
+        self._resume = ResumeRate(clock)
+
+    def hear(self, news: Mapping[Slot | None, int]) -> None:
+        """Slots (None: every slot) may hold something that is due at these instants. Begins a round."""
+        owned = self._book.owned
+        if None in news:
+            for member in owned.values():
+                self.look(member, news[None])
+        for slot, due in news.items():
+            if slot is not None and slot in owned:
+                self.look(owned[slot], due)
+        if self._no_room:
+            blocked, self._no_room = self._no_room, {}
+            for slot, due in blocked.items():
+                if slot in owned:
+                    self.look(owned[slot], due)
+
+    def look(self, owned: OwnedSlot, due: int) -> None:
+        """Look at a slot at ``due`` (ms), if not before."""
+        if due < owned.due:
+            owned.due = due
+            heapq.heappush(self._due, (owned.due, owned.slot))
+            if len(self._due) > 2 * len(self._book.owned) + 64:  # stale pairs that lie far ahead
+                self._due = [(o.due, o.slot) for o in self._book.owned.values() if o.due < NEVER]
+                heapq.heapify(self._due)
+
+    def next_due(self) -> int | None:
+        """When the next slot is due (ms); None when nothing is known to be."""
+        while self._due:
+            due, slot = self._due[0]
+            owned = self._book.owned.get(slot)
+            if owned is not None and owned.due == due:
+                return due
+            heapq.heappop(self._due)
+        return None
+
+    def choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
+        """Which due slots to take from, and how many entries at most: no more than can be started soon."""
+        owned = self._book.owned
+        by_topic: dict[str, list[OwnedSlot]] = {}
+        while self._due and self._due[0][0] <= now:
+            due, slot = heapq.heappop(self._due)
+            member = owned.get(slot)
+            if member is None or member.due != due:
+                continue
+            by_topic.setdefault(slot.topic, []).append(member)
+        requests: list[tuple[OwnedSlot, PrepareRequest]] = []
+        topics = self._catalog.known()
+        unwritten = self._finisher.backlog
+        for name, members in by_topic.items():
+            since = {member.slot: member.due for member in members}
+            for member in members:
+                member.due = NEVER  # until something is known
+            more = any(member.left for member in members)
+            if unwritten > (ENOUGH_UNWRITTEN if more else MAX_UNWRITTEN):
+                for member in members:
+                    self.look(member, now + BEHIND_LOOK_MS)
+                continue
+            topic = topics.get(name)
+            if topic is None or topic.paused or name not in self._handlers:
+                for member in members:
+                    self.look(member, now + PAUSED_LOOK_MS)
+                continue
+            room = min(self._dispatcher.room(name), ROUND_LIMIT)
+            if topic.resume_rate:
+                mine = sum(slot.topic == name for slot in owned)
+                members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
+                for member in waiting:
+                    self.look(member, now + wait)
+            chosen = share(members, room)
+            if len(chosen) < len(members):
+                self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
+                self._dispatcher.want_room(name)
+            requests += [
+                (member, PrepareRequest(member.slot, limit, topic.retries, member.claim))
+                for member, limit in chosen
+            ]
+        self._pressure.crowded = bool(self._no_room)
+        return requests
+
+    def took(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
+        """A prepare has taken this from a slot: when to look at it next."""
+        owned.left = result.left
+        if owned.slot.topic in self._resume.topics:
+            self._resume.took(owned.slot, len(result.entries), result.next_due)
+        if result.next_due is None:
+            return
+        due = instant_of(result.next_due)
+        if due <= now:
+            # Due by our clock: either there is more, or Redis's clock is behind ours and says not yet.
+            due = now + max(due - result.redis_now_ms, 0)
+        self.look(owned, due)
+
+
+def share(members: list[OwnedSlot], room: int) -> list[tuple[OwnedSlot, int]]:
+    """The slots to take from now, the first of those that are due, and how many entries of each at most.
+
+    Of a slot whose last prepare left some, so many: few slots give many each then, rather than many slots
+    few. A batch of one slot lies in few tables, and taking, reading and finishing cost by the slot and by the
+    table. What the others hold is not known, so each may give an even part.
+    """
+    part = min(max(1, room // max(1, len(members))), TAKE_LIMIT)
+    chosen: list[tuple[OwnedSlot, int]] = []
+    for member in members:
+        if room < 1:
+            break
+        limit = min(member.left or part, TAKE_LIMIT, room)
+        chosen.append((member, limit))
+        room -= limit
+    return chosen

@@ -1,0 +1,562 @@
+"""Dispatch: from checked entries to running handlers.
+
+Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue per topic
+and the threads serve the topics in turn, so that a burst on one does not hold up another; nor do slow
+handlers, since ``shares`` says how many threads a topic may occupy. ``room`` tells the poller how much more
+of a topic it may take: only what can be started soon, judged by how long handlers took.
+
+A topic may say how many of its handlers run at once (``concurrency``): then so many threads serve its line,
+and coroutines beyond that wait as the entries of a line do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import UnreadableTask
+from toc.model.handler import Handler
+from toc.model.raised import Disturbed, Raised, raised
+from toc.model.task import Task
+from toc.model.topic import Slot
+from toc.observe.log import get_logger, stack
+from toc.worker import copies, descriptors
+from toc.worker.loop import end_process, watched_thread
+from toc.worker.stages.coroutine import HandlerTask
+from toc.worker.stages.early import EarlyEntries
+from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.inbox import Inbox
+from toc.worker.stages.loopwatch import LoopWatch, executor_gone
+from toc.worker.stages.shares import most_threads
+
+log = get_logger(__name__)
+
+START_WITHIN_SECONDS = 0.1
+"""How far ahead the poller takes: as many entries as the threads can start within this time."""
+MAX_WAITING = 2000
+"""Most entries of one topic that wait for a thread, however fast its handler is: it bounds memory."""
+CLEAN_UP_SECONDS = 5.0
+"""How long a coroutine may take to clean up that was cancelled because it ran longer than max_runtime. After
+that its process is replaced, like that of a thread which does not end."""
+NO_DESCRIPTORS = "a handler has left it hardly any descriptors"
+FIRST_GUESS_SECONDS = 0.005
+"""How long a handler of which nothing is known is taken to run."""
+
+
+class _Line:
+    """The waiting entries of one topic."""
+
+    __slots__ = ("running", "seconds", "threads", "topic", "waiting")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.waiting: deque[Entry] = deque()
+        self.running = 0
+        self.threads = 0
+        """How many threads it may occupy at most, whatever others do. Kept here: each task asks for it."""
+        self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one task takes a thread
+
+
+class _AsyncLine:
+    """The entries of one topic whose handler is a coroutine."""
+
+    __slots__ = ("calls", "seconds", "size", "taken", "waiting")
+
+    def __init__(self, handler: Handler) -> None:
+        self.size = handler.batch or 1
+        self.waiting: deque[Entry] = deque()
+        """Those beyond the topic's concurrency, and for a moment all: until the event loop has seen them."""
+        self.taken = 0
+        """All that were put here and have not ended."""
+        self.calls = 0
+        """Coroutines that run. Only the event loop's thread counts them."""
+        self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one coroutine takes
+
+
+class Dispatcher:
+    """Runs handlers and reports how each try ended to the finisher."""
+
+    def __init__(
+        self,
+        *,
+        handlers: Mapping[str, Handler],
+        inflight: Inflight,
+        finisher: Finisher,
+        catalog: TopicCatalog,
+        clock: Clock,
+        threads: int,
+        async_limit: int,
+        early: EarlyEntries,
+        inbox: Inbox,
+        on_room: Sequence[Callable[[], None]],
+        recycle: Callable[[str], None],
+    ) -> None:
+        self._inflight = inflight
+        self._finisher = finisher
+        self._catalog = catalog
+        self._clock = clock
+        self._early = early
+        self._inbox = inbox
+        self._on_room = on_room
+        self._recycle = recycle
+        self._async_limit = async_limit
+        self._lines = {topic: _Line(topic) for topic, handler in handlers.items() if not handler.is_async}
+        self._most = threads
+        self._shared = len(self._lines) > 1
+        """Whether the threads serve several topics."""
+        for line in self._lines.values():
+            line.threads = self._concurrency(line.topic) or threads
+        self._turns: deque[_Line] = deque()
+        """Lines that have waiting entries, in the order in which they are served."""
+        self._free = threads
+        """How many more handlers may run; less than 0 while spare threads do, see ``most_threads``."""
+        self._wants_room: set[str] = set()
+        self._lock = threading.Lock()
+        self._idle = 0
+        """Threads that sleep, without those that a wake-up is on its way to."""
+        self._wake_ups: SimpleQueue[None] = SimpleQueue()
+        """Each wakes one idle thread. A Condition would, too, for twice the hand-overs between threads."""
+        self._closed = False
+        # One to spare for each topic that may find all of them busy; but who asks for one thread has handlers
+        # that must not run at the same time.
+        spare = len(self._lines) - 1 if threads > 1 else 0
+        self._threads = [
+            watched_thread(f"handler-{n}", self._work, lambda: self._closed)
+            for n in range(threads + spare if self._lines else 0)
+        ]
+        self._async = {topic: _AsyncLine(handler) for topic, handler in handlers.items() if handler.is_async}
+        self._tasks: dict[int, HandlerTask] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if self._async:
+            self._loop = asyncio.new_event_loop()
+            self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
+            thread = watched_thread("async-handlers", self._run_event_loop, lambda: self._closed)
+            self._threads.append(thread)
+            self._loop_watch = LoopWatch(self._loop, thread, clock)
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Start nothing more; threads end once their handler returns. Does not wait for handlers."""
+        with self._lock:
+            self._closed = True
+            self._wake(self._idle)
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    # --- the poller's side
+
+    def room(self, topic: str) -> int:
+        """How many more entries of ``topic`` may be taken now; not more than can be started soon.
+
+        0 while more than half of what may wait is there: a few large batches cost less than many small.
+        """
+        coroutines = self._async.get(topic)
+        if coroutines is not None:
+            limit = self._async_limit
+            if concurrency := self._concurrency(topic):
+                soon = concurrency * coroutines.size * (1 + START_WITHIN_SECONDS / coroutines.seconds)
+                limit = int(min(limit, soon))
+            room = limit - coroutines.taken
+            return room if room >= limit // 8 else 0
+        line = self._lines[topic]
+        threads = self._threads_for(line)
+        ahead = int(START_WITHIN_SECONDS * threads / line.seconds)
+        waiting = len(line.waiting)
+        if waiting > min(ahead, MAX_WAITING) // 2:
+            return 0
+        return max(min(max(threads - line.running, 0) + ahead, MAX_WAITING) - waiting, 0)
+
+    def want_room(self, topic: str) -> None:
+        """Wake those who take once there is room for ``topic``, or now if there is."""
+        with self._lock:
+            self._wants_room.add(topic)
+        self._tell_room()
+
+    def _tell_room(self) -> None:
+        with self._lock:
+            found = self._finds_room()
+        if found:
+            self._say_room()
+
+    def _say_room(self) -> None:
+        for wake in self._on_room:
+            wake()
+
+    def _finds_room(self) -> bool:
+        """Whether the poller is to be told that there is room; it is told once. Called under the lock."""
+        found = any(self.room(topic) > 0 for topic in self._wants_room)
+        if found:
+            self._wants_room.clear()
+        return found
+
+    def topics_changed(self) -> None:
+        """A topic's concurrency may be another one now."""
+        with self._lock:
+            for line in self._lines.values():
+                line.threads = self._concurrency(line.topic) or self._most
+            self._wake(self._idle)
+        for topic in self._async:
+            self._tell_loop(topic)
+        self._tell_room()
+
+    def _concurrency(self, topic: str) -> int:
+        """How many of its handlers the topic lets run at once; 0: any number."""
+        known = self._catalog.known().get(topic)
+        return 0 if known is None else known.concurrency
+
+    def _threads_for(self, line: _Line) -> int:
+        """How many threads the topic may occupy now."""
+        held = line.running
+        most = most_threads(self._most, held, self._free) if self._shared else held + self._free
+        return most if most < line.threads else line.threads
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Hand over entries that are due and checked."""
+        coroutines = set()
+        with self._lock:
+            for entry in entries:
+                topic = entry.topic.name
+                line = self._lines.get(topic)
+                if line is None:
+                    self._async[topic].taken += 1
+                    # Here, not on the event loop, which a handler may block: what waits can be withdrawn.
+                    self._async[topic].waiting.append(entry)
+                    coroutines.add(topic)
+                    continue
+                if not line.waiting:
+                    self._turns.append(line)
+                line.waiting.append(entry)
+            # Not more than may run: who wakes up for nothing takes the interpreter from who works.
+            self._wake(
+                sum(
+                    max(0, min(len(line.waiting), self._threads_for(line) - line.running))
+                    for line in self._turns
+                )
+            )
+        for topic in coroutines:
+            self._tell_loop(topic)
+
+    def load(self) -> dict[str, tuple[int, int]]:
+        """Of each topic, how many handlers run (a batch is one) and how many entries wait for one."""
+        load = {topic: (line.running, len(line.waiting)) for topic, line in self._lines.items()}
+        return load | {topic: (line.calls, len(line.waiting)) for topic, line in self._async.items()}
+
+    def look_at_loop(self) -> None:
+        """Find out whether a coroutine blocks the event loop. One thread calls it, once a second."""
+        if self._async:
+            self._loop_watch.look(busy=any(line.taken for line in self._async.values()))
+
+    def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
+        """Take back what waits and has not started: of these slots, or all."""
+        taken: list[Entry] = []
+        with self._lock:
+            for line in self._lines.values():
+                kept: deque[Entry] = deque()
+                for entry in line.waiting:
+                    (taken if slots is None or entry.slot in slots else kept).append(entry)
+                line.waiting = kept
+            self._turns = deque(line for line in self._lines.values() if line.waiting)
+            for coroutines in self._async.values():
+                left: deque[Entry] = deque()
+                for entry in coroutines.waiting:
+                    (taken if slots is None or entry.slot in slots else left).append(entry)
+                coroutines.taken -= len(coroutines.waiting) - len(left)
+                coroutines.waiting = left
+        return taken
+
+    # --- threads
+
+    def _wake(self, count: int) -> None:
+        """Wake so many idle threads, or as many as there are. Called under the lock."""
+        for _ in range(min(count, self._idle)):
+            self._idle -= 1
+            self._wake_ups.put(None)
+
+    def _take(self, batch: list[Entry], took: float) -> list[Entry]:
+        """The next entry, or the next batch of a batch handler; empty when closed.
+
+        ``batch`` is what the thread had before, if anything, and ``took`` the seconds it took for each of it.
+        """
+        with self._lock:
+            line = None
+            if batch:
+                line = self._lines[batch[0].topic.name]
+                line.running -= 1
+                line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
+                self._free += 1
+            following = self._next()
+            if line is not None and line.waiting and line.running < self._threads_for(line):
+                self._wake(1)  # it may have a thread again, and this one has gone to another line
+            has_room = bool(self._wants_room) and self._finds_room()
+        if has_room:
+            self._say_room()
+        while following is None:
+            self._wake_ups.get()
+            with self._lock:
+                following = self._next()
+        return following
+
+    def _next(self) -> list[Entry] | None:
+        """What the thread takes now: nothing when closed; None: it is to sleep. Called under the lock."""
+        if self._closed:
+            return []
+        line = self._next_line()
+        if line is None:
+            self._idle += 1
+            return None
+        return self._first_of(line)
+
+    def _first_of(self, line: _Line) -> list[Entry]:
+        """What a thread takes from a line. Called under the lock."""
+        first = line.waiting.popleft()
+        batch = [first]
+        size = first.handler.batch
+        if size is not None:
+            while line.waiting and len(batch) < size:
+                batch.append(line.waiting.popleft())
+        if line.waiting:
+            self._turns.append(line)
+        self._free -= 1
+        line.running += 1
+        return batch
+
+    def _next_line(self) -> _Line | None:
+        """The line whose turn it is, of those that may have another thread; it is taken out of the turns."""
+        for _ in range(len(self._turns)):
+            line = self._turns.popleft()
+            if line.running < self._threads_for(line):
+                return line
+            self._turns.append(line)
+        return None
+
+    def _work(self) -> None:
+        batch: list[Entry] = []
+        took = 0.0
+        while batch := self._take(batch, took):
+            started = self._clock.monotonic()
+            due = self._due_now(batch, started)
+            if due and due[0].handler.batch is not None:
+                self._run_batch(due)
+            elif due:
+                self._run_one(due[0])
+            took = (self._clock.monotonic() - started) / len(batch)
+
+    def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
+        """The entries of which this machine's clock says due too; the others go back to the poller.
+
+        The last look at the clock before a handler starts: never early, by the clock of who runs it.
+        """
+        now = self._clock.now_ms()
+        due, early, refused = [], [], []
+        for entry in batch:
+            if entry.row.next_time > now:
+                early.append(entry)
+            elif self._inflight.start(entry, started):
+                due.append(entry)
+            else:
+                refused.append(entry)
+        if early:
+            self._early.put(early)
+        if refused:
+            self._inbox.look_for(refused)
+        return due
+
+    def _run_one(self, entry: Entry) -> None:
+        try:
+            check_done(entry.handler.call(_task(entry)))
+        except BaseException as exc:
+            self._report([entry], {entry.job_id: exc})
+        else:
+            self._report([entry], {})
+
+    def _run_batch(self, batch: list[Entry]) -> None:
+        unreadable: dict[int, BaseException | None] = {}
+        try:
+            outcome = batch[0].handler.call(_tasks(batch, unreadable))
+            check_done(outcome)
+            errors = {**per_task(outcome, batch), **unreadable}
+        except BaseException as exc:
+            errors = dict.fromkeys((entry.job_id for entry in batch), exc)
+        self._report(batch, errors)
+
+    def _report(self, batch: Sequence[Entry], errors: Mapping[int, BaseException | None]) -> None:
+        """A handler has come back, on the thread that ran it. What it raised is put into words here."""
+        copies.end_if_copy(errors.get(batch[0].job_id))
+        descriptors.check()
+        told: dict[int, Raised] = {}
+        for entry in batch:
+            error = errors.get(entry.job_id)
+            if error is not None and id(error) not in told:
+                told[id(error)] = raised(error)
+            if not self._inflight.settle(entry):
+                continue
+            if error is None:
+                self._finisher.ended(entry, None)
+            else:
+                about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": told[id(error)].name}
+                log.debug("handler_raised", stack=stack(error), **about)
+                self._finisher.ended(entry, told[id(error)])
+        if told and descriptors.short():
+            self._recycle(NO_DESCRIPTORS)
+
+    # --- event loop
+
+    def _run_event_loop(self) -> None:
+        assert self._loop is not None  # noqa: S101 - the thread exists only with a loop
+        asyncio.set_event_loop(self._loop)
+        copies.runs_here(self._loop)
+        self._loop.run_forever()
+        while not self._closed:
+            # A handler has stopped it. The coroutines of other tasks are in it, and must not wait for that.
+            log.error("event_loop_stopped")
+            self._recycle("a handler stopped the event loop")
+            self._loop.run_forever()
+
+    def _on_loop(self, do: Callable[[Any], None], about: Any) -> None:
+        """Runs on the event loop, which would log an error of ours and go on without the tasks concerned."""
+        try:
+            do(about)
+        except BaseException as exc:
+            end_process("async-handlers", exc)
+
+    def _tell_loop(self, topic: str) -> None:
+        """Have the event loop start what waits of a topic, and may run."""
+        assert self._loop is not None  # noqa: S101 - there is one where a handler is a coroutine
+        self._loop.call_soon_threadsafe(self._on_loop, self._start_waiting, topic)
+
+    def _start_waiting(self, topic: str) -> None:
+        """Start what waits and may run. Runs on the event loop."""
+        assert self._loop is not None  # noqa: S101
+        line, concurrency = self._async[topic], self._concurrency(topic)
+        while True:
+            with self._lock:
+                most = (concurrency - line.calls) * line.size if concurrency else len(line.waiting)
+                taken = [line.waiting.popleft() for _ in range(min(most, len(line.waiting)))]
+            if not taken:
+                return
+            due = self._due_now(taken, self._clock.monotonic())
+            if len(due) < len(taken):
+                self._async_done(line, len(taken) - len(due))
+            for first in range(0, len(due), line.size):
+                batch = due[first : first + line.size]
+                line.calls += 1
+                task = HandlerTask(self._await_batch(batch, line), batch[0], self._loop)
+                for entry in batch:
+                    self._tasks[entry.job_id] = task
+
+    async def _await_batch(self, batch: list[Entry], line: _AsyncLine) -> None:
+        task = self._tasks[batch[0].job_id]
+        task.begin()
+        handler = batch[0].handler
+        errors: dict[int, BaseException | None] = {}
+        try:
+            if handler.batch is None:
+                await handler.call(_task(batch[0]))
+            else:
+                outcome = await handler.call(_tasks(batch, errors))
+                errors = {**per_task(outcome, batch), **errors}
+        except BaseException as exc:
+            errors = dict.fromkeys((entry.job_id for entry in batch), exc)
+        try:
+            for entry in batch:
+                self._tasks.pop(entry.job_id, None)
+            self._report(batch, {job_id: self._judged(error, task) for job_id, error in errors.items()})
+            line.calls -= 1
+            took = self._clock.monotonic() - batch[0].started
+            line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
+            self._async_done(line, len(batch))
+            if line.waiting:
+                self._start_waiting(batch[0].topic.name)
+        except BaseException as exc:
+            end_process("async-handlers", exc)  # see _on_loop
+
+    def _judged(self, error: BaseException | None, task: HandlerTask) -> BaseException | None:
+        """The error, unless it comes of what another handler has done."""
+        if task.disturbed and isinstance(error, asyncio.CancelledError):
+            return Disturbed("another handler of its process cancelled it")
+        if self._lacks_executor(error):
+            return Disturbed("a handler of its process shut the default executor down")
+        return error
+
+    def _lacks_executor(self, error: BaseException | None) -> bool:
+        """Whether it was raised since somebody has shut the default executor down, which cannot be undone."""
+        assert self._loop is not None  # noqa: S101
+        if not isinstance(error, RuntimeError) or "shutdown" not in raised(error).text:
+            return False
+        gone = executor_gone(self._loop)
+        if gone:
+            self._recycle("a handler shut the default executor down")
+        return gone
+
+    def _async_done(self, line: _AsyncLine, count: int) -> None:
+        with self._lock:
+            line.taken -= count
+        if self._wants_room:
+            self._tell_room()
+
+    def cancel_async(self, entry: Entry) -> None:
+        """Cancel the coroutine that runs this entry, unless that was done; its batch fails with it."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._on_loop, self._cancel_on_loop, entry.job_id)
+
+    def _cancel_on_loop(self, job_id: int) -> None:
+        task = self._tasks.get(job_id)
+        if task is not None and task.begun:
+            # Once: it may await something to clean up. So it is not found again under any id of its batch.
+            self._tasks = {one: other for one, other in self._tasks.items() if other is not task}
+            task.end()
+
+
+def _task(entry: Entry) -> Task:
+    return entry.row.to_task(entry.topic.name)
+
+
+def _tasks(batch: Sequence[Entry], unreadable: dict[int, BaseException | None]) -> list[Task]:
+    """The tasks of a batch. Those that cannot be read fail alone: their errors are put into ``unreadable``.
+
+    Raises UnreadableTask when none can be read.
+    """
+    tasks = []
+    for entry in batch:
+        try:
+            tasks.append(_task(entry))
+        except UnreadableTask as exc:
+            unreadable[entry.job_id] = exc
+            if len(unreadable) == len(batch):
+                raise
+    return tasks
+
+
+def check_done(outcome: Any) -> None:
+    """Raise TypeError when a handler has returned something that has yet to run."""
+    if outcome is not None and (inspect.isawaitable(outcome) or inspect.isgenerator(outcome)):
+        if inspect.iscoroutine(outcome):
+            outcome.close()  # else Python warns that it was never awaited
+        raise TypeError(
+            "the handler returned a coroutine or generator that nobody runs; declare it with `async def`"
+        )
+
+
+def per_task(outcome: Any, batch: Sequence[Entry | Task]) -> Mapping[int, BaseException | None]:
+    """What a batch handler said of its tasks. Raises TypeError when it said something else."""
+    if outcome is None:
+        return {}
+    if not isinstance(outcome, Mapping) or not all(
+        error is None or isinstance(error, BaseException) for error in outcome.values()
+    ):
+        raise TypeError("a batch handler must return None or a dict of job_id to an exception or None")
+    if not outcome.keys() <= {entry.job_id for entry in batch}:
+        raise TypeError("a batch handler returned a job_id that was not in its batch; job_ids are ints")
+    return outcome

@@ -1,0 +1,231 @@
+"""Fallback: life without Redis. Due rows are read from the tables and run under leases on them.
+
+When the Redis node of a slot has not answered for a second, the slot's owner takes what is due there the
+classic way. It is the owner who does it, not the sweeper of the table: its app handles the topic, and what
+was prepared before the outage is in its own memory, so that it knows what not to take. A lease is committed
+before a handler starts; it keeps off whoever else can still read the index, or has lost it as well.
+
+    the same row check, dispatcher and finisher as ever; without a fence there is no move in Redis
+    a failed try: its row says when it is due again, and a later look takes it
+    the index is back: looks go on for a moment beside the poller, until the sweep has caught up
+
+What the poller prepares of such tasks afterwards is met in ``Inflight`` by its id; other workers meet the
+lease, or the row that has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.handler import Handler
+from toc.model.topic import Slot, Topic
+from toc.observe.log import get_logger
+from toc.observe.metrics import WITHOUT_INDEX
+from toc.store.scan import DueRow, Position
+from toc.store.shards import Trouble
+from toc.store.store import Store
+from toc.worker.loop import Loop, Wake
+from toc.worker.slots import SlotBook
+from toc.worker.stages.check import Checker
+from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
+from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
+from toc.worker.stages.lease_keeper import LeaseKeeper
+from toc.worker.stages.watch import IndexWatch
+
+log = get_logger(__name__)
+
+LOOK_SECONDS = 0.2
+"""How often the tables are looked at in which a slot's tasks lie if their slot_basis is their biz_id."""
+LOOK_EVERYWHERE_SECONDS = 1.0
+"""How often all tables are."""
+IDLE_SECONDS = 0.5
+OWNED_SECONDS = 1.5
+"""How long a slot must be ours: what its former owner took and still runs has its lease by then."""
+LINGER_SECONDS = 2.5
+"""How long looks go on when the index is back: by then the sweep has put in what was submitted meanwhile."""
+LEAST_PAGE = 20
+MOST_PAGE = 500
+RETRY_SECONDS = 5.0
+"""How long a database server that failed is left alone."""
+START = Position(0)
+
+
+class Fallback:
+    """The loop that takes tasks without Redis."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        catalog: TopicCatalog,
+        clock: Clock,
+        handlers: Mapping[str, Handler],
+        book: SlotBook,
+        inflight: Inflight,
+        finisher: Finisher,
+        dispatcher: Dispatcher,
+        leases: LeaseKeeper,
+        watch: IndexWatch,
+        checker: Checker,
+        wake: Wake,
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._handlers = handlers
+        self._book = book
+        self._inflight = inflight
+        self._finisher = finisher
+        self._dispatcher = dispatcher
+        self._leases = leases
+        self._watch = watch
+        self._checker = checker
+        self._tables_of_server = store.tables_of_server()
+        self._table_count = sum(map(len, self._tables_of_server))
+        self._lost: dict[Slot, float] = {}
+        """Slots that are served from the tables, with the time until which."""
+        self._everywhere_at = float("-inf")
+        self._after: dict[int, Position] = {}
+        """Tables that hold more than was read, with the place from which to go on."""
+        self._unsure: dict[int, list[Entry]] = {}
+        """By database server: entries that were to get leases when it failed. Held until it tells."""
+        self._failed: dict[int, float] = {}
+        """Database servers that failed, with the time from which they are asked again."""
+        self._taking = True
+        self.loop = Loop("fallback", self.run_once, wake)
+
+    @property
+    def slots(self) -> int:
+        """How many slots are served from the tables now, because their Redis node is out of reach."""
+        return len(self._lost)
+
+    def pause_taking(self) -> None:
+        """Take nothing more."""
+        self._taking = False
+        self.loop.wake()
+
+    def run_once(self) -> float:
+        """One look, if some slot's node is out of reach; returns the seconds until the next."""
+        now = self._clock.monotonic()
+        slots = self._slots(now)
+        if not slots or not self._taking or now < self._inflight.shared_until:  # [rule: takes-alone]
+            self._after.clear()
+            self._finisher.give_back_unread(chain.from_iterable(self._unsure.values()))
+            self._unsure.clear()
+            return IDLE_SECONDS
+        room = self._room(slots)
+        if not room:
+            return LOOK_SECONDS  # or when the dispatcher has room
+        tables = self._tables(slots, now)
+        taken = 0
+        for server, own in enumerate(self._tables_of_server):
+            wanted = [table for table in own if table in tables]
+            if not wanted or self._failed.get(server, 0.0) > now:
+                continue
+            count, failed = self._look(server, wanted, slots, room)
+            taken += count
+            if failed:
+                self._failed[server] = self._clock.monotonic() + RETRY_SECONDS
+                log.warning("fallback_failed", error=str(next(iter(failed.values()))))
+        if min(room.values()) <= 0:
+            self._after.clear()  # what was passed over for want of room comes first in the next look
+        took = self._clock.monotonic() - now
+        # Never more than half of the time; much less if it only goes through what is not for us.
+        return took if self._after or taken else max(LOOK_SECONDS, 4 * took)
+
+    # --- what to look for
+
+    def _slots(self, now: float) -> set[Slot]:
+        """Our slots whose node is out of reach, or was until a moment ago."""
+        wanted = self._book.wanted
+        for slot in self._watch.out_of_reach(wanted):
+            if now - wanted[slot] >= OWNED_SECONDS:  # [rule: owned-long]
+                self._lost[slot] = now + LINGER_SECONDS
+        self._lost = {slot: until for slot, until in self._lost.items() if until > now and slot in wanted}
+        return set(self._lost)
+
+    def _room(self, slots: Iterable[Slot]) -> dict[Topic, int]:
+        """How many tasks of each topic may be taken, where that is more than none."""
+        if self._finisher.backlog > MAX_UNWRITTEN:
+            return {}
+        known = self._catalog.known()
+        room: dict[Topic, int] = {}
+        for name in {slot.topic for slot in slots}:
+            topic = known.get(name)
+            if topic is None or topic.paused or name not in self._handlers:
+                continue
+            free = self._dispatcher.room(name)
+            if free > 0:
+                room[topic] = free
+            else:
+                self._dispatcher.want_room(name)
+        return room
+
+    def _tables(self, slots: Iterable[Slot], now: float) -> set[int]:
+        """Tables where the slots' tasks lie by default, and those of which there is more to read; or all."""
+        if now >= self._everywhere_at:
+            self._everywhere_at = now + LOOK_EVERYWHERE_SECONDS
+            return set(range(self._table_count))
+        tables = set(self._after)
+        known = self._catalog.known()
+        for slot in slots:
+            if slot.topic in known:
+                step = min(known[slot.topic].slot_amount, self._table_count)
+                tables.update(range(slot.number % step, self._table_count, step))
+        return tables
+
+    # --- a look
+
+    def _look(
+        self, server: int, tables: Sequence[int], slots: set[Slot], room: dict[Topic, int]
+    ) -> tuple[int, Mapping[int, Trouble]]:
+        """Take what is due in tables of one server; uses up the room.
+
+        Returns how much was taken, and what the server did not answer, if it answered nothing.
+        """
+        starts = {table: self._after.pop(table, START) for table in tables}
+        limit = min(max(LEAST_PAGE, sum(room.values()) // len(tables)), MOST_PAGE)
+        types = ",".join(str(topic.biz_type) for topic in room)
+        where = f" AND biz_type IN ({types}) AND {self._store.leases.untaken()}"
+        pages = self._store.scans.page(starts, self._clock.now_ms() + 1, limit, where=where)
+        if not pages:
+            return 0, pages.unanswered
+        self._after.update((table, page[-1].position) for table, page in pages.items() if len(page) == limit)
+        entries = self._unsure.pop(server, [])
+        entries += self._choose(chain.from_iterable(pages.values()), slots, room)
+        if not entries:
+            return 0, {}
+        if self._clock.monotonic() < self._inflight.shared_until:  # known since this look began
+            self._finisher.give_back_unread(entries)
+            return 0, {}
+        failed = self._leases.take(entries)  # [rule: taken-by-lease]
+        if failed:
+            self._unsure[server] = [entry for entry in entries if entry.job_id in failed]
+            entries = [entry for entry in entries if entry.job_id not in failed]
+        leased = [entry for entry in entries if entry.leased]
+        for topic_name, count in Counter(entry.topic.name for entry in leased).items():
+            WITHOUT_INDEX.of(topic_name).add(count)
+        if entries:  # those without a lease too: the crash of who had it may have to be charged
+            self._checker.check(entries)
+        return len(leased), failed
+
+    def _choose(self, rows: Iterable[DueRow], slots: set[Slot], room: dict[Topic, int]) -> list[Entry]:
+        """Hold what may be taken of these rows, what has waited longest first."""
+        topics = {topic.biz_type: topic for topic in room}
+        now, at = self._clock.monotonic(), self._clock.now_ms()
+        chosen: list[Entry] = []
+        for row in sorted(rows, key=lambda row: row.next_time):
+            topic = topics[row.biz_type]
+            slot = topic.slot(row.slot_crc, row.slot_amount)
+            if slot not in slots or room[topic] <= 0:
+                continue
+            entry = Entry(row.job_id, slot, NO_FENCE, topic, self._handlers[topic.name], at, now)
+            if self._inflight.hold_if_free(entry):
+                chosen.append(entry)
+                room[topic] -= 1
+        return chosen

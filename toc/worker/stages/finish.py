@@ -1,0 +1,528 @@
+"""Finish: from how tries ended to rows and queues.
+
+Takes all that has ended since the last flush, writes the rows in one transaction, then moves the index
+entries. Row first, always: a crash in between leaves an entry that the next row check puts right. Each
+database server has a thread of its own, so that what ends on one waits for no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from toc.failpoint import failpoint
+from toc.index.queues import Queues
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.raised import Raised
+from toc.model.scores import due_ms
+from toc.model.task import TaskStatus, TryRow
+from toc.model.topic import Slot
+from toc.model.verdict import Failure, Place, after_failure, belongs, beyond_horizon, entry_score
+from toc.observe.log import get_logger
+from toc.observe.metrics import LATENESS, RUNTIME, TRIES, StepTimer
+from toc.store.batch import Finish, Guard
+from toc.store.shards import Answers, Trouble
+from toc.store.store import TRIED_BEFORE, Store
+from toc.worker.loop import Loop
+from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.marks import mark_begun
+from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.waiting import PutAway
+
+log = get_logger(__name__)
+
+IDLE_SECONDS = 3600.0
+RETRY_SECONDS = 0.5
+"""Pause before rows or entries are written again after their server failed."""
+GATHER_SECONDS = 0.006
+"""The least time from one flush to the next. What ends within it is written together: the statements of
+a flush cost several times what their rows cost, and nobody waits for a finish."""
+GATHER_BUSY_SECONDS = 0.025
+"""The same while more is due than can be started at once: what is late already comes first."""
+FLUSH_LIMIT = 2000
+"""Most tries that one flush writes."""
+MAX_UNWRITTEN = 5000
+"""Tries that have ended and are not written, beyond which nothing is taken: what runs twice after a crash,
+and memory, stay bounded when MySQL is slow or refuses writes."""
+
+Ended = tuple[Entry, Raised | None]
+"""A try that has ended: None for success, else what the handler raised."""
+
+
+@dataclass(slots=True)
+class Moves:
+    """Index transitions that follow from rows as they are now."""
+
+    commit: list[Entry] = field(default_factory=list)
+    rollback: list[tuple[Entry, float]] = field(default_factory=list)
+    bury: list[Entry] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+    """job_ids among those rolled back whose handlers were running: their rows are to say so."""
+
+    def add(self, more: Moves) -> None:
+        """Take in others."""
+        self.stopped += more.stopped
+        self.commit += more.commit
+        self.rollback += more.rollback
+        self.bury += more.bury
+
+    def __bool__(self) -> bool:
+        return bool(self.commit or self.rollback or self.bury)
+
+    def departing(self, inflight: Inflight) -> Moves:
+        """Those that may begin: one that is tried again is obsolete once its id was taken anew."""
+        scores = {id(entry): score for entry, score in self.rollback}
+        back = inflight.depart(entry for entry, _ in self.rollback)
+        return Moves(
+            inflight.depart(self.commit),
+            [(entry, scores[id(entry)]) for entry in back],
+            inflight.depart(self.bury),
+        )
+
+    def by_row(self, entry: Entry, row: TryRow | None) -> None:
+        """Decide by the row alone, as the row check does."""
+        place = belongs(row)
+        if row is None or place is Place.NOWHERE:
+            self.commit.append(entry)
+        elif place is Place.DEAD_QUEUE:
+            self.bury.append(entry)
+        else:
+            entry.row = row
+            self.rollback.append((entry, entry.row_score()))
+
+
+class Failures(NamedTuple):
+    """What rows become, by job_id, whose tries failed at ``now`` (ms): tried again, or dead."""
+
+    now: int
+    retries: dict[int, Failure]
+    deaths: dict[int, Failure]
+
+
+class Finisher:
+    """Where all threads hand in what has ended or goes back; each database server has its own Flusher."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queues: Queues,
+        inflight: Inflight,
+        clock: Clock,
+        pressure: Pressure,
+    ) -> None:
+        self._store = store
+        self._inflight = inflight
+        self._clock = clock
+        self.away = PutAway()
+        """What was put away, for who tells how late tasks are."""
+        self.flushers = [
+            Flusher(f"finish-{number}", store, queues, inflight, clock, pressure)
+            for number in range(len(store.tables_of_server()))
+        ]
+
+    @property
+    def loops(self) -> list[Loop]:
+        """One of each Flusher."""
+        return [flusher.loop for flusher in self.flushers]
+
+    def _of(self, entry: Entry) -> Flusher:
+        if len(self.flushers) == 1:
+            return self.flushers[0]
+        return self.flushers[self._store.server_of(entry.job_id)]
+
+    def ended(self, entry: Entry, error: Raised | None) -> None:
+        """A try ended: None for success, else what the handler raised. Called by who settled the entry."""
+        entry.ended = self._clock.monotonic()
+        self._of(entry).ended(entry, error)
+
+    def give_back(self, entries: Iterable[Entry]) -> None:
+        """Return entries that did not run to the StoreQueue, at their row's time. Charges nothing."""
+        self._roll_back((entry, entry.row_score()) for entry in entries)
+
+    def give_back_running(self, entries: Iterable[Entry]) -> None:
+        """The same for entries whose handlers run and will be stopped: their rows say so."""
+        for entry in entries:
+            self._of(entry).move(Moves(rollback=[(entry, entry.row_score())], stopped=[entry.job_id]))
+
+    def give_back_unread(self, entries: Iterable[Entry]) -> None:
+        """The same for entries whose row could not be read."""
+        self._roll_back((entry, entry.unread_score()) for entry in entries)
+
+    def give_back_later(self, entries: Iterable[Entry], now: int) -> None:
+        """Return entries that Redis's clock calls due and ours (``now``) does not, for that long."""
+        self._roll_back(
+            (entry, entry.row_score(entry.taken + entry.row.next_time - now)) for entry in entries
+        )
+
+    def give_back_until(self, times: Iterable[tuple[Entry, int]]) -> None:
+        """Return entries until these instants, at which somebody else's lease on their rows ends."""
+        self._roll_back((entry, entry.row_score(at)) for entry, at in times)
+
+    def _roll_back(self, pairs: Iterable[tuple[Entry, float]]) -> None:
+        by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
+        for entry, score in pairs:
+            by_flusher.setdefault(self._of(entry), []).append((entry, score))
+        for flusher, some in by_flusher.items():
+            flusher.move(Moves(rollback=some))
+
+    def put_away(self, times: Iterable[tuple[Entry, int]]) -> None:
+        """Return entries until these instants: their rows cannot be read or written now.
+
+        On the caller's thread, which takes no more meanwhile: the server's own may be waiting for it, and
+        what is to be put away must not pile up. They have not started and have no lease: no row is written.
+        """
+        by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
+        for entry, at in times:
+            self.away.add(entry.slot, entry.due, at)
+            score = entry.row_score(at) if entry.checked else entry.unread_score(at)  # [rule: put-away]
+            by_flusher.setdefault(self._of(entry), []).append((entry, score))
+        for flusher, pairs in by_flusher.items():
+            flusher.move_now(Moves(rollback=pairs))
+
+    def settle_by_row(self, entries: Iterable[tuple[Entry, TryRow | None]]) -> None:
+        """Move entries whose row says that they must not run."""
+        by_flusher: dict[Flusher, Moves] = {}
+        for entry, row in entries:
+            by_flusher.setdefault(self._of(entry), Moves()).by_row(entry, row)
+        for flusher, moves in by_flusher.items():
+            flusher.move(moves)
+
+    def behind(self, entry: Entry) -> bool:
+        """Whether so many tries of this entry's server are unwritten that no other may start."""
+        return self._of(entry).backlog > MAX_UNWRITTEN
+
+    @property
+    def unwritten(self) -> int:
+        """How many tries have ended and are not written yet."""
+        return sum(flusher.backlog for flusher in self.flushers)
+
+    @property
+    def backlog(self) -> int:
+        """The same of the server that has most of them; not of servers that fail, unless all do."""
+        well = [flusher.backlog for flusher in self.flushers if not flusher.failing]
+        return max(well or [flusher.backlog for flusher in self.flushers])
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything handed in has been written."""
+        return not self._inflight.moving and all(flusher.idle for flusher in self.flushers)
+
+    def stop(self, seconds: float) -> None:
+        """Let the flushes that are under way end, for so long at most."""
+        until = self._clock.monotonic() + seconds
+        for flusher in self.flushers:
+            flusher.loop.stop(0)
+        for flusher in self.flushers:
+            flusher.loop.stop(max(until - self._clock.monotonic(), 0))
+
+    def run_once(self) -> None:
+        """Flush what is there, of every server."""
+        for flusher in self.flushers:
+            flusher.run_once()
+
+
+class Flusher:
+    """The loop that writes what ended on one database server, and moves its entries."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        queues: Queues,
+        inflight: Inflight,
+        clock: Clock,
+        pressure: Pressure,
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._inflight = inflight
+        self._clock = clock
+        self._pressure = pressure
+        self._ended: deque[Ended] = deque()
+        self._unwritten: list[Ended] = []
+        """What the server did not write when it was asked last: it is asked again after a pause."""
+        self._again_at = 0.0
+        self._moves: deque[Moves] = deque()
+        self._outcomes: Counter[tuple[str, str]] = Counter()
+        """(topic, outcome) -> tries of the present flush."""
+        self._finish_step = StepTimer("finish")
+        self._commit_step = StepTimer("commit")
+        self._busy = False
+        self._flushed_at = 0.0
+        self.loop = Loop(name, self.run_once)
+
+    def ended(self, entry: Entry, error: Raised | None) -> None:
+        """A try ended."""
+        self._ended.append((entry, error))
+        self.loop.wake()
+
+    def move(self, moves: Moves) -> None:
+        """Make these moves with the next flush."""
+        self._moves.append(moves)
+        self.loop.wake()
+
+    def move_now(self, moves: Moves) -> None:
+        """Make these moves on the caller's thread; those that fail with the next flush."""
+        failed = self._move(moves)
+        if failed:
+            self.move(failed)
+
+    @property
+    def backlog(self) -> int:
+        """How many tries have ended and are not written yet."""
+        return len(self._ended) + len(self._unwritten)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the server did not write what it was last asked to."""
+        return bool(self._unwritten)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything handed in has been written."""
+        return not (self._ended or self._unwritten or self._moves or self._busy)
+
+    def run_once(self) -> float:
+        """Flush what is there. Returns the seconds until the next call."""
+        self._busy = True
+        try:
+            gather = GATHER_BUSY_SECONDS if self._pressure.crowded else GATHER_SECONDS
+            self.loop.pause(self._flushed_at + gather - self._clock.monotonic())
+            self._flushed_at = self._clock.monotonic()
+            batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
+            if self._unwritten and self._flushed_at >= self._again_at:
+                batch = self._unwritten[:FLUSH_LIMIT] + batch
+                self._unwritten = self._unwritten[FLUSH_LIMIT:]
+            moves = self._moves.popleft() if self._moves else Moves()
+            while self._moves:
+                moves.add(self._moves.popleft())
+            pause = 0.0
+            failed = self._move(moves)  # before the rows: these need no MySQL, which may hang
+            moves = Moves()
+            if batch:
+                # Guards make writing the rest again safe; its entries stay held and are kept alive.
+                unwritten = self._write(
+                    batch, moves
+                )  # and only then the moves that follow  [rule: row-first]
+                failpoint("finish.rows-written")
+                if unwritten:
+                    self._unwritten += unwritten
+                    self._again_at = self._clock.monotonic() + RETRY_SECONDS
+            failed.add(self._move(moves))
+            if failed:
+                self._moves.appendleft(failed)
+                pause = RETRY_SECONDS
+            if self._ended or self._moves:
+                return pause
+            return RETRY_SECONDS if self._unwritten else IDLE_SECONDS
+        finally:
+            self._busy = False
+
+    # --- rows
+
+    def _write(self, batch: list[Ended], moves: Moves) -> list[Ended]:
+        """Write how tries ended, and note the moves that follow; returns what could not be written.
+
+        That is counted, too, when it is written.
+        """
+        self._outcomes.clear()
+        began = self._clock.monotonic()
+        done = [entry for entry, error in batch if error is None]
+        failed = [(entry, error) for entry, error in batch if error is not None]
+        cases = self._store.finish([(e.job_id, e.row.version) for e in done]) if done else Answers[Finish]()
+        failures = self._failures(failed)
+        guards = Answers[Guard]()
+        if failures.retries:
+            guards = self._store.fail(list(failures.retries.values()))
+        if failures.deaths:
+            died = self._store.die(list(failures.deaths.values()))  # [rule: dead-first]
+            guards = Answers(guards | died, guards.unanswered | died.unanswered)
+        unwritten = [pair for pair in batch if pair[0].job_id in cases.unanswered | guards.unanswered]
+        if unwritten:
+            missing = {entry.job_id for entry, _ in unwritten}
+            self._complain(len(unwritten), {**cases.unanswered, **guards.unanswered})
+            batch = [pair for pair in batch if pair[0].job_id not in missing]
+            done = [entry for entry in done if entry.job_id not in missing]
+            failed = [pair for pair in failed if pair[0].job_id not in missing]
+        measured = self._measured(entry for entry, _ in batch)  # before any row is read anew
+        overtaken = self._settle_successes(done, cases, moves)
+        overtaken += self._settle_failures(failed, failures, guards, moves)
+        unsettled = self._by_row(overtaken, moves)
+        self._finish_step.took(self._clock.monotonic() - began, len(batch))
+        for topic, (late, ran) in measured.items():
+            LATENESS.of(topic).observe(late)
+            RUNTIME.of(topic).observe(ran)
+        for labels, count in self._outcomes.items():
+            TRIES.of(*labels).add(count)
+        return unwritten + [pair for pair in batch if pair[0].job_id in unsettled]
+
+    def _complain(self, tries: int, errors: Mapping[int, Trouble]) -> None:
+        log.warning("rows_not_written", tries=tries, error=str(next(iter(errors.values()))))
+
+    def _measured(self, entries: Iterable[Entry]) -> dict[str, tuple[list[float], list[float]]]:
+        """By topic: how late tries started and how long they ran, in seconds. Before rows are read anew."""
+        by_topic: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if entry.started:  # not if a suspect's last run ended unseen
+                by_topic.setdefault(entry.topic.name, []).append(entry)
+        wall = self._clock.time() - self._clock.monotonic()
+        return {
+            topic: (
+                [entry.started + wall - entry.row.next_time / 1000 for entry in some],
+                [entry.ended - entry.started for entry in some],
+            )
+            for topic, some in by_topic.items()
+        }
+
+    def _settle_successes(self, done: list[Entry], cases: Mapping[int, Finish], moves: Moves) -> list[Entry]:
+        """Note the moves of tries that succeeded; returns those whose row somebody else has changed."""
+        reread: list[Entry] = []
+        for entry in done:
+            case = cases[entry.job_id]
+            if case is Finish.DONE:
+                outcome = "processed"
+            else:
+                outcome = "duplicate" if case is Finish.ALREADY else "overtaken"
+            self._outcomes[entry.topic.name, outcome] += 1
+            if case in (Finish.RESCHEDULED, Finish.DEAD):
+                reread.append(entry)
+            else:
+                moves.commit.append(entry)
+        return reread
+
+    def _failures(self, failed: Iterable[tuple[Entry, Raised]]) -> Failures:
+        """What becomes of the rows of tries that failed."""
+        now = self._clock.now_ms()
+        failures = Failures(now, {}, {})
+        for entry, error in failed:
+            failure, dead = after_failure(entry.row, entry.topic, error, now)
+            (failures.deaths if dead else failures.retries)[entry.job_id] = failure
+        return failures
+
+    def _settle_failures(
+        self,
+        failed: list[tuple[Entry, Raised]],
+        failures: Failures,
+        guards: Mapping[int, Guard],
+        moves: Moves,
+    ) -> list[Entry]:
+        """Note the moves of tries that failed; returns those whose row somebody else has changed."""
+        lost: list[Entry] = []
+        for entry, error in failed:
+            # Its class alone: what an error says may be a payload's.
+            about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}
+            if guards[entry.job_id] is Guard.LOST:
+                self._outcomes[entry.topic.name, "overtaken"] += 1
+                lost.append(entry)
+            elif entry.job_id in failures.deaths:
+                self._outcomes[entry.topic.name, "dead"] += 1
+                log.warning("task_dead", attempts=failures.deaths[entry.job_id].new_attempts, **about)
+                moves.bury.append(entry)
+            else:
+                entry.leased = 0.0  # the row has no lease any more
+                failure = failures.retries[entry.job_id]
+                if error.disturbed:
+                    self._outcomes[entry.topic.name, "crashed"] += 1
+                    log.warning("try_disturbed", reason=error.text, crashes=failure.new_crashes, **about)
+                else:
+                    self._outcomes[entry.topic.name, "failed"] += 1
+                    wait = (failure.next_time - failures.now) / 1000
+                    log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
+                score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
+                moves.rollback.append((entry, score))
+        return lost
+
+    def _by_row(self, entries: list[Entry], moves: Moves) -> dict[int, Trouble]:
+        """The guard met a row that somebody else has changed: the row, read again, decides.
+
+        Returns the ids of which that is not known yet, with the reason.
+        """
+        if not entries:
+            return {}
+        rows = self._store.read_tries([entry.job_id for entry in entries])
+        unsettled = dict(rows.unanswered)
+        moved = [row.job_id for row in rows.values() if row.status == TaskStatus.PENDING]
+        unsettled |= mark_begun(self._store, rows.values(), moved, TRIED_BEFORE)
+        for entry in entries:
+            if entry.job_id not in unsettled:
+                moves.by_row(entry, rows.get(entry.job_id))
+        if unsettled:
+            self._complain(len(unsettled), unsettled)
+        return unsettled
+
+    # --- index
+
+    def _move(self, moves: Moves) -> Moves:
+        """Apply the transitions under their fences; returns those whose node did not answer."""
+        count = len(moves.commit) + len(moves.rollback) + len(moves.bury)
+        if not count:
+            return moves
+        began = self._clock.monotonic()
+        if moves.stopped:
+            # Before the lease and the entry go, by which a cancel knows so far.  [rule: mark-tried]
+            failed = self._store.mark_begun(moves.stopped, "its worker stopped before it had ended")
+            if failed:  # the tasks run again: that must not wait
+                self._complain(len(failed), failed)
+        # While they are held here: a lease that is given up must not be one that was taken anew.
+        self._release([e for e, _ in moves.rollback if e.leased and self._inflight.get(e.job_id) is e])
+        going = moves.departing(self._inflight)
+        gone = [*going.commit, *(entry for entry, _ in going.rollback), *going.bury]
+        try:
+            return self._send(going)
+        finally:
+            self._inflight.arrived(gone)
+            self._commit_step.took(self._clock.monotonic() - began, count)
+
+    def _send(self, moves: Moves) -> Moves:
+        now = self._clock.now_ms()
+        beyond = [e for e, score in moves.rollback if beyond_horizon(e.topic, due_ms(score), now)]
+        if beyond:  # it waits in its row alone; the sweep brings it back in time
+            moves.commit += beyond
+            moves.rollback = [(e, score) for e, score in moves.rollback if e not in beyond]
+        failed = Moves()
+        if moves.commit:
+            commits = _by_slot(moves.commit)
+            results = self._queues.commit({s: [(e.job_id, e.fence) for e in es] for s, es in commits.items()})
+            for slot, entries in commits.items():
+                if isinstance(results[slot], IndexUnavailable):
+                    failed.commit += entries
+        if moves.rollback:
+            backs: dict[Slot, list[tuple[Entry, float]]] = {}
+            for entry, score in moves.rollback:
+                backs.setdefault(entry.slot, []).append((entry, score))
+            returned = self._queues.rollback(
+                {slot: [(e.job_id, e.fence, score) for e, score in pairs] for slot, pairs in backs.items()}
+            )
+            for slot, pairs in backs.items():
+                if isinstance(returned[slot], IndexUnavailable):
+                    failed.rollback += pairs
+        if moves.bury:
+            buries = _by_slot(moves.bury)
+            buried = self._queues.bury(
+                {slot: [(e.job_id, e.fence, now) for e in es] for slot, es in buries.items()}
+            )
+            for slot, entries in buries.items():
+                if isinstance(buried[slot], IndexUnavailable):
+                    failed.bury += entries
+        return failed
+
+    def _release(self, entries: list[Entry]) -> None:
+        """Give up the leases of what goes back."""
+        if not entries:
+            return
+        failed = self._store.leases.release([entry.job_id for entry in entries]).unanswered
+        if failed:
+            self._complain(len(failed), failed)  # they will run out
+        for entry in entries:
+            entry.leased = entry.lease_at = 0.0  # whoever takes the id anew asks anew  [rule: lease-released]
+
+
+def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:
+    grouped: dict[Slot, list[Entry]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.slot, []).append(entry)
+    return grouped

@@ -1,0 +1,105 @@
+"""Keep alive: what waits or runs here is not timed out by others; tries that run too long are ended.
+
+It goes through all that is held twice a second, so it also tells what of that waits for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toc.index.queues import Queues
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.raised import overran
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.observe.metrics import FENCES_LOST
+from toc.worker.loop import Loop
+from toc.worker.stages.dispatch import CLEAN_UP_SECONDS, Dispatcher
+from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.waiting import WaitingNotes
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 0.5
+
+
+class Heartbeat:
+    """The loop that extends leases every third of prepare_timeout and watches max_runtime.
+
+    A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. Where
+    that does not end it, its try is marked failed, its late result is ignored, and ``recycle`` is called
+    before that, so that the process takes nothing more.
+    """
+
+    def __init__(
+        self,
+        *,
+        queues: Queues,
+        clock: Clock,
+        inflight: Inflight,
+        dispatcher: Dispatcher,
+        finisher: Finisher,
+        recycle: Callable[[str], None],
+    ) -> None:
+        self._queues = queues
+        self._clock = clock
+        self._inflight = inflight
+        self._dispatcher = dispatcher
+        self._finisher = finisher
+        self._recycle = recycle
+        self._notes = WaitingNotes(queues, clock, finisher.away)
+        self.loop = Loop("keepalive", self.run_once)
+
+    def run_once(self) -> float:
+        """Extend what needs it, end what ran too long; returns the seconds until the next look."""
+        now = self._clock.monotonic()
+        aging: dict[Slot, list[Entry]] = {}
+        held = self._inflight.snapshot()
+        for entry in held:
+            fenced = entry.fence != NO_FENCE and not entry.lost
+            if fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
+                aging.setdefault(entry.slot, []).append(entry)
+            if entry.started and not entry.settled and now - entry.started > entry.topic.max_runtime:
+                self._end(entry, now)
+        if aging:
+            self._extend(aging, now)
+        self._notes.tell(held, now)
+        return TICK_SECONDS
+
+    def end(self) -> None:
+        """Take back what was told: nothing waits here any more. Once the loop has ended."""
+        self._notes.tell((), self._clock.monotonic())
+
+    def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
+        sent = {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}
+        results = self._queues.extend(sent)
+        failures: list[IndexUnavailable] = []
+        for slot, entries in aging.items():
+            standing = results[slot]
+            if isinstance(standing, IndexUnavailable):
+                failures.append(standing)
+                continue
+            for entry, (_, fence), stands in zip(entries, sent[slot], standing, strict=True):
+                if entry.fence != fence:
+                    continue  # taken anew meanwhile: it runs on under another fence
+                if stands:
+                    entry.kept = now
+                elif self._inflight.get(entry.job_id) is entry:
+                    # Timed out by somebody, or the index lost it. A success still counts; a failure will not.
+                    entry.lost = True
+                    FENCES_LOST.of(entry.topic.name).add()
+                    log.warning("fence_lost", job_id=entry.job_id, slot=str(slot))
+        if failures:
+            log.warning("not_kept_alive", slots=len(failures), error=str(failures[0]))
+
+    def _end(self, entry: Entry, now: float) -> None:
+        overtime = now - entry.started - entry.topic.max_runtime
+        if entry.handler.is_async and overtime < CLEAN_UP_SECONDS:
+            self._dispatcher.cancel_async(entry)
+            return
+        log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
+        self._recycle("a handler ran longer than max_runtime")
+        if self._inflight.settle(entry):
+            self._finisher.ended(entry, overran(entry.topic.max_runtime))

@@ -1,0 +1,214 @@
+"""Leases: what runs here for longer than a moment says so on its row, and what others say there goes.
+
+The index tells who has a task as long as everybody can ask it, and loses nothing. A worker that has lost its
+node takes tasks by leases on their rows (``fallback``); so that it does not take what another one
+is running, every try that is held for longer than a moment has a lease too. The loop here talks to the task
+table alone: it goes on when Redis hangs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from toc.model.clock import Clock
+from toc.model.verdict import Failure, after_crash
+from toc.observe.log import get_logger
+from toc.observe.metrics import LEASED, TRIES
+from toc.store.batch import Guard
+from toc.store.leases import RAN_OUT
+from toc.store.shards import Trouble
+from toc.store.store import Store
+from toc.worker.loop import Loop
+from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
+from toc.worker.stages.finish import Finisher
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 0.25
+IDLE_SECONDS = 0.5
+"""The same while nothing is held: sooner than anything that is taken meanwhile needs a lease."""
+LEASE_AFTER_SECONDS = 0.75
+"""How long after it was taken an entry gets a lease. Most tries have ended by then and cost nothing."""
+AGAIN_SECONDS = 1.0
+"""How soon what got no lease asks again: whoever has it may be about to give it up."""
+COMPLAIN_SECONDS = 60.0
+
+
+class LeaseKeeper:
+    """The loop that takes leases for what is held, and renews them every third of prepare_timeout."""
+
+    def __init__(
+        self, *, store: Store, clock: Clock, inflight: Inflight, finisher: Finisher, max_crashes: int
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._inflight = inflight
+        self._finisher = finisher
+        self._max_crashes = max_crashes
+        self._complained = float("-inf")
+        servers = range(len(store.tables_of_server()))
+        self._asked: list[list[Entry]] = [[] for _ in servers]
+        """Those for which the last look has asked each server for leases."""
+        self.loops = [Loop(f"leases-{number}", partial(self.look, number)) for number in servers]
+        """One for each database server: one that hangs must not keep others' leases from being renewed."""
+
+    def run_once(self) -> None:
+        """A look at every server."""
+        for number in range(len(self._asked)):
+            self.look(number)
+
+    def look(self, number: int) -> float:
+        """Ask a server for the leases that are due; returns the seconds until the next look."""
+        now = self._clock.monotonic()
+        self._release_gone(number)
+        if number == 0:
+            self._give_back_refused(now)
+        # What has ended and is not written yet counts too: nobody else may begin it meanwhile.
+        due = [
+            entry
+            for entry in self._held_of(number)
+            if entry.checked  # [rule: lease-of-held]
+            and now >= (entry.lease_at or entry.held + LEASE_AFTER_SECONDS)
+            and (entry.started or now < entry.leased or _in_time(entry, now))
+        ]
+        self._asked[number] = due
+        if due:
+            failed = self.take(due)
+            if failed and now - self._complained > COMPLAIN_SECONDS:
+                self._complained = now
+                _complain(failed)
+        return TICK_SECONDS if len(self._inflight) else IDLE_SECONDS
+
+    def _held_of(self, number: int) -> list[Entry]:
+        """The entries held whose rows lie on this server."""
+        held = self._inflight.snapshot()
+        if len(self._asked) == 1:
+            return held
+        return [entry for entry in held if self._store.server_of(entry.job_id) == number]
+
+    def _release_gone(self, number: int) -> None:
+        """Give up what was asked for while its entry went: a lease that stays would tell of a crash."""
+        gone = [entry.job_id for entry in self._asked[number] if self._inflight.get(entry.job_id) is None]
+        if gone:
+            failed = self._store.leases.release(gone).unanswered
+            if failed:
+                _complain(failed)  # they will run out
+        self._asked[number] = []
+
+    def _give_back_refused(self, now: float) -> None:
+        """Give back what will not start any more and has a lease: who has begun it elsewhere needs that.
+
+        The finisher gives up the lease before it lets the entry go.
+        """
+        waiting = [
+            entry
+            for entry in self._inflight.snapshot()
+            # Not what quarantine has: there the row decides whether it runs.
+            if entry.checked and entry.leased and not entry.started and entry.row.crashes < self._max_crashes
+        ]
+        refused = self._inflight.refuse(waiting, now)
+        if refused:
+            self._finisher.give_back(refused)
+
+    def take(self, entries: Sequence[Entry]) -> Mapping[int, Trouble]:
+        """Take or renew leases on the rows of entries: ``leased`` says which have one now.
+
+        Returns those of which that is not known, with the reason: they stay as they are, and ask again.
+        """
+        asked = self._clock.monotonic()
+        checked = [entry for entry in entries if entry.checked]
+        ours = self._store.leases.take(
+            {entry.job_id: entry.topic.prepare_timeout for entry in entries},
+            # The finisher may write at the same time how it ended: a lease after that would tell of a crash.
+            {entry.job_id: entry.row for entry in checked},
+            {entry.job_id for entry in checked if not _in_time(entry, asked)},
+        )
+        for entry in entries:
+            if entry.job_id in ours.unanswered:
+                continue
+            timeout = entry.topic.prepare_timeout
+            entry.leased = asked + timeout if ours[entry.job_id] else 0.0
+            again = timeout / 3 if entry.leased else AGAIN_SECONDS  # [rule: asked-again]
+            entry.lease_at = asked + again
+        return ours.unanswered
+
+    def cover(self, entries: Sequence[Entry]) -> bool:
+        """Take leases for entries that may not start without one: whose row check took so long; or all,
+        while others may have our slots too.
+
+        What gets none is let go when it is to start, and checked anew if it still stands. False: nothing gets
+        one now, so all of that would go round and round.
+        """
+        now = self._clock.monotonic()
+        shared = now < self._inflight.shared_until
+        long_ago = now - LEASE_AFTER_SECONDS
+        late = [
+            entry
+            for entry in entries
+            if (shared or entry.held < long_ago) and not entry.leased and _in_time(entry, now)
+        ]
+        if late:
+            failed = self.take(late)
+            if failed:
+                _complain(failed)
+                return not shared
+        return True
+
+    def judge(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Decide about entries on whose rows others have or had a lease; returns those that may start.
+
+        While it lasts the entry waits, and nothing is charged: somebody who has lost Redis is running the
+        task. If its owner is gone, that was a try which ended with its worker.
+        """
+        now = self._clock.now_ms()
+        # [rule: leased-elsewhere]
+        waiting = [(entry, now + entry.row.lease) for entry in entries if entry.row.lease > 0]
+        if waiting:
+            for topic, count in Counter(entry.topic.name for entry, _ in waiting).items():
+                LEASED.of(topic).add(count)
+            self._finisher.give_back_until(waiting)
+        crashed: list[tuple[Entry, Failure]] = []
+        start: list[Entry] = []
+        for entry in entries:
+            if entry.row.lease == RAN_OUT:  # [rule: lease-ran-out]
+                left = entry.topic.remaining(entry.row.attempts)
+                at = max(now, entry.row.next_time)  # it may be a moment from being due
+                crash = after_crash(entry.row, entry.topic, left, at, self._max_crashes, dead=False)
+                if crash is None:
+                    start.append(entry)  # to quarantine, which counts its runs itself
+                else:
+                    crashed.append((entry, crash))
+        if crashed:
+            self._charge(crashed)
+        return start
+
+    def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
+        """Write crashes on the rows, and give the entries back as the rows are then."""
+        guards = self._store.crash([crash for _, crash in crashed])
+        if guards.unanswered:  # they are asked about again when they come back
+            first = next(iter(guards.unanswered.values()))
+            log.warning("rows_not_written", tries=len(guards.unanswered), error=str(first))
+        for entry, crash in crashed:
+            if guards.get(entry.job_id) is Guard.APPLIED:
+                TRIES.of(entry.topic.name, "crashed").add()
+                entry.row = entry.row._replace(
+                    attempts=crash.new_attempts, crashes=crash.new_crashes, next_time=crash.next_time, lease=0
+                )
+        self._finisher.give_back(entry for entry, _ in crashed)
+
+
+def _complain(failed: Mapping[int, Trouble]) -> None:
+    log.warning("leases_not_kept", tasks=len(failed), error=str(next(iter(failed.values()))))
+
+
+def _in_time(entry: Entry, now: float) -> bool:
+    """Whether a first lease is due to it; what has one may renew it in any case.
+
+    Not to what nobody has kept alive in time: it may run elsewhere by now, with no lease yet, and would be
+    refused one there. And what was taken without Redis may stand in a slot that went to another worker: only
+    the fallback, which looks at that, takes the first lease for it.
+    """
+    # [rule: first-lease]
+    return entry.fence != NO_FENCE and not entry.lost and not entry.timed_out(now)

@@ -1,0 +1,79 @@
+"""What handlers do to the event loop that they share: they block it, or shut its executor down."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+
+from toc.model.clock import Clock
+from toc.observe.log import get_logger
+from toc.observe.metrics import LOOP_BLOCKED
+from toc.worker.stages.coroutine import HandlerTask
+
+log = get_logger(__name__)
+
+
+class LoopWatch:
+    """Tells when one step on an event loop takes long: no other coroutine of the process runs meanwhile.
+
+    It asks the loop to answer, and looks once a second whether it has; ``thread`` is the loop's. One that is
+    silent at one look alone may have been stopped with its process.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, clock: Clock) -> None:
+        self._loop = loop
+        self._thread = thread
+        self._clock = clock
+        self._answered = True
+        self._asked = 0.0
+        self._counted = 0.0
+        self._silent = 0
+        """At how many looks it had not answered."""
+
+    def look(self, *, busy: bool) -> None:
+        """Look whether it has answered, and ask again if something runs there (``busy``)."""
+        now = self._clock.monotonic()
+        if not self._answered:
+            self._silent += 1
+            if self._silent > 1:
+                LOOP_BLOCKED.of().add(now - self._counted)
+                self._counted = now
+            if self._silent == 2:
+                log.warning("event_loop_blocked", seconds=round(now - self._asked, 1), **self._culprit())
+            return
+        if self._silent > 1:
+            log.info("event_loop_free", seconds=round(now - self._asked, 1))
+        self._silent = 0
+        if busy:
+            self._answered = False
+            self._asked = self._counted = now
+            self._loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._answered = True
+
+    def _culprit(self) -> dict[str, object]:
+        """What runs there now: the task, unless it is a child or a callback of one, and the lines of code."""
+        about: dict[str, object] = {}
+        task = asyncio.current_task(self._loop)
+        if isinstance(task, HandlerTask):
+            about = {"job_id": task.entry.job_id, "topic": task.entry.topic.name}
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is not None:
+            about["stack"] = "".join(traceback.format_stack(frame))
+        return about
+
+
+def executor_gone(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop's default executor takes nothing more: somebody has shut it down, for good."""
+    try:
+        loop.run_in_executor(None, _nothing)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,141 @@
+"""The way of a task through a worker process, in one direction:
+
+    take             check             run                    settle
+    poll.Poller  ─▶  check.Checker ─▶  dispatch.Dispatcher ─▶ finish.Finisher
+                                       quarantine.Quarantine
+
+A stage is built with those behind it. What must go the other way goes through objects that are built before
+all of them: ``early`` holds what this machine's clock does not call due yet, ``inbox`` tells the poller where
+something may be due, ``pressure`` says whether this process keeps up, a ``Wake`` ends the sleep of a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from toc.index.queues import Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.handler import Handler
+from toc.model.topic import Slot
+from toc.store.store import Store
+from toc.worker.loop import Loop, Wake
+from toc.worker.quarantine.quarantine import Quarantine
+from toc.worker.slots import SlotBook
+from toc.worker.stages.check import Checker
+from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.early import EarlyEntries
+from toc.worker.stages.entry import Inflight
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.inbox import Inbox
+from toc.worker.stages.lease_keeper import LeaseKeeper
+from toc.worker.stages.poll import Poller
+from toc.worker.stages.pressure import Pressure
+
+
+class Pipeline:
+    """The stages of one process, and what they share.
+
+    ``on_room`` is woken, beside the poller, when there is room for more; ``recycle`` asks for a successor of
+    this process, with the reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        handlers: Mapping[str, Handler],
+        book: SlotBook,
+        app: str,
+        threads: int,
+        async_limit: int,
+        max_crashes: int,
+        on_room: Wake,
+        recycle: Callable[[str], None],
+    ) -> None:
+        wake = Wake()
+        self.inbox = Inbox(wake)
+        self.early = EarlyEntries(wake)
+        self.pressure = Pressure()
+        self.inflight = Inflight()
+        self.finisher = Finisher(
+            store=store, queues=queues, inflight=self.inflight, clock=clock, pressure=self.pressure
+        )
+        self.dispatcher = Dispatcher(
+            handlers=handlers,
+            inflight=self.inflight,
+            finisher=self.finisher,
+            catalog=catalog,
+            clock=clock,
+            threads=threads,
+            async_limit=async_limit,
+            early=self.early,
+            inbox=self.inbox,
+            on_room=(wake, on_room),
+            recycle=recycle,
+        )
+        self.quarantine = Quarantine(
+            app=app,
+            limit=max_crashes,
+            store=store,
+            finisher=self.finisher,
+            inflight=self.inflight,
+            clock=clock,
+            early=self.early,
+        )
+        self.leases = LeaseKeeper(
+            store=store,
+            clock=clock,
+            inflight=self.inflight,
+            finisher=self.finisher,
+            max_crashes=max_crashes,
+        )
+        self.checker = Checker(
+            store=store,
+            clock=clock,
+            finisher=self.finisher,
+            dispatcher=self.dispatcher,
+            quarantine=self.quarantine,
+            leases=self.leases,
+            early=self.early,
+            wake=wake,
+        )
+        self.poller = Poller(
+            queues=queues,
+            catalog=catalog,
+            clock=clock,
+            handlers=handlers,
+            book=book,
+            inflight=self.inflight,
+            finisher=self.finisher,
+            dispatcher=self.dispatcher,
+            checker=self.checker,
+            early=self.early,
+            inbox=self.inbox,
+            pressure=self.pressure,
+            wake=wake,
+        )
+        self.loops: list[Loop] = [
+            *self.finisher.loops,
+            self.poller.loop,
+            self.quarantine.loop,
+            *self.leases.loops,
+        ]
+
+    def withdraw(self, slots: set[Slot] | None = None) -> None:
+        """Give back what waits here and has not started: of these slots, or all.
+
+        What is being checked just now is not among it; it runs here under our claim.
+        """
+        waiting = self.dispatcher.withdraw(slots) + self.early.withdraw(slots)
+        self.finisher.give_back(waiting + self.quarantine.withdraw(slots))
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is held, and everything that was has been written and moved."""
+        # In this order: what was let go is held anew, and an entry leaves the held ones only inside a flush,
+        # which makes the finisher busy.
+        return self.poller.settled and not len(self.inflight) and self.finisher.idle

@@ -1,0 +1,309 @@
+"""Poll: from due StoreQueue entries to checked entries in the dispatcher.
+
+The poller knows from its agenda when a slot is due next and sleeps exactly until then. Then one round trip
+per node takes what is due in all slots (prepare), one round trip per server reads the rows, and the rows
+decide what runs. It never asks Redis whether something is due: a wake-up message, or the slow peek of the
+reclaimer, tells it of entries that became due earlier.
+
+Of several Redis nodes one that is slow is not waited for: what it answers later comes in a later round.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from toc.failpoint import failpoint
+from toc.index.calls import IndexBroken, ReplyLost
+from toc.index.connections import IndexSlow
+from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
+from toc.index.queues import Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.handler import Handler
+from toc.model.scores import fence_of, split
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.observe.metrics import StepTimer
+from toc.worker.loop import Loop, Wake
+from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.stages.agenda import Agenda
+from toc.worker.stages.check import Checker
+from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.early import EarlyEntries
+from toc.worker.stages.entry import Entry, Held, Inflight
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.inbox import Inbox
+from toc.worker.stages.pressure import Pressure
+
+log = get_logger(__name__)
+
+IDLE_SECONDS = 60.0
+LONG_SLEEP_SECONDS = 0.004
+STIR_SECONDS = 0.0003
+"""How long before the due time a long sleep ends, to go on with a short one: a core that slept deeply takes
+0.1 to 0.2 ms to come back, and its caches are cold."""
+RETRY_MS = 500
+"""Pause before a slot is tried again whose node did not answer."""
+SLOW_MS = 20
+"""The same where the node has not answered yet, but may at any moment."""
+PATIENCE_SECONDS = 0.03
+"""How long a round waits for one Redis node while tasks of others may be due."""
+NO_TIMEOUT = 10**9
+"""Seconds: no entry is so old, so only those under the claim are listed."""
+MOVING_MS = 50
+"""When to look for an entry that was not held because a move of the try before it was under way."""
+RECONCILE_AFTER_MS = (0, 1000, 4000)
+"""When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
+
+
+class Poller:
+    """The loop that takes: it alone prepares. Others tell it of slots and due times by its inbox."""
+
+    def __init__(
+        self,
+        *,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        handlers: Mapping[str, Handler],
+        book: SlotBook,
+        inflight: Inflight,
+        finisher: Finisher,
+        dispatcher: Dispatcher,
+        checker: Checker,
+        early: EarlyEntries,
+        inbox: Inbox,
+        pressure: Pressure,
+        wake: Wake,
+    ) -> None:
+        self._queues = queues.within(PATIENCE_SECONDS)
+        self._catalog = catalog
+        self._clock = clock
+        self._handlers = handlers
+        self._book = book
+        self._inflight = inflight
+        self._finisher = finisher
+        self._checker = checker
+        self._early = early
+        self._inbox = inbox
+        self._pressure = pressure
+        self._agenda = Agenda(
+            catalog=catalog,
+            clock=clock,
+            handlers=handlers,
+            book=book,
+            finisher=finisher,
+            dispatcher=dispatcher,
+            pressure=pressure,
+        )
+        self._lock = threading.Lock()
+        self._reconcile: list[tuple[int, Slot, int]] = []
+        """Heap of (when, slot, claim): there entries of ours may stand that are not held."""
+        self._settling = False
+        """Whether what was let go is being looked for just now."""
+        self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable]]] = []
+        """Answers that came after their round."""
+        self._awaited = 0
+        """How many slots have yet to be answered."""
+        self._taking = True
+        self._between = threading.Lock()
+        self._prepare_step = StepTimer("prepare")
+        self.loop = Loop("poll", self.run_once, wake)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing that was let go has yet to be looked for, and no node owes an answer."""
+        return not self._inbox.let_go and not self._settling and not self._awaited
+
+    def pause_taking(self) -> None:
+        """Take nothing more; returns when the round that is under way has ended."""
+        self._taking = False
+        self._checker.leave()
+        with self._between:
+            pass
+        self.loop.wake()
+
+    # --- one round
+
+    def run_once(self) -> float:
+        """Take what is due and can be started; returns the seconds until the next is due."""
+        with self._between:
+            now = self._clock.now_ms()
+            self._agenda.hear(self._inbox.take_due())
+            self._checker.start(self._early.release(now))
+            self._hear_late()
+            self._settle_lost_replies(now)
+            self._checker.check_again(now)
+            if not self._taking:
+                return self._until_next(now)
+            requests = self._agenda.choose(now)
+            if requests and not self._take(requests) and self._pressure.crowded:
+                return 0.0  # nothing that runs will make room for the others: go on with them
+            return self._until_next(self._clock.now_ms())
+
+    def _until_next(self, now: int) -> float:
+        if self._late or not self._inbox.empty:
+            return 0.0
+        times = []
+        if self._taking and (due := self._agenda.next_due()) is not None:
+            times.append(due)
+        if self._reconcile:
+            times.append(self._reconcile[0][0])
+        times += [at for at in (self._checker.next_again(), self._early.next_due()) if at is not None]
+        if not times:
+            return IDLE_SECONDS
+        # By the exact clock: now was rounded down, so this ends where the millisecond begins or just after.
+        wait = min(times) / 1000 - self._clock.time() if min(times) > now else 0.0
+        if wait > LONG_SLEEP_SECONDS:
+            wait -= STIR_SECONDS
+        return min(max(wait, 0.0), IDLE_SECONDS)
+
+    # --- take
+
+    def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> int:
+        """Prepare, check, dispatch; returns how many entries were taken."""
+        before = self._clock.monotonic()
+        asked = _Asked(before, {owned.slot: owned for owned, _ in requests})
+        results = self._queues.prepare(
+            [request for _, request in requests], lambda answers: self._answered_late(asked, answers)
+        )
+        with self._lock:
+            self._awaited += len(asked.slots) - len(results)  # a slot may have been asked for twice
+        prepared = self._clock.monotonic() - before
+        taken = self._accept(asked, results)
+        if taken:
+            failpoint("poll.taken")
+            self._checker.check_taken(taken)
+        self._prepare_step.took(prepared, len(taken))  # after what is due has been handed over
+        return len(taken)
+
+    def _accept(self, asked: _Asked, results: Mapping[Slot, Prepared | IndexUnavailable]) -> list[Entry]:
+        """Hold what was taken; returns what is to be checked."""
+        taken: list[Entry] = []
+        failures: list[IndexUnavailable] = []
+        now = self._clock.now_ms()
+        for slot, result in results.items():
+            owned = asked.slots[slot]
+            if isinstance(result, IndexUnavailable):
+                if isinstance(result, IndexSlow):
+                    self._agenda.look(owned, now + SLOW_MS)
+                    continue
+                if not isinstance(result, IndexBroken):  # the watch tells of that, once
+                    failures.append(result)
+                self._agenda.look(owned, now + RETRY_MS)
+                if isinstance(result, ReplyLost):
+                    for delay in RECONCILE_AFTER_MS:
+                        heapq.heappush(self._reconcile, (now + delay, slot, owned.claim))
+                continue
+            taken += self._hold(slot, result.entries, result.redis_now_ms, asked.at)
+            self._agenda.took(owned, result, now)
+        if failures:
+            log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
+        return taken
+
+    def _answered_late(self, asked: _Asked, answers: dict[Slot, Prepared | IndexUnavailable]) -> None:
+        """A node has answered, or broken off, that was not waited for."""
+        with self._lock:
+            self._late.append((asked, answers))
+        self.loop.wake()
+
+    def _hear_late(self) -> None:
+        """Take in what nodes have answered that were not waited for."""
+        with self._lock:
+            late, self._late = self._late, []
+        for asked, answers in late:
+            taken = self._accept(asked, answers)
+            self._take_over(taken)
+            with self._lock:
+                self._awaited -= len(answers)  # only now: what was taken is held, or on its way back
+
+    def _take_over(self, taken: Sequence[Entry]) -> None:
+        """Check what stands under our claim; what is in slots that we no longer have goes back."""
+        owned = self._book.owned if self._taking else {}
+        self._finisher.give_back_unread(entry for entry in taken if entry.slot not in owned)
+        if ours := [entry for entry in taken if entry.slot in owned]:
+            self._checker.check(ours)
+
+    def _hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
+        """Hold entries as (job_id, fence), known to stand since ``kept``; returns those to be checked."""
+        topic = self._catalog.known().get(slot.topic)
+        if topic is None:  # it was removed meanwhile: they time out, and stand there if it comes back
+            return []
+        handler = self._handlers[topic.name]
+        held: list[Entry] = []
+        for job_id, fence in entries:
+            entry = Entry(job_id, slot, fence, topic, handler, taken, kept)
+            what = self._inflight.hold(entry)
+            if what is Held.NEW:
+                held.append(entry)
+            elif what is Held.MOVING:
+                at = self._clock.now_ms() + MOVING_MS
+                heapq.heappush(self._reconcile, (at, slot, split(fence).claim))
+            # else ours already: timed out while this process was paused. It runs on under the new fence;
+            # its late failure will find another (attempts, crashes) on the row.
+        return held
+
+    # --- lost replies
+
+    def _settle_lost_replies(self, now: int) -> None:
+        """Adopt what stands under our claim and is not held: a prepare took it whose reply never came.
+
+        Only this thread can: it has no prepare out. Each is kept alive first, since it may be old. What
+        stands in a slot that we no longer have goes back: nobody else would, but for its time-out, which
+        costs a try.
+        """
+        self._settling = True
+        for slot, claim in self._inbox.take_let_go():
+            heapq.heappush(self._reconcile, (now, slot, claim))
+        claims: dict[Slot, set[int]] = {}
+        while self._reconcile and self._reconcile[0][0] <= now:
+            _, slot, claim = heapq.heappop(self._reconcile)
+            claims.setdefault(slot, set()).add(claim)
+        if claims:
+            self._adopt(claims, now)
+        self._settling = False
+
+    def _adopt(self, claims: Mapping[Slot, set[int]], now: int) -> None:
+        """Hold, or give back, what stands under these claim numbers and is not held."""
+        results = self._queues.expired(
+            [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
+        )
+        found: list[Entry] = []
+        again: list[Slot] = []
+        for slot, result in results.items():
+            if isinstance(result, IndexUnavailable):
+                again.append(slot)
+                continue
+            mine = [
+                (job_id, fence_of(score)) for job_id, score in result if self._inflight.get(job_id) is None
+            ]
+            kept = self._clock.monotonic()
+            # Held before it is seen to stand, not after it: a move that was under way may end in between.
+            held = self._hold(slot, mine, now, kept)
+            if not held:
+                continue
+            asked = [(entry.job_id, entry.fence) for entry in held]
+            standing = self._queues.extend({slot: asked})[slot]  # [rule: adopted-alive]
+            if isinstance(standing, IndexUnavailable):
+                again.append(slot)
+                standing = [False] * len(held)
+            self._inflight.drop(entry for entry, stands in zip(held, standing, strict=True) if not stands)
+            found += [entry for entry, stands in zip(held, standing, strict=True) if stands]
+        for slot in again:
+            for claim in claims[slot]:
+                heapq.heappush(self._reconcile, (now + RETRY_MS, slot, claim))
+        if not found:
+            return
+        log.info("entries_adopted", tasks=len(found))
+        self._take_over(found)
+
+
+class _Asked(NamedTuple):
+    """A prepare that was sent: ``at`` is the monotonic time from before that, ``slots`` those it was for."""
+
+    at: float
+    slots: dict[Slot, OwnedSlot]

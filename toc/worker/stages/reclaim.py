@@ -1,0 +1,247 @@
+"""Reclaim: give back what a worker that died or fell silent has left in the PrepareQueues.
+
+Also the slow safety poll: a peek at every slot finds due times whose wake-up message was lost, and tells
+which slots hold prepared entries that are not ours; only those are searched for timed-out ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from toc.failpoint import failpoint
+from toc.index.messages import ExpiredRequest
+from toc.index.queues import Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.scores import split
+from toc.model.task import TaskStatus
+from toc.model.topic import Slot, Topic
+from toc.model.verdict import Failure, Place, after_crash, belongs, entry_score
+from toc.observe.log import get_logger
+from toc.observe.metrics import ORPHANS, RECLAIMED, TRIES
+from toc.store.batch import Guard
+from toc.store.shards import Answers
+from toc.store.store import Store
+from toc.worker.loop import Loop
+from toc.worker.slots import OwnedSlot, SlotBook, instant_of
+from toc.worker.stages.entry import NO_FENCE, Inflight
+from toc.worker.stages.inbox import Inbox
+from toc.worker.stages.marks import mark_begun
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 1.0
+TURNED_SECONDS = 0.03
+SPREAD_SECONDS = 0.2
+"""Entries time out as Redis's clock turns to another second. A worker looks so long after that, and a random
+part of so long: all at once would hold up live tasks."""
+PEEK_SECONDS = 5.0
+"""How often each slot is peeked at."""
+PEEK_SLOTS = 500
+"""Slots that one look peeks at, if that is enough to get through all of them in time: the calls of thousands,
+made at once, hold up live tasks for 20 ms."""
+RECLAIM_LIMIT = 200
+BEFORE_MOVED = "its worker for a former time died or fell silent"
+"""The last_error of a task that may have begun, and has no other, where a new deadline charges no try."""
+
+
+class Reclaimer:
+    """The loop that rolls back timed-out entries, and at once those of workers known to be dead."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        book: SlotBook,
+        inflight: Inflight,
+        inbox: Inbox,
+        max_crashes: int,
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._catalog = catalog
+        self._clock = clock
+        self._book = book
+        self._inflight = inflight
+        self._inbox = inbox
+        self._max_crashes = max_crashes
+        self._peeked_at = float("-inf")
+        self._to_peek: deque[Slot] = deque()
+        """Slots that have yet to be peeked at in this round."""
+        self._at_once = True
+        """Whether to peek at all of them now."""
+        self._suspects: set[Slot] = set()
+        self._offset = TURNED_SECONDS + random.uniform(0, SPREAD_SECONDS)  # noqa: S311 - spreads load, guards nothing
+        self.loop = Loop("reclaim", self.run_once)
+
+    def look_now(self) -> None:
+        """Slots were claimed or a worker is known to have died: do not wait for the next peek."""
+        self._at_once = True
+        self.loop.wake()
+
+    def run_once(self) -> float:
+        """One look; returns the seconds until the next."""
+        now = self._clock.monotonic()
+        if slots := self._next_slots(now):
+            self._peek(slots)
+        if self._suspects:
+            self._reclaim()
+        return TICK_SECONDS - self._clock.now_ms() % 1000 / 1000 + self._offset
+
+    def _next_slots(self, now: float) -> list[Slot]:
+        """The slots to peek at in this look."""
+        owned = self._book.owned
+        part = max(PEEK_SLOTS, ceil(len(owned) * TICK_SECONDS / PEEK_SECONDS))
+        if self._at_once:
+            self._at_once = False
+            self._peeked_at = float("-inf")
+            self._to_peek.clear()
+            part = len(owned)
+        if not self._to_peek and now - self._peeked_at >= PEEK_SECONDS:
+            self._peeked_at = now
+            self._to_peek.extend(owned)
+        slots = [self._to_peek.popleft() for _ in range(min(part, len(self._to_peek)))]
+        return [slot for slot in slots if slot in owned]
+
+    def _peek(self, slots: Sequence[Slot]) -> None:
+        owned = self._book.owned
+        # What we hold and no longer have must not hide as many entries of others for as long as it runs.
+        held = Counter(
+            entry.slot for entry in self._inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
+        )
+        idle: dict[Slot, list[int]] = {}
+        for slot, peek in self._queues.peek(slots).items():
+            if isinstance(peek, IndexUnavailable) or slot not in owned:
+                continue
+            owned[slot].buried = peek.dead
+            if peek.next_due is not None:
+                self._inbox.look_at(slot, instant_of(peek.next_due))
+            # While others have numbers there, what they left may hide behind what we took meanwhile.
+            if peek.prepared > held[slot] or (peek.prepared and owned[slot].others):
+                self._suspects.add(slot)
+                continue
+            self._suspects.discard(slot)
+            if not peek.prepared and owned[slot].others:
+                idle[slot] = list(owned[slot].others)
+                owned[slot].others = {}
+        if idle:
+            # Nothing is prepared there: whoever drew these numbers has nothing left under them.
+            self._queues.unclaim(idle)
+
+    def _reclaim(self) -> None:
+        owned = self._book.owned
+        topics = self._catalog.known()
+        dead = self._book.dead
+        requests = [
+            ExpiredRequest(
+                slot, topics[slot.topic].prepare_timeout, _numbers_of(dead, owned[slot]), RECLAIM_LIMIT
+            )
+            for slot in self._suspects
+            if slot in owned and slot.topic in topics
+        ]
+        self._suspects &= {request.slot for request in requests}
+        found: dict[Slot, list[tuple[int, float]]] = {}
+        for slot, result in self._queues.expired(requests).items():
+            if isinstance(result, IndexUnavailable):
+                continue
+            left = [pair for pair in result if self._inflight.get(pair[0]) is None]
+            if left:
+                found[slot] = left
+        if found:
+            self._roll_back(found, topics)
+
+    def _roll_back(self, found: Mapping[Slot, list[tuple[int, float]]], topics: Mapping[str, Topic]) -> None:
+        """Listed, the rows written, then moved under the fence: a crash in between repeats it uncharged."""
+        rows = self._store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
+        unknown = dict(rows.unanswered)
+        """Rows that cannot be read or written now: a later look finds their entries again."""
+        now = self._clock.now_ms()
+        crashes: dict[int, Failure] = {}
+        for slot, pairs in found.items():
+            topic = topics[slot.topic]
+            dead = _numbers_of(self._book.dead, self._book.owned[slot]) if slot in self._book.owned else []
+            for job_id, score in pairs:
+                _, remaining, claim = split(score)
+                failure = after_crash(
+                    rows.get(job_id), topic, remaining, now, self._max_crashes, dead=claim in dead
+                )
+                if failure is not None:
+                    crashes[job_id] = failure
+        guards = self._store.crash(list(crashes.values())) if crashes else Answers[Guard]()
+        unknown |= guards.unanswered
+        # These may have begun for a former time, and nobody else will say so.
+        moved = [
+            job_id
+            for job_id, row in rows.items()
+            if row.status == TaskStatus.PENDING and row.version and job_id not in crashes
+        ]
+        unknown |= mark_begun(self._store, rows.values(), moved, BEFORE_MOVED)
+        if unknown:
+            log.warning("not_reclaimed", tasks=len(unknown), error=str(next(iter(unknown.values()))))
+        failpoint("reclaim.rows-written")
+        commits: dict[Slot, list[tuple[int, float]]] = {}
+        backs: dict[Slot, list[tuple[int, float, float]]] = {}
+        buries: dict[Slot, list[tuple[int, float, int]]] = {}
+        for slot, pairs in found.items():
+            topic = topics[slot.topic]
+            for job_id, score in pairs:
+                if job_id in unknown:
+                    continue
+                row = rows.get(job_id)
+                # The whole score as its fence: it stands while nobody has kept the entry alive since it was
+                # listed. A worker that has woken up meanwhile goes on, with its failure fenced off.
+                # [rule: whole-score]
+                place = belongs(row)
+                if row is None or place is Place.NOWHERE:
+                    commits.setdefault(slot, []).append((job_id, score))
+                elif place is Place.DEAD_QUEUE:
+                    buries.setdefault(slot, []).append((job_id, score, now))
+                elif job_id not in crashes:
+                    due = max(row.next_time, now + row.lease if row.lease > 0 else 0)
+                    target = entry_score(topic, due, row.attempts)
+                    backs.setdefault(slot, []).append((job_id, score, target))
+                elif guards[job_id] is Guard.APPLIED:
+                    TRIES.of(topic.name, "crashed").add()
+                    crash = crashes[job_id]
+                    target = entry_score(topic, crash.next_time, crash.new_attempts)
+                    backs.setdefault(slot, []).append((job_id, score, target))
+                # LOST: the row changed meanwhile; the next look reads it again
+        # An entry whose node does not answer is found again by a later look.
+        if commits:
+            for slot, removed in self._queues.commit(commits).items():
+                if not isinstance(removed, IndexUnavailable):
+                    ids = [job_id for job_id, _ in commits[slot]]
+                    _alarm(
+                        slot,
+                        [
+                            one
+                            for one, was_there in zip(ids, removed, strict=True)
+                            if was_there and one not in rows
+                        ],
+                    )
+        if backs:
+            self._queues.rollback(backs)
+        if buries:
+            self._queues.bury(buries)
+        self._queues.note_waiting(dict.fromkeys(backs))  # what their worker had noted is over
+        for slot, given in backs.items():
+            RECLAIMED.of(slot.topic).add(len(given))
+        log.warning("reclaimed", slots=len(found), tasks=sum(map(len, backs.values())))
+
+
+def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:
+    return [number for number, worker in owned.others.items() if worker in dead]  # [rule: known-death]
+
+
+def _alarm(slot: Slot, orphans: list[int]) -> None:
+    """Entries without a row were removed."""
+    for job_id in orphans:
+        log.error("orphan_dropped", job_id=job_id, slot=str(slot))
+        ORPHANS.of(slot.topic).add()

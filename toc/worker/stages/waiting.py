@@ -1,0 +1,96 @@
+"""What waits here: a note in Redis for each slot of which tasks are taken and late, and cannot start.
+
+A StoreQueue does not hold them any more, and only the worker that took them knows which of its entries run.
+Or it holds them at a later time than that at which they were due: their worker has put them away, since their
+rows cannot be read. So it says how things stand, for whoever asks how late tasks are: metrics, ``toc slots``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from toc.index.messages import Waiting
+from toc.index.queues import Queues
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+from toc.worker.stages.entry import NO_FENCE, Entry
+
+LATE_SECONDS = 1.0
+"""What has been due for so long and was taken so long ago is worth a note; little ever is."""
+TELL_SECONDS = 1.0
+"""How often a note is changed."""
+AGAIN_SECONDS = 2.5
+"""How often it is written anew if nothing changes: who had the slot before may have taken it back."""
+
+
+AGAIN_MS = 5000
+"""So long after its time an entry that was put away has surely been taken again, and put away if it must."""
+
+
+class PutAway:
+    """Since when tasks of slots have been due that were put away, each until its time comes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Slot, tuple[int, int]] = {}
+        """Since when (ms), and until when that holds unless something is put away again."""
+        self._lock = threading.Lock()
+
+    def add(self, slot: Slot, due: int, until: int) -> None:
+        """A task that was due then comes again at ``until``; both are ms."""
+        with self._lock:
+            since, _ = self._slots.get(slot, (due, 0))
+            self._slots[slot] = min(since, due), until + AGAIN_MS
+
+    def since(self, now_ms: int) -> dict[Slot, int]:
+        """The slots with such tasks, and when the first of each was due."""
+        if not self._slots:
+            return {}
+        with self._lock:
+            self._slots = {slot: times for slot, times in self._slots.items() if times[1] > now_ms}
+            return {slot: since for slot, (since, _) in self._slots.items()}
+
+
+class WaitingNotes:
+    """The notes of one worker. Used by one thread."""
+
+    def __init__(self, queues: Queues, clock: Clock, put_away: PutAway) -> None:
+        self._queues = queues
+        self._clock = clock
+        self._put_away = put_away
+        self._told: dict[Slot, tuple[Waiting, float]] = {}
+        """What was noted, and when (monotonic)."""
+
+    def tell(self, entries: Iterable[Entry], now: float) -> None:
+        """Note what waits of these entries, all that are held; ``now`` is monotonic."""
+        waiting = self._waiting(entries, now)
+        notes: dict[Slot, Waiting | None] = {}
+        for slot, note in waiting.items():
+            before, at = self._told.get(slot, (None, float("-inf")))
+            if now - at >= (TELL_SECONDS if note != before else AGAIN_SECONDS):
+                notes[slot] = note
+        notes |= dict.fromkeys(self._told.keys() - waiting.keys())
+        if not notes:
+            return
+        for slot, done in self._queues.note_waiting(notes).items():
+            told = notes[slot]
+            if told is None or isinstance(done, IndexUnavailable):
+                self._told.pop(slot, None)  # a note that is not taken back soon runs out
+            else:
+                self._told[slot] = told, now
+
+    def _waiting(self, entries: Iterable[Entry], now: float) -> dict[Slot, Waiting]:
+        now_ms = self._clock.now_ms()
+        waiting: dict[Slot, Waiting] = {}
+        for entry in entries:
+            if entry.started or entry.settled or now - entry.held < LATE_SECONDS or entry.fence == NO_FENCE:
+                continue
+            if now_ms - entry.due >= LATE_SECONDS * 1000:
+                since, tasks, _ = waiting.get(entry.slot, (entry.due, 0, 0))
+                waiting[entry.slot] = Waiting(min(since, entry.due), tasks + 1, entry.topic.prepare_timeout)
+        for slot, due in self._put_away.since(now_ms).items():
+            if now_ms - due >= LATE_SECONDS * 1000:
+                since, tasks, seconds = waiting.get(slot, (due, 0, AGAIN_MS // 1000))
+                waiting[slot] = Waiting(min(since, due), tasks, seconds)
+        return waiting

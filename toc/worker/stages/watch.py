@@ -1,0 +1,397 @@
+"""Watch: whether each Redis node can be reached, and whether it still holds what was put there.
+
+``gen_{order.close_3}`` holds the run_id of the server on which the slot was last rebuilt. When it is missing,
+or unlike the run_id of the server that answers, the index has lost data: a restart, a failover, a restore, a
+FLUSHALL. Then everything is put back from the rows at once, what is due soonest first:
+
+    every worker    asks one slot per node twice a second, so it sees the loss while the key is missing, and
+                    refills the index from the tables that it sweeps
+    the owner       of a slot draws its claim number anew, since that is lost too, and marks the slot as being
+                    filled; it records the new generation once its own tables are through, but not before
+                    the others must have seen the loss
+
+The mark (``filling``, the run_id, the claim number) is to others what a missing key is: not whole. But when
+it vanishes or becomes another, data was lost once more, and all begins anew.
+
+Who takes over tables goes through them anyway, so it does no harm when a worker ends half-way. The keys of
+single slots that vanished are noticed by their owner, who looks at all of its slots each second (less often
+if it owns many) and refills from its own tables; nobody else looks at them. From others what is due comes
+back in time, the rest with their pass over the window.
+
+The same look finds slots of which a key holds what toc did not write. Nothing works there, so they count as
+out of reach, alone; when the key is gone, the slot has lost its data.
+
+And it is asked whose index this is. If another task table's workers were there first, by mistake on the same
+Redis and namespace, then its entries mean nothing here and ours nothing there: each side would drop the
+other's as orphans. So nothing is sent there any more, and everything runs from the rows until they are gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from math import ceil
+
+from toc.index.calls import IndexBroken
+from toc.index.messages import Generation
+from toc.index.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.observe.metrics import INDEX_LOSSES
+from toc.worker.loop import Loop
+from toc.worker.slots import SlotBook
+
+log = get_logger(__name__)
+
+PROBE_SECONDS = 0.5
+PROBE_AGAIN_SECONDS = 0.25
+"""The same while a node does not answer."""
+OUT_SECONDS = 1.0
+"""How long a node has not answered when its slots begin to be served without it."""
+LOOK_SECONDS = 1.0
+LOOK_MOST_SECONDS = 5.0
+LOOK_SLOTS = 100
+"""Every slot that is owned is looked at each ``LOOK_SECONDS``. A worker that owns more than ``LOOK_SLOTS``
+looks less often in proportion, but each ``LOOK_MOST_SECONDS``: idle, it must cost next to nothing. Each look
+is at a part of them: thousands at once hold up live tasks for 50 ms."""
+SPREAD_SECONDS = 5.0
+SPREAD_SLOTS = 500
+"""How often the slots of all topics are spread over the nodes anew: each ``SPREAD_SECONDS``, or a second for
+each ``SPREAD_SLOTS`` of them."""
+HOLD_SECONDS = 3.0
+"""How long after a loss was seen no new generation is recorded: every worker has looked by then."""
+
+
+FILLING = "filling"
+"""With what the generation of a slot begins that is being filled."""
+
+
+class IndexWatch:
+    """The loop that asks. ``queues`` should have short time-outs: it finds out about servers that hang.
+
+    ``on_loss`` starts the refill of this worker's tables; ``refilled`` tells when the last one began that has
+    come to its end, on the monotonic clock. ``identity`` is that of the task table, ``name`` says whose it
+    is; ``refuse`` is told why the index must not be used, or None. ``on_change`` is called when a node, or a
+    slot, is out of reach, or back.
+    """
+
+    def __init__(
+        self,
+        *,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        book: SlotBook,
+        on_loss: Callable[[], None],
+        refilled: Callable[[], float],
+        identity: str,
+        name: str,
+        refuse: Callable[[str | None], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._queues = queues
+        self._catalog = catalog
+        self._clock = clock
+        self._book = book
+        self._on_loss = on_loss
+        self._refilled = refilled
+        self._identity = identity
+        self._name = name
+        self._refuse = refuse
+        self._on_change = on_change
+        self._own_at = float("-inf")
+        """When it is asked next whose index this is."""
+        self._rival = ""
+        """Another cluster that wanted it a moment ago."""
+        self.foreign = False
+        """Whether the index is another task table's."""
+        self._seen: dict[Slot, str] = {}
+        """What was recorded for slots when they were looked at last: that they are whole, or being filled."""
+        self._missing: dict[Slot, tuple[str, float]] = {}
+        """Slots whose generation is not: the run_id that answered, and since when that is known."""
+        self._looked_at = float("-inf")
+        self._to_look: deque[Slot] = deque()
+        """Slots that have yet to be looked at in this round."""
+        self._spread_at = float("-inf")
+        """When the slots are spread over the nodes next."""
+        self._by_node: list[list[Slot]] = []
+        """The slots to ask for, by node."""
+        self._turn = 0
+        self._sampled: list[Slot] = []
+        """The slots that were asked for last, by node."""
+        self._answered: dict[object, float] = {}
+        """When each node answered last."""
+        self._silent = False
+        """Whether some node did not answer when it was asked last."""
+        self._out: frozenset[object] = frozenset()
+        """Nodes that are out of reach."""
+        self._broken: frozenset[Slot] = frozenset()
+        """Slots of which a key holds what toc did not write."""
+        self.loop = Loop("watch", self.run_once)
+
+    def look_now(self) -> None:
+        """Connected anew: look at every slot."""
+        self._looked_at = float("-inf")
+        self.loop.wake()
+
+    def out_of_reach(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Those of the slots that are broken, or whose node has not answered for ``OUT_SECONDS``.
+
+        Any thread may ask.
+        """
+        if self.foreign:
+            return list(slots)
+        out, broken = self._out, self._broken
+        if not out and not broken:
+            return []
+        return [slot for slot in slots if slot in broken or self._queues.node_of(slot) in out]
+
+    @property
+    def broken(self) -> int:
+        """How many slots have keys that hold what toc did not write."""
+        return len(self._broken)
+
+    def run_once(self) -> float:
+        """One look; returns the seconds until the next."""
+        now = self._clock.monotonic()
+        if now >= self._own_at:
+            self.ask_owner()
+        if self.foreign:
+            return PROBE_SECONDS
+        owned = self._book.owned
+        anew = self._looked_at == float("-inf") or (
+            not self._silent
+            and any(
+                slot not in self._seen and slot not in self._missing and slot not in self._broken
+                for slot in owned
+            )
+        )
+        part = self._part(now, self._book.wanted, at_once=anew)
+        if anew or now >= self._spread_at:
+            every = set(chain.from_iterable(topic.slots() for topic in self._catalog.known().values()))
+            every.update(self._book.wanted)
+            self._seen = {slot: recorded for slot, recorded in self._seen.items() if slot in every}
+            self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
+            self._by_node, self._sampled = self._spread(every), []
+            self._spread_at = now + max(SPREAD_SECONDS, len(every) / SPREAD_SLOTS)
+        found = self._ask(self._samples(), part)
+        mended = self._note_broken(found)
+        loss = self._judge(found, now, mended)
+        if loss:  # one node has lost something: which of our slots?
+            self._judge(self._queues.generations(owned), now)
+            # Claims may be lost with the rest.
+            self._book.renew([slot for slot in owned if slot in self._missing])
+        self._mark()
+        if loss:
+            self._on_loss()  # once the marks stand: whoever empties the server again takes them with the rest
+        self._record(now)
+        return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
+
+    def ask_owner(self) -> None:
+        """Ask whose index this is; before anything is taken, and then again and again."""
+        self._own_at = self._clock.monotonic() + OWNER_REFRESH_SECONDS
+        try:
+            owner = self._queues.own(self._identity, self._name)
+        except IndexUnavailable:
+            return  # it stays what it was
+        foreign = owner.identity != self._identity
+        if foreign and not self.foreign:
+            why = (
+                f"this Redis and namespace belong to another cluster, {owner.name}, whose workers were there "
+                f"{owner.seconds} s ago; give one of the two another TOC_NAMESPACE, or another Redis"
+            )
+            log.error("index_not_ours", error=why)
+            self._refuse(why)
+        elif self.foreign and not foreign:
+            log.info("index_ours")
+            self._refuse(None)
+        rival = owner.rival if not foreign and owner.rival_seconds <= OWNER_LAPSE_SECONDS else ""
+        if rival and rival != self._rival:
+            log.error("index_wanted_by_another", rival=rival)
+        self._rival = rival
+        if foreign != self.foreign:
+            self.foreign = foreign
+            self._on_change()
+
+    def _part(self, now: float, ours: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
+        """The slots to look at in this look, so that all have their turn in time: few, or all at once."""
+        period = look_seconds(len(ours))
+        count = ceil(len(ours) * PROBE_SECONDS / period)
+        if at_once:
+            self._to_look.clear()
+            count = len(ours)
+        if not self._to_look and (at_once or now - self._looked_at >= period):
+            self._looked_at = now
+            self._to_look.extend(ours)
+        slots = [self._to_look.popleft() for _ in range(min(count, len(self._to_look)))]
+        return [slot for slot in slots if slot in ours]
+
+    def _ask(
+        self, samples: Sequence[Slot], more: Sequence[Slot]
+    ) -> dict[Slot, Generation | IndexUnavailable]:
+        """The generations of one slot per node, and of more; takes note of the nodes that do not answer."""
+        found = self._queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
+        now = self._clock.monotonic()
+        self._silent = False
+        out: dict[object, IndexUnavailable] = {}
+        for slot in samples:
+            node, answer = self._queues.node_of(slot), found[slot]
+            if not isinstance(answer, IndexUnavailable) or isinstance(answer, IndexBroken):
+                self._answered[node] = now
+                continue
+            self._silent = True
+            if now - self._answered.setdefault(node, now) >= OUT_SECONDS:
+                out[node] = answer
+        before, self._out = self._out, frozenset(out)
+        for node in self._out - before:
+            log.warning("index_unreachable", error=str(out[node]))
+        if before - self._out:
+            log.info("index_reachable", nodes=len(before - self._out))
+            self._looked_at = float("-inf")
+        if before != self._out:
+            self._on_change()
+        return found
+
+    def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
+        """The slots of each node; those alone for which something was recorded, where there are such."""
+        by_node: dict[object, list[Slot]] = {}
+        for slot in slots:
+            by_node.setdefault(self._queues.node_of(slot), []).append(slot)
+        return [[slot for slot in some if slot in self._seen] or some for some in by_node.values()]
+
+    def _samples(self) -> list[Slot]:
+        """One slot of each node, another one each time; but one that is being filled until it is whole."""
+        self._turn += 1
+        before = self._sampled or [slots[0] for slots in self._by_node]
+        self._sampled = [
+            slot if _is_mark(self._seen.get(slot)) else slots[self._turn % len(slots)]
+            for slot, slots in zip(before, self._by_node, strict=True)
+        ]
+        return self._sampled
+
+    def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
+        """Take note of slots whose keys hold what toc did not write; returns those that do no more."""
+        wanted, before = self._book.wanted, self._broken
+        errors = {
+            slot: answer
+            for slot, answer in found.items()
+            if slot in wanted and isinstance(answer, IndexBroken)
+        }
+        mended = {slot for slot in before if isinstance(found.get(slot), Generation)}
+        self._broken = frozenset(slot for slot in {*before, *errors} - mended if slot in wanted)
+        if fresh := [slot for slot in errors if slot not in before]:
+            log.error("slots_broken", slots=len(fresh), slot=str(fresh[0]), error=str(errors[fresh[0]]))
+        if mended:
+            log.info("slots_mended", slots=len(mended), slot=str(min(mended)))
+        if self._broken != before:
+            self._on_change()
+        return mended
+
+    def _judge(
+        self,
+        found: Mapping[Slot, Generation | IndexUnavailable],
+        now: float,
+        mended: Collection[Slot] = (),
+    ) -> bool:
+        """Take note of what was found; whether data was lost that was not known to be lost.
+
+        What stood in slots that are mended is lost, whatever they say.
+        """
+        owned = self._book.owned
+        lost: list[Slot] = []
+        known = False
+        for slot, generation in found.items():
+            if isinstance(generation, IndexUnavailable):
+                continue
+            recorded, serving = generation
+            if slot in mended:
+                self._seen.pop(slot, None)
+                if slot in owned:
+                    self._missing[slot] = (serving, now)
+                lost.append(slot)
+                continue
+            before = self._seen.get(slot)
+            if recorded is not None and (recorded == serving or _fills(recorded, serving)):
+                self._seen[slot] = recorded
+            else:
+                self._seen.pop(slot, None)
+            if recorded == serving and (before in (None, serving) or _fills(before, serving)):
+                self._missing.pop(slot, None)
+                continue
+            unknown = slot in owned and self._missing.get(slot, ("",))[0] != serving
+            if unknown or (before is not None and self._seen.get(slot) != before):
+                if slot in owned:
+                    self._missing[slot] = (serving, now)
+                lost.append(slot)
+                known = known or before is not None
+        if lost:
+            # Others on these nodes are not what was seen of them either: they are no news.
+            nodes = {self._queues.node_of(slot) for slot in lost}
+            self._seen = {
+                slot: recorded
+                for slot, recorded in self._seen.items()
+                if slot in owned or slot in found or self._queues.node_of(slot) not in nodes
+            }
+            if known:
+                INDEX_LOSSES.of().add()
+                log.warning("index_lost_data", slots=len(lost), slot=str(lost[0]))
+            else:  # a new topic, or a loss that nobody saw
+                log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))
+        return bool(lost)
+
+    def _mark(self) -> None:
+        """Mark slots that are being filled, unless their former owner has."""
+        owned = self._book.owned
+        marks = {
+            slot: f"{FILLING} {serving} {owned[slot].claim}"
+            for slot, (serving, _) in self._missing.items()
+            if slot in owned and slot not in self._broken and not _fills(self._seen.get(slot), serving)
+        }
+        for slot, result in (self._queues.set_generations(marks) if marks else {}).items():
+            if not isinstance(result, IndexUnavailable):
+                self._seen[slot] = marks[slot]
+
+    def _record(self, now: float) -> None:
+        """Record the generation of slots that are whole again."""
+        owned = self._book.owned
+        refilled = self._refilled()
+        whole = {
+            slot: run_id
+            for slot, (run_id, since) in self._missing.items()
+            if slot in owned
+            and slot not in self._broken
+            and now - since >= HOLD_SECONDS
+            and refilled >= since
+        }
+        if not whole:
+            return
+        # Lost once more meanwhile, the key being missing anyway? Then our claims are lost as well.
+        again = self._book.renew(whole)
+        for slot in again:
+            self._missing[slot] = (self._missing[slot][0], now)
+            self._seen.pop(slot, None)
+        if again:
+            self._on_loss()
+        done = {slot: run_id for slot, run_id in whole.items() if slot not in again}
+        for slot, result in self._queues.set_generations(done).items():
+            if not isinstance(result, IndexUnavailable):
+                del self._missing[slot]
+                self._seen[slot] = done[slot]
+
+
+def look_seconds(owned: int) -> float:
+    """How often a worker looks at each of so many slots that it owns."""
+    return min(max(LOOK_SECONDS, owned / LOOK_SLOTS), LOOK_MOST_SECONDS)
+
+
+def _is_mark(recorded: str | None) -> bool:
+    return recorded is not None and recorded.startswith(f"{FILLING} ")
+
+
+def _fills(recorded: str | None, serving: str) -> bool:
+    """Whether this says that the slot is being filled on the server that serves it."""
+    return recorded is not None and recorded.startswith(f"{FILLING} {serving} ")
