@@ -62,7 +62,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(version("toc"))
+        print(version("timeout-center"))
         raise typer.Exit
 
 
