@@ -58,7 +58,7 @@ def system(hosts: System) -> System:
 
 
 def test_it_holds_toc_and_no_installer_and_nobody_may_write_there() -> None:
-    assert docker(*RUN, "--rm", IMAGE, "--version").strip() == version("toc")
+    assert docker(*RUN, "--rm", IMAGE, "--version").strip() == version("timeout-center")
     inside = (
         "id -u; id -g; /opt/toc/bin/python -m pip --version; "
         "find / -xdev -writable -not -type l -not -path '/proc/*' -not -path '/dev/*' 2>/dev/null"
