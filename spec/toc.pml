@@ -28,6 +28,9 @@
 #ifndef UNREAD
 #define UNREAD 0        /* rows that worker 0 cannot read: it puts the entry away for a while */
 #endif
+#ifndef DISTURBS
+#define DISTURBS 0      /* tries of worker 0 that another task's handler breaks off */
+#endif
 #ifndef RECLAIMERS
 #define RECLAIMERS 1    /* 2: both workers take themselves for the owner of the slot */
 #endif
@@ -54,7 +57,7 @@
  */
 
 #define TRIES 2         /* --retries */
-#if PAUSES * RECLAIMERS > 3
+#if PAUSES * RECLAIMERS + DISTURBS > 3
 #define CRASH_BITS 3    /* of the counter on the row, which must not come round */
 #else
 #define CRASH_BITS 2
@@ -372,6 +375,7 @@ insert:
 #define MARK    8               /* the row is cancelled, or has a new deadline */
 #define LEAVING 9               /* its row is written, its move decided */
 #define STOPPED 10              /* its worker does not wait for its end */
+#define BROKEN  11              /* another task's handler has broken it off */
 
 #define COMMIT   1
 #define ROLLBACK 2
@@ -417,6 +421,9 @@ proctype Worker(bit w) {
   unsigned lost_replies : 2 = LOST_REPLIES, ambiguous : 2 = AMBIGUOUS;
   unsigned handovers : 2 = (w == 0 -> HANDOVERS : 0);
   unsigned unread : 2 = (w == 0 -> UNREAD : 0);
+#if DISTURBS
+  unsigned disturbs : 2 = (w == 0 -> DISTURBS : 0);
+#endif
 
 end:
   do
@@ -489,6 +496,25 @@ end:
           fi
        :: else -> stage = REREAD
        fi }
+
+#if DISTURBS
+  :: d_step { disturbs && stage == RUNNING -> disturbs--; stage = BROKEN }
+
+     /* no try is used up, but it counts as a crash: a task that this happens to again and again runs alone */
+  :: atomic { stage == BROKEN ->
+       if
+       :: MAY_FAIL ->                                        /* [rule: failure-fence] */
+          is_newest();
+          row.crashes = row.crashes + 1;
+          row.next_time = (now > row.action_time -> now : row.action_time);
+          explain();
+          if
+          :: ambiguous -> ambiguous--
+          :: leave(ROLLBACK, row.next_time, rest_of(row.attempts))
+          fi
+       :: else -> stage = REREAD
+       fi }
+#endif
 
   :: d_step { stage == REREAD ->
        if
