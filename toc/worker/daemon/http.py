@@ -386,7 +386,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = REQUEST_SECONDS
-    server_version = f"toc/{version('toc')}"
+    server_version = f"toc/{version('timeout-center')}"
     sys_version = ""
 
     def do_GET(self) -> None:
