@@ -1,0 +1,78 @@
+"""What toc uses of its drivers' insides: a version without it fails here first, not in production.
+
+``pyproject.toml`` bounds these drivers from above. Raise a bound when this passes with the new version.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import tomllib
+from pathlib import Path
+
+import hiredis
+import pymysql
+import pytest
+import redis
+
+ROOT = Path(__file__).parents[2]
+
+OF_PYMYSQL = {
+    "_read_timeout",
+    "_write_timeout",
+    "_current_timeout",
+    "_sock",
+    "_rfile",
+    "_next_seq_id",
+    "_execute_command",
+    "_force_close",
+}
+OF_REDIS = {"_sock", "_parser"}
+
+
+def used(file: str, receivers: set[str]) -> set[str]:
+    """The private members that a file takes of objects of these names."""
+    tree = ast.parse((ROOT / "toc" / file).read_text())
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and ast.unparse(node.value).split(".")[-1] in receivers
+    }
+
+
+def members(file: str | None) -> set[str]:
+    """What a module defines, or sets on its objects."""
+    assert file is not None
+    tree = ast.parse(Path(file).read_text())
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return defined | {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def test_no_others_are_used() -> None:
+    assert used("store/mysql.py", {"driver", "connection"}) == OF_PYMYSQL
+    assert used("index/connections.py", {"_connection"}) == OF_REDIS
+
+
+@pytest.mark.parametrize("name", sorted(OF_PYMYSQL))
+def test_pymysql_has_it(name: str) -> None:
+    assert name in members(pymysql.connections.__file__)
+
+
+def test_redis_has_it() -> None:
+    connection: redis.Connection = redis.ConnectionPool().connection_class()
+    assert vars(connection).keys() >= OF_REDIS
+    assert "_reader" in members(inspect.getfile(type(connection._parser)))
+    assert callable(hiredis.Reader().has_data)
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "redis", "hiredis"])
+def test_their_versions_are_bounded_from_above(driver: str) -> None:
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (bounds,) = (line for line in wanted if line.partition("[")[0].partition(">")[0] == driver)
+    assert "<" in bounds
