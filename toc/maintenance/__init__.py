@@ -1,1 +1,1 @@
-"""What keeps table and index in order: services that are called again and again."""
+"""Services that keep the task table and the index in order. Each is called repeatedly."""

@@ -1,11 +1,11 @@
-"""Dead queues: what stands in a DeadQueue and is dead no more is removed.
+"""Dead queues: removes DeadQueue entries whose tasks are not dead any more.
 
-A redrive or a purge takes the entry out, but an old snapshot, a failover, or somebody who had read the row
+A redrive or a purge removes the entry. But an old snapshot, a failover, or a process that had read the row
 before can bring it back, and a redrive while Redis is away leaves it there. Nothing takes entries from a
-DeadQueue to run them, so nobody would ever look at their rows: the owner of the slot does, once a minute.
+DeadQueue to run them, so no row check finds them: the owner of the slot checks once a minute.
 
-A row that dies between the second look at it and the removal loses its entry for a moment: the sweep's pass
-over the dead rows gives it back within a minute.
+A row that dies between its second read and the removal loses its entry for a moment. The sweep's pass over
+the dead rows restores it within a minute.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PASS_SECONDS = 60.0
 PAGE = 200
 """About how many rows one step reads."""
 REST = 19
-"""A step is followed by a rest of so many times the time that it took: live tasks come first."""
+"""The rest after a step, as a multiple of its time: live tasks come first."""
 
 
 class DeadQueueCheck:
-    """Passes over the slots whose last peek found something dead, page by page.
+    """Passes over the slots whose DeadQueue was not empty at the last peek, page by page.
 
-    ``buried`` tells of each slot of this worker how many entries its DeadQueue held at the last peek.
+    ``buried`` returns, for each slot of this worker, the size of its DeadQueue at the last peek.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class DeadQueueCheck:
         self._buried = buried
         self._began = float("-inf")
         self._left: dict[Slot, int] = {}
-        """What is left of this pass, with the rank from which on."""
+        """Slots left in this pass, with the rank to start from."""
 
     def run_once(self) -> float:
-        """One step; returns the seconds until the next."""
+        """One step. Returns the seconds until the next."""
         now = self._clock.monotonic()
         buried = self._buried()
         if not self._left and now - self._began >= PASS_SECONDS:
@@ -63,7 +63,7 @@ class DeadQueueCheck:
         return rest if self._left else max(rest, self._began + PASS_SECONDS - ended)
 
     def _step(self, buried: Mapping[Slot, int]) -> None:
-        """Look at one page of a large DeadQueue, or at many small ones."""
+        """Check one page of a large DeadQueue, or many small ones."""
         pages: dict[Slot, int] = {}
         expected = 0
         for slot, start in self._left.items():
@@ -73,7 +73,7 @@ class DeadQueueCheck:
             expected += min(buried[slot], PAGE)
         found: dict[Slot, Collection[int]] = {}
         for slot, page in self._queues.dead_pages(pages, PAGE).items():
-            del self._left[slot]  # unless there is more; where Redis does not answer the next pass looks
+            del self._left[slot]  # unless there is more; if Redis does not answer the next pass looks
             if not isinstance(page, IndexUnavailable):
                 found[slot] = page
         suspects = self._not_dead(found)
@@ -86,7 +86,7 @@ class DeadQueueCheck:
                 self._left[slot] = pages[slot] + len(ids) - len(suspects.get(slot, ()))
 
     def _not_dead(self, found: Mapping[Slot, Collection[int]]) -> dict[Slot, dict[int, TryRow | None]]:
-        """Those of the ids whose rows are not dead, or are gone; not those whose tables do not answer."""
+        """The ids whose rows are missing or not dead, without those whose tables do not answer."""
         rows = self._store.read_tries([job_id for page in found.values() for job_id in page])
         if rows.unanswered:
             error = next(iter(rows.unanswered.values()))

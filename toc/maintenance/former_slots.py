@@ -1,12 +1,12 @@
-"""Narrowing: after slot_amount was lowered, the slots that are no more are given up once nothing needs them.
+"""Former slots: after slot_amount was lowered, the surplus slots are given up once nothing needs them.
 
-Rows keep the slot_amount that they were stamped with, so the topic's former slots are consumed and swept on.
-They are given up when their queues are empty and no pending row is stamped with more than the present
-amount. The worker that sweeps table 0 looks whether that is so; the topic table tells everybody.
+Rows keep the slot_amount with which they were stamped, so the topic's former slots are still consumed and
+swept. They are given up when their queues are empty and no pending row is stamped with more than the current
+amount. The worker that sweeps table 0 checks that; the topic table publishes the result.
 
-A submit that had read the topic before may still come after that, or an operator redrives a dead task of
-then: the sweep and the redrive have its slots consumed again when they meet such a row. So giving up too
-early costs a moment's lateness, and no task.
+A submit that had read the topic before may still come after that, or an operator may redrive an old dead
+task: the sweep and the redrive have the slots consumed again when they meet such a row. So giving up too
+early delays a task for a moment and loses none.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from toc.store.store import Store
 log = get_logger(__name__)
 
 HOLD_SECONDS = 3.0
-"""How long former slots are kept at least: whoever submits reads the topic every other second."""
+"""How long former slots are kept at least. Submitters read the topic every other second."""
 LOOK_SECONDS = 1.0
 TABLES = 4
-"""Tables that one step looks through."""
+"""Tables that one step checks."""
 REST = 9
-"""A step is followed by a rest of so many times the time that it took."""
+"""The rest after a step, as a multiple of its time."""
 
 
 class FormerSlots:
-    """The loop that looks. It does nothing unless table 0 is this worker's, and a topic has former slots."""
+    """The loop that checks. Idle unless table 0 is this worker's and a topic has former slots."""
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self._store = store
@@ -45,15 +45,15 @@ class FormerSlots:
         self._passes: dict[tuple[str, int, int], _Pass] = {}
 
     def add(self, tables: Iterable[int]) -> None:
-        """These tables are this worker's from now on."""
+        """Note that these tables are this worker's from now on."""
         self._mine = self._mine or 0 in tables
 
     def remove(self, tables: Iterable[int]) -> None:
-        """These tables are another's."""
+        """Note that another worker has these tables."""
         self._mine = self._mine and 0 not in tables
 
     def run_once(self) -> float:
-        """One step for each topic that is being narrowed; returns the seconds until the next."""
+        """One step for each topic that is being narrowed. Returns the seconds until the next."""
         began = self._clock.monotonic()
         topics = [topic for topic in self._catalog.known().values() if topic.former_slots and self._mine]
         passes = {(topic.name, topic.slot_amount, topic.former_slots): topic for topic in topics}
@@ -68,14 +68,14 @@ class FormerSlots:
         return took * REST if going_on else max(took * REST, LOOK_SECONDS)
 
     def _step(self, topic: Topic, made: _Pass) -> bool:
-        """Look for what needs the former slots; whether the next step should follow soon."""
+        """Look for a use of the former slots. Returns whether the next step should follow soon."""
         if self._clock.monotonic() - made.began < HOLD_SECONDS:
             return False
         if not made.looked:
             for peek in self._queues.peek(topic.slots()[topic.slot_amount :]).values():
                 if isinstance(peek, IndexUnavailable) or peek.store or peek.prepared:
                     return False
-        # From the table in which one was found last: while there is one, that is all that is read.
+        # Start with the table of the last find: while it has such a row, nothing else is read.
         rest = len(self._tables) - made.looked
         part = [
             self._tables[(made.start + made.looked + n) % len(self._tables)] for n in range(min(TABLES, rest))
@@ -94,7 +94,7 @@ class FormerSlots:
 
 
 class _Pass:
-    """How many tables in a row, from ``start`` on, were found to hold nothing."""
+    """How many tables in a row, from ``start`` on, had no such row."""
 
     def __init__(self, began: float) -> None:
         self.began = began

@@ -1,12 +1,12 @@
 """Retention: finished rows are deleted once their topic's retention is over, bit by bit, in the background.
 
-The worker that sweeps a table purges it, in a thread of its own: a step reads a page of rows in the order of
-their end, deletes those that are old enough, and rests many times as long as it took, so that traffic
-never waits for it. Pending and dead rows are never touched, nor rows whose biz_type has no topic.
+The worker that sweeps a table purges it, in a separate thread. A step reads a page of rows in the order of
+their end, deletes those that are old enough, and rests many times as long as it took, so that traffic never
+waits for it. Pending and dead rows are never touched, nor rows whose biz_type has no topic.
 
-Topics that keep rows equally long are purged together. Where a pass over a table has come to is remembered,
-and the next goes on from there: rows that others keep longer are not read each time. It is forgotten when a
-retention is altered, since that changes what lies behind, and once a day.
+Topics with equal retention are purged together. The position of a pass in each table is remembered, and the
+next pass continues there, so rows that other topics keep longer are not read each time. It is forgotten when
+a retention is altered, since that changes what lies behind, and once a day.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from toc.store.store import Store
 log = get_logger(__name__)
 
 LEAST_SECONDS = 60
-"""How long a finished row is kept at least, whatever the topic says: who has run it as well, or asks how a
-cancel came out, shall find it."""
+"""How long a finished row is kept at least, whatever the topic says. A worker that ran it too, or a caller
+that asks how a cancel came out, must still find it."""
 CYCLE_SECONDS = 60.0
-"""How often every table is looked at."""
+"""How often every table is checked."""
 TABLES = 16
 PAGE = 16
-"""A look at many tables reads so many rows of each; where that is not all, the table is worked on alone."""
+"""Rows per table that a look at many tables reads. If a table has more, it is then purged alone."""
 LARGE_PAGE = 250
 REST = 19
-"""A step is followed by a rest of so many times the time that it took: 5 % of the time of one connection."""
+"""The rest after a step, as a multiple of its time: 5 % of the time of one connection."""
 SHORTEST_REST_SECONDS = 0.05
 OVERLAP_MS = 120_000
-"""A pass begins so long before the end of the last one: the clock that stamped a row may have been behind."""
+"""How long before the end of the last pass the next begins: the clock that stamped a row may lag."""
 FORGET_SECONDS = 86_400.0
-"""How often a pass begins with the oldest rows again, whatever was behind then."""
+"""How often a pass begins again with the oldest rows."""
 FAILED_SECONDS = 30.0
 TELL_SECONDS = 60.0
 
 
 class PurgeStep(NamedTuple):
-    """Rows that ended more than ``retention`` seconds ago, in these tables, which lie on one server."""
+    """Rows that ended more than ``retention`` seconds ago, in these tables of one server."""
 
     retention: int
     tables: Sequence[int]
@@ -54,7 +54,7 @@ class PurgeStep(NamedTuple):
 
 
 class Retention:
-    """The loop over the tables that this worker was given. ``counts`` are rows purged so far, by topic."""
+    """The loop over the tables of this worker. ``counts`` are the rows purged so far, by topic."""
 
     def __init__(self, store: Store, catalog: TopicCatalog, clock: Clock) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class Retention:
         self._keep: dict[int, int] = {}
         """biz_type -> seconds, as of this cycle."""
         self._done: dict[tuple[int, int, int], Place] = {}
-        """(retention, table, status) -> what lies before this has been looked at."""
+        """(retention, table, status) -> the place before which all rows were checked."""
         self._steps: deque[PurgeStep] = deque()
         self._cycle_at = self._forget_at = float("-inf")
         self.counts: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class Retention:
         self._tables -= frozenset(tables)
 
     def run_once(self) -> float:
-        """One step; returns the seconds until the next."""
+        """One step. Returns the seconds until the next."""
         began = self._clock.monotonic()
         self._tell(began)
         keep = {
@@ -107,14 +107,14 @@ class Retention:
             self._take(step)
         except StoreUnavailable as exc:
             log.warning("purge_failed", tables=len(step.tables), error=str(exc))
-            # That server rests; the next cycle goes on where this one was.
+            # That server rests. The next cycle continues where this one was.
             own = next(tables for tables in self._servers if step.tables[0] in tables)
             self._steps = deque(other for other in self._steps if other.tables[0] not in own)
             self._cycle_at = began + FAILED_SECONDS
         return max((self._clock.monotonic() - began) * REST, SHORTEST_REST_SECONDS)
 
     def _plan(self) -> None:
-        """The steps of a cycle: everything is looked at once."""
+        """Plan the steps of a cycle, which checks everything once."""
         tables = self._tables
         self._done = {key: place for key, place in self._done.items() if key[1] in tables}
         for own in self._servers:
@@ -161,7 +161,7 @@ class Retention:
     def _tell(self, now: float) -> None:
         if not self._untold:
             self._untold_since = now
-        # At the end of a cycle, or in a long one now and then.
+        # At the end of a cycle, or now and then in a long one.
         elif now - self._told_at >= TELL_SECONDS and (
             not self._steps or now - self._untold_since >= TELL_SECONDS
         ):

@@ -1,12 +1,12 @@
-"""The sweep: makes the Redis index complete again from the task table.
+"""The sweep: completes the Redis index from the task table.
 
-A crash between row and index, a submit while Redis was down, a row written in a caller's transaction, a
-task that comes inside the horizon: in each case the row is there and the entry is not. This file
-goes from rows to entries; which rows, and when, is decided in ``toc.maintenance.sweeper``.
+An entry can be missing although its row exists: after a crash between row and index, a submit while Redis was
+down, a row written in a caller's transaction, or when a task comes inside the horizon. This file goes from
+rows to entries. ``toc.maintenance.sweeper`` decides which rows, and when.
 
-Entries are added with ZADD LT unless the id stands in the PrepareQueue: one too early is harmless (the row
-check puts it back), one too late or absent is not. There is no high-water mark in id or time, because commit
-order is not id order: each pass looks at its whole range.
+Entries are added with ZADD LT unless the id is in the PrepareQueue: an early entry is harmless (the row check
+puts it back), a late or absent one is not. There is no high-water mark in id or time, because commit order is
+not id order: each pass covers its whole range.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS_PER_STEP = 200
 LEAST_PAGE = 20
 TABLES_PER_PAGE = 32
 NEAR_MS = 60_000
-"""What is due within a minute comes back first."""
+"""Tasks due within this time (a minute) are restored first."""
 FAST_ROWS = 1000
 """Rows per step where nothing else is held up."""
 WIDEN_SECONDS = 0.5
@@ -45,8 +45,9 @@ COMPLAIN_SECONDS = 60.0
 
 
 class SweepCounts(NamedTuple):
-    """What was done: rows looked at, entries that were absent or too late, rows whose node failed, and rows
-    whose slot is broken: its owner fills it again once it is not."""
+    """Counts: rows read, entries that were absent or too late, rows whose node failed, rows whose slot is
+    broken. The owner of a broken slot fills it again once it is mended.
+    """
 
     rows: int = 0
     added: int = 0
@@ -61,27 +62,26 @@ class Sweep:
         self.scans = store.scans
         self._topics = store.topics
         self._widened: dict[str, float] = {}
-        """When a topic was last asked to have more slots consumed."""
+        """When each topic was last asked to have more slots consumed (monotonic)."""
         self.clock = clock
         self.counts: Counter[str] = Counter()
         self._queues = queues
         self._catalog = catalog
         self._no_topic: dict[int, float] = {}
-        """When a biz_type that has no topic was last complained of."""
+        """When each biz_type without a topic was last logged (monotonic)."""
         self._complained = float("-inf")
 
     def horizon_ms(self) -> int:
-        """How far ahead any topic keeps tasks in Redis."""
+        """How far ahead (ms) any topic keeps tasks in Redis."""
         return max((topic.horizon for topic in self._catalog.known().values()), default=0) * 1000
 
     def add(
         self, rows: Iterable[DueRow], within_ms: int = 0, *, missing: bool = False
     ) -> tuple[SweepCounts, set[int]]:
-        """Index pending rows; also returns the ids of those whose node is out of reach.
+        """Index pending rows. Returns the counts and the ids whose node is out of reach.
 
-        Rows that are due within ``within_ms`` are indexed however near their topic's horizon is: the next
-        look at them may come too late. ``missing``: most entries are probably absent, so they are added
-        without asking first.
+        Rows due within ``within_ms`` are indexed even beyond their topic's horizon: their next look may come
+        too late. ``missing``: most entries are probably absent, so they are added without a lookup.
         """
         now = self.clock.now_ms()
         entries: dict[Slot, list[tuple[int, float]]] = {}
@@ -103,11 +103,11 @@ class Sweep:
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("store").add(added)
         if added:
-            log.debug("sweep_indexed", entries=added)  # what was finished meanwhile counts too
+            log.debug("sweep_indexed", entries=added)  # counts what was finished meanwhile, too
         return SweepCounts(count, added, len(failed) - broken, broken), failed
 
     def restore_dead(self, rows: Iterable[DueRow]) -> tuple[SweepCounts, set[int]]:
-        """Give rows of status 4 their DeadQueue entries back; returns the same."""
+        """Restore the DeadQueue entries of rows of status 4. Returns the counts and the ids out of reach."""
         entries: dict[Slot, list[tuple[int, int]]] = {}
         count = 0
         for row in rows:
@@ -126,7 +126,7 @@ class Sweep:
     def _complete(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]], missing: bool
     ) -> tuple[int, set[int], int]:
-        """Add what is absent or too late; returns as ``_outcome``."""
+        """Add entries that are absent or too late. Returns what ``_outcome`` does."""
         if missing:
             return self._outcome(entries, self._queues.add(entries))
         lacking: dict[Slot, list[tuple[int, float]]] = {}
@@ -144,7 +144,7 @@ class Sweep:
         entries: Mapping[Slot, Sequence[tuple[int, float]]],
         results: Mapping[Slot, int | IndexUnavailable],
     ) -> tuple[int, set[int], int]:
-        """How many entries were added, the ids that were not taken, how many of these for a broken slot."""
+        """How many entries were added, the ids that were not, how many of those for a broken slot."""
         added = broken = 0
         failed: set[int] = set()
         for slot, result in results.items():
@@ -161,8 +161,9 @@ class Sweep:
         return added, failed, broken
 
     def _consume(self, topic: Topic, slot_amount: int) -> None:
-        """A row is stamped with an amount whose slots nobody consumes any more: whoever wrote it had read the
-        topic long ago. (Or this process has: then the topic knows, and nothing changes.)"""
+        """Have more slots consumed: a row is stamped with a former amount, because its writer had read the
+        topic long ago. (If this process has, the topic table knows the amount and nothing changes.)
+        """
         now = self.clock.monotonic()
         if now - self._widened.get(topic.name, float("-inf")) < WIDEN_SECONDS:
             return
@@ -193,9 +194,9 @@ class Sweep:
 
 
 class Crawl:
-    """One pass over all rows of a status in some tables, in steps: each table soonest first.
+    """One pass over all rows of a status in some tables, in steps, each table in order of due time.
 
-    ``where`` is one more SQL condition on the rows, ``missing`` as in ``Sweep.add``. A step that raises
+    ``where`` is an additional SQL condition, ``missing`` is passed to ``Sweep.add``. A step that raises
     StoreUnavailable can be repeated.
     """
 
@@ -216,7 +217,7 @@ class Crawl:
         self._waiting = deque(tables)
         self._active: dict[int, Position] = {}
         self._broken_off: dict[int, Position] = {}
-        """How far those of the waiting tables were read that did not answer then."""
+        """Positions reached in waiting tables that did not answer."""
         self._from = Position(from_ms)
         self._to_ms = to_ms
         self._status = status
@@ -233,7 +234,7 @@ class Crawl:
 
     @property
     def amid(self) -> bool:
-        """Whether a table is read in part."""
+        """Whether some table was read in part."""
         return bool(self._active)
 
     def step(self) -> SweepCounts:
@@ -247,7 +248,7 @@ class Crawl:
         pages = self._sweep.scans.page(starts, self._to_ms, limit, status=self._status, where=self._where)
         for _ in range(len(starts) - len(self._active)):
             self._waiting.popleft()
-        # Tables that do not answer come again after all others, from where they were.
+        # Tables that do not answer come again after all others, from their position.
         self._waiting.extend(pages.unanswered)
         self._broken_off.update((table, starts[table]) for table in pages.unanswered)
         self._active = {table: page[-1].position for table, page in pages.items() if len(page) >= limit}
@@ -275,9 +276,9 @@ def sweep_all(
     where: str = "",
     progress: Callable[[float, SweepCounts], None] = lambda _part, _counts: None,
 ) -> SweepCounts:
-    """Every pass once over these tables, without rests, soonest first: pending rows, then dead ones.
+    """Run every pass once over these tables without rests: pending rows, soonest first, then dead ones.
 
-    ``progress`` gets the part that is done, 0 to 1, and the counts so far. Raises StoreUnavailable.
+    ``progress`` gets the completed part, 0 to 1, and the counts so far. Raises StoreUnavailable.
     """
     now = sweep.clock.now_ms()
     near, far = now + NEAR_MS, now + max(NEAR_MS, sweep.horizon_ms())

@@ -1,4 +1,4 @@
-"""When which rows are compared with the index: the passes of the sweep over the tables of a worker.
+"""The schedule of the sweep: when each pass compares which rows of a worker's tables with the index.
 
 Each table is swept by one worker, over all topics at once:
 
@@ -8,11 +8,10 @@ Each table is swept by one worker, over all topics at once:
     dead       every minute       rows of status 4 get their DeadQueue entry back
     rush       when the index has lost data: everything at once, what is due soonest first
 
-Nothing of this may disturb live traffic. A pass goes in steps of few rows, spread over its period, and rests
-after each step in proportion to what it took; when there is more than fits, passes take longer than
-their period (and the first one looks further ahead). What was found in the index a few seconds ago is not
-asked for again. Each server of the task table has a Sweeper of its own, so that one that hangs holds up no
-other.
+None of this may disturb live traffic. A pass consists of steps of few rows, spread over its period, and rests
+after each step in proportion to its time. With too much to do, passes take longer than their period (and the
+first looks further ahead). What was found in the index a few seconds ago is not looked up again. Each server
+of the task table has its own Sweeper, so that one that hangs holds up no other.
 """
 
 from __future__ import annotations
@@ -40,43 +39,43 @@ WINDOW_EVERY = 300.0
 DEAD_EVERY = 60.0
 
 JUST_DUE_MS = 5000
-"""How long ago a row of the first pass may be due: a transaction that names now as its time may take as long
-to commit and is still indexed within a second. What is due longer waits for the pass over overdue rows."""
+"""How long ago a row of the first pass may be due. A transaction that uses now as its time may take this long
+to commit and is still indexed within a second. Older rows wait for the pass over overdue rows."""
 AHEAD = 1.2
-"""How far the first pass looks ahead, in its periods: what it does not see yet it sees in time."""
+"""How far the first pass looks ahead, in its periods: a later round sees the rest in time."""
 MAX_AHEAD_SECONDS = 30.0
 SOON_ROWS = 16
-"""Rows that a step of this pass meets, about: it reads them while live tasks, due in the same second, wait
-for the same cores. Steps of 200 rows added more than 1 ms to the slowest percent."""
+"""Rows per step of this pass, about. It reads them while live tasks, due in the same second, wait for the
+same cores. Steps of 200 rows added more than 1 ms to the slowest percent."""
 SOON_STEPS = 32
-"""Steps of a round at most, besides further pages: each costs most of a millisecond, whatever it reads."""
+"""Most steps of a round, besides further pages. Each costs most of a millisecond, whatever it reads."""
 PROBES_PER_STEP = 600
 """Tables that one step asks whether anything is due: less than 10 ms of the server's time. Waking up for a
-step costs a worker more than its tables do, so where little is due there are few steps."""
+step costs a worker more than its tables do, so few due rows mean few steps."""
 OVERDUE_STEPS = 4
-"""Steps of a round over what is overdue, at least: it goes on beside live tasks as well."""
+"""Least steps of a round over overdue rows, as it also runs beside live tasks."""
 
 REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 99
-"""How many times longer than a step took the pass rests after it. The slow passes repair what is due long
-hence, so they have time; a task that meets one of their steps is late by as much, and at a twentieth of the
-time they doubled the slowest percent."""
+"""The rest after a step of each pass, as a multiple of its time. The slow passes repair what is due much
+later, so they have time. A task that meets one of their steps is late by as much: at a twentieth of the time
+they doubled the slowest percent."""
 CRAWL_ROWS = 50
-"""Rows that a step of the slow passes reads, about: so many keep a core for a millisecond."""
+"""Rows per step of the slow passes, about: they keep a core busy for a millisecond."""
 REST_BUSY = 9
-"""The same for the first pass while more is due here than can be started at once: it would read all of that,
-over and over, on the cores that start it."""
+"""The rest of the first pass under back-pressure: it would read the whole backlog, over and over, on the
+cores that start it."""
 REST_NEAR, REST_FAR = 1, 4
-"""The same in a rush, for what is due within a minute and for the rest, and in new tables."""
+"""The rest in a rush, for what is due within a minute and for the rest, and in new tables."""
 RUSH_ROWS = 500
 
 KNOWN_SECONDS = 5.0
-"""What was found in the index is taken to stand there for so long, and up to as long again."""
+"""How long an entry found in the index is assumed to exist; at most twice as long."""
 MAX_KNOWN = 100_000
 RETRY_SECONDS = 1.0
 
 
 class _Known:
-    """Ids found in the index a few seconds ago, each with the next_time that it had."""
+    """Ids found in the index a few seconds ago, each with its next_time then."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -84,15 +83,15 @@ class _Known:
         self._older: dict[int, int] = {}
         self._since = clock.monotonic()
         self.epoch = 0
-        """Counts the times that all was forgotten."""
+        """Counts how often everything was forgotten."""
 
     def without(self, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Those (job_id, next_time) that are not known."""
+        """The (job_id, next_time) pairs that are not known."""
         fresh, older = self._fresh.get, self._older.get
         return {job_id: due for job_id, due in pairs if fresh(job_id) != due and older(job_id) != due}
 
     def learn(self, pairs: Mapping[int, int], epoch: int) -> None:
-        """Remember these for a while, unless all was forgotten since ``epoch``."""
+        """Remember these for a while, unless everything was forgotten since ``epoch``."""
         if epoch != self.epoch:
             return
         now = self._clock.monotonic()
@@ -101,33 +100,33 @@ class _Known:
         self._fresh.update(pairs)
 
     def age(self) -> None:
-        """Let go of what is too old."""
+        """Forget what is too old."""
         if self._clock.monotonic() - self._since > 2 * KNOWN_SECONDS:
             self.forget()
 
     def forget(self) -> None:
-        """The index may have lost any of it."""
+        """Forget everything: the index may have lost any of it."""
         self.epoch += 1
         self._fresh, self._older, self._since = {}, {}, self._clock.monotonic()
 
 
 class _Round:
-    """How far a pass over many tables has come: tables yet to be looked at, and pages left of others."""
+    """Progress of a pass over many tables: tables not yet read, and pages left of others."""
 
     def __init__(self, began: float) -> None:
         self.began = began
         self.period = 0.0
-        """Seconds that the round before this one took, rests included."""
+        """Seconds that the previous round took, rests included."""
         self.rows = self.unknown = 0
         self.known_before = False
-        """Whether the round before met mostly what was known: then ids are read first, and few rows."""
+        """Whether the previous round met mostly known ids. Then ids are read first, and few rows."""
         self.tables: deque[int] = deque()
         self.more: dict[int, Position] = {}
         self._slice = 1
         self._all = 1
 
     def start(self, began: float, tables: Sequence[int], slices: int) -> None:
-        """A new round, in at least so many slices."""
+        """Begin a round of at least ``slices`` slices."""
         self.period = began - self.began
         self.began = began
         self.known_before = self.unknown < self.rows / 2
@@ -142,7 +141,7 @@ class _Round:
 
     @property
     def part_done(self) -> float:
-        """How much of the round lies behind, 0 to 1."""
+        """The completed part of the round, 0 to 1."""
         return 1 - len(self.tables) / max(1, self._all)
 
 
@@ -167,11 +166,11 @@ class _Rush:
 
     @property
     def near(self) -> bool:
-        """Whether what is due within a minute is not all back yet."""
+        """Whether some rows due within a minute have yet to be restored."""
         return len(self.crawls) == 3
 
     def step(self) -> None:
-        """The next rows. Raises StoreUnavailable."""
+        """Restore the next rows. Raises StoreUnavailable."""
         counts = self.crawls[0].step()
         self.rows += counts.rows
         self.added += counts.added
@@ -181,10 +180,10 @@ class _Rush:
 
 
 class Sweeper:
-    """The schedule of the passes over those tables of one server that this worker was given.
+    """The schedule of the passes over this worker's tables of one server.
 
-    ``wake`` makes its thread call ``run_once`` now; ``busy`` tells whether more is due here than can be
-    started at once.
+    ``wake`` makes its thread call ``run_once`` now; ``busy`` is the back-pressure: whether more is due here
+    than can start at once.
     """
 
     def __init__(
@@ -199,15 +198,15 @@ class Sweeper:
         """Tables that were added and have not been crawled yet."""
         self._known = _Known(self._clock)
         self._locked: set[int] = set()
-        """Tables that did not answer when they were looked at last, while others of the server did."""
+        """Tables that did not answer the last time, while others of the server did."""
         self._stirring: set[int] = set()
-        """Tables of which the last pass found something due soon: their ids are read without asking first."""
+        """Tables with due-soon rows in the last pass. Their ids are read without asking first."""
         now = self._clock.monotonic()
         self._soon_at = self._overdue_at = self._dead_at = self._window_at = now
         self._soon = _Round(now)
         self._overdue = _Round(now)
         self._first: Crawl | None = None
-        """The pass over tables that are new here."""
+        """The pass over newly added tables."""
         self._window: Crawl | None = None
         self._window_began = now
         self._dead: Crawl | None = None
@@ -221,11 +220,11 @@ class Sweeper:
 
     @property
     def tables(self) -> frozenset[int]:
-        """What it sweeps."""
+        """The tables that it sweeps."""
         return self._tables
 
     def add(self, tables: Iterable[int]) -> None:
-        """Sweep these tables from now on; all that is in them is looked at soon."""
+        """Sweep these tables from now on. All their rows are read soon."""
         more = frozenset(tables) - self._tables
         self._tables |= more
         self._fresh.extend(sorted(more))
@@ -236,22 +235,22 @@ class Sweeper:
         self._tables -= frozenset(tables)
 
     def forget(self) -> None:
-        """The index may have lost entries: take nothing for known. Called by any thread."""
+        """Forget all known ids: the index may have lost entries. Any thread may call it."""
         self._known.forget()
 
     def rush(self) -> None:
-        """The index has lost data: put everything back, what is due soonest first. Called by any thread."""
+        """Restore everything, soonest first: the index has lost data. Any thread may call it."""
         self._known.forget()
         self._rush_wanted = self._clock.monotonic()
         self._wake()
 
     @property
     def rushed(self) -> float:
-        """When the last rush began that has put everything back, on the monotonic clock."""
+        """When the last complete rush began (monotonic)."""
         return self._rushed if self._tables else float("inf")
 
     def run_once(self) -> float:
-        """The next step of the pass that is due first; returns the seconds until another is due."""
+        """Run the next step of the pass that is due first. Returns the seconds until another is due."""
         if not self._tables:
             return RETRY_SECONDS
         now = self._clock.monotonic()
@@ -279,7 +278,7 @@ class Sweeper:
 
     @property
     def _news(self) -> bool:
-        """Whether tables were added that no pass has begun with."""
+        """Whether some added tables have no pass yet."""
         return self._first is None and bool(self._fresh)
 
     def _failed(self, now: float, exc: Trouble) -> float:
@@ -293,7 +292,7 @@ class Sweeper:
         return RETRY_SECONDS
 
     def _rest(self, began: float, factor: int, until: float) -> float:
-        """When the next step may come: not before ``until``, nor before a rest."""
+        """When the next step may run: not before ``until``, nor before a rest."""
         now = self._clock.monotonic()
         return max(until, now + factor * (now - began))
 
@@ -309,7 +308,7 @@ class Sweeper:
         ahead = min(AHEAD * max(soon.period, SOON_EVERY), MAX_AHEAD_SECONDS)
         from_ms, to_ms = now_ms - JUST_DUE_MS, now_ms + int(ahead * 1000)
         self._look(soon, soon.take(), from_ms, to_ms)
-        # More pages come at once, another slice when its time has come, another round after its period.
+        # Further pages come at once, the next slice at its time, the next round after its period.
         until = began if soon.more else soon.began + SOON_EVERY * soon.part_done
         self._soon_at = self._rest(began, REST_BUSY if self._busy() else REST_SOON, until)
 
@@ -344,7 +343,7 @@ class Sweeper:
         if soon:
             self._stirring.difference_update(busy.keys() - found.keys())
             self._stirring.update(looked.stirring)
-        # Read in the next step. In the first pass that is at once; a quiet table stirs seldom.
+        # Read in the next step. In the first pass that is at once; a quiet table seldom stirs.
         round_.more |= dict.fromkeys(looked.stirring, start)
         pairs = [pair for ids in found.values() for pair in ids]
         unknown = self._known.without(pairs)
@@ -362,9 +361,9 @@ class Sweeper:
             self._known.learn(unknown, epoch)
 
     def _note_locked(self, asked: Sequence[int], failed: Mapping[int, Trouble]) -> None:
-        """Go on without tables that do not answer; all that is due in them is looked at once they do.
+        """Continue without tables that do not answer. When they answer again, all their due rows are read.
 
-        Raises the reason if that is another one: so it is with the whole server.
+        Raises the error if it is of another kind: then the whole server has failed.
         """
         for error in failed.values():
             if not isinstance(error, (Locked, SchemaBehind)):
@@ -376,7 +375,7 @@ class Sweeper:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """What was out of reach is back: workers have put away, for a while, what was due there."""
+        """Look up all due rows again after an outage: workers have postponed their entries meanwhile."""
         self._known.forget()
         self._overdue = _Round(self._clock.monotonic())
         self._overdue_at = self._clock.monotonic()
@@ -397,7 +396,7 @@ class Sweeper:
         if not rush.crawls:
             self._rush = None
             if rush.failed:
-                self._rush_at = began + RETRY_SECONDS  # a node is out of reach: all of it once more
+                self._rush_at = began + RETRY_SECONDS  # a node is out of reach: start over
             else:
                 self._rushed = rush.began
                 INDEX_REBUILDS.of().add()
@@ -410,7 +409,7 @@ class Sweeper:
         if self._first is None and self._fresh:
             fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
             self._first = self._whole_window(fresh, ROWS_PER_STEP)
-        if self._first is not None:  # these do not wait for their turn
+        if self._first is not None:  # new tables do not wait for their turn
             try:
                 self._first.step()
             except Locked:
@@ -446,10 +445,10 @@ class Sweeper:
     def _crawl(
         self, crawl: Crawl, began: float, pass_began: float, every: float
     ) -> tuple[Crawl | None, float]:
-        """One step of a slow pass; it is spread over its period. Returns it, if it goes on, and when."""
+        """One step of a slow pass, spread over its period. Returns the pass unless it is over, and when."""
         try:
             crawl.step()
-        except Locked:  # nothing else is left of it
+        except Locked:  # only locked tables are left
             return crawl, began + RETRY_SECONDS
         done = 1 - crawl.tables_left / max(1, crawl.tables)
         until = began if crawl.amid else pass_began + every * done
@@ -457,7 +456,7 @@ class Sweeper:
 
 
 class Sweepers:
-    """A Sweeper for each server of the task table, each for a thread of its own."""
+    """A Sweeper for each server of the task table, each on its own thread."""
 
     def __init__(self, tables_of_server: Sequence[Sequence[int]], sweepers: Sequence[Sweeper]) -> None:
         self.sweepers = sweepers
@@ -476,18 +475,18 @@ class Sweepers:
             sweeper.remove(wanted & own)
 
     def forget(self) -> None:
-        """The index may have lost entries: take nothing for known."""
+        """Forget all known ids: the index may have lost entries."""
         for sweeper in self.sweepers:
             sweeper.forget()
 
     def rush(self) -> None:
-        """The index has lost data: put everything back, what is due soonest first."""
+        """Restore everything, soonest first: the index has lost data."""
         for sweeper in self.sweepers:
             sweeper.rush()
 
     @property
     def rushed(self) -> float:
-        """When the last rush began that has put back everything, on the monotonic clock."""
+        """When the last rush began that is complete on every server (monotonic)."""
         return min(sweeper.rushed for sweeper in self.sweepers)
 
 

@@ -1,4 +1,4 @@
-"""Finding the application: ``--app package.module:center``."""
+"""Loads the application: ``--app package.module:center``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_app(path: str) -> TimeoutCenter:
 
 
 def check_topics(center: TimeoutCenter, *, all_of_them: bool = True) -> None:
-    """Every handler's topic must be in the topic table; or some, of topics that are known already.
+    """Require that every handler's topic is in the topic table, or some, of topics that are known already.
 
     Raises AppNotFound, UnknownTopic, Unavailable.
     """

@@ -1,13 +1,13 @@
-"""The line between the daemon and one of its worker processes: JSON lines over a socket pair.
+"""The channel between the daemon and one worker process: JSON lines over a socket pair.
 
-To the process: ``known`` (before it begins: what the daemon has read of the task table), ``take`` and
-``drop`` (slots), ``dead`` (workers), ``stop``, ``force``. To the daemon:
-``ready``, ``beat`` (``stuck``: internal loops that hang), ``met`` (workers with claims in slots of its own),
-``dropped`` (slots), ``leaving`` (takes nothing more; with ``recycle``, which says why, it wants a successor),
-``left`` (its last word, unless something ended it), ``unfit`` (instead of ``ready``: why it cannot work;
-``wrong`` if that does not pass by itself).
+To the process: ``known`` (first of all: what the daemon has read of the task table), ``take`` and ``drop``
+(slots), ``dead`` (workers), ``stop``, ``force``. To the daemon: ``ready``, ``beat`` (the heartbeat;
+``stuck``: internal loops that hang), ``met`` (workers with claims in slots of its own), ``dropped`` (slots),
+``leaving`` (takes nothing more; ``recycle`` is the reason if it wants a successor), ``left`` (its last
+message, unless something ended it), ``unfit`` (instead of ``ready``: why it cannot work; ``wrong`` if that
+does not pass by itself).
 
-How a process ended is told by what it said. Its exit code tells nothing: a handler may have chosen it.
+These messages tell how a process ended. Its exit code does not: a handler may have set it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toc.model.topic import Slot
 
 
 class ControlPipe:
-    """One end. ``send`` may be called by any thread; ``receive`` by the one that waits on ``fileno``."""
+    """One end. Any thread may call ``send``; only the thread that waits on ``fileno`` calls ``receive``."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -32,16 +32,16 @@ class ControlPipe:
         self._buffer = b""
         self._unsent = b""
         self.closed = False
-        """Whether the other end is gone."""
+        """Whether the other end is closed."""
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The file descriptor, for selectors."""
         return self._socket.fileno()
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send one message, or as much of it as the other end takes now: it may be paused.
+        """Send one message, or as much of it as the other end accepts now: it may be paused.
 
-        ``flush`` sends the rest. Nobody at the other end is not an error: ``receive`` tells.
+        ``flush`` sends the rest. A closed other end is no error here: ``receive`` reports it.
         """
         data = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
         with self._lock:
@@ -49,16 +49,16 @@ class ControlPipe:
         self.flush()
 
     def flush(self) -> bool:
-        """Send what is left of earlier messages, without waiting; whether nothing is left."""
+        """Send the rest of earlier messages without waiting. Returns whether nothing is left."""
         with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent, socket.MSG_DONTWAIT) :]
         return not self._unsent
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that are there now; ``closed`` tells whether more can come.
+        """The messages that have arrived. ``closed`` says whether more can come.
 
-        Raises ValueError for what is none.
+        Raises ValueError for malformed data.
         """
         try:
             data = self._socket.recv(1 << 20, socket.MSG_DONTWAIT)
@@ -73,9 +73,9 @@ class ControlPipe:
         return [json.loads(line) for line in lines]
 
     def first(self) -> dict[str, Any] | None:
-        """The message that was sent before anybody listened at this end; None if there is none.
+        """The message that was sent before this end was used. None if there is none.
 
-        To be called before ``receive``. Waits for the rest of a message that has come in part.
+        Call before ``receive``. Waits for the rest of a partial message.
         """
         line, wait = b"", socket.MSG_DONTWAIT
         while not line.endswith(b"\n"):
@@ -95,7 +95,7 @@ class ControlPipe:
 
 
 def pack(slots: Iterable[Slot]) -> list[tuple[str, int]]:
-    """Slots as a message carries them."""
+    """Slots in the form of a message."""
     return [(slot.topic, slot.number) for slot in slots]
 
 

@@ -1,10 +1,9 @@
-"""Copies of a worker process: what a handler makes by ``os.fork``, by itself or through a library.
+"""Copies of a worker process: what a handler creates by ``os.fork``, directly or through a library.
 
-A copy has the handler's thread and no other, and everything else as its original had it: the tasks that wait,
-the connections, the line to the daemon. What handlers make copies for is theirs to do: a program takes its
-place, or a function runs in it and ends it, as ``multiprocessing`` does. It may use the SDK, which connects
-anew. It does nothing of toc's own, or each task that waits would run twice: where the handler's call comes
-back to toc, the copy ends, as Python ends a program.
+A copy has the handler's thread and no other, and everything else of its original: waiting tasks, connections,
+the channel to the daemon. Handlers may use copies: a program replaces the copy, or a function runs in it and
+ends it, as in ``multiprocessing``. It may use the SDK, which connects again. It must do nothing of toc's own,
+or each waiting task would run twice: when the handler's call returns to toc, the copy ends like a program.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ log = get_logger(__name__)
 R = TypeVar("R")
 
 LAST_WORDS_SECONDS = 0.5
-"""How long a copy may take to say that it ends: locks that other threads had when it was made stay locked."""
+"""How long a copy may take to log its end. Locks that other threads held at the fork stay locked."""
 
 _original: int | None = None
-"""The process of which there may be copies; None: none is ended, as where toc's parts are used one by one."""
+"""The process that may have copies. None: no copy is ended, as when parts of toc are used alone."""
 _own: list[Callable[[], None]] = []
-"""Closes what stands for the original alone: the line to its daemon, the name that proves it alive."""
+"""Closes what only the original may hold: the channel to its daemon, the name that proves it alive."""
 _loop: tuple[int, asyncio.AbstractEventLoop] | None = None
-"""The thread that runs the handlers' event loop, and that."""
+"""The thread that runs the handlers' event loop, and the loop."""
 
 
 def keep_apart(*close: Callable[[], None]) -> None:
-    """From now on copies of this process end as they should; in each these are called first of all."""
+    """Make copies of this process end properly from now on. Each copy first calls ``close``."""
     global _original
     _original = os.getpid()
     _own.extend(close)
@@ -45,17 +44,17 @@ def keep_apart(*close: Callable[[], None]) -> None:
 
 
 def runs_here(loop: asyncio.AbstractEventLoop) -> None:
-    """This thread runs the handlers' event loop."""
+    """Note that this thread runs the handlers' event loop."""
     global _loop
     _loop = (threading.get_ident(), loop)
 
 
 def end_if_copy(error: BaseException | None) -> None:
-    """A handler's call has come back, or raised this: in a copy that is the end."""
+    """End the process if it is a copy: a handler's call has returned, or raised ``error``."""
     if _original is None or os.getpid() == _original:
         return
     code = 0 if error is None else 1
-    if isinstance(error, SystemExit):  # what a program says that means to end
+    if isinstance(error, SystemExit):  # the exit code of a program that ends itself
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     try:
         last_words = threading.Thread(target=_say, args=[code], daemon=True)
@@ -72,25 +71,25 @@ def _say(code: int) -> None:
 
 
 def _begin() -> None:
-    """In a copy, before anything else runs there."""
-    with contextlib.suppress(ValueError):  # in a subinterpreter there are no signals
+    """Prepare a copy before anything else runs in it."""
+    with contextlib.suppress(ValueError):  # subinterpreters have no signals
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libraries end their copies with it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for close in _own:
         close()
     if _loop is not None and _loop[0] == threading.get_ident():
-        # Where the coroutine that made the copy awaits something, the loop would go on with the others.
+        # When the coroutine that forked awaits something, the loop would continue with the others.
         loop: Any = _loop[1]
         getattr(loop, "_ready", []).clear()
         loop.call_soon(end_if_copy, None)
 
 
 class Executor(ThreadPoolExecutor):
-    """Threads for ``asyncio.to_thread``, whose queue copies have, too."""
+    """Threads for ``asyncio.to_thread``. Copies inherit the executor's queue, too."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Run it on a thread; a copy that it makes ends with it."""
+        """Run ``fn`` on a thread. A copy that it creates ends with it."""
         return super().submit(_ending_copies, fn, *args, **kwargs)
 
 

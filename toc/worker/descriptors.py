@@ -1,10 +1,10 @@
-"""The file descriptors of a process: its handlers may take all that there are, or close those of others.
+"""File descriptors of a process: its handlers may exhaust them or close those of others.
 
-Where there are none left nothing new can be opened; what is open serves on, until the process is replaced.
+When none is left, nothing new can be opened. What is open remains usable until the process is replaced.
 
-A number that was closed is given to what is opened next, while who had it before goes on reading and writing
-there: answers of one connection would be taken for another's. So a process whose descriptors were closed ends
-at once, as if the handler had ended it.
+The number of a closed descriptor goes to what is opened next, while its former user keeps reading and writing
+there: it would take the answers of another connection for its own. So a process whose descriptors were closed
+ends at once, as if the handler had ended it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import os
 import resource
 
 LEFT = 32
-"""Fewer than so many make a process leave; or a quarter of all, if that is less."""
+"""A process with fewer free descriptors than this, or than a quarter of its limit if that is less, leaves."""
 _LOOKED_AT = 4
-"""How many numbers are looked at: a program may have given a descriptor a high one on purpose."""
+"""How many numbers are probed: a program may have used a single high one on purpose."""
 
 _guarded: tuple[int, int] | None = None
-"""A descriptor that nobody has any business with, and the inode behind it."""
+"""A descriptor that no handler has reason to touch, and its inode."""
 
 
 def short() -> bool:
     """Whether hardly any descriptor is left.
 
-    New ones get the lowest number that is free. So where those a little below the limit are taken, all are.
+    New descriptors get the lowest free number. So if those a little below the limit are taken, all are.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     first = limit - min(LEFT, limit // 4)
@@ -32,7 +32,7 @@ def short() -> bool:
 
 
 def guard(descriptor: int) -> None:
-    """``check`` is to find out by this one whether descriptors were closed."""
+    """Set the descriptor by which ``check`` detects that descriptors were closed."""
     global _guarded
     _guarded = descriptor, os.fstat(descriptor).st_ino
 

@@ -1,8 +1,8 @@
-"""Slots and tables that come to a worker process and go from it.
+"""Slots and tables that a worker process gains and loses.
 
     taken     wanted ─▶ claimed (a number is drawn) ─▶ served
     dropped   nothing more is taken; what has not started is given back
-              ─▶ ``dropped`` is said once what runs has finished, at the latest after HAND_OVER_SECONDS
+              ─▶ ``dropped`` is sent when running tries have finished, or after HAND_OVER_SECONDS
               ─▶ the claim number is handed back when the last handler under it has finished
 
 Tables need no claim: two workers that sweep one for a while are harmless.
@@ -21,13 +21,13 @@ from toc.worker.stages.reclaim import Reclaimer
 from toc.worker.table_services import TableServices
 
 HAND_OVER_SECONDS = 0.5
-"""How long a slot that is handed over waits for handlers that run; later they finish under our claim."""
+"""How long the handover of a slot waits for running handlers. Later ones finish under our claim."""
 CLAIM_AGAIN_SECONDS = 0.5
-"""How soon to try again to claim slots whose Redis node did not answer."""
+"""Pause before slots are claimed again whose Redis node did not answer."""
 
 
 class Handover:
-    """Takes and drops as the daemon says. Only the main thread calls it."""
+    """Takes and drops slots as the daemon says. Only the main thread calls it."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Handover:
         self._services = services
         self._claimed_at = float("-inf")
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
-        """Slots being handed over, with the time until which running handlers are waited for."""
+        """Slots being handed over, with the end of the wait for running handlers (monotonic)."""
         self._lingering: list[OwnedSlot] = []
         """Slots handed over whose last handlers still run under our claim."""
 
@@ -59,14 +59,14 @@ class Handover:
         return bool(self._dropping or self._lingering or self._book.incomplete)
 
     def take(self, given: set[Slot]) -> None:
-        """Serve these slots and tables from now on; the next ``step`` claims the slots."""
+        """Serve these slots and tables from now on. The next ``step`` claims the slots."""
         tables, slots = _apart(given)
         self._services.add(tables)
         self._book.want(slots, self._clock.monotonic())
         self._claimed_at = float("-inf")
 
     def drop(self, given: set[Slot]) -> None:
-        """Take nothing more from these and give back what waits; later steps say ``dropped``."""
+        """Take nothing more from these and give back what waits. Later steps send ``dropped``."""
         tables, slots = _apart(given)
         self._services.remove(tables)
         dropped = self._book.give_up(slots)
@@ -80,7 +80,7 @@ class Handover:
     def drop_all(self) -> list[OwnedSlot]:
         """Take nothing more at all and give back what waits: this process leaves.
 
-        Nothing is said; returns the slots for ``SlotBook.hand_back`` once nothing runs here.
+        Sends no message. Returns the slots for ``SlotBook.hand_back`` once nothing runs here.
         """
         owned = self._book.give_up(list(self._book.wanted))
         self._listener.set_slots(())
@@ -88,7 +88,7 @@ class Handover:
         return owned
 
     def step(self, now: float) -> None:
-        """Claim what is not claimed yet, and go on with what is handed over. ``now`` is monotonic."""
+        """Claim missing slots and continue handovers. ``now`` is monotonic."""
         self._claim(now)
         self._hand_over(now)
 
@@ -103,9 +103,7 @@ class Handover:
                 self._pipeline.inbox.look_at(owned.slot, 0)
             met = {worker_id for owned in fresh for worker_id in owned.others.values()}
             if met:
-                self._link.send(
-                    "met", workers=sorted(met)
-                )  # the daemon may know, or find, that they are dead
+                self._link.send("met", workers=sorted(met))  # the daemon may know, or find, them dead
                 self._reclaimer.look_now()
 
     def _hand_over(self, now: float) -> None:
@@ -131,6 +129,6 @@ class Handover:
 
 
 def _apart(given: set[Slot]) -> tuple[set[int], set[Slot]]:
-    """Numbers of tables, and slots."""
+    """Separate the numbers of tables from the slots."""
     tables = {slot for slot in given if slot.topic == TABLES}
     return {table.number for table in tables}, given - tables

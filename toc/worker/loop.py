@@ -1,4 +1,4 @@
-"""A thread around a ``run_once``: the shape that every loop of a worker has."""
+"""A thread around a ``run_once``: the form of every loop of a worker."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from toc.observe.log import close_log, get_logger
 log = get_logger(__name__)
 
 EXIT_THREAD_DIED = 70
-"""Exit code of a process one of whose internal threads ended with an error, or untold."""
+"""Exit code of a process after an internal thread raised, or returned without being told to."""
 LAST_WORDS_SECONDS = 0.5
-"""How long such a process may take to say so."""
+"""How long such a process may take to log that."""
 
 
 class Wake:
-    """Ends the sleep of a loop. Made before the loop, so that those who wake it can be given it."""
+    """Ends the sleep of a loop. Created before the loop, so that other objects can be given it."""
 
     def __init__(self) -> None:
         self._woken = False
         self._wake_ups: SimpleQueue[None] = SimpleQueue()
-        """An Event would do, too, for ten times the processor time in Python."""
+        """An Event would work too, for ten times the processor time in Python."""
 
     def __call__(self) -> None:
-        """Run again now. Cheap when the loop is awake already."""
+        """Run the loop again now. Cheap if it is awake already."""
         if not self._woken:
             self._woken = True
             self._wake_ups.put(None)
 
     def clear(self) -> None:
-        """Forget who has woken it so far."""
+        """Forget all wake-ups so far."""
         while not self._wake_ups.empty():
             self._wake_ups.get_nowait()
         self._woken = False
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until somebody wakes it, so long at most."""
+        """Sleep until woken, at most ``seconds``."""
         with contextlib.suppress(Empty):
             self._wake_ups.get(timeout=seconds)
 
 
 class Loop:
-    """Calls ``run_once`` again and again; it returns the seconds to sleep until the next call.
+    """Calls ``run_once`` repeatedly; it returns the seconds to sleep until the next call.
 
-    ``wake`` cuts that sleep short. ``stop`` lets the current call end and waits for the thread; it may be
+    ``wake`` ends that sleep early. ``stop`` lets the current call end and waits for the thread; it may be
     called twice, and before ``start``. An error that ``run_once`` does not handle ends the process: a worker
-    that goes on with a dead loop would look healthy and do nothing.
+    with a dead loop would look healthy and do nothing.
     """
 
     def __init__(self, name: str, run_once: Callable[[], float], wake: Wake | None = None) -> None:
@@ -75,19 +75,19 @@ class Loop:
             self._thread.join(timeout)
 
     def pause(self, seconds: float) -> None:
-        """Sleep inside ``run_once``; only ``stop`` cuts it short. A sign of life: its turn begins anew."""
+        """Sleep inside ``run_once``; only ``stop`` ends it early. Restarts the clock of ``busy_seconds``."""
         if seconds > 0:
             self._stopped.wait(seconds)
             self._turn_at = time.monotonic()
 
     def busy_seconds(self, now: float) -> float:
-        """How long the present turn has lasted at ``now`` (monotonic); 0 while it sleeps."""
+        """How long the current turn has lasted at ``now`` (monotonic). 0 while it sleeps."""
         began = self._turn_at
         return max(now - began, 0.0) if began else 0.0
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self.wake.clear()  # before the work: a wake during it makes the next sleep end at once
+            self.wake.clear()  # before the work: a wake during it ends the next sleep at once
             self._turn_at = time.monotonic()
             seconds = self._run_once()
             self._turn_at = 0.0
@@ -96,10 +96,10 @@ class Loop:
 
 
 def end_process(thread: str, error: BaseException) -> NoReturn:
-    """End the process: this thread met an error that it cannot go on after.
+    """End the process: this thread met an error after which it cannot continue.
 
-    That is said first, but by another thread, for a moment: no log that hangs, no error whose text cannot be
-    had, no lack of memory keeps a process that does not do its work.
+    Another thread logs it first, within ``LAST_WORDS_SECONDS``: neither a log that hangs, nor an error
+    without a readable text, nor lack of memory may keep a process alive that does not do its work.
     """
 
     def say() -> None:
@@ -117,8 +117,7 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
 def watched_thread(
     name: str, target: Callable[[], None], told_to_end: Callable[[], bool]
 ) -> threading.Thread:
-    """A daemon thread that ends the whole process, with a message, when ``target`` raises, or returns though
-    it was not told to end."""
+    """A daemon thread that ends the process, with a message, if ``target`` raises or returns untold."""
 
     def run() -> None:
         try:

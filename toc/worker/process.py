@@ -1,7 +1,7 @@
 """One worker process: composes the loops, obeys the daemon, and leaves in good order.
 
     poll -> dispatch -> finish        the path of a task
-    keepalive, reclaim, sweep         what keeps that path honest
+    keepalive, reclaim, sweep         what guards that path
 
 Started by the daemon as ``python -m toc.worker.process``, never by hand.
 """
@@ -64,23 +64,22 @@ log = get_logger(__name__)
 
 BUSY_TICK_SECONDS = 0.05
 ORPHAN_SECONDS = 12.0
-"""How long a process works on when its daemon is gone. Others can have its slots only when the daemon's
-ZooKeeper session has ended (10 s at most); until then nobody else serves them. That two serve them for a
-while after it is harmless: the one without a daemon starts nothing without a lease by then, and takes nothing
-without Redis."""
+"""How long a process works on without its daemon. Its slots get no other owner until the daemon's ZooKeeper
+session has ended (10 s at most). Two owners for a while after that are harmless: by then the one without a
+daemon starts nothing without a lease, and takes nothing without Redis."""
 STILL_SECONDS = 1.0
-"""A process that sleeps for so much longer than it wanted to was stopped, perhaps with its daemon: others may
-have its slots, as the daemon finds out in the next moments."""
+"""A process that oversleeps by more than this was stopped, perhaps with its daemon. Its slots may have other
+owners, which the daemon learns in the next moments."""
 FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
 SWITCH_INTERVAL_SECONDS = 0.0005
-"""How often threads may take turns: Python's default of 5 ms is more than a task may be late."""
+"""How often threads may switch. Python's default of 5 ms is more than a task may be late."""
 TIMER_SLACK = Path("/proc/self/timerslack_ns")
-"""How much later than asked the kernel may end a sleep, so as to wake up less often: by default 50 us."""
+"""How much later than asked the kernel may end a sleep, to wake up less often: by default 50 us."""
 PROBE_TIMEOUT_SECONDS = 0.5
-"""How long a Redis node may take to say that it is there."""
+"""How long a Redis node may take to answer a probe."""
 STUCK_SECONDS = 120.0
-"""A turn of an internal loop that lasts longer hangs: servers that hang are given up long before."""
+"""A longer turn of an internal loop counts as hanging. Servers that hang are given up long before."""
 
 
 class Worker:
@@ -197,44 +196,44 @@ class Worker:
             self.fallback.loop,
             Loop("catalog", self._refresh_catalog),
         ]
-        # A task may run alone for as long as max_runtime says.
+        # Not the quarantine: a task may run alone for as long as max_runtime.
         self._watched = [loop for loop in self._loops if loop is not self.pipeline.quarantine.loop]
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._turn_at = clock.monotonic()
-        """When the main thread did something last."""
+        """When the main thread was last active (monotonic)."""
         self._orphaned_at = float("inf")
         self._signals = 0
         self._stopping = False
         self._stop_by = float("inf")
         self._forced = False
         self._recycling = ""
-        """Why it wants a successor, once it does."""
+        """Why it wants a successor. Empty while it does not."""
 
     # --- told by signals and other threads
 
     def on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
-        """SIGTERM, which the daemon never sends: an operator or a handler did."""
+        """Count SIGTERM. The daemon never sends it: an operator or a handler did."""
         self._signals += 1
 
     def _recycle(self, reason: str) -> None:
-        """Leave, let what runs end, and be replaced: a handler did to this process what it cannot get over.
+        """Leave, let running tries end, and be replaced: a handler has damaged this process beyond repair.
 
-        The main thread does it: who calls has other things to do and must not wait.
+        The main thread does it, so the caller does not wait.
         """
         if not self._recycling:
             self._recycling = reason
             self._wake_sender.send(b"\0")
 
     def _index_changed(self) -> None:
-        """A node is out of reach, or back; another may serve its slots."""
+        """React to a node that is out of reach or back. Another may serve its slots now."""
         self._listener.set_slots(self.book.owned)
         self.fallback.loop.wake()
         self.reclaimer.look_now()
 
     def _woken(self, slot: Slot | None, due_ms: int | None) -> None:
         if slot is None or due_ms is None:
-            self.reclaimer.look_now()  # connected anew: messages may have been missed
+            self.reclaimer.look_now()  # a new connection: messages may have been missed
             self.watch.look_now()
         else:
             self.pipeline.inbox.look_at(slot, due_ms)
@@ -245,7 +244,7 @@ class Worker:
             if topics != self._topics:
                 before, self._topics = self._topics, topics
                 if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
-                    self.services.sweepers.forget()  # what stands in slots that were given up is not served
+                    self.services.sweepers.forget()  # entries in former slots are not served
                 self.pipeline.dispatcher.topics_changed()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
@@ -257,7 +256,7 @@ class Worker:
         """Work until told to stop."""
         signal.set_wakeup_fd(self._wake_sender.fileno())
         signal.signal(signal.SIGTERM, self.on_signal)
-        # Ctrl-C reaches the whole group; the daemon decides. Not ignored: programs of handlers inherit that.
+        # Ctrl-C reaches the whole group; the daemon decides. Not ignored: handlers' programs inherit that.
         signal.signal(signal.SIGINT, lambda *_: None)
         self.pipeline.dispatcher.start()
         self.watch.ask_owner()
@@ -265,7 +264,7 @@ class Worker:
             loop.start()
         self._listening.start()
         self._link.send("ready", worker_id=self.worker_id)
-        Loop("beat", self._beat).start()  # until the process ends: it may take its time for that
+        Loop("beat", self._beat).start()  # until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             selector.register(self._link, selectors.EVENT_READ)
             selector.register(self._wake_receiver, selectors.EVENT_READ)
@@ -274,7 +273,7 @@ class Worker:
         self._link.send("left")
 
     def _serve(self, selector: selectors.BaseSelector, until: Callable[[], bool]) -> None:
-        """Obey the daemon and see to hand-overs, until ``until``."""
+        """Obey the daemon and advance handovers, until ``until``."""
         while not until():
             self._turn_at = now = self._clock.monotonic()
             self.handover.step(now)
@@ -304,14 +303,14 @@ class Worker:
                 self._recycle("SIGTERM was sent to it")
 
     def _shared(self, until: float) -> None:
-        """Others may have our slots too, until then (monotonic): start and take accordingly."""
+        """Note that others may own our slots too, until then (monotonic)."""
         inflight = self.pipeline.inflight
         inflight.shared_until = max(inflight.shared_until, until)
 
     def _beat(self) -> float:
-        """Give a sign of life; returns the seconds until the next.
+        """Send a heartbeat. Returns the seconds until the next.
 
-        In a thread of its own: the main thread may wait for a server.
+        Runs on its own thread: the main thread may wait for a server.
         """
         descriptors.check()
         if descriptors.short():
@@ -322,7 +321,7 @@ class Worker:
         return BEAT_SECONDS
 
     def _measure(self) -> list[str]:
-        """Write down how it stands; returns the names of loops that hang."""
+        """Update the gauges. Returns the names of loops that hang."""
         self.pipeline.dispatcher.look_at_loop()
         for topic, (running, waiting) in self.pipeline.dispatcher.load().items():
             HANDLERS.of(topic).set(running)
@@ -356,10 +355,10 @@ class Worker:
     # --- the end
 
     def _leave(self, selector: selectors.BaseSelector) -> None:
-        """Take nothing more; give back what has not started; let what runs finish; leave.
+        """Take nothing more; give back what has not started; let running tries finish; leave.
 
-        In this order, so that nobody waits for us: other workers can have our slots as soon as the daemon
-        hears ``leaving``, while our last handlers still run under our claims.
+        In this order, so that no other process waits for us: other workers can own our slots as soon as the
+        daemon receives ``leaving``, while our last handlers still run under our claims.
         """
         self.pipeline.poller.pause_taking()
         self.fallback.pause_taking()
@@ -368,7 +367,7 @@ class Worker:
         owned = self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
         self._serve(selector, lambda: self.pipeline.settled or self._forced or self._overdue())
-        # What has not started is in the finisher's hands already, and what has settled as well.
+        # Entries that have not started, or are settled, are with the finisher already.
         running = self.pipeline.quarantine.abandon()
         inflight = self.pipeline.inflight
         running += [e for e in inflight.snapshot() if e.started and inflight.settle(e)]
@@ -384,13 +383,13 @@ class Worker:
         self.pipeline.dispatcher.close()
 
     def _overdue(self) -> bool:
-        """Whether the shutdown deadline is over; a process that is only recycled has none."""
+        """Whether the shutdown deadline is over. A process that is only recycled has none."""
         if self._stopping and self._stop_by == float("inf"):
             self._stop_by = self._clock.monotonic() + self._deadline
         return self._clock.monotonic() >= self._stop_by
 
     def _give_back_running(self, running: Iterable[Entry]) -> None:
-        """Forced: the try is given back uncharged, noted on its row, and will run again elsewhere."""
+        """Give running tries back uncharged, noted on their rows. They will run again elsewhere."""
         finisher = self.pipeline.finisher
         finisher.give_back_running(running)
         until = self._clock.monotonic() + FORCED_SECONDS
@@ -407,7 +406,7 @@ def main() -> None:
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--board", type=int, required=True)
     arguments = parser.parse_args()
-    presence = Presence(arguments.worker_id)  # before anybody can hear of it, until the end
+    presence = Presence(arguments.worker_id)  # before its name is known to others, until the end
     write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
     os.close(arguments.board)  # the mapping stays
     detach()
@@ -416,14 +415,14 @@ def main() -> None:
     copies.keep_apart(link.close, presence.close)
     told = link.first()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    with contextlib.suppress(OSError):  # a kernel without it, or a /proc that is read-only
+    with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
         TIMER_SLACK.write_text("1")  # threads inherit it
     stdio.keep()
     try:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
         identity = _learn(center, told)
-        check_topics(center, all_of_them=False)  # the daemon has seen all of them
+        check_topics(center, all_of_them=False)  # the daemon has checked all of them
         if center.tracing is not None:
             center.handlers = {
                 topic: traced(handler, center.tracing) for topic, handler in center.handlers.items()
@@ -443,14 +442,14 @@ def main() -> None:
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads that the application has started
     threading.current_thread().name = "toc-main"
-    # What was loaded stays for good: looking through it again and again would stop all threads for 20 ms
-    # or more at a time, most of all in an application that imports much.
+    # Loaded objects stay for good. Scanning them repeatedly would stop all threads for 20 ms or more at a
+    # time, most of all in an application that imports much.
     gc.collect()
     gc.freeze()
     try:
         worker.run()
     except BaseException as exc:
-        end_process("main", exc)  # Python would wait for threads of the application, ours would go on
+        end_process("main", exc)  # Python would wait for threads of the application; ours would continue
     if center.tracing is not None:
         center.tracing.flush()
     presence.close()
@@ -458,9 +457,9 @@ def main() -> None:
 
 
 def _learn(center: TimeoutCenter, told: dict[str, Any] | None) -> str | None:
-    """Begin with what the daemon knows of the task table; returns its identity.
+    """Start with what the daemon knows of the task table. Returns its identity.
 
-    None from a daemon of an earlier version, which says nothing: then the tables are asked.
+    None from a daemon of an earlier version, which sends nothing: then the tables are queried.
     """
     if told is None or told["kind"] != "known":
         return None
@@ -469,7 +468,7 @@ def _learn(center: TimeoutCenter, told: dict[str, Any] | None) -> str | None:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process. Threads of handlers, or of the application, that never end must not keep it."""
+    """End the process, even if threads of handlers or of the application never end."""
     try:
         logging.shutdown()
         close_log()

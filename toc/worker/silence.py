@@ -1,8 +1,8 @@
-"""Processes that say nothing: how long that lasts, and how long it may.
+"""Silent processes: how long a silence lasts, and how long it may.
 
-A process gives a sign of life each second. One that does not is stopped, starved, or held by a handler in
-code that does not let go of the interpreter: a call into C, a regular expression that backtracks for ever.
-None of its other threads runs then, so nobody in it can help.
+A process sends a heartbeat each second. One that does not is stopped, starved, or blocked by a handler that
+does not release the interpreter: a call into C, a regular expression that backtracks for ever. None of its
+other threads runs then, so the process cannot help itself.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ import time
 from collections.abc import Callable
 
 BEAT_SECONDS = 1.0
-"""How often a process gives a sign of life."""
+"""How often a process sends a heartbeat."""
 SILENT_SECONDS = 10.0
-"""A process that has been silent for so long has no slots any more; it may come back."""
+"""A process silent for this long loses its slots. It may come back."""
 ENDED_SECONDS = 20.0
-"""One that has been silent for so long is ended. Two thirds of the prepare_timeout that topics have by
-default: after that others would begin what it holds. So nothing runs twice, and a task that holds one process
-after the other does not hold two at once."""
+"""A process silent for this long is killed. Two thirds of the default prepare_timeout, after which others
+would start the tasks that it holds. So nothing runs twice, and a task that blocks one process after the other
+never blocks two at once."""
 _STEP_SECONDS = 2.0
-"""The most that one look adds: who looks no oftener stood still itself, perhaps with all others."""
+"""The most that one look adds. A listener that looks less often was stopped itself, perhaps with all."""
 
 
 def patience(max_runtime: float) -> float:
-    """For how many seconds a process may be silent whose handlers may run for ``max_runtime``."""
+    """How many seconds a process may be silent whose handlers may run for ``max_runtime`` seconds."""
     return min(ENDED_SECONDS, max_runtime + SILENT_SECONDS)
 
 
 class Silence:
-    """For how long a process has said nothing, in time that the listener has been awake for."""
+    """How long a process has been silent, counted while the listener was awake."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._looked = monotonic()
         self.seconds = 0.0
-        """As of the last look."""
+        """Seconds of silence as of the last look."""
 
     def broken(self) -> None:
-        """It has said something."""
+        """Record a message."""
         self._looked = self._monotonic()
         self.seconds = 0.0
 
     def look(self) -> float:
-        """The seconds until now. To be called each second or oftener."""
+        """The seconds of silence until now. Call at least once a second."""
         now = self._monotonic()
         self.seconds += min(now - self._looked, _STEP_SECONDS)
         self._looked = now

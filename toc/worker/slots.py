@@ -1,4 +1,4 @@
-"""The slots that a worker consumes, with the claim numbers that it drew for them."""
+"""The slots that a worker consumes, with its claim numbers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ NEVER = 2**62
 
 
 def instant_of(score: float) -> int:
-    """The due time in a StoreQueue score, also in one that nobody of ours wrote (infinite, say)."""
+    """The due time (ms) in a StoreQueue score, also in a foreign one (infinite, say)."""
     return int(max(0, min(score, NEVER)))
 
 
 class OwnedSlot:
-    """A slot in this worker's hands.
+    """A slot that this worker owns.
 
-    ``claim`` is the number that its PrepareQueue entries carry, ``others`` the numbers that other
-    workers hold or held, ``due`` the instant (ms, this machine's clock) at which the poller looks at it
-    next, ``left`` how many that were due the last prepare left there. ``buried`` is how many entries stood in
-    its DeadQueue at the last peek.
+    ``claim`` is the number that its PrepareQueue entries carry, ``others`` are the numbers that other workers
+    hold or held, ``due`` is when the poller looks at it next (ms, this machine's clock), ``left`` is how many
+    due entries the last prepare left there, ``buried`` the size of its DeadQueue at the last peek.
     """
 
     __slots__ = ("buried", "claim", "due", "left", "others", "slot")
@@ -42,26 +41,26 @@ class OwnedSlot:
 
 
 class SlotBook:
-    """What this worker was told to consume, and what of it it has claimed. Thread-safe."""
+    """The slots that this worker was told to consume, and those that it has claimed. Thread-safe."""
 
     def __init__(self, queues: Queues, worker_id: str) -> None:
         self._queues = queues
         self._worker_id = worker_id
         self._lock = threading.Lock()
         self.wanted: dict[Slot, float] = {}
-        """What we were told to consume, since which monotonic time. Replaced, never changed in place."""
+        """What we were told to consume, and since when (monotonic). Replaced, never changed in place."""
         self.owned: dict[Slot, OwnedSlot] = {}
         """Replaced, never changed in place: readers may iterate over it."""
         self.dead: frozenset[str] = frozenset()
-        """Workers that are known to be dead: what carries their numbers is not running."""
+        """Workers known to be dead: entries with their numbers are not running."""
 
     def want(self, slots: Iterable[Slot], now: float = 0.0) -> None:
-        """Slots to claim from now on; ``now`` is the monotonic time."""
+        """Claim these slots from now on. ``now`` is monotonic."""
         with self._lock:
             self.wanted = dict.fromkeys(slots, now) | self.wanted
 
     def give_up(self, slots: Iterable[Slot]) -> list[OwnedSlot]:
-        """Forget slots; returns those that were claimed, so that their numbers can be handed back later."""
+        """Forget slots. Returns those that were claimed, whose numbers can be handed back later."""
         gone = set(slots)
         with self._lock:
             self.wanted = {slot: since for slot, since in self.wanted.items() if slot not in gone}
@@ -70,7 +69,7 @@ class SlotBook:
         return dropped
 
     def buried(self) -> dict[Slot, int]:
-        """How many entries stood in the DeadQueue of each slot at its last peek."""
+        """The size of each slot's DeadQueue at its last peek."""
         return {slot: owned.buried for slot, owned in self.owned.items()}
 
     @property
@@ -79,7 +78,7 @@ class SlotBook:
         return len(self.wanted) > len(self.owned)
 
     def claim_missing(self) -> list[OwnedSlot]:
-        """Draw claim numbers for wanted slots that have none; returns the slots that are now owned."""
+        """Draw claim numbers for wanted slots that have none. Returns the slots that are now owned."""
         missing = [slot for slot in self.wanted if slot not in self.owned]
         if not missing:
             return []
@@ -99,7 +98,7 @@ class SlotBook:
         return fresh
 
     def renew(self, slots: Iterable[Slot]) -> set[Slot]:
-        """Draw claim numbers again that the index may have lost; returns the slots of which it had."""
+        """Draw claim numbers again that the index may have lost. Returns the slots whose number was lost."""
         results = self._queues.claim(slots, self._worker_id)
         lost = set()
         owned = self.owned

@@ -1,4 +1,4 @@
-"""What a worker process does for the tables that it was given: sweep, purge, give former slots up."""
+"""The services of a worker process for its tables: sweep, purge, give up former slots."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class TableServices:
         ]
 
     def add(self, tables: Collection[int]) -> None:
-        """These tables are this worker's from now on."""
+        """Serve these tables from now on."""
         self.sweepers.add(tables)
         self._retention.add(tables)
         self._former_slots.add(tables)
 
     def remove(self, tables: Collection[int]) -> None:
-        """These tables are another's."""
+        """Stop serving these tables: another worker has them."""
         self.sweepers.remove(tables)
         self._retention.remove(tables)
         self._former_slots.remove(tables)
 
     def end(self) -> None:
-        """Begin no further step. What is under way ends by itself."""
+        """Begin no further step. A current one ends by itself."""
         for loop in self.loops:
             loop.stop(0)

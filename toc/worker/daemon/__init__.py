@@ -1,1 +1,1 @@
-"""The daemon: one on a host, the supervisor of its worker processes."""
+"""The daemon: one per host, the supervisor of its worker processes."""

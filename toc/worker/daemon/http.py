@@ -1,10 +1,10 @@
-"""What a daemon shows of itself over HTTP: /metrics for Prometheus, /livez and /readyz for supervisors.
+"""The daemon's HTTP endpoints: /metrics for Prometheus, /livez and /readyz for supervisors.
 
-The numbers of the worker processes stand in memory that they share with the daemon. How it
-stands with the servers is looked at here, by threads of their own, at intervals that grow with what a look
-takes: a scrape waits for no server, and a server that hangs holds up nobody.
+The numbers of the worker processes are in memory shared with the daemon. Separate threads check the servers,
+at intervals that grow with the time of a check. So a scrape waits for no server, and a server that hangs
+holds up nothing else.
 
-The daemon's one thread tells once a second how things are (``State``); the probes judge that.
+Once a second the daemon's thread reports its ``State``; the probes judge that.
 """
 
 from __future__ import annotations
@@ -64,52 +64,52 @@ from toc.store.store import Store
 log = get_logger(__name__)
 
 LOOK_SECONDS = 2.0
-"""How often the servers are looked at, unless that takes long."""
+"""How often the servers are checked, unless checks take long."""
 LOOK_SHARE = 50
-"""A look is followed by a rest of so many times the time that it took: 2 % of one core at most."""
+"""The rest after a check, as a multiple of its time: 2 % of one core at most."""
 LOOK_TIMEOUT_SECONDS = 1.0
 LATE_MS = 2000
-"""Where nobody sweeps the tables, rows count that have been due for so long: what runs has its lease then."""
+"""While tables lack an owner: how long rows must be due to count as late. Running tries then have leases."""
 STILL_SECONDS = 30.0
-"""A daemon whose thread stands still for so long, or a worker process that says nothing, hangs."""
+"""A daemon thread that makes no progress, or a worker without a heartbeat, for this long hangs."""
 REQUEST_SECONDS = 5.0
-"""How long a client may take to ask."""
+"""How long a client may take to send its request."""
 
 
 @dataclass(frozen=True)
 class State:
-    """How it stands with the daemon, at ``at`` on the monotonic clock."""
+    """The daemon's state at ``at`` (monotonic)."""
 
     at: float
     processes: int
     """How many worker processes there should be."""
     workers: Mapping[str, int] = field(default_factory=dict)
-    """How many there are, by what they do: ready, starting, leaving, silent."""
+    """How many there are, by state: ready, starting, leaving, silent."""
     silent: Mapping[str, float] = field(default_factory=dict)
-    """worker_id -> since when it has said nothing, on the monotonic clock. For those that were ready."""
+    """worker_id -> time of the last heartbeat (monotonic), for silent workers that were ready."""
     stuck: Mapping[str, list[str]] = field(default_factory=dict)
     """worker_id -> its internal loops that hang."""
     owned: frozenset[Slot] = frozenset()
     """Slots that its workers consume."""
     moving: frozenset[Slot] = frozenset()
-    """Slots that are on the way to or from them."""
+    """Slots on the way to or from its workers."""
     unowned: frozenset[Slot] = frozenset()
-    """Slots that nobody may have, where this daemon is the one to tell of them."""
+    """Slots that no worker may own, if this daemon is the one that reports them."""
     unswept: bool = False
-    """Whether that is so of tables, too: then the index lacks what has come since."""
+    """Whether some tables have no owner either. The index then lacks recent submissions."""
     tables: int = 0
-    """How many tables they sweep."""
+    """How many tables its workers sweep."""
     missing: int = 0
-    """How many slots and tables they should have and have not yet."""
+    """How many slots and tables its workers should have but lack."""
     zookeeper: bool | None = None
-    """Whether there is a session; None without ZooKeeper."""
+    """Whether there is a session. None: ZooKeeper is not used."""
     drained: bool = False
     """Whether an operator wants no slots on this host."""
     stopping: bool = False
 
 
 class Monitor:
-    """Collects the numbers of a daemon's worker processes, and shows them where there is an address for it.
+    """Collects the numbers of a daemon's worker processes, and serves them if an address is set.
 
     ``address`` is TOC_METRICS_ADDRESS, ``handled`` the topics of the application. Raises ConfigError if it
     cannot listen there.
@@ -132,13 +132,13 @@ class Monitor:
         self._lock = threading.Lock()
         self._boards: dict[str, SharedMetrics] = {}
         self._ended: Values = {}
-        """What processes that have ended had counted."""
+        """Counts of processes that have ended."""
         self._state = State(time.monotonic(), 0)
         self._index: Values = {}
         self._databases: Values = {}
         self._rows: Values = {}
         self._away: dict[str, list[str]] = {}
-        """What each look found to be out of reach; a look that has not been made yet is absent."""
+        """What each check found out of reach. Absent until the first check."""
         self._stopped = threading.Event()
         self._started = False
         self._server = _listen(address, self) if address else None
@@ -147,7 +147,7 @@ class Monitor:
 
     @contextmanager
     def board(self, worker_id: str) -> Iterator[int]:
-        """Memory for the numbers of a new worker process: the file descriptor that it is to inherit."""
+        """Shared memory for the numbers of a new worker process, as a file descriptor to inherit."""
         descriptor = os.memfd_create("toc-metrics")
         try:
             os.ftruncate(descriptor, BOARD_BYTES)
@@ -158,20 +158,20 @@ class Monitor:
             os.close(descriptor)
 
     def ended(self, worker_id: str) -> None:
-        """The process lives no more, or was not started; what it has counted stays."""
+        """Note that the process has ended, or was not started. Its counts stay."""
         with self._lock:
             board = self._boards.pop(worker_id, None)
             if board is not None:
                 add_up(self._ended, board.read(), ended=True)
 
     def tell(self, state: State) -> None:
-        """How it stands with the daemon."""
+        """Report the daemon's state."""
         self._state = state
 
     # --- start and stop
 
     def start(self) -> None:
-        """Listen, and look at the servers, if there is an address."""
+        """Listen, and check the servers, if an address is set."""
         if self._server is None:
             return
         self._started = True
@@ -183,14 +183,14 @@ class Monitor:
 
     @property
     def address(self) -> str | None:
-        """Where it listens, host:port; None if nowhere."""
+        """Where it listens, as host:port. None if it does not."""
         if self._server is None:
             return None
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def stop(self) -> None:
-        """Listen no more. May be called twice, or without start."""
+        """Stop listening. May be called twice, or without start."""
         self._stopped.set()
         self._queues.close()
         server, self._server = self._server, None
@@ -200,7 +200,7 @@ class Monitor:
             server.server_close()
 
     def _thread(self, name: str, target: Callable[[], None]) -> None:
-        # Not watched: that something cannot be measured must never end a daemon.
+        # Not a watched thread: failing measurements must never end a daemon.
         threading.Thread(target=target, name=f"toc-{name}", daemon=True).start()
 
     # --- looking at the servers
@@ -226,7 +226,7 @@ class Monitor:
                     away.append(str(clock))
                 else:
                     _put(values, CLOCK_DIFFERENCE, clock, server)
-        except IndexUnavailable as exc:  # nobody tells which servers there are
+        except IndexUnavailable as exc:  # the servers cannot even be listed
             away.append(str(exc))
         state, topics = self._state, self._catalog.known()
         counted = state.owned | state.unowned
@@ -235,7 +235,7 @@ class Monitor:
             if isinstance(depth, IndexUnavailable):
                 unseen += slot in counted
                 continue
-            if slot in counted:  # what moves is counted by one daemon, and told as late by both
+            if slot in counted:  # moving slots are counted by one daemon; both report their lateness
                 _add_depth(values, slot.topic, depth)
             now, due = depth.redis_now_ms, depth.oldest
             _put(values, OVERDUE, 0.0 if due is None else max(now - due, 0.0) / 1000, slot.topic)
@@ -257,7 +257,7 @@ class Monitor:
         self._databases, self._away["database"] = values, away
 
     def _look_at_rows(self) -> None:
-        """While nobody sweeps the tables: by then the rows alone tell what is due."""
+        """Find late tasks by their rows, while tables lack an owner: only the rows tell what is due then."""
         values: Values = {}
         if self._state.unswept:
             topics, now = self._catalog.known().values(), self._clock.now_ms()
@@ -270,7 +270,7 @@ class Monitor:
     # --- shown
 
     def values(self) -> Values:
-        """Every number there is: of the worker processes that live and those that have ended, and our own."""
+        """All numbers: of live and ended worker processes, and the daemon's own."""
         known = self._catalog.known()
         total = beginning(known, known.keys() & self._handled)
         with self._lock:
@@ -283,15 +283,15 @@ class Monitor:
         return total
 
     def live(self) -> list[str]:
-        """Why this daemon is to be restarted; empty while it lives."""
+        """Reasons to restart this daemon. Empty while it is alive."""
         return faults(self._state, time.monotonic())
 
     def remarks(self) -> list[str]:
-        """What one who looks should know though nothing is wrong."""
+        """Notes for readers of the probe that are no faults."""
         return notes(self._state)
 
     def ready(self) -> list[str]:
-        """What this daemon lacks to do all its work; empty when it is ready."""
+        """What this daemon lacks for all its work. Empty when it is ready."""
         lacking = faults(self._state, time.monotonic()) + wants(self._state)
         for what in ("Redis", "database"):
             lacking += self._away.get(what, [f"no {what} server has been looked at yet"])
@@ -299,7 +299,7 @@ class Monitor:
 
 
 def faults(state: State, now: float) -> list[str]:
-    """Why a daemon is to be restarted. A server out of reach is no reason: no restart brings it back."""
+    """Reasons to restart a daemon. A server out of reach is none: a restart does not bring it back."""
     found = []
     if now - state.at > STILL_SECONDS:
         found.append(f"the daemon has stood still for {now - state.at:.0f} s")
@@ -310,7 +310,7 @@ def faults(state: State, now: float) -> list[str]:
 
 
 def wants(state: State) -> list[str]:
-    """What a daemon lacks to do all its work, apart from servers that it has looked at."""
+    """What a daemon lacks for all its work, apart from servers that it checks."""
     found = []
     if state.stopping:
         found.append("it is stopping")
@@ -324,10 +324,10 @@ def wants(state: State) -> list[str]:
 
 
 def notes(state: State) -> list[str]:
-    """What is as somebody wants it, and not as usual; and what is wrong with the cluster, not this daemon.
+    """Unusual states that are intended, and faults of the cluster rather than of this daemon.
 
-    A drained host is ready: it has all that it should have, and a rolling update that waited for it to become
-    ready would never end. So it is with slots that nobody may have: the update may bring who handles them.
+    A drained host is ready: it has all that it should have, and a rolling update that waited for readiness
+    would never end. Nor do slots without an owner count: the update may bring a worker for them.
     """
     found = []
     if state.drained:
@@ -375,12 +375,12 @@ class _Server(ThreadingHTTPServer):
     monitor: Monitor
 
     def server_bind(self) -> None:
-        """Without asking the DNS for a name of ours, as the library does."""
+        """Bind without a DNS lookup of the own name, which the library would make."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "toc", self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is not worth a line."""
+        """Log nothing for a client that hung up."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -390,7 +390,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer a request."""
         monitor = self.server.monitor
         path = self.path.partition("?")[0]
         if path == "/metrics":
@@ -414,7 +414,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its signature
-        """Scrapes are not worth a line."""
+        """Log nothing for scrapes."""
 
 
 def _listen(address: str, monitor: Monitor) -> _Server:

@@ -1,4 +1,4 @@
-"""``toc worker``: looks whether the application can run here, then starts the daemon."""
+"""``toc worker``: checks whether the application can run here, then starts the daemon."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from toc.worker.daemon.supervisor import Daemon
 log = get_logger(__name__)
 
 _PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url", "namespace")
-"""The settings that say where tasks are."""
+"""The settings that say where tasks are stored."""
 
 
 def run_daemon(app: str, settings: Settings) -> int:
-    """Run the daemon for ``app`` until it is told to stop; returns the exit code.
+    """Run the daemon for ``app`` until it is told to stop. Returns the exit code.
 
-    Raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or ConfigError for an address at
-    which it cannot listen, before anything is started.
+    Before anything is started, raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or
+    ConfigError for an address at which it cannot listen.
     """
     center = load_app(app)
     try:
@@ -31,7 +31,7 @@ def run_daemon(app: str, settings: Settings) -> int:
         _check_servers(center)
         monitor = Monitor(
             settings.metrics_address,
-            # of its own, so that a server that hangs is soon found out
+            # separate connections with short timeouts, to detect a server that hangs
             queues=Queues(
                 settings.need_redis_url(),
                 namespace=settings.namespace,
@@ -56,7 +56,7 @@ def run_daemon(app: str, settings: Settings) -> int:
 
 
 def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
-    """The processes work where the application's TimeoutCenter says; this daemon must look there as well."""
+    """Raise ConfigError unless the application's TimeoutCenter and this daemon use the same servers."""
     other = [name for name in _PLACES if getattr(theirs, name) != getattr(ours, name)]
     if other:
         raise ConfigError(

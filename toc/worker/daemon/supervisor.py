@@ -1,7 +1,7 @@
-"""The daemon of a host: starts worker processes, tells them their slots, sees them die.
+"""The supervisor of a host: starts worker processes, assigns them slots, and notices their deaths.
 
-One thread does everything here: it waits for its worker processes (messages, deaths), for signals and for the
-coordinator, then brings what each worker holds in line with the assignment. It never touches a task.
+One thread does everything: it waits for its worker processes (messages, deaths), for signals and for the
+coordinator, then aligns what each worker holds with the assignment. It never touches a task.
 
     desired (coordinator)  -> claim -> take          to the worker
     no longer desired      -> drop -> dropped -> release
@@ -42,15 +42,15 @@ log = get_logger(__name__)
 
 TICK_SECONDS = 1.0
 CLAIM_RETRY_SECONDS = 0.25
-"""How soon to ask again for slots whose former owner has not let go yet."""
+"""Pause before slots are claimed again whose former owner has not released them."""
 KILL_AFTER_SECONDS = 10.0
-"""How long after the shutdown deadline a worker process is ended by force."""
+"""How long after the shutdown deadline a worker process is killed."""
 RESTART_CAP_SECONDS = 10.0
-"""Successors of processes that die as soon as they are started come later and later, up to this."""
+"""Longest backoff before the successor of a process that dies soon after its start."""
 SERVED_CAP_SECONDS = 1.0
-"""The same where the process has served."""
+"""Longest backoff if the process has served."""
 LIVED_SECONDS = 10.0
-"""A worker process that lived so long is replaced at once when it dies."""
+"""A worker process that lived this long is replaced at once when it dies."""
 
 
 class WorkerProcess:
@@ -68,27 +68,27 @@ class WorkerProcess:
         self.beat = self.born
         self.silence = Silence()
         self.member = False
-        """Whether it is part of the membership."""
+        """Whether it has joined the membership."""
         self.heard = False
-        """Whether it has ever said anything: until then it starts, however long that takes."""
+        """Whether it has ever sent a message. Until then it is starting, however long that takes."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""
         self.unfit: Mapping[str, Any] | None = None
-        """What it said of why it cannot work at all."""
+        """Its message that says why it cannot work at all."""
         self.leaving = False
         self.recycled = False
         """Whether it leaves because it wants a successor."""
         self.left = False
-        """Whether it has said that it ends now, in good order. A handler can end it with any exit code."""
+        """Whether it reported an orderly end. The exit code proves nothing: a handler can set any."""
         self.killed = False
         self.held: set[Slot] = set()
-        """Told to take."""
+        """Slots that it was told to take."""
         self.dropping: set[Slot] = set()
-        """Told to drop, and not yet heard back."""
+        """Slots that it was told to drop and has not confirmed."""
 
 
 class Daemon:
-    """Keeps as many workers running as the settings say, and their slots in line with the assignment."""
+    """Keeps the configured number of workers running, and their slots in line with the assignment."""
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class Daemon:
         self._monitor = monitor
         self._told_at = float("-inf")
         self._missing: set[Slot] = set()
-        """Slots and tables that our workers should have and have not yet."""
+        """Slots and tables that our workers should have but lack."""
         self._settings = settings
         self._catalog = catalog
         self._identity = identity
-        """That of the task table."""
+        """The identity of the task table."""
         self._topics = topics
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -128,19 +128,19 @@ class Daemon:
         self._children: dict[str, WorkerProcess] = {}
         self._neighbourhood = Neighbourhood.of(settings.host)
         self._met: set[str] = set()
-        """Workers of an earlier daemon of this host that have claims in slots of ours."""
+        """Workers of an earlier daemon of this host that have claims in our slots."""
         self._spawn_at: dict[int, float] = dict.fromkeys(range(settings.processes), 0.0)
-        """When to start the process of each place that has none."""
+        """When to start each missing process, by index (monotonic)."""
         self._crashes = [0] * settings.processes
         self._loaded = False
-        """Whether the application could be loaded once: if it cannot later, that may pass."""
+        """Whether the application has loaded once. If so, a later failure may be temporary."""
         self._told_dead: frozenset[str] = frozenset()
         self._step_at = 0.0
-        """When the coordinator wants to be called next."""
+        """When the coordinator wants its next call (monotonic)."""
         self._changed = True
         """Whether what the workers hold may differ from what they should."""
         self._incomplete = False
-        """Whether a former owner has not let go yet of something that is ours to take."""
+        """Whether a former owner has not yet released something that is ours."""
         self._signals = 0
         self._forced = False
         self._stop_at: float | None = None
@@ -148,7 +148,7 @@ class Daemon:
         self._catalog_loop = Loop("catalog", self._refresh_catalog)
 
     def run(self) -> int:
-        """Supervise until SIGTERM or SIGINT; returns the exit code."""
+        """Supervise until SIGTERM or SIGINT. Returns the exit code."""
         signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -197,7 +197,7 @@ class Daemon:
         return REFRESH_SECONDS
 
     def _amounts(self) -> dict[str, int]:
-        """What is to be assigned: the slots of every topic, and the tables."""
+        """What must be assigned: the slots of every topic, and the tables."""
         amounts = {topic.name: topic.consumed for topic in self._catalog.known().values()}
         return amounts | {TABLES: self._settings.tables}
 
@@ -225,7 +225,7 @@ class Daemon:
     def _listen(self, child: WorkerProcess) -> None:
         try:
             messages = child.link.receive()
-        except ValueError:  # a handler can reach every descriptor of its process
+        except ValueError:  # a handler can write to any descriptor of its process
             self._kill(child, "what it says is not understood")
             return
         for message in messages:
@@ -253,7 +253,7 @@ class Daemon:
             child.dropping -= slots
             self._coordinator.release(child.worker_id, slots)
         elif kind == "leaving":
-            # It takes nothing more; what still runs there is kept alive under its own claims.
+            # It takes nothing more. Its running tries keep their heartbeats under its own claims.
             child.leaving = True
             self._coordinator.release(child.worker_id, child.held)
             child.held.clear()
@@ -288,7 +288,7 @@ class Daemon:
     # --- what others may know
 
     def _tell(self) -> None:
-        """Tell the monitor how it stands, once a second or so, if anybody can ask it."""
+        """Report the state to the monitor, about once a second, if it has an address."""
         now = time.monotonic()
         if self._monitor.address is None or now - self._told_at < TICK_SECONDS / 2:
             return
@@ -337,7 +337,7 @@ class Daemon:
         worker_id = self._neighbourhood.name(f"{self._settings.host}-{index}")
         try:
             child = self._start(worker_id, index)
-        except OSError as exc:  # no memory, no more processes or files: those that run go on
+        except OSError as exc:  # no memory, no more processes or files: running workers continue
             self._monitor.ended(worker_id)
             log.warning("worker_not_started", error=str(exc))
             self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
@@ -347,18 +347,18 @@ class Daemon:
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
 
     def _start(self, worker_id: str, index: int) -> WorkerProcess:
-        """Start a worker process. Raises OSError, and nothing of it is left."""
+        """Start a worker process. Raises OSError, after cleaning up."""
         command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
         command += ["--threads", str(self._settings.threads)]
         ours, theirs = socket.socketpair()
         link = ControlPipe(ours)
         with theirs:
             try:
-                # It need not ask, which it could not do now, perhaps: the server that knows may be away.
+                # Passed on because the process may be unable to read it: the server may be away now.
                 known = [topic.values() for topic in self._catalog.known().values()]
                 link.send("known", identity=self._identity, topics=known)
                 with self._monitor.board(worker_id) as board:
-                    # A group of its own: a handler that signals its group means what it has started itself.
+                    # A group of its own: a handler that signals its group reaches only what it has started.
                     process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                         [*command, "--link", str(theirs.fileno()), "--board", str(board)],
                         stdin=subprocess.DEVNULL,
@@ -376,23 +376,23 @@ class Daemon:
                 raise
 
     def _bury(self, child: WorkerProcess) -> None:
-        """A worker process has ended: nothing of its runs any more, and everybody may know."""
+        """Handle the end of a worker process. Nothing of it runs any more, so its death is published."""
         del self._children[child.worker_id]
         self._monitor.ended(child.worker_id)
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         if not child.link.closed:
             self._selector.unregister(child.link)
-            self._listen(child)  # its last words
+            self._listen(child)  # its last messages
         child.link.close()
         if not child.left:
-            # Its tasks run again: not beside what they have started, nor behind the locks of connections that
-            # copies of it hold open. Before wait: until then its number cannot be another group's.
+            # Its tasks run again: not beside processes that they started, nor behind locks of connections
+            # that copies of it hold. Before wait: until then its number cannot belong to another group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
         code = child.process.wait()
         if child.heard and not child.left:
-            child.member = True  # also if it was silent or leaving: its death is news all the same
+            child.member = True  # publish the death even if it was silent or leaving
         self._take_out(child, known_dead=not child.left)
         WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
         succeeded = any(other.index == child.index for other in self._children.values())
@@ -415,21 +415,20 @@ class Daemon:
             self._spawn_at[child.index] = time.monotonic() + again
 
     def _when_again(self, child: WorkerProcess) -> float | None:
-        """In how many seconds to start a successor; None: only a person can help.
+        """The backoff (seconds) before a successor starts. None: only an operator can help.
 
-        That is so if the application never could be loaded here. One that could is being replaced by another
-        version, perhaps, file by file.
+        That is so if the application never loaded here. If it has, an update may be replacing its files.
         """
         if child.unfit is not None and child.unfit["wrong"] and not self._loaded:
             return None
         lived = time.monotonic() - child.born
         self._crashes[child.index] = 0 if lived > LIVED_SECONDS else self._crashes[child.index] + 1
-        # One that has served died of a task, which can do that a few times only; the others wait for it.
+        # One that has served died of a task, which can happen only a few times; other tasks wait for it.
         cap = SERVED_CAP_SECONDS if child.heard else RESTART_CAP_SECONDS
         return min(0.1 * (2.0 ** min(self._crashes[child.index], 10) - 1), cap)
 
     def _look_after(self) -> None:
-        """Signals, silence and deadlines."""
+        """Handle signals, silence and deadlines."""
         now = time.monotonic()
         if self._signals and self._stop_at is None:
             self._stop()
@@ -440,7 +439,7 @@ class Daemon:
                 child.link.send("force")
         late = self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS
         for child in self._children.values():
-            silent = child.silence.look() if child.heard else 0.0  # until it is heard it loads the app
+            silent = child.silence.look() if child.heard else 0.0  # before its first message it loads the app
             if late:
                 self._kill(child, "it did not end in time")
             elif silent > SILENT_SECONDS:
@@ -449,9 +448,9 @@ class Daemon:
         self._find_gone()
 
     def _find_gone(self) -> None:
-        """Of the workers that were met, those that are proved gone are dead: nothing of theirs runs.
+        """Report those met workers as dead that are proved gone: nothing of theirs runs.
 
-        The others may have outlived their daemon; a later look asks again.
+        The others may have outlived their daemon. A later look checks them again.
         """
         self._met -= self._children.keys() | self._told_dead
         gone = set(filter(self._neighbourhood.proves_gone, self._met))
@@ -463,16 +462,16 @@ class Daemon:
                 self._coordinator.leave(worker_id, known_dead=True)
 
     def _on_silence(self, child: WorkerProcess, seconds: float) -> None:
-        """Give its slots to others, and in the end kill it.
+        """Give the slots of a silent worker to others, and finally kill it.
 
-        What it holds would wait for it, or run twice; and one task that holds the interpreter would take
-        one process after the other from everybody else.
+        Otherwise its tasks would wait for it or run twice, and a task that blocks the interpreter would take
+        one process after the other from all other tasks.
         """
         if child.member:
             log.warning("worker_silent", worker=child.worker_id, seconds=round(seconds))
             self._take_out(child, known_dead=False)
         topics = [topic for topic in self._catalog.known().values() if topic.name in self._topics]
-        limit = patience(max((topic.max_runtime for topic in topics), default=0))  # it may be any of them
+        limit = patience(max((topic.max_runtime for topic in topics), default=0))  # it may run any of them
         if seconds > limit and not _traced(child.process.pid):
             self._kill(child, f"it was silent for {seconds:.0f} s")
 
@@ -495,7 +494,7 @@ class Daemon:
         if not (self._changed or self._incomplete or time.monotonic() >= self._step_at):
             return
         self._changed = self._incomplete = False
-        due = self._coordinator.step()  # reads what has changed, so it comes before desired()
+        due = self._coordinator.step()  # reads changes, so it precedes desired()
         self._step_at = float("inf") if due is None else time.monotonic() + due
         if self._stop_at is not None:
             return
@@ -511,7 +510,7 @@ class Daemon:
             if child.leaving:
                 continue
             want = desired.get(child.worker_id, set()) if child.member else set()
-            # Claims lost with a session: ours again if they can be had, else another's by now.
+            # Claims lost with a session: claim them again; if that fails, they are another's by now.
             lost = (
                 child.held - claimed.get(child.worker_id, set()) - child.dropping if child.member else set()
             )
@@ -533,7 +532,7 @@ class Daemon:
 
 
 def _doing(child: WorkerProcess, silent: Collection[str]) -> str:
-    """What a worker process is doing, in a word of the metric toc_workers."""
+    """The state of a worker process, as a label of the metric toc_workers."""
     if not child.heard:
         return "starting"
     if child.worker_id in silent:
@@ -542,7 +541,7 @@ def _doing(child: WorkerProcess, silent: Collection[str]) -> str:
 
 
 def _traced(pid: int) -> bool:
-    """Whether a debugger is at the process: then somebody wants it to stand still."""
+    """Whether a debugger is attached: then the process may be stopped on purpose."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

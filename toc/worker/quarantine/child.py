@@ -1,4 +1,4 @@
-"""The process in which tasks run alone (``isolated``), as the worker that started it sees it."""
+"""The process in which tasks run alone (``isolated``), as seen by the worker that started it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS, Silence
 
 ALIVE_SECONDS = 3.0
-"""Who has given a sign of life so recently does not count as silent."""
+"""A child that sent a heartbeat this recently does not count as silent."""
 
 
 class IsolatedProcess:
     """Runs one task after the other. One thread talks to it; any thread may kill it."""
 
     def __init__(self, app: str) -> None:
-        stdio.restore()  # it inherits them
+        stdio.restore()  # it inherits the standard streams
         ours, theirs = socket.socketpair()
         command = [
             sys.executable,
@@ -48,7 +48,7 @@ class IsolatedProcess:
                 )
                 self._pidfd = os.pidfd_open(self._process.pid)
             except OSError:
-                ours.close()  # and with it ends the process, if there is one
+                ours.close()  # this also ends the process, if there is one
                 raise
         self._link = ControlPipe(ours)
         self._lock = threading.Lock()
@@ -58,23 +58,23 @@ class IsolatedProcess:
         self.fresh = True
         """Whether it has run nothing yet."""
         self.silent = False
-        """Whether it has given no sign of life for too long: what it runs holds the interpreter."""
+        """Whether it has sent no heartbeat for too long: its task blocks the interpreter."""
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Tell it something."""
+        """Send a message."""
         self._link.send(kind, **fields)
 
     def hear(self, seconds: float, patience: float | None = None) -> dict[str, Any] | None:
-        """Its next message; None when it has ended, or the time is over.
+        """Its next message. None if it has ended, or after ``seconds``.
 
-        With ``patience`` it is to give signs of life: None, and it is ``silent``, when it has given none for
-        so many seconds. If it gives none when the time is over, it gets until then.
+        With ``patience`` it must send heartbeats: it is ``silent``, and None is returned, after a silence of
+        that many seconds. If it is silent when ``seconds`` are over, it may use the rest of its patience.
         """
         until = time.monotonic() + seconds
         self._silence.broken()
-        with selectors.PollSelector() as selector:  # needs no descriptor: there may be none left
+        with selectors.PollSelector() as selector:  # needs no descriptor: none may be left
             selector.register(self._link, selectors.EVENT_READ)
-            # Its death too: what the handler has forked may hold the other end of the link.
+            # Watch its death too: a process forked by the handler may hold the other end of the link.
             selector.register(self._pidfd, selectors.EVENT_READ)
             while True:
                 left, silent = until - time.monotonic(), self._silence.look()
@@ -92,10 +92,10 @@ class IsolatedProcess:
                     return None
 
     def _receive(self) -> bool:
-        """Take what it says; whether it says anything."""
+        """Read its messages. Returns whether there were any."""
         try:
             messages = self._link.receive()
-        except ValueError:  # its handler can reach every descriptor
+        except ValueError:  # its handler can write to any descriptor
             self.kill()
             return True
         self._heard += (message for message in messages if message["kind"] != "beat")
@@ -103,20 +103,20 @@ class IsolatedProcess:
 
     @property
     def dead(self) -> bool:
-        """Whether the process has ended, or will never say anything again."""
+        """Whether the process has ended, or will never send anything again."""
         with selectors.PollSelector() as selector:
             selector.register(self._pidfd, selectors.EVENT_READ)
             return self._link.closed or bool(selector.select(0))
 
     def kill(self) -> None:
-        """End it and what it has started. Any thread may call it, at any time."""
+        """Kill it and what it has started. Any thread may call this, at any time."""
         with self._lock:
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self, seconds: float = 0.0) -> str:
-        """Let it end by itself for so long, then by force. Returns how it ended."""
+        """Wait up to ``seconds`` for it to end by itself, then kill it. Returns how it ended."""
         self._link.close()
         if seconds:
             with selectors.PollSelector() as selector:

@@ -1,7 +1,7 @@
-"""A process in which one task at a time runs and nothing else. The quarantine starts it.
+"""A process that runs one task at a time and nothing else. The quarantine starts it.
 
-It has no connection to any server but those that the handler makes: the row comes and the outcome
-goes over a socket pair. It ends with its worker, however that ends.
+Its only server connections are those of the handler: the row and the outcome go over a socket pair. It ends
+with its worker, however that ends.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def run(handler: Handler, row: TryRow, runner: asyncio.Runner, seconds: float) -> dict[str, Any]:
-    """Run one task to its end; returns the message that says how it ended. A batch handler gets it alone.
+    """Run one task to its end. Returns the message with the outcome. A batch handler gets the task alone.
 
-    A coroutine is cancelled after so many seconds; who waits for it ends other handlers.
+    A coroutine is cancelled after ``seconds``. For other handlers the waiting worker enforces the limit.
     """
     error: BaseException | None = None
     try:
@@ -78,7 +78,7 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 
 def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
-    """Run what comes, until the worker closes its end, or a handler has left the process no descriptors."""
+    """Run tasks until the worker closes its end, or a handler leaves the process no descriptors."""
     dropped = LOG_LINES_DROPPED.of()
     link.send("ready", topics=list(handlers))
     threading.Thread(target=_beat, args=[link], name="toc-beat", daemon=True).start()
@@ -89,25 +89,25 @@ def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
             selector.select()
             for message in link.receive():
                 row = TryRow._make(message["row"])
-                # One runner for all: what handlers keep may be bound to their event loop.
+                # One runner for all tasks: objects that handlers keep may be bound to its event loop.
                 told = run(handlers[message["topic"]], row, runner, message["seconds"])
-                stdio.restore()  # for the next one, who did not close them
+                stdio.restore()  # for the next task, which did not close them
                 link.send(told.pop("kind"), dropped=dropped.take(), **told)
                 if executor_gone(runner.get_loop()):
-                    return  # the next one is not to fail of that
+                    return  # the next task must not fail because of it
 
 
 def _beat(link: ControlPipe) -> None:
-    """Give signs of life, as long as no handler holds the interpreter."""
+    """Send heartbeats, as long as no handler blocks the interpreter."""
     while not link.closed:
         link.send("beat")
         time.sleep(BEAT_SECONDS)
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process when the thread that started it is gone, even if a handler hangs."""
+    """Have the kernel end this process when the thread that started it ends, even if a handler hangs."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it is gone already
+    if os.getppid() != parent:  # it has already ended
         os._exit(0)
 
 
@@ -120,8 +120,8 @@ def main() -> None:
     arguments = parser.parse_args()
     detach()
     end_with(arguments.parent)
-    # Supervisors signal every process of a service: the worker decides when this one ends. Not ignored, which
-    # what a handler starts would inherit.
+    # Supervisors signal every process of a service, but the worker decides when this one ends. Not ignored:
+    # handlers' programs would inherit that.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     sock = socket.socket(fileno=arguments.link)

@@ -1,21 +1,20 @@
-"""Quarantine: a task that was running when several workers in a row ended runs alone, and shows what it is.
+"""Quarantine: a task that was running when several workers in a row ended runs alone, to be judged.
 
-Whoever is in flight when a process ends is counted as crashed with it (``crashes`` on the row): nobody can
-tell the culprit from its neighbours. So is a task whose try another handler has broken off (``Disturbed``).
-From ``limit`` crashes in a row on, a task is not dispatched with others: a child process of its own runs it,
-and nothing else runs there meanwhile (``isolated``).
+When a process ends, every task in flight there is counted as crashed (``crashes`` on the row), because the
+culprit cannot be told from its neighbours. So is a task whose try another handler broke off (``Disturbed``).
+From ``limit`` crashes in a row on, a task runs alone in a child process (``isolated``).
 
-    it returns                  processed, as ever
-    it raises, or max_runtime   a failed try like any other; its crashes are forgotten
+    it returns                  processed, as usual
+    it raises, or max_runtime   a normal failed try; its crashes are forgotten
     the child ends, or freezes  it was the task: dead
-    the worker ends too         nobody saw the end: again, each time later; after several times dead
+    the worker ends too         the end was not seen: again, each time later; after several times dead
 
-A run alone is counted on its row *before* it begins, with the time of the next one should nobody report. So
-the count is right whatever happens to the worker, and what only waits for its run is charged nothing.
+A run alone is counted on its row *before* it begins, with the time of the next one in case no outcome is
+reported. So the count is right whatever happens to the worker, and a task that only waits is charged nothing.
 
-One child at a time, and only a short line waits for it in memory: the rest gets a time in the index at which
-its turn may have come. The child is used again while others wait, since most suspects are innocent; only a
-child that has run nothing before convicts.
+There is one child at a time, and only a short line of tasks waits in memory. The others get a time in the
+index at which their turn may come. The child is used again while others wait, since most suspects are
+innocent; only a child that has run nothing before convicts.
 """
 
 from __future__ import annotations
@@ -54,26 +53,26 @@ READY_SECONDS = 60.0
 NOT_STARTED_MS = 10_000
 """When to try again if there is no child: no memory, or the app does not load."""
 UNSEEN_MS = 5000
-"""When to run a task again whose worker ended while it ran alone; doubled each time."""
+"""When to run a task again whose worker ended while it ran alone. Doubled each time."""
 MAX_UNSEEN = 5
-"""Runs alone whose end nobody saw, after which a task is dead: it brings down even the worker beside it. The
-pauses between them give crashes that are a neighbour's minutes to end."""
+"""Runs alone with no observed end after which a task is dead: it brings down even the worker beside it. The
+pauses between them give crashes caused by a neighbour minutes to end."""
 ALONE = "it runs alone, since every worker that ran it died or fell silent"
-"""The last error of a task while it runs alone, and if nobody saw how that ended."""
+"""The last error of a task while it runs alone, and if that run's end was not observed."""
 BROKEN_OFF = "its worker stopped while it ran alone"
 FIRST_GUESS_SECONDS = 0.1
-"""How long a run is taken to last of which nothing is known. Who comes back too early is put off again."""
+"""Assumed time of a run before any was measured. A task that comes back too early is postponed again."""
 LEAST_SECONDS = 0.01
 OUTLIER = 4
-"""A run counts as at most so many times as long as those before it. Few take long, most of all those of
-culprits, after which the app is loaded anew: if these set the pace, everybody else would wait for nothing."""
+"""A run counts as at most this many times the average. Few take long, mostly those of culprits, after which
+the app is loaded again: if these set the pace, all others would wait for nothing."""
 SOONEST_MS = 500
 FARTHEST_MS = 300_000
-"""How far away the turn of a task that finds the line full may be; beyond that order is given up."""
+"""Farthest turn (ms ahead) of a task that finds the line full. Beyond it, order is not kept."""
 LINGER_SECONDS = 2.0
 """How long a child waits for the next task."""
 CANCEL_SECONDS = 1.0
-"""How long a coroutine may take to hear that it is cancelled."""
+"""How long a coroutine may take to receive its cancel."""
 LEAVE_SECONDS = 2.0
 """How long a child may take to end by itself."""
 BUSY_LOG_SECONDS = 60.0
@@ -81,7 +80,7 @@ IDLE_SECONDS = 3600.0
 
 
 class Quarantine:
-    """The loop that runs suspects one by one. The poller admits them, the finisher writes how they ended."""
+    """The loop that runs suspects one by one. The poller admits them, the finisher writes the outcomes."""
 
     def __init__(
         self,
@@ -104,13 +103,13 @@ class Quarantine:
         self._lock = threading.Lock()
         self._line: deque[Entry] = deque()
         self._running: tuple[Entry, TryRow] | None = None
-        """What runs or is about to, and its row as it was before this run was counted."""
+        """The task that runs or is about to, and its row before this run was counted."""
         self._counting = threading.Lock()
         self._child: IsolatedProcess | None = None
         self._idle_since = 0.0
-        self._seconds = FIRST_GUESS_SECONDS  # moving average of what a run takes
+        self._seconds = FIRST_GUESS_SECONDS  # moving average of the run time
         self._turn = 0
-        """When the last of those that were put off may have its turn, in milliseconds."""
+        """The latest turn given to a postponed task (ms)."""
         self._told_at = float("-inf")
         self._leaving = False
         self.loop = Loop("quarantine", self.run_once)
@@ -122,7 +121,7 @@ class Quarantine:
         return is_suspect(row, self._limit)
 
     def admit(self, entries: Sequence[Entry]) -> None:
-        """Run these alone, one by one; what finds the line full goes back into the index until its turn."""
+        """Run these alone, one by one. If the line is full, the rest return to the index until their turn."""
         now = self._clock.now_ms()
         with self._lock:
             room = 0 if self._leaving else max(0, LINE - len(self._line))
@@ -137,18 +136,18 @@ class Quarantine:
         self._put_off(put_off)
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
-        """Take back what waits and has not started: of these slots, or all."""
+        """Take back the entries of these slots (None: all) that wait and have not started."""
         with self._lock:
             taken = [entry for entry in self._line if slots is None or entry.slot in slots]
             self._line = deque(entry for entry in self._line if entry not in taken)
         return taken
 
     def leave(self) -> None:
-        """Start nothing more. What runs may end; that its process ends now proves nothing, though."""
+        """Start nothing more. The running task may end, but from now on a dead child proves nothing."""
         self._leaving = True
 
     def abandon(self) -> list[Entry]:
-        """End what still runs and take back its count; returns it, to be given back."""
+        """Kill the running task and undo its count. Returns it, to be given back."""
         with self._counting:
             running = self._running
             if running is None or not self._inflight.settle(running[0]):
@@ -163,7 +162,7 @@ class Quarantine:
     # --- the loop
 
     def run_once(self) -> float:
-        """Run the next suspect to its end; returns the seconds until the next call."""
+        """Run the next suspect to its end. Returns the seconds until the next call."""
         with self._lock:
             entry = self._line.popleft() if self._line and not self._leaving else None
         began = self._clock.monotonic()
@@ -194,17 +193,17 @@ class Quarantine:
         elif self._leaving:
             self._finisher.give_back([entry])
         elif row.next_time > now:
-            self._early.put([entry])  # the last look at the clock: never early
+            self._early.put([entry])  # the last check of the clock: never early
         elif self._count(entry, now):
             log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=row.crashes)
             QUARANTINED.of(entry.topic.name).add()
             self._judge(entry, row, child)
 
     def _judge(self, entry: Entry, before: TryRow, child: IsolatedProcess) -> None:
-        """Have the child run the task, and report what came of it."""
+        """Have the child run the task, and report the outcome."""
         fresh, message, how = self._try(entry, before, child)
         if not fresh and how:
-            # Others had run there before and may have left something behind: only a fresh child convicts.
+            # Earlier tasks may have left something behind there: only a fresh child convicts.
             again = self._ready_child(entry.topic.name)
             if again is not None and not entry.settled:
                 fresh, message, how = self._try(entry, before, again)
@@ -225,7 +224,7 @@ class Quarantine:
     def _try(
         self, entry: Entry, row: TryRow, child: IsolatedProcess
     ) -> tuple[bool, dict[str, Any] | None, str]:
-        """Whether the child was fresh, what it said, and how it ended if it did before it said anything."""
+        """Whether the child was fresh, its message, and how it ended if it sent none."""
         fresh, child.fresh = child.fresh, False
         limit = entry.topic.max_runtime
         child.send("run", topic=entry.topic.name, row=list(row), seconds=limit)
@@ -249,7 +248,7 @@ class Quarantine:
     # --- the child
 
     def _ready_child(self, topic: str) -> IsolatedProcess | None:
-        """A child that has loaded the app, the one there is or a new one; None when there can be none now."""
+        """A child that has loaded the app: the current one or a new one. None if there can be none now."""
         if self._child is not None and not self._child.dead:
             return self._child
         self._end_child()
@@ -274,7 +273,7 @@ class Quarantine:
     # --- rows
 
     def _ran_alone(self, entry: Entry) -> bool:
-        """Whether its crashes count runs alone; else the limit was lowered after they happened."""
+        """Whether its crashes count runs alone. If not, the limit was lowered after they happened."""
         try:
             whole = self._store.get(entry.job_id)
         except StoreUnavailable:
@@ -282,7 +281,7 @@ class Quarantine:
         return whole is not None and whole.last_error == ALONE
 
     def _count(self, entry: Entry, now: int) -> bool:
-        """Count a run alone on the row before it begins, with the time of the next should nobody report."""
+        """Count a run alone on the row before it begins, with the time of the next if none reports it."""
         row = entry.row
         again = UNSEEN_MS * 2 ** min(row.crashes - self._limit, MAX_UNSEEN)
         counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
@@ -301,7 +300,7 @@ class Quarantine:
         return False
 
     def _take_back(self, entry: Entry, before: TryRow) -> None:
-        """Undo the count of a run that was broken off by us."""
+        """Undo the count of a run that we broke off."""
         if entry.row is before:
             return
         guards = self._store.fail([_change(entry.row, before, BROKEN_OFF)])
@@ -310,9 +309,9 @@ class Quarantine:
         entry.row = before
 
     def _put_off(self, times: Sequence[tuple[Entry, int]]) -> None:
-        """Give entries back until these times, charging nothing.
+        """Give entries back until these times (ms), charging nothing.
 
-        The row is told too: the sweep would bring it back at once otherwise.
+        The rows are changed too: otherwise the sweep would bring the entries back at once.
         """
         changed = {entry.job_id: entry.row._replace(next_time=at) for entry, at in times}
         guards = self._store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
@@ -327,7 +326,7 @@ class Quarantine:
             self._by_row(lost)
 
     def _by_row(self, entries: list[Entry]) -> None:
-        """Somebody else has changed the rows of entries that did not run: they decide."""
+        """Settle entries that did not run by their rows, which another party has changed."""
         rows = self._store.read_tries([entry.job_id for entry in entries])
         self._finisher.give_back_unread(entry for entry in entries if entry.job_id in rows.unanswered)
         self._finisher.settle_by_row(
@@ -335,7 +334,7 @@ class Quarantine:
         )
 
     def _next_turn(self, now: int) -> int:
-        """When the next one that found the line full may have its turn."""
+        """When the next task that found the line full may have its turn (ms)."""
         each = max(1, int(self._seconds * 1000))
         turn = max(self._turn + each, now + each * (len(self._line) + 1), now + SOONEST_MS)
         if turn - now > FARTHEST_MS:
@@ -345,7 +344,7 @@ class Quarantine:
 
 
 def smoothed(average: float, seconds: float) -> float:
-    """The moving average of what runs take, after one that took so long."""
+    """The moving average of run times after a run of ``seconds``."""
     return average + (min(seconds, OUTLIER * max(average, LEAST_SECONDS)) - average) * 0.1
 
 
@@ -354,7 +353,7 @@ def _complain(unanswered: Mapping[int, Trouble]) -> None:
 
 
 def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:
-    """What makes ``new`` of a pending row that is still as ``row``."""
+    """The change that turns ``row``, a pending row, into ``new`` if it is still unchanged."""
     return Failure.of(row, attempts=new.attempts, crashes=new.crashes, next_time=new.next_time, error=error)
 
 

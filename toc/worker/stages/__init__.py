@@ -1,1 +1,1 @@
-"""The stages of a worker process: take, check, run, settle, and what keeps that path honest."""
+"""The stages of a worker process: take, check, run, settle, and the loops that guard this path."""

@@ -1,9 +1,9 @@
-"""Agenda: when each slot is looked at next, and which of those that are due are served now.
+"""Agenda: when the poller looks at each slot next, and which of the due slots it serves now.
 
-A slot is due when its first entry is, as far as the worker knows: a prepare tells what is left in it, a
-wake-up message or the slow peek of the reclaimer tells of entries that became due earlier. Of the slots that
-are due as many are served as their topic has room for; those that wait longest come first, and the others
-wait until the dispatcher says that there is room again.
+A slot is due when its first entry is, as far as the worker knows: each prepare reports the next due time of
+its slot, and wake-up messages or the slow peek of the reclaimer report entries that became due earlier. Of
+the due slots, those that wait longest come first, as far as their topic has room. The others wait until the
+dispatcher reports room.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from toc.worker.stages.pressure import Pressure
 from toc.worker.stages.resume import ResumeRate
 
 TAKE_LIMIT = 200
-"""Most entries that one prepare takes from one slot: it bounds how long the script holds the server."""
+"""Most entries that one prepare takes from one slot. Bounds how long the script blocks the server."""
 ROUND_LIMIT = 400
-"""Most entries of one topic that one round takes: other topics wait while their rows are read."""
+"""Most entries of one topic that one round takes. Other topics wait while their rows are read."""
 ENOUGH_UNWRITTEN = 3000
-"""Tries that have ended and are not written, beyond which nothing is taken of a topic of which more was due
-than the last prepare could take. A burst waits here for the finisher, and leaves room for what other topics
-have due meanwhile."""
+"""Ended tries not yet written, above which nothing is taken of a topic whose last prepare left due entries. A
+burst waits here for the finisher, and due tasks of other topics get room."""
 BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
-"""How often the poller looks whether a paused topic was resumed."""
+"""How often the poller checks whether a paused topic was resumed."""
 
 
 class Agenda:
@@ -56,13 +55,13 @@ class Agenda:
         self._dispatcher = dispatcher
         self._pressure = pressure
         self._due: list[tuple[int, Slot]] = []
-        """Heap of (due, slot); stale pairs are skipped when they surface."""
+        """Heap of (due, slot). Stale pairs are skipped when they reach the top."""
         self._no_room: dict[Slot, int] = {}
-        """Slots that are due, since when; those that wait longest are served first."""
+        """Due slots without room, with the due time of each. Those that wait longest are served first."""
         self._resume = ResumeRate(clock)
 
     def hear(self, news: Mapping[Slot | None, int]) -> None:
-        """Slots (None: every slot) may hold something that is due at these instants. Begins a round."""
+        """Note when slots (None: every slot) may hold a due entry. Begins a round."""
         owned = self._book.owned
         if None in news:
             for member in owned.values():
@@ -77,16 +76,16 @@ class Agenda:
                     self.look(owned[slot], due)
 
     def look(self, owned: OwnedSlot, due: int) -> None:
-        """Look at a slot at ``due`` (ms), if not before."""
+        """Schedule a look at a slot for ``due`` (ms), unless an earlier one is scheduled."""
         if due < owned.due:
             owned.due = due
             heapq.heappush(self._due, (owned.due, owned.slot))
-            if len(self._due) > 2 * len(self._book.owned) + 64:  # stale pairs that lie far ahead
+            if len(self._due) > 2 * len(self._book.owned) + 64:  # drop stale pairs that lie far ahead
                 self._due = [(o.due, o.slot) for o in self._book.owned.values() if o.due < NEVER]
                 heapq.heapify(self._due)
 
     def next_due(self) -> int | None:
-        """When the next slot is due (ms); None when nothing is known to be."""
+        """When the next slot is due (ms). None if no due time is known."""
         while self._due:
             due, slot = self._due[0]
             owned = self._book.owned.get(slot)
@@ -96,7 +95,7 @@ class Agenda:
         return None
 
     def choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
-        """Which due slots to take from, and how many entries at most: no more than can be started soon."""
+        """Choose due slots to take from, each with an entry limit: no more than can be started soon."""
         owned = self._book.owned
         by_topic: dict[str, list[OwnedSlot]] = {}
         while self._due and self._due[0][0] <= now:
@@ -111,7 +110,7 @@ class Agenda:
         for name, members in by_topic.items():
             since = {member.slot: member.due for member in members}
             for member in members:
-                member.due = NEVER  # until something is known
+                member.due = NEVER  # until a due time is known
             more = any(member.left for member in members)
             if unwritten > (ENOUGH_UNWRITTEN if more else MAX_UNWRITTEN):
                 for member in members:
@@ -140,7 +139,7 @@ class Agenda:
         return requests
 
     def took(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
-        """A prepare has taken this from a slot: when to look at it next."""
+        """Schedule the next look at a slot from which a prepare has taken ``result``."""
         owned.left = result.left
         if owned.slot.topic in self._resume.topics:
             self._resume.took(owned.slot, len(result.entries), result.next_due)
@@ -154,11 +153,11 @@ class Agenda:
 
 
 def share(members: list[OwnedSlot], room: int) -> list[tuple[OwnedSlot, int]]:
-    """The slots to take from now, the first of those that are due, and how many entries of each at most.
+    """The slots to take from now, the first of those that are due, and the entry limit of each.
 
-    Of a slot whose last prepare left some, so many: few slots give many each then, rather than many slots
-    few. A batch of one slot lies in few tables, and taking, reading and finishing cost by the slot and by the
-    table. What the others hold is not known, so each may give an even part.
+    The limit of a slot is the number of due entries that its last prepare left, so that few slots give many
+    entries each: a batch of one slot lies in few tables, and taking, reading and finishing cost per slot and
+    per table. A slot whose backlog is unknown gets an equal share.
     """
     part = min(max(1, room // max(1, len(members))), TAKE_LIMIT)
     chosen: list[tuple[OwnedSlot, int]] = []

@@ -1,7 +1,7 @@
-"""Check: the row of each entry that was taken says what becomes of it, whatever the index said.
+"""Check: the row of each entry that was taken decides what becomes of it, whatever the index said.
 
-What may start goes on to the dispatcher, suspects to the quarantine, what is not due yet here to the early
-entries, everything else back to where it belongs.
+An entry that may start goes to the dispatcher, a suspect to the quarantine, one that is not yet due by this
+machine's clock to the early entries, every other back to where it belongs.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from toc.worker.stages.lease_keeper import LeaseKeeper
 log = get_logger(__name__)
 
 RETRY_MS = 500
-"""Pause before rows are read again, and before more is taken where nothing gets a lease."""
+"""Pause before rows are read again, and before more is taken while no lease can be got (ms)."""
 MOST_RETRY_MS = 10_000
-"""The longest such pause, when a database server has been away for long."""
+"""Longest such pause (ms), when a database server has been away for long."""
 LUMP = 200
 LUMP_MS = 500
-"""What is put away for longer comes back in lumps, so many entries in so much time: however many are due that
-belong to a server that is away, taking them and putting them away again costs little."""
+"""Entries postponed for longer return in lumps, ``LUMP`` entries each ``LUMP_MS``. However many due tasks a
+server that is away has, taking and postponing them again costs little."""
 OWING_MS = 30
-"""The pause while it is not yet known whether a server is away or some table of it locked."""
+"""Pause (ms) while it is unknown whether a server is away or one of its tables is locked."""
 MOST_OWED = 1000
-"""How many entries may wait here for a server that is far away: those that come while it has yet to answer
-are asked about together, once it has."""
+"""Most entries that wait here for a distant server. Those that arrive while it has yet to answer are queried
+together once it has."""
 SOON_MS = 10
-"""When to ask it again if it has not answered when it should have."""
+"""When to query it again (ms) if its answer is overdue."""
 FORGET_UNREAD_SECONDS = 30.0
-"""How long after rows could not be read last the next such trouble is another one."""
+"""A failed read that comes this long after the last one counts as new trouble."""
 
 
 class Checker:
-    """The row check. Any thread may ask for it; ``wake`` wakes who calls ``check_again``."""
+    """The row check. Any thread may call it; ``wake`` wakes the thread that calls ``check_again``."""
 
     def __init__(
         self,
@@ -73,39 +73,39 @@ class Checker:
         self._wake = wake
         self._lock = threading.Lock()
         self._unread: deque[tuple[int, list[Entry]]] = deque()
-        """Entries that have a lease and whose rows could not be read, with the time to try again."""
+        """Entries with a lease whose rows could not be read, with the time of the next try (ms)."""
         self._owed: list[Entry] = []
-        """Entries for whose rows a server that is far away is to be asked once it has answered to others."""
+        """Entries of a distant server that wait until it has answered earlier queries."""
         self._owed_at = 0
-        """When that may be, in milliseconds."""
+        """When they may be queried, in milliseconds."""
         self._unread_since = self._unread_at = float("-inf")
-        """Since when rows cannot be read, and when that was so last."""
+        """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
         self._lump_at = self._lump_left = 0
-        """When the last lump comes of what was put away, and how many entries may still come with it."""
+        """When the last lump of postponed entries returns (ms), and how many more entries it can hold."""
         self._leaving = threading.Event()
         self._read_step = StepTimer("read")
 
     def leave(self) -> None:
-        """This worker leaves: what cannot be decided at once is for whoever has its slot next."""
+        """This worker leaves: entries that cannot be decided at once are left to their slot's next owner."""
         self._leaving.set()
 
     def check_again(self, now: int) -> None:
-        """Check what could not be read before and is to be tried again by now (ms)."""
+        """Check the entries whose retry time has come by now (ms)."""
         while self._unread and self._unread[0][0] <= now:
             self.check(self._unread.popleft()[1])
         if self._owed and self._owed_at <= now:
             self.check(self._no_more_owed())
 
     def next_again(self) -> int | None:
-        """When ``check_again`` has something to do (ms); None: never."""
+        """When ``check_again`` has something to do (ms). None: nothing waits."""
         times = [self._unread[0][0]] if self._unread else []
         if self._owed:
             times.append(self._owed_at)
         return min(times, default=None)
 
     def check_taken(self, entries: list[Entry]) -> None:
-        """Decide about entries that were just taken, and with them about those that wait for their server."""
-        self.check(self._no_more_owed() + entries)  # else these would overtake them, again and again
+        """Check entries that were just taken, together with those that wait for their server."""
+        self.check(self._no_more_owed() + entries)  # else new entries keep overtaking these
 
     def _no_more_owed(self) -> list[Entry]:
         with self._lock:
@@ -115,8 +115,8 @@ class Checker:
     def check(self, entries: list[Entry]) -> None:
         """Decide about entries by their rows.
 
-        Each database server's rows are judged as they come. What a server has yet to tell is held until it
-        does, which another thread sees to: nothing here waits for a server that hangs.
+        Each database server's rows are judged as they arrive. Entries of a server that has not answered are
+        held until it does; a thread of the store waits for it, so nothing here waits for a server that hangs.
         """
         began = self._clock.monotonic()
         by_id = {entry.job_id: entry for entry in entries}
@@ -132,9 +132,9 @@ class Checker:
             try:
                 if not self._leaving.is_set():
                     self._judge(some, rows)
-                else:  # this worker leaves: whoever has the slot next decides
+                else:  # this worker leaves: the slot's next owner decides
                     self._finisher.give_back_unread(some)
-            except BaseException as exc:  # the thread is the store's, which would not tell
+            except BaseException as exc:  # this is a thread of the store, which would swallow the error
                 end_process("poll", exc)
 
         self._store.check_tries(by_id, take)
@@ -152,7 +152,7 @@ class Checker:
                 ORPHANS.of(entry.topic.name).add()
                 refused.append((entry, None))
                 continue
-            if row.action_time > row.next_time:  # somebody has moved it in the table itself
+            if row.action_time > row.next_time:  # the row was changed directly in the table
                 row = row._replace(next_time=row.action_time)
             entry.row = row
             entry.checked = True
@@ -181,17 +181,17 @@ class Checker:
             self.start(ready)
 
     def _put_away(self, entries: Sequence[Entry], errors: Mapping[int, Trouble]) -> None:
-        """Give back, for a while, what cannot be decided now: others that are due must not wait behind it.
+        """Postpone entries that cannot be decided now, so that other due tasks do not wait behind them.
 
-        The longer a server is away, the longer: all of what is due there comes by again and again. When it is
-        back the sweep brings it at once.
+        The pause grows with the outage, as all due tasks of that server keep returning. When it is back, the
+        sweep brings them in at once.
         """
         if self._leaving.is_set():
             self._finisher.give_back_unread(entries)
             return
         now, at = self._clock.monotonic(), self._clock.now_ms()
         if leased := [entry for entry in entries if entry.leased]:
-            # These are few, and a lease that is left to run out would tell of a crash.
+            # These are few. If the lease ran out, it would be taken for a crash.
             with self._lock:
                 self._unread.append((at + RETRY_MS, leased))
             self._wake()
@@ -218,7 +218,7 @@ class Checker:
         self._finisher.put_away([(entry, self._lumped(at + wait)) for entry in rest])
 
     def _lumped(self, at: int) -> int:
-        """When an entry comes back that would at ``at``, or somewhat later, with others."""
+        """When an entry due back at ``at`` (ms) returns with its lump: then or a little later."""
         with self._lock:
             if at > self._lump_at:
                 self._lump_at, self._lump_left = at + LUMP_MS, LUMP
@@ -228,7 +228,7 @@ class Checker:
             return self._lump_at
 
     def start(self, ready: list[Entry]) -> None:
-        """Hand over entries that are due and checked; suspects run alone."""
+        """Dispatch entries that are due and checked. Suspects go to the quarantine."""
         if not ready:
             return
         if any(map(self._finisher.behind, ready)):

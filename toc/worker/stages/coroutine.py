@@ -1,4 +1,4 @@
-"""The asyncio task in which a coroutine of a handler runs, which other handlers cannot end."""
+"""The asyncio task that runs a coroutine handler. Other handlers cannot cancel it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from toc.worker.stages.entry import Entry
 log = get_logger(__name__)
 
 _running: ContextVar[Entry | None] = ContextVar("toc_running", default=None)
-"""For whom a coroutine runs; the callbacks and the tasks that it makes have it, too."""
+"""The entry for which a coroutine runs. Callbacks and tasks that the coroutine creates inherit it."""
 _told: ContextVar[bool] = ContextVar("toc_told", default=False)
 
 
 class HandlerTask(asyncio.Task[None]):
     """Runs the handler of one entry, or of a batch that begins with it.
 
-    Who cancels it is the handler itself as a rule, by a time-out for example. To another handler, which goes
-    through ``asyncio.all_tasks()`` most likely, it says that it has ended already. A cancel by nobody that is
-    known, such as a thread that a handler has started, has its effect; but not before its first step, when
-    nobody would report how it ended. ``disturbed``: there was one of either kind, so that a CancelledError is
-    none of its own; the tasks that it waits for may have been cancelled.
+    Usually the handler itself cancels it, for example by a timeout. A cancel by another handler, most likely
+    in a loop over ``asyncio.all_tasks()``, is refused as if the task had ended. A cancel from an unknown
+    source, such as a thread that a handler started, takes effect, but not before the first step: nothing
+    would report the end. ``disturbed``: there was a cancel of either kind, so a CancelledError is not the
+    handler's own; tasks that it awaits may have been cancelled.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class HandlerTask(asyncio.Task[None]):
         super().__init__(call, loop=loop)
 
     def begin(self) -> None:
-        """Its first step, inside of it."""
+        """The first step, called inside the task."""
         self.begun = True
         _running.set(self.entry)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel it, unless it is another handler that asks. Whether that was done."""
+        """Cancel the task unless another handler calls. Returns whether it was cancelled."""
         asks = _running.get()
         if asks is self.entry:
             self.disturbed = False
@@ -49,12 +49,12 @@ class HandlerTask(asyncio.Task[None]):
         self.disturbed = self.disturbed or not self.cancelling()
         if asks is None and self.begun:
             return super().cancel(msg)
-        if asks is not None and not _told.get():  # once: there may be thousands
+        if asks is not None and not _told.get():  # log once: there may be thousands
             _told.set(True)
             log.warning("cancel_refused", job_id=asks.job_id, topic=asks.topic.name)
         return False
 
     def end(self) -> None:
-        """Cancel it because max_runtime is over: its own failure, whatever else happens to it."""
+        """Cancel the task because max_runtime is over: its own failure, even if it was disturbed."""
         self.disturbed = False
         super().cancel("max_runtime is over")

@@ -1,12 +1,12 @@
 """Dispatch: from checked entries to running handlers.
 
-Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue per topic
-and the threads serve the topics in turn, so that a burst on one does not hold up another; nor do slow
-handlers, since ``shares`` says how many threads a topic may occupy. ``room`` tells the poller how much more
-of a topic it may take: only what can be started soon, judged by how long handlers took.
+Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue (line) per
+topic. The threads serve the topics in turn, so a burst on one does not hold up another; ``shares`` limits the
+threads of one topic, so slow handlers do not either. ``room`` tells the poller how many more entries of a
+topic it may take: only what can start soon, judged by past run times.
 
-A topic may say how many of its handlers run at once (``concurrency``): then so many threads serve its line,
-and coroutines beyond that wait as the entries of a line do.
+A topic may limit how many of its handlers run at once (``concurrency``). At most that many threads then serve
+its line, and further coroutines wait as entries in a line do.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ log = get_logger(__name__)
 START_WITHIN_SECONDS = 0.1
 """How far ahead the poller takes: as many entries as the threads can start within this time."""
 MAX_WAITING = 2000
-"""Most entries of one topic that wait for a thread, however fast its handler is: it bounds memory."""
+"""Most entries of one topic that wait for a thread, however fast its handler is. Bounds memory."""
 CLEAN_UP_SECONDS = 5.0
-"""How long a coroutine may take to clean up that was cancelled because it ran longer than max_runtime. After
-that its process is replaced, like that of a thread which does not end."""
+"""How long a coroutine that was cancelled because of max_runtime may clean up. After that its process is
+replaced, as for a thread that does not end."""
 NO_DESCRIPTORS = "a handler has left it hardly any descriptors"
 FIRST_GUESS_SECONDS = 0.005
-"""How long a handler of which nothing is known is taken to run."""
+"""Assumed run time of a handler that has not run yet."""
 
 
 class _Line:
-    """The waiting entries of one topic."""
+    """The waiting entries of one topic with a synchronous handler."""
 
     __slots__ = ("running", "seconds", "threads", "topic", "waiting")
 
@@ -61,8 +61,8 @@ class _Line:
         self.waiting: deque[Entry] = deque()
         self.running = 0
         self.threads = 0
-        """How many threads it may occupy at most, whatever others do. Kept here: each task asks for it."""
-        self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one task takes a thread
+        """Most threads that it may occupy, whatever other topics do. Cached: each task reads it."""
+        self.seconds = FIRST_GUESS_SECONDS  # moving average of the thread time per task
 
 
 class _AsyncLine:
@@ -73,16 +73,16 @@ class _AsyncLine:
     def __init__(self, handler: Handler) -> None:
         self.size = handler.batch or 1
         self.waiting: deque[Entry] = deque()
-        """Those beyond the topic's concurrency, and for a moment all: until the event loop has seen them."""
+        """Entries beyond the topic's concurrency, and each new entry until the event loop has seen it."""
         self.taken = 0
-        """All that were put here and have not ended."""
+        """Entries that were put here and have not ended."""
         self.calls = 0
-        """Coroutines that run. Only the event loop's thread counts them."""
-        self.seconds = FIRST_GUESS_SECONDS  # moving average of the time that one coroutine takes
+        """Coroutines that run. Only the event loop's thread changes it."""
+        self.seconds = FIRST_GUESS_SECONDS  # moving average of the run time of one coroutine
 
 
 class Dispatcher:
-    """Runs handlers and reports how each try ended to the finisher."""
+    """Runs handlers and reports the outcome of each try to the finisher."""
 
     def __init__(
         self,
@@ -117,16 +117,16 @@ class Dispatcher:
         self._turns: deque[_Line] = deque()
         """Lines that have waiting entries, in the order in which they are served."""
         self._free = threads
-        """How many more handlers may run; less than 0 while spare threads do, see ``most_threads``."""
+        """How many more handlers may run. Negative while spare threads run handlers, see ``most_threads``."""
         self._wants_room: set[str] = set()
         self._lock = threading.Lock()
         self._idle = 0
-        """Threads that sleep, without those that a wake-up is on its way to."""
+        """Sleeping threads, without those that are about to be woken."""
         self._wake_ups: SimpleQueue[None] = SimpleQueue()
-        """Each wakes one idle thread. A Condition would, too, for twice the hand-overs between threads."""
+        """Each item wakes one idle thread. A Condition would need twice as many switches between threads."""
         self._closed = False
-        # One to spare for each topic that may find all of them busy; but who asks for one thread has handlers
-        # that must not run at the same time.
+        # One spare thread for each topic that may find all of them busy. None beside a single thread: its
+        # handlers must not run at the same time.
         spare = len(self._lines) - 1 if threads > 1 else 0
         self._threads = [
             watched_thread(f"handler-{n}", self._work, lambda: self._closed)
@@ -148,7 +148,7 @@ class Dispatcher:
             thread.start()
 
     def close(self) -> None:
-        """Start nothing more; threads end once their handler returns. Does not wait for handlers."""
+        """Start nothing more. Threads end once their handler returns; this does not wait for them."""
         with self._lock:
             self._closed = True
             self._wake(self._idle)
@@ -158,9 +158,9 @@ class Dispatcher:
     # --- the poller's side
 
     def room(self, topic: str) -> int:
-        """How many more entries of ``topic`` may be taken now; not more than can be started soon.
+        """How many more entries of ``topic`` may be taken now: no more than can start soon.
 
-        0 while more than half of what may wait is there: a few large batches cost less than many small.
+        0 while the queue is more than half full: a few large batches cost less than many small ones.
         """
         coroutines = self._async.get(topic)
         if coroutines is not None:
@@ -179,7 +179,7 @@ class Dispatcher:
         return max(min(max(threads - line.running, 0) + ahead, MAX_WAITING) - waiting, 0)
 
     def want_room(self, topic: str) -> None:
-        """Wake those who take once there is room for ``topic``, or now if there is."""
+        """Wake the callers in ``on_room`` when there is room for ``topic``: at once if there is room now."""
         with self._lock:
             self._wants_room.add(topic)
         self._tell_room()
@@ -195,14 +195,14 @@ class Dispatcher:
             wake()
 
     def _finds_room(self) -> bool:
-        """Whether the poller is to be told that there is room; it is told once. Called under the lock."""
+        """Whether to tell the poller that there is room. It is told once. Call under the lock."""
         found = any(self.room(topic) > 0 for topic in self._wants_room)
         if found:
             self._wants_room.clear()
         return found
 
     def topics_changed(self) -> None:
-        """A topic's concurrency may be another one now."""
+        """Apply concurrency limits that may have changed."""
         with self._lock:
             for line in self._lines.values():
                 line.threads = self._concurrency(line.topic) or self._most
@@ -212,7 +212,7 @@ class Dispatcher:
         self._tell_room()
 
     def _concurrency(self, topic: str) -> int:
-        """How many of its handlers the topic lets run at once; 0: any number."""
+        """How many handlers of the topic may run at once. 0: no limit."""
         known = self._catalog.known().get(topic)
         return 0 if known is None else known.concurrency
 
@@ -223,7 +223,7 @@ class Dispatcher:
         return most if most < line.threads else line.threads
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Hand over entries that are due and checked."""
+        """Put entries that are due and checked into their lines."""
         coroutines = set()
         with self._lock:
             for entry in entries:
@@ -231,14 +231,14 @@ class Dispatcher:
                 line = self._lines.get(topic)
                 if line is None:
                     self._async[topic].taken += 1
-                    # Here, not on the event loop, which a handler may block: what waits can be withdrawn.
+                    # Not on the event loop, which a handler may block: what waits can be withdrawn.
                     self._async[topic].waiting.append(entry)
                     coroutines.add(topic)
                     continue
                 if not line.waiting:
                     self._turns.append(line)
                 line.waiting.append(entry)
-            # Not more than may run: who wakes up for nothing takes the interpreter from who works.
+            # Wake no more than may run: a thread that wakes for nothing takes the interpreter from others.
             self._wake(
                 sum(
                     max(0, min(len(line.waiting), self._threads_for(line) - line.running))
@@ -249,17 +249,17 @@ class Dispatcher:
             self._tell_loop(topic)
 
     def load(self) -> dict[str, tuple[int, int]]:
-        """Of each topic, how many handlers run (a batch is one) and how many entries wait for one."""
+        """For each topic, how many handlers run (a batch counts as one) and how many entries wait."""
         load = {topic: (line.running, len(line.waiting)) for topic, line in self._lines.items()}
         return load | {topic: (line.calls, len(line.waiting)) for topic, line in self._async.items()}
 
     def look_at_loop(self) -> None:
-        """Find out whether a coroutine blocks the event loop. One thread calls it, once a second."""
+        """Find out whether a coroutine blocks the event loop. One thread calls this once a second."""
         if self._async:
             self._loop_watch.look(busy=any(line.taken for line in self._async.values()))
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
-        """Take back what waits and has not started: of these slots, or all."""
+        """Take back the entries of these slots (None: all) that wait and have not started."""
         taken: list[Entry] = []
         with self._lock:
             for line in self._lines.values():
@@ -279,15 +279,15 @@ class Dispatcher:
     # --- threads
 
     def _wake(self, count: int) -> None:
-        """Wake so many idle threads, or as many as there are. Called under the lock."""
+        """Wake up to ``count`` idle threads. Call under the lock."""
         for _ in range(min(count, self._idle)):
             self._idle -= 1
             self._wake_ups.put(None)
 
     def _take(self, batch: list[Entry], took: float) -> list[Entry]:
-        """The next entry, or the next batch of a batch handler; empty when closed.
+        """The next entry, or the next batch of a batch handler. Empty when closed.
 
-        ``batch`` is what the thread had before, if anything, and ``took`` the seconds it took for each of it.
+        ``batch`` is what the thread ran before, if anything, and ``took`` the seconds per entry of it.
         """
         with self._lock:
             line = None
@@ -298,7 +298,7 @@ class Dispatcher:
                 self._free += 1
             following = self._next()
             if line is not None and line.waiting and line.running < self._threads_for(line):
-                self._wake(1)  # it may have a thread again, and this one has gone to another line
+                self._wake(1)  # it may have another thread, and this one serves another topic now
             has_room = bool(self._wants_room) and self._finds_room()
         if has_room:
             self._say_room()
@@ -309,7 +309,7 @@ class Dispatcher:
         return following
 
     def _next(self) -> list[Entry] | None:
-        """What the thread takes now: nothing when closed; None: it is to sleep. Called under the lock."""
+        """What the thread runs next: empty when closed, None if it is to sleep. Call under the lock."""
         if self._closed:
             return []
         line = self._next_line()
@@ -319,7 +319,7 @@ class Dispatcher:
         return self._first_of(line)
 
     def _first_of(self, line: _Line) -> list[Entry]:
-        """What a thread takes from a line. Called under the lock."""
+        """Take the next entry or batch from a line. Call under the lock."""
         first = line.waiting.popleft()
         batch = [first]
         size = first.handler.batch
@@ -333,7 +333,7 @@ class Dispatcher:
         return batch
 
     def _next_line(self) -> _Line | None:
-        """The line whose turn it is, of those that may have another thread; it is taken out of the turns."""
+        """Remove from the turns, and return, the first line that may use another thread."""
         for _ in range(len(self._turns)):
             line = self._turns.popleft()
             if line.running < self._threads_for(line):
@@ -354,9 +354,9 @@ class Dispatcher:
             took = (self._clock.monotonic() - started) / len(batch)
 
     def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
-        """The entries of which this machine's clock says due too; the others go back to the poller.
+        """The entries that are due by this machine's clock too. The others go back to the poller.
 
-        The last look at the clock before a handler starts: never early, by the clock of who runs it.
+        The last check of the clock before a handler starts: never early by its worker's clock.
         """
         now = self._clock.now_ms()
         due, early, refused = [], [], []
@@ -392,7 +392,7 @@ class Dispatcher:
         self._report(batch, errors)
 
     def _report(self, batch: Sequence[Entry], errors: Mapping[int, BaseException | None]) -> None:
-        """A handler has come back, on the thread that ran it. What it raised is put into words here."""
+        """Report a handler that has returned, on the thread that ran it. Exceptions become text here."""
         copies.end_if_copy(errors.get(batch[0].job_id))
         descriptors.check()
         told: dict[int, Raised] = {}
@@ -419,25 +419,25 @@ class Dispatcher:
         copies.runs_here(self._loop)
         self._loop.run_forever()
         while not self._closed:
-            # A handler has stopped it. The coroutines of other tasks are in it, and must not wait for that.
+            # A handler has stopped the loop. The coroutines of other tasks run on it and must not wait.
             log.error("event_loop_stopped")
             self._recycle("a handler stopped the event loop")
             self._loop.run_forever()
 
     def _on_loop(self, do: Callable[[Any], None], about: Any) -> None:
-        """Runs on the event loop, which would log an error of ours and go on without the tasks concerned."""
+        """Run ``do`` on the event loop. An error of ours ends the process: asyncio would only log it."""
         try:
             do(about)
         except BaseException as exc:
             end_process("async-handlers", exc)
 
     def _tell_loop(self, topic: str) -> None:
-        """Have the event loop start what waits of a topic, and may run."""
+        """Have the event loop start the waiting entries of a topic that may run."""
         assert self._loop is not None  # noqa: S101 - there is one where a handler is a coroutine
         self._loop.call_soon_threadsafe(self._on_loop, self._start_waiting, topic)
 
     def _start_waiting(self, topic: str) -> None:
-        """Start what waits and may run. Runs on the event loop."""
+        """Start the waiting entries that may run. Runs on the event loop."""
         assert self._loop is not None  # noqa: S101
         line, concurrency = self._async[topic], self._concurrency(topic)
         while True:
@@ -480,10 +480,10 @@ class Dispatcher:
             if line.waiting:
                 self._start_waiting(batch[0].topic.name)
         except BaseException as exc:
-            end_process("async-handlers", exc)  # see _on_loop
+            end_process("async-handlers", exc)  # asyncio would only log it
 
     def _judged(self, error: BaseException | None, task: HandlerTask) -> BaseException | None:
-        """The error, unless it comes of what another handler has done."""
+        """The error to report: Disturbed if another handler caused it."""
         if task.disturbed and isinstance(error, asyncio.CancelledError):
             return Disturbed("another handler of its process cancelled it")
         if self._lacks_executor(error):
@@ -491,7 +491,7 @@ class Dispatcher:
         return error
 
     def _lacks_executor(self, error: BaseException | None) -> bool:
-        """Whether it was raised since somebody has shut the default executor down, which cannot be undone."""
+        """Whether the error came from a shutdown of the default executor, which cannot be undone."""
         assert self._loop is not None  # noqa: S101
         if not isinstance(error, RuntimeError) or "shutdown" not in raised(error).text:
             return False
@@ -507,14 +507,14 @@ class Dispatcher:
             self._tell_room()
 
     def cancel_async(self, entry: Entry) -> None:
-        """Cancel the coroutine that runs this entry, unless that was done; its batch fails with it."""
+        """Cancel the coroutine that runs this entry, once. Its whole batch fails with it."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_loop, self._cancel_on_loop, entry.job_id)
 
     def _cancel_on_loop(self, job_id: int) -> None:
         task = self._tasks.get(job_id)
         if task is not None and task.begun:
-            # Once: it may await something to clean up. So it is not found again under any id of its batch.
+            # Once, as it may await its clean-up: so it is removed under every id of its batch.
             self._tasks = {one: other for one, other in self._tasks.items() if other is not task}
             task.end()
 
@@ -524,9 +524,9 @@ def _task(entry: Entry) -> Task:
 
 
 def _tasks(batch: Sequence[Entry], unreadable: dict[int, BaseException | None]) -> list[Task]:
-    """The tasks of a batch. Those that cannot be read fail alone: their errors are put into ``unreadable``.
+    """The tasks of a batch. A task that cannot be read fails alone: its error goes into ``unreadable``.
 
-    Raises UnreadableTask when none can be read.
+    Raises UnreadableTask if none can be read.
     """
     tasks = []
     for entry in batch:
@@ -540,7 +540,7 @@ def _tasks(batch: Sequence[Entry], unreadable: dict[int, BaseException | None]) 
 
 
 def check_done(outcome: Any) -> None:
-    """Raise TypeError when a handler has returned something that has yet to run."""
+    """Raise TypeError if a handler returned an awaitable or a generator, which has yet to run."""
     if outcome is not None and (inspect.isawaitable(outcome) or inspect.isgenerator(outcome)):
         if inspect.iscoroutine(outcome):
             outcome.close()  # else Python warns that it was never awaited
@@ -550,7 +550,7 @@ def check_done(outcome: Any) -> None:
 
 
 def per_task(outcome: Any, batch: Sequence[Entry | Task]) -> Mapping[int, BaseException | None]:
-    """What a batch handler said of its tasks. Raises TypeError when it said something else."""
+    """The outcome of each task as a batch handler returned it. Raises TypeError if that is malformed."""
     if outcome is None:
         return {}
     if not isinstance(outcome, Mapping) or not all(

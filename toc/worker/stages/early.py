@@ -1,4 +1,4 @@
-"""Entries that Redis's clock calls due and this machine's clock does not yet: they wait here."""
+"""Entries that are due by Redis's clock but not yet by this machine's clock wait here."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from toc.worker.stages.entry import Entry
 
 
 class EarlyEntries:
-    """Checked entries, by the time at which they may start. Thread-safe; ``wake`` wakes who releases them."""
+    """Checked entries, by the time at which they may start. Thread-safe; ``wake`` wakes the poller."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._lock = threading.Lock()
         self._waiting: list[tuple[int, int, Entry]] = []
-        """A heap. Numbered: an id may wait twice, and entries have no order."""
+        """A heap. The number breaks ties: an id may wait twice, and entries have no order."""
         self._numbers = count()
 
     def put(self, entries: Iterable[Entry]) -> None:
-        """Keep entries until this machine's clock says due."""
+        """Keep entries until they are due by this machine's clock."""
         with self._lock:
             for entry in entries:
                 heapq.heappush(self._waiting, (entry.row.next_time, next(self._numbers), entry))
         self._wake()
 
     def release(self, now: int) -> list[Entry]:
-        """Take out what is due by now (ms)."""
+        """Remove and return the entries that are due by now (ms)."""
         ready: list[Entry] = []
         with self._lock:
             while self._waiting and self._waiting[0][0] <= now:
@@ -37,12 +37,12 @@ class EarlyEntries:
         return ready
 
     def next_due(self) -> int | None:
-        """When the first may start (ms); None while nothing waits."""
+        """When the first entry may start (ms). None if none waits."""
         with self._lock:
             return self._waiting[0][0] if self._waiting else None
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
-        """Take back what waits: of these slots, or all."""
+        """Take back the waiting entries of these slots (None: all)."""
         with self._lock:
             taken = [item for item in self._waiting if slots is None or item[2].slot in slots]
             if taken:

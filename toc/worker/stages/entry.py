@@ -1,4 +1,4 @@
-"""What a worker holds: the entries that it has taken and not yet given up."""
+"""The entries that a worker holds: taken and not yet given up."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from toc.model.topic import Slot, Topic
 from toc.model.verdict import entry_score
 
 NO_FENCE = -1.0
-"""The fence of an entry that was taken without Redis: nothing stands in a PrepareQueue for it."""
+"""The fencing token of an entry that was taken without Redis: no PrepareQueue entry exists for it."""
 UNLEASED_SECONDS = 1.0
-"""How long after it was taken an entry may start without a lease; who takes tasks without Redis waits
-longer than that."""
+"""How long after it was taken an entry may start without a lease. Workers without Redis wait longer than that
+before they take it."""
 
 
 class Entry:
-    """A task in this worker's hands, from prepare until its entry left the PrepareQueue.
+    """A task that this worker holds, from prepare until its entry has left the PrepareQueue.
 
-    ``fence`` is what its PrepareQueue score must still carry for this worker to move it. ``held`` is the
-    monotonic time from before it was taken, ``kept`` that of the last keep-alive, ``started`` that of the
-    handler's start (0: not yet), ``ended`` that of its end (not before it), ``taken`` Redis's time of the
-    prepare in milliseconds. ``checked`` says that its row was read, ``leased`` is the monotonic time until
-    which this worker surely has a lease on it, ``lease_at`` that from which it should ask for a longer one
-    (0: it has not asked yet).
+    ``fence`` is the fencing token: this worker may move the entry only while its PrepareQueue score carries
+    it. ``taken`` is Redis's time of the prepare in milliseconds; ``checked`` says that the row was read.
+    Monotonic times: ``held`` is from before the take, ``kept`` the last heartbeat, ``started`` and ``ended``
+    those of the handler (0 and unset before), ``leased`` until when this worker surely has a lease on the
+    row, ``lease_at`` when to ask for a longer one (0: it has not asked yet).
     """
 
     __slots__ = (
@@ -51,7 +50,7 @@ class Entry:
 
     ended: float
     row: TryRow
-    """Set by the row check, before anybody else sees the entry."""
+    """Set by the row check, before any other stage sees the entry."""
 
     def __init__(
         self, job_id: int, slot: Slot, fence: float, topic: Topic, handler: Handler, taken: int, now: float
@@ -72,34 +71,34 @@ class Entry:
         self.lease_at = 0.0
 
     def timed_out(self, now: float) -> bool:
-        """Whether others may have found by now that it fell silent: nobody here has kept it alive in time."""
+        """Whether others may have timed the entry out: no heartbeat succeeded within prepare_timeout."""
         return self.fence != NO_FENCE and now - self.kept > self.topic.prepare_timeout
 
     @property
     def due(self) -> int:
-        """When it was due, in milliseconds; until its row was read, when it was taken."""
+        """When the task was due, in milliseconds. Until its row is read: when it was taken."""
         return self.row.next_time if self.checked else self.taken
 
     def row_score(self, at: int | None = None) -> float:
-        """The StoreQueue score that the row asks for: its next time (or ``at``), its tries left."""
+        """The StoreQueue score by the row: its next time (or ``at``, in ms) and its remaining tries."""
         due = self.row.next_time if at is None else at
         return entry_score(self.topic, due, self.row.attempts)
 
     def unread_score(self, at: int | None = None) -> float:
-        """The same when the row could not be read: due at once, or ``at``; tries left as in the fence."""
+        """The StoreQueue score if the row could not be read: due at once or ``at`` (ms), tries as fenced."""
         remaining = max(int(self.fence), 1)
         return store_score(self.taken if at is None else at, remaining, self.topic.retries - remaining)
 
 
 class Held(Enum):
-    """What became of an entry that was taken just now."""
+    """What became of an entry that was just taken."""
 
     NEW = "new"
-    """It is held; its row is to be checked."""
+    """It is held. Its row must be checked."""
     RUNNING = "running"
-    """A try of the id runs here, or has ended and is not written yet: it goes on under the new fence."""
+    """A try of the id runs here or has yet to be written. It continues under the new fencing token."""
     MOVING = "moving"
-    """A move of the try before it is under way and may hit this one: it is not held, but adopted later."""
+    """The previous try is being moved, and its move could hit this entry. It is adopted later instead."""
 
 
 class Inflight:
@@ -107,27 +106,27 @@ class Inflight:
 
     def __init__(self) -> None:
         self.shared_until = float("-inf")
-        """Until when (monotonic) others may have our slots too. They may have lost Redis, or we: it does not
-        say who has what. So nothing starts here without a lease, and nothing is taken without Redis."""
+        """Until when (monotonic) other workers may own our slots too. If either side has lost Redis, the
+        index cannot arbitrate. So nothing starts here without a lease, and nothing is taken without Redis."""
         self._entries: dict[int, Entry] = {}
         self._refused: list[Entry] = []
-        """What was not started and has a lease, perhaps."""
+        """Entries that were refused a start and may have a lease."""
         self._moving: dict[int, float] = {}
-        """Fences of the entries that are being moved out of the PrepareQueue just now."""
+        """Fencing tokens of the entries that are being moved out of the PrepareQueue."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, job_id: int) -> Entry | None:
-        """The entry that is held under this id."""
+        """The entry held under this id."""
         return self._entries.get(job_id)
 
     def hold(self, entry: Entry) -> Held:
-        """Hold an entry that was taken just now.
+        """Hold an entry that was just taken.
 
-        An id that is held already and has not started is held anew: its row may have changed since it was
-        checked, so it is checked again, and ``start`` refuses the older entry.
+        If the id is already held and has not started, the new entry replaces the older one. Its row may have
+        changed since, so it is checked again, and ``start`` refuses the older entry.
         """
         with self._lock:
             if self._moving.get(entry.job_id) == entry.fence:
@@ -142,7 +141,7 @@ class Inflight:
             return Held.NEW
 
     def hold_if_free(self, entry: Entry) -> bool:
-        """Hold an entry that is about to be taken without Redis, unless its id is held or on the move."""
+        """Hold an entry that is about to be taken without Redis, unless its id is held or being moved."""
         with self._lock:
             if entry.job_id in self._entries or entry.job_id in self._moving:
                 return False
@@ -150,14 +149,14 @@ class Inflight:
             return True
 
     def start(self, entry: Entry, now: float) -> bool:
-        """Note that the try starts; False, and it is let go, when others may have the entry by now.
+        """Note that the try starts. False: another worker may have the entry by now, and it is let go.
 
-        That is so when nobody here has kept it alive in time: this process was paused, or Redis out of reach.
-        And when it was taken too long ago, unless it has a lease: who has lost Redis may have it. (How long
-        ago its row was checked says nothing: the slot may have gone to another worker before.) Nor does
-        anything start without a lease while others may have the slot too.
+        That is so if no heartbeat succeeded in time: this process was paused, or Redis out of reach. Also if
+        the entry was taken too long ago and has no lease: a worker that has lost Redis may have it. (The age
+        of the row check proves nothing: the slot may have moved before.) And nothing starts without a lease
+        while others may own the slot too.
 
-        What has a lease stays held until that is given up: ``refuse`` finds it.
+        An entry that has a lease stays held until the lease is given up: ``refuse`` returns it.
         """
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
@@ -176,9 +175,9 @@ class Inflight:
             return True
 
     def refuse(self, entries: Iterable[Entry], now: float) -> list[Entry]:
-        """What will not start any more of these, and what was refused that; each is returned once.
+        """The entries, of these and of those refused before, that will not start. Each is returned once.
 
-        They are held still: who has a lease gives it up first.
+        They stay held: the caller must give up their leases first.
         """
         with self._lock:
             late = [e for e in entries if not e.started and (e.lost or e.timed_out(now))]
@@ -189,18 +188,18 @@ class Inflight:
             return refused
 
     def drop(self, entries: Iterable[Entry]) -> None:
-        """Hold these no longer: they have not started, and stand in the PrepareQueue no more."""
+        """Stop holding entries that have not started and are no longer in the PrepareQueue."""
         with self._lock:
             for entry in entries:
                 if self._entries.get(entry.job_id) is entry:
                     del self._entries[entry.job_id]
 
     def depart(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Let entries go whose move begins; returns those that have something to move.
+        """Release entries whose move begins. Returns those that have something to move.
 
-        Not those whose id was taken anew, nor those that were taken without Redis. They go before the move,
-        because a rolled back entry may be taken again before its call returns; and until ``arrived`` the same
-        id is not held under the same fence.
+        Entries whose id was taken again, or that were taken without Redis, have nothing to move. Entries are
+        released before the move, because a rolled back entry may be taken again before the call returns.
+        Until ``arrived`` the same id is not held under the same fencing token.
         """
         going: list[Entry] = []
         with self._lock:
@@ -214,7 +213,7 @@ class Inflight:
         return going
 
     def arrived(self, gone: Iterable[Entry]) -> None:
-        """The moves of these have ended, well or not."""
+        """Note that the moves of these entries have ended, successfully or not."""
         with self._lock:
             for entry in gone:
                 if self._moving.get(entry.job_id) == entry.fence:
@@ -226,7 +225,7 @@ class Inflight:
         return bool(self._moving)
 
     def settle(self, entry: Entry) -> bool:
-        """True for the one caller that may report how this try ended."""
+        """True for the one caller that may report the outcome of this try."""
         with self._lock:
             if entry.settled:
                 return False

@@ -1,16 +1,15 @@
-"""Fallback: life without Redis. Due rows are read from the tables and run under leases on them.
+"""Fallback: operation without Redis. Due rows are read from the tables and run under leases.
 
-When the Redis node of a slot has not answered for a second, the slot's owner takes what is due there the
-classic way. It is the owner who does it, not the sweeper of the table: its app handles the topic, and what
-was prepared before the outage is in its own memory, so that it knows what not to take. A lease is committed
-before a handler starts; it keeps off whoever else can still read the index, or has lost it as well.
+When the Redis node of a slot has not answered for a second, the slot's owner takes due tasks from the tables.
+The owner does this, not the sweeper of the table: its app handles the topic, and it holds what was prepared
+before the outage, so it knows what not to take. A lease is committed before a handler starts. It keeps off
+every worker that can still read the index, or has lost it as well.
 
-    the same row check, dispatcher and finisher as ever; without a fence there is no move in Redis
+    same row check, dispatcher and finisher; without a fencing token there is no move in Redis
     a failed try: its row says when it is due again, and a later look takes it
-    the index is back: looks go on for a moment beside the poller, until the sweep has caught up
+    the index is back: looks continue for a moment beside the poller, until the sweep has caught up
 
-What the poller prepares of such tasks afterwards is met in ``Inflight`` by its id; other workers meet the
-lease, or the row that has ended.
+If the poller prepares such a task later, ``Inflight`` finds its id. Others find the lease or the ended row.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ from toc.worker.stages.watch import IndexWatch
 log = get_logger(__name__)
 
 LOOK_SECONDS = 0.2
-"""How often the tables are looked at in which a slot's tasks lie if their slot_basis is their biz_id."""
+"""How often the tables that hold a slot's tasks by default (slot_basis is the biz_id) are read."""
 LOOK_EVERYWHERE_SECONDS = 1.0
-"""How often all tables are."""
+"""How often all tables are read."""
 IDLE_SECONDS = 0.5
 OWNED_SECONDS = 1.5
-"""How long a slot must be ours: what its former owner took and still runs has its lease by then."""
+"""How long a slot must be ours. By then its former owner has leases on what it took and still runs."""
 LINGER_SECONDS = 2.5
-"""How long looks go on when the index is back: by then the sweep has put in what was submitted meanwhile."""
+"""How long looks continue after the index is back. By then the sweep has indexed all recent submissions."""
 LEAST_PAGE = 20
 MOST_PAGE = 500
 RETRY_SECONDS = 5.0
-"""How long a database server that failed is left alone."""
+"""Pause before a database server that failed is queried again."""
 START = Position(0)
 
 
@@ -88,14 +87,14 @@ class Fallback:
         self._tables_of_server = store.tables_of_server()
         self._table_count = sum(map(len, self._tables_of_server))
         self._lost: dict[Slot, float] = {}
-        """Slots that are served from the tables, with the time until which."""
+        """Slots that are served from the tables, with the time until which (monotonic)."""
         self._everywhere_at = float("-inf")
         self._after: dict[int, Position] = {}
-        """Tables that hold more than was read, with the place from which to go on."""
+        """Tables that hold more than was read, with the position to continue from."""
         self._unsure: dict[int, list[Entry]] = {}
-        """By database server: entries that were to get leases when it failed. Held until it tells."""
+        """By database server: entries whose leases were requested when it failed. Held until it answers."""
         self._failed: dict[int, float] = {}
-        """Database servers that failed, with the time from which they are asked again."""
+        """Database servers that failed, with the time of the next query (monotonic)."""
         self._taking = True
         self.loop = Loop("fallback", self.run_once, wake)
 
@@ -110,7 +109,7 @@ class Fallback:
         self.loop.wake()
 
     def run_once(self) -> float:
-        """One look, if some slot's node is out of reach; returns the seconds until the next."""
+        """One look, if some slot's node is out of reach. Returns the seconds until the next."""
         now = self._clock.monotonic()
         slots = self._slots(now)
         if not slots or not self._taking or now < self._inflight.shared_until:  # [rule: takes-alone]
@@ -120,7 +119,7 @@ class Fallback:
             return IDLE_SECONDS
         room = self._room(slots)
         if not room:
-            return LOOK_SECONDS  # or when the dispatcher has room
+            return LOOK_SECONDS  # or earlier, when the dispatcher has room
         tables = self._tables(slots, now)
         taken = 0
         for server, own in enumerate(self._tables_of_server):
@@ -133,9 +132,9 @@ class Fallback:
                 self._failed[server] = self._clock.monotonic() + RETRY_SECONDS
                 log.warning("fallback_failed", error=str(next(iter(failed.values()))))
         if min(room.values()) <= 0:
-            self._after.clear()  # what was passed over for want of room comes first in the next look
+            self._after.clear()  # rows skipped for lack of room come first in the next look
         took = self._clock.monotonic() - now
-        # Never more than half of the time; much less if it only goes through what is not for us.
+        # At most half of the time; much less if a look only skips what is not for us.
         return took if self._after or taken else max(LOOK_SECONDS, 4 * took)
 
     # --- what to look for
@@ -150,7 +149,7 @@ class Fallback:
         return set(self._lost)
 
     def _room(self, slots: Iterable[Slot]) -> dict[Topic, int]:
-        """How many tasks of each topic may be taken, where that is more than none."""
+        """How many tasks of each topic may be taken. Topics without room are left out."""
         if self._finisher.backlog > MAX_UNWRITTEN:
             return {}
         known = self._catalog.known()
@@ -167,7 +166,7 @@ class Fallback:
         return room
 
     def _tables(self, slots: Iterable[Slot], now: float) -> set[int]:
-        """Tables where the slots' tasks lie by default, and those of which there is more to read; or all."""
+        """Tables that hold the slots' tasks by default or have more to read. Once a second: all tables."""
         if now >= self._everywhere_at:
             self._everywhere_at = now + LOOK_EVERYWHERE_SECONDS
             return set(range(self._table_count))
@@ -184,9 +183,9 @@ class Fallback:
     def _look(
         self, server: int, tables: Sequence[int], slots: set[Slot], room: dict[Topic, int]
     ) -> tuple[int, Mapping[int, Trouble]]:
-        """Take what is due in tables of one server; uses up the room.
+        """Take due tasks from tables of one server, and reduce ``room`` accordingly.
 
-        Returns how much was taken, and what the server did not answer, if it answered nothing.
+        Returns how many were taken, and why the server did not answer if it answered nothing.
         """
         starts = {table: self._after.pop(table, START) for table in tables}
         limit = min(max(LEAST_PAGE, sum(room.values()) // len(tables)), MOST_PAGE)
@@ -200,7 +199,7 @@ class Fallback:
         entries += self._choose(chain.from_iterable(pages.values()), slots, room)
         if not entries:
             return 0, {}
-        if self._clock.monotonic() < self._inflight.shared_until:  # known since this look began
+        if self._clock.monotonic() < self._inflight.shared_until:  # learned during this look
             self._finisher.give_back_unread(entries)
             return 0, {}
         failed = self._leases.take(entries)  # [rule: taken-by-lease]
@@ -210,12 +209,12 @@ class Fallback:
         leased = [entry for entry in entries if entry.leased]
         for topic_name, count in Counter(entry.topic.name for entry in leased).items():
             WITHOUT_INDEX.of(topic_name).add(count)
-        if entries:  # those without a lease too: the crash of who had it may have to be charged
+        if entries:  # without a lease too: the crash of its former holder may have to be charged
             self._checker.check(entries)
         return len(leased), failed
 
     def _choose(self, rows: Iterable[DueRow], slots: set[Slot], room: dict[Topic, int]) -> list[Entry]:
-        """Hold what may be taken of these rows, what has waited longest first."""
+        """Hold those of these rows that may be taken, those that have waited longest first."""
         topics = {topic.biz_type: topic for topic in room}
         now, at = self._clock.monotonic(), self._clock.now_ms()
         chosen: list[Entry] = []

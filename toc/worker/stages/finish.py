@@ -1,8 +1,8 @@
-"""Finish: from how tries ended to rows and queues.
+"""Finish: write the outcome of tries to rows, then move their index entries.
 
-Takes all that has ended since the last flush, writes the rows in one transaction, then moves the index
-entries. Row first, always: a crash in between leaves an entry that the next row check puts right. Each
-database server has a thread of its own, so that what ends on one waits for no other.
+Each flush takes all tries that ended since the last one, writes their rows in one transaction, then moves
+their entries. The row always comes first: a crash in between leaves an entry that the next row check
+corrects. Each database server has its own thread, so its tries wait for no other server.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ IDLE_SECONDS = 3600.0
 RETRY_SECONDS = 0.5
 """Pause before rows or entries are written again after their server failed."""
 GATHER_SECONDS = 0.006
-"""The least time from one flush to the next. What ends within it is written together: the statements of
-a flush cost several times what their rows cost, and nobody waits for a finish."""
+"""Least time between two flushes. Tries that end within it are written together: the statements of a flush
+cost several times what their rows cost, and no caller waits for a finish."""
 GATHER_BUSY_SECONDS = 0.025
-"""The same while more is due than can be started at once: what is late already comes first."""
+"""Least time between two flushes while more is due than can start at once: late tasks come first."""
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
 MAX_UNWRITTEN = 5000
-"""Tries that have ended and are not written, beyond which nothing is taken: what runs twice after a crash,
-and memory, stay bounded when MySQL is slow or refuses writes."""
+"""Ended tries not yet written, above which nothing is taken. Bounds memory, and what runs twice after a
+crash, when MySQL is slow or refuses writes."""
 
 Ended = tuple[Entry, Raised | None]
 """A try that has ended: None for success, else what the handler raised."""
@@ -54,16 +54,16 @@ Ended = tuple[Entry, Raised | None]
 
 @dataclass(slots=True)
 class Moves:
-    """Index transitions that follow from rows as they are now."""
+    """Index transitions that follow from the current rows."""
 
     commit: list[Entry] = field(default_factory=list)
     rollback: list[tuple[Entry, float]] = field(default_factory=list)
     bury: list[Entry] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
-    """job_ids among those rolled back whose handlers were running: their rows are to say so."""
+    """job_ids among the rollbacks whose handlers were running. Their rows are marked as begun."""
 
     def add(self, more: Moves) -> None:
-        """Take in others."""
+        """Add the moves of another instance."""
         self.stopped += more.stopped
         self.commit += more.commit
         self.rollback += more.rollback
@@ -73,7 +73,7 @@ class Moves:
         return bool(self.commit or self.rollback or self.bury)
 
     def departing(self, inflight: Inflight) -> Moves:
-        """Those that may begin: one that is tried again is obsolete once its id was taken anew."""
+        """The moves that may begin. The move of an entry whose id was taken again is obsolete."""
         scores = {id(entry): score for entry, score in self.rollback}
         back = inflight.depart(entry for entry, _ in self.rollback)
         return Moves(
@@ -83,7 +83,7 @@ class Moves:
         )
 
     def by_row(self, entry: Entry, row: TryRow | None) -> None:
-        """Decide by the row alone, as the row check does."""
+        """Choose the move by the row alone, as the row check does."""
         place = belongs(row)
         if row is None or place is Place.NOWHERE:
             self.commit.append(entry)
@@ -95,7 +95,7 @@ class Moves:
 
 
 class Failures(NamedTuple):
-    """What rows become, by job_id, whose tries failed at ``now`` (ms): tried again, or dead."""
+    """Row changes, by job_id, of tries that failed at ``now`` (ms): a retry, or death."""
 
     now: int
     retries: dict[int, Failure]
@@ -103,7 +103,7 @@ class Failures(NamedTuple):
 
 
 class Finisher:
-    """Where all threads hand in what has ended or goes back; each database server has its own Flusher."""
+    """Takes ended tries and returned entries from all threads. Each database server has its own Flusher."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Finisher:
         self._inflight = inflight
         self._clock = clock
         self.away = PutAway()
-        """What was put away, for who tells how late tasks are."""
+        """Postponed entries, for the waiting notes."""
         self.flushers = [
             Flusher(f"finish-{number}", store, queues, inflight, clock, pressure)
             for number in range(len(store.tables_of_server()))
@@ -126,7 +126,7 @@ class Finisher:
 
     @property
     def loops(self) -> list[Loop]:
-        """One of each Flusher."""
+        """The loop of each Flusher."""
         return [flusher.loop for flusher in self.flushers]
 
     def _of(self, entry: Entry) -> Flusher:
@@ -135,31 +135,31 @@ class Finisher:
         return self.flushers[self._store.server_of(entry.job_id)]
 
     def ended(self, entry: Entry, error: Raised | None) -> None:
-        """A try ended: None for success, else what the handler raised. Called by who settled the entry."""
+        """Record that a try ended. None: success. Only the caller that settled the entry calls this."""
         entry.ended = self._clock.monotonic()
         self._of(entry).ended(entry, error)
 
     def give_back(self, entries: Iterable[Entry]) -> None:
-        """Return entries that did not run to the StoreQueue, at their row's time. Charges nothing."""
+        """Return entries that did not run to the StoreQueue, at their row's time. Charges no try."""
         self._roll_back((entry, entry.row_score()) for entry in entries)
 
     def give_back_running(self, entries: Iterable[Entry]) -> None:
-        """The same for entries whose handlers run and will be stopped: their rows say so."""
+        """Return entries whose handlers run and will be stopped, and mark their rows. Charges no try."""
         for entry in entries:
             self._of(entry).move(Moves(rollback=[(entry, entry.row_score())], stopped=[entry.job_id]))
 
     def give_back_unread(self, entries: Iterable[Entry]) -> None:
-        """The same for entries whose row could not be read."""
+        """Return entries whose row could not be read. Charges no try."""
         self._roll_back((entry, entry.unread_score()) for entry in entries)
 
     def give_back_later(self, entries: Iterable[Entry], now: int) -> None:
-        """Return entries that Redis's clock calls due and ours (``now``) does not, for that long."""
+        """Return entries that are due by Redis's clock but not by ours (``now``, ms), for the difference."""
         self._roll_back(
             (entry, entry.row_score(entry.taken + entry.row.next_time - now)) for entry in entries
         )
 
     def give_back_until(self, times: Iterable[tuple[Entry, int]]) -> None:
-        """Return entries until these instants, at which somebody else's lease on their rows ends."""
+        """Return entries until these instants (ms), when another worker's lease on their rows ends."""
         self._roll_back((entry, entry.row_score(at)) for entry, at in times)
 
     def _roll_back(self, pairs: Iterable[tuple[Entry, float]]) -> None:
@@ -170,10 +170,10 @@ class Finisher:
             flusher.move(Moves(rollback=some))
 
     def put_away(self, times: Iterable[tuple[Entry, int]]) -> None:
-        """Return entries until these instants: their rows cannot be read or written now.
+        """Return entries until these instants (ms), because their rows cannot be read or written now.
 
-        On the caller's thread, which takes no more meanwhile: the server's own may be waiting for it, and
-        what is to be put away must not pile up. They have not started and have no lease: no row is written.
+        Runs on the caller's thread, so the caller takes nothing meanwhile: the server's own thread may hang,
+        and postponed entries must not pile up. They have not started and have no lease, so no row is written.
         """
         by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
         for entry, at in times:
@@ -192,7 +192,7 @@ class Finisher:
             flusher.move(moves)
 
     def behind(self, entry: Entry) -> bool:
-        """Whether so many tries of this entry's server are unwritten that no other may start."""
+        """Whether this entry's server has so many unwritten tries that no further one may start."""
         return self._of(entry).backlog > MAX_UNWRITTEN
 
     @property
@@ -202,7 +202,7 @@ class Finisher:
 
     @property
     def backlog(self) -> int:
-        """The same of the server that has most of them; not of servers that fail, unless all do."""
+        """Most unwritten tries of any server. Servers that fail are ignored, unless all do."""
         well = [flusher.backlog for flusher in self.flushers if not flusher.failing]
         return max(well or [flusher.backlog for flusher in self.flushers])
 
@@ -212,7 +212,7 @@ class Finisher:
         return not self._inflight.moving and all(flusher.idle for flusher in self.flushers)
 
     def stop(self, seconds: float) -> None:
-        """Let the flushes that are under way end, for so long at most."""
+        """Let the current flushes end, for at most this many seconds in all."""
         until = self._clock.monotonic() + seconds
         for flusher in self.flushers:
             flusher.loop.stop(0)
@@ -220,13 +220,13 @@ class Finisher:
             flusher.loop.stop(max(until - self._clock.monotonic(), 0))
 
     def run_once(self) -> None:
-        """Flush what is there, of every server."""
+        """Flush once for each server."""
         for flusher in self.flushers:
             flusher.run_once()
 
 
 class Flusher:
-    """The loop that writes what ended on one database server, and moves its entries."""
+    """The loop that writes the tries of one database server and moves their entries."""
 
     def __init__(
         self,
@@ -244,11 +244,11 @@ class Flusher:
         self._pressure = pressure
         self._ended: deque[Ended] = deque()
         self._unwritten: list[Ended] = []
-        """What the server did not write when it was asked last: it is asked again after a pause."""
+        """Tries that the server failed to write. They are sent again after a pause."""
         self._again_at = 0.0
         self._moves: deque[Moves] = deque()
         self._outcomes: Counter[tuple[str, str]] = Counter()
-        """(topic, outcome) -> tries of the present flush."""
+        """(topic, outcome) -> tries of the current flush."""
         self._finish_step = StepTimer("finish")
         self._commit_step = StepTimer("commit")
         self._busy = False
@@ -256,7 +256,7 @@ class Flusher:
         self.loop = Loop(name, self.run_once)
 
     def ended(self, entry: Entry, error: Raised | None) -> None:
-        """A try ended."""
+        """Record that a try ended."""
         self._ended.append((entry, error))
         self.loop.wake()
 
@@ -266,7 +266,7 @@ class Flusher:
         self.loop.wake()
 
     def move_now(self, moves: Moves) -> None:
-        """Make these moves on the caller's thread; those that fail with the next flush."""
+        """Make these moves on the caller's thread. Those that fail are made with the next flush."""
         failed = self._move(moves)
         if failed:
             self.move(failed)
@@ -278,7 +278,7 @@ class Flusher:
 
     @property
     def failing(self) -> bool:
-        """Whether the server did not write what it was last asked to."""
+        """Whether the server failed to write its last batch."""
         return bool(self._unwritten)
 
     @property
@@ -287,7 +287,7 @@ class Flusher:
         return not (self._ended or self._unwritten or self._moves or self._busy)
 
     def run_once(self) -> float:
-        """Flush what is there. Returns the seconds until the next call."""
+        """Flush what was handed in. Returns the seconds until the next call."""
         self._busy = True
         try:
             gather = GATHER_BUSY_SECONDS if self._pressure.crowded else GATHER_SECONDS
@@ -304,10 +304,8 @@ class Flusher:
             failed = self._move(moves)  # before the rows: these need no MySQL, which may hang
             moves = Moves()
             if batch:
-                # Guards make writing the rest again safe; its entries stay held and are kept alive.
-                unwritten = self._write(
-                    batch, moves
-                )  # and only then the moves that follow  [rule: row-first]
+                # Guards make it safe to write the rest again. Its entries stay held, with heartbeats.
+                unwritten = self._write(batch, moves)  # moves only after this  [rule: row-first]
                 failpoint("finish.rows-written")
                 if unwritten:
                     self._unwritten += unwritten
@@ -325,9 +323,9 @@ class Flusher:
     # --- rows
 
     def _write(self, batch: list[Ended], moves: Moves) -> list[Ended]:
-        """Write how tries ended, and note the moves that follow; returns what could not be written.
+        """Write the outcome of tries and add the moves that follow. Returns those that could not be written.
 
-        That is counted, too, when it is written.
+        They are counted once they are written.
         """
         self._outcomes.clear()
         began = self._clock.monotonic()
@@ -348,7 +346,7 @@ class Flusher:
             batch = [pair for pair in batch if pair[0].job_id not in missing]
             done = [entry for entry in done if entry.job_id not in missing]
             failed = [pair for pair in failed if pair[0].job_id not in missing]
-        measured = self._measured(entry for entry, _ in batch)  # before any row is read anew
+        measured = self._measured(entry for entry, _ in batch)  # before any row is read again
         overtaken = self._settle_successes(done, cases, moves)
         overtaken += self._settle_failures(failed, failures, guards, moves)
         unsettled = self._by_row(overtaken, moves)
@@ -364,10 +362,10 @@ class Flusher:
         log.warning("rows_not_written", tries=tries, error=str(next(iter(errors.values()))))
 
     def _measured(self, entries: Iterable[Entry]) -> dict[str, tuple[list[float], list[float]]]:
-        """By topic: how late tries started and how long they ran, in seconds. Before rows are read anew."""
+        """By topic: how late tries started, how long they ran (seconds). Before rows are read again."""
         by_topic: dict[str, list[Entry]] = {}
         for entry in entries:
-            if entry.started:  # not if a suspect's last run ended unseen
+            if entry.started:  # not set if a suspect's last run ended unseen
                 by_topic.setdefault(entry.topic.name, []).append(entry)
         wall = self._clock.time() - self._clock.monotonic()
         return {
@@ -379,7 +377,7 @@ class Flusher:
         }
 
     def _settle_successes(self, done: list[Entry], cases: Mapping[int, Finish], moves: Moves) -> list[Entry]:
-        """Note the moves of tries that succeeded; returns those whose row somebody else has changed."""
+        """Add the moves of tries that succeeded. Returns those whose row another party has changed."""
         reread: list[Entry] = []
         for entry in done:
             case = cases[entry.job_id]
@@ -395,7 +393,7 @@ class Flusher:
         return reread
 
     def _failures(self, failed: Iterable[tuple[Entry, Raised]]) -> Failures:
-        """What becomes of the rows of tries that failed."""
+        """The row changes of tries that failed."""
         now = self._clock.now_ms()
         failures = Failures(now, {}, {})
         for entry, error in failed:
@@ -410,10 +408,10 @@ class Flusher:
         guards: Mapping[int, Guard],
         moves: Moves,
     ) -> list[Entry]:
-        """Note the moves of tries that failed; returns those whose row somebody else has changed."""
+        """Add the moves of tries that failed. Returns those whose row another party has changed."""
         lost: list[Entry] = []
         for entry, error in failed:
-            # Its class alone: what an error says may be a payload's.
+            # Log the class alone: an error's text may hold parts of a payload.
             about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}
             if guards[entry.job_id] is Guard.LOST:
                 self._outcomes[entry.topic.name, "overtaken"] += 1
@@ -437,9 +435,9 @@ class Flusher:
         return lost
 
     def _by_row(self, entries: list[Entry], moves: Moves) -> dict[int, Trouble]:
-        """The guard met a row that somebody else has changed: the row, read again, decides.
+        """Read rows again that another party has changed, and choose the moves by them.
 
-        Returns the ids of which that is not known yet, with the reason.
+        Returns the ids that could not be decided, with the reason.
         """
         if not entries:
             return {}
@@ -457,17 +455,17 @@ class Flusher:
     # --- index
 
     def _move(self, moves: Moves) -> Moves:
-        """Apply the transitions under their fences; returns those whose node did not answer."""
+        """Apply the transitions under their fencing tokens. Returns those whose node did not answer."""
         count = len(moves.commit) + len(moves.rollback) + len(moves.bury)
         if not count:
             return moves
         began = self._clock.monotonic()
         if moves.stopped:
-            # Before the lease and the entry go, by which a cancel knows so far.  [rule: mark-tried]
+            # Before the lease and the entry go: until then a cancel goes by these.  [rule: mark-tried]
             failed = self._store.mark_begun(moves.stopped, "its worker stopped before it had ended")
             if failed:  # the tasks run again: that must not wait
                 self._complain(len(failed), failed)
-        # While they are held here: a lease that is given up must not be one that was taken anew.
+        # While they are held here: the lease that is given up must not be one that was taken again.
         self._release([e for e, _ in moves.rollback if e.leased and self._inflight.get(e.job_id) is e])
         going = moves.departing(self._inflight)
         gone = [*going.commit, *(entry for entry, _ in going.rollback), *going.bury]
@@ -511,14 +509,14 @@ class Flusher:
         return failed
 
     def _release(self, entries: list[Entry]) -> None:
-        """Give up the leases of what goes back."""
+        """Give up the leases of entries that go back."""
         if not entries:
             return
         failed = self._store.leases.release([entry.job_id for entry in entries]).unanswered
         if failed:
             self._complain(len(failed), failed)  # they will run out
         for entry in entries:
-            entry.leased = entry.lease_at = 0.0  # whoever takes the id anew asks anew  [rule: lease-released]
+            entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
 
 
 def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:

@@ -1,6 +1,6 @@
-"""Keep alive: what waits or runs here is not timed out by others; tries that run too long are ended.
+"""Heartbeat: keeps held entries from timing out, and ends tries that run too long.
 
-It goes through all that is held twice a second, so it also tells what of that waits for long.
+It scans all held entries twice a second, so it also reports those that wait for long.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TICK_SECONDS = 0.5
 
 
 class Heartbeat:
-    """The loop that extends leases every third of prepare_timeout and watches max_runtime.
+    """The loop that extends entries every third of prepare_timeout and enforces max_runtime.
 
-    A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. Where
-    that does not end it, its try is marked failed, its late result is ignored, and ``recycle`` is called
+    A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. If the
+    handler does not end, its try is marked failed and its late result is ignored. ``recycle`` is called
     before that, so that the process takes nothing more.
     """
 
@@ -53,7 +53,7 @@ class Heartbeat:
         self.loop = Loop("keepalive", self.run_once)
 
     def run_once(self) -> float:
-        """Extend what needs it, end what ran too long; returns the seconds until the next look."""
+        """Extend entries, end overlong tries. Returns the seconds until the next look."""
         now = self._clock.monotonic()
         aging: dict[Slot, list[Entry]] = {}
         held = self._inflight.snapshot()
@@ -69,7 +69,7 @@ class Heartbeat:
         return TICK_SECONDS
 
     def end(self) -> None:
-        """Take back what was told: nothing waits here any more. Once the loop has ended."""
+        """Withdraw the notes: nothing waits here any more. Call once the loop has ended."""
         self._notes.tell((), self._clock.monotonic())
 
     def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
@@ -83,11 +83,11 @@ class Heartbeat:
                 continue
             for entry, (_, fence), stands in zip(entries, sent[slot], standing, strict=True):
                 if entry.fence != fence:
-                    continue  # taken anew meanwhile: it runs on under another fence
+                    continue  # taken again meanwhile: it runs on under another fencing token
                 if stands:
                     entry.kept = now
                 elif self._inflight.get(entry.job_id) is entry:
-                    # Timed out by somebody, or the index lost it. A success still counts; a failure will not.
+                    # Timed out by another worker, or lost. A success still counts; a failure will not.
                     entry.lost = True
                     FENCES_LOST.of(entry.topic.name).add()
                     log.warning("fence_lost", job_id=entry.job_id, slot=str(slot))

@@ -1,4 +1,4 @@
-"""What other threads have for the poller: where something may be due, and where entries were let go."""
+"""Messages from other threads to the poller: where tasks may be due, and where entries were let go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Inbox:
         self._let_go: set[tuple[Slot, int]] = set()
 
     def look_at(self, slot: Slot | None, due_ms: int) -> None:
-        """The slot (None: any slot) may hold something that is due at ``due_ms``."""
+        """Tell the poller that the slot (None: any slot) may hold an entry due at ``due_ms``."""
         with self._lock:
             known = self._due.get(slot)
             if known is None or due_ms < known:
@@ -28,29 +28,29 @@ class Inbox:
         self._wake()
 
     def look_for(self, entries: Iterable[Entry]) -> None:
-        """These entries were let go before they started; they may still stand under our claim."""
+        """Report entries let go before they started, which may still be prepared under our claim."""
         with self._lock:
             self._let_go.update((e.slot, split(e.fence).claim) for e in entries if e.fence != NO_FENCE)
         self._wake()
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has come since it was last emptied."""
+        """Whether nothing has arrived since it was last emptied."""
         return not self._due and not self._let_go
 
     @property
     def let_go(self) -> bool:
-        """Whether entries are to be looked for."""
+        """Whether entries that were let go must be looked for."""
         return bool(self._let_go)
 
     def take_due(self) -> dict[Slot | None, int]:
-        """The instants (ms) at which slots may hold something, since the last call; None: every slot."""
+        """The instants (ms) at which slots (None: every slot) may hold due entries, since the last call."""
         with self._lock:
             due, self._due = self._due, {}
         return due
 
     def take_let_go(self) -> set[tuple[Slot, int]]:
-        """The slots and claim numbers under which entries may stand, since the last call."""
+        """The slots and claim numbers under which let-go entries may exist, since the last call."""
         with self._lock:
             let_go, self._let_go = self._let_go, set()
         return let_go

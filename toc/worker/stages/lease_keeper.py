@@ -1,9 +1,9 @@
-"""Leases: what runs here for longer than a moment says so on its row, and what others say there goes.
+"""Leases: long tries record their worker on their row, and such records of other workers are obeyed.
 
-The index tells who has a task as long as everybody can ask it, and loses nothing. A worker that has lost its
-node takes tasks by leases on their rows (``fallback``); so that it does not take what another one
-is running, every try that is held for longer than a moment has a lease too. The loop here talks to the task
-table alone: it goes on when Redis hangs.
+The index arbitrates who has a task as long as every worker can reach it and it loses nothing. A worker that
+has lost its node takes tasks by leases on their rows (``fallback``). So that it does not take what another
+worker runs, every try that is held for longer than a moment has a lease too. The loop here uses only the task
+table, so it continues when Redis hangs.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = get_logger(__name__)
 
 TICK_SECONDS = 0.25
 IDLE_SECONDS = 0.5
-"""The same while nothing is held: sooner than anything that is taken meanwhile needs a lease."""
+"""Pause while nothing is held. Shorter than the time after which a new entry needs a lease."""
 LEASE_AFTER_SECONDS = 0.75
 """How long after it was taken an entry gets a lease. Most tries have ended by then and cost nothing."""
 AGAIN_SECONDS = 1.0
-"""How soon what got no lease asks again: whoever has it may be about to give it up."""
+"""Pause before an entry that got no lease asks again: the current holder may be about to give it up."""
 COMPLAIN_SECONDS = 60.0
 
 
 class LeaseKeeper:
-    """The loop that takes leases for what is held, and renews them every third of prepare_timeout."""
+    """The loop that takes leases for held entries and renews them every third of prepare_timeout."""
 
     def __init__(
         self, *, store: Store, clock: Clock, inflight: Inflight, finisher: Finisher, max_crashes: int
@@ -50,22 +50,22 @@ class LeaseKeeper:
         self._complained = float("-inf")
         servers = range(len(store.tables_of_server()))
         self._asked: list[list[Entry]] = [[] for _ in servers]
-        """Those for which the last look has asked each server for leases."""
+        """The entries for which the last look requested leases, by server."""
         self.loops = [Loop(f"leases-{number}", partial(self.look, number)) for number in servers]
-        """One for each database server: one that hangs must not keep others' leases from being renewed."""
+        """One loop per database server: a server that hangs must not delay the renewals of others."""
 
     def run_once(self) -> None:
-        """A look at every server."""
+        """Look at every server once."""
         for number in range(len(self._asked)):
             self.look(number)
 
     def look(self, number: int) -> float:
-        """Ask a server for the leases that are due; returns the seconds until the next look."""
+        """Request the due leases of one server. Returns the seconds until the next look."""
         now = self._clock.monotonic()
         self._release_gone(number)
         if number == 0:
             self._give_back_refused(now)
-        # What has ended and is not written yet counts too: nobody else may begin it meanwhile.
+        # Ended tries that are not written yet count too: no other worker may begin them meanwhile.
         due = [
             entry
             for entry in self._held_of(number)
@@ -82,14 +82,14 @@ class LeaseKeeper:
         return TICK_SECONDS if len(self._inflight) else IDLE_SECONDS
 
     def _held_of(self, number: int) -> list[Entry]:
-        """The entries held whose rows lie on this server."""
+        """The held entries whose rows are on this server."""
         held = self._inflight.snapshot()
         if len(self._asked) == 1:
             return held
         return [entry for entry in held if self._store.server_of(entry.job_id) == number]
 
     def _release_gone(self, number: int) -> None:
-        """Give up what was asked for while its entry went: a lease that stays would tell of a crash."""
+        """Release leases requested for entries that left meanwhile: running out would look like a crash."""
         gone = [entry.job_id for entry in self._asked[number] if self._inflight.get(entry.job_id) is None]
         if gone:
             failed = self._store.leases.release(gone).unanswered
@@ -98,14 +98,14 @@ class LeaseKeeper:
         self._asked[number] = []
 
     def _give_back_refused(self, now: float) -> None:
-        """Give back what will not start any more and has a lease: who has begun it elsewhere needs that.
+        """Give back entries that have a lease and will not start: a worker that runs the task needs it.
 
         The finisher gives up the lease before it lets the entry go.
         """
         waiting = [
             entry
             for entry in self._inflight.snapshot()
-            # Not what quarantine has: there the row decides whether it runs.
+            # Not quarantined entries: there the row decides whether it runs.
             if entry.checked and entry.leased and not entry.started and entry.row.crashes < self._max_crashes
         ]
         refused = self._inflight.refuse(waiting, now)
@@ -113,15 +113,15 @@ class LeaseKeeper:
             self._finisher.give_back(refused)
 
     def take(self, entries: Sequence[Entry]) -> Mapping[int, Trouble]:
-        """Take or renew leases on the rows of entries: ``leased`` says which have one now.
+        """Take or renew leases on the rows of entries. ``leased`` says which have one afterwards.
 
-        Returns those of which that is not known, with the reason: they stay as they are, and ask again.
+        Returns the entries whose result is unknown, with the reason. They stay as they are and ask again.
         """
         asked = self._clock.monotonic()
         checked = [entry for entry in entries if entry.checked]
         ours = self._store.leases.take(
             {entry.job_id: entry.topic.prepare_timeout for entry in entries},
-            # The finisher may write at the same time how it ended: a lease after that would tell of a crash.
+            # The finisher may write the outcome at the same time: a lease after that would look like a crash.
             {entry.job_id: entry.row for entry in checked},
             {entry.job_id for entry in checked if not _in_time(entry, asked)},
         )
@@ -135,11 +135,11 @@ class LeaseKeeper:
         return ours.unanswered
 
     def cover(self, entries: Sequence[Entry]) -> bool:
-        """Take leases for entries that may not start without one: whose row check took so long; or all,
-        while others may have our slots too.
+        """Take leases for entries that may not start without one: those whose row check took too long, or all
+        while other workers may own our slots too.
 
-        What gets none is let go when it is to start, and checked anew if it still stands. False: nothing gets
-        one now, so all of that would go round and round.
+        An entry that gets no lease is let go when it should start, and checked again if it is still prepared.
+        False: no leases can be had now, so retrying at once would only loop.
         """
         now = self._clock.monotonic()
         shared = now < self._inflight.shared_until
@@ -157,10 +157,10 @@ class LeaseKeeper:
         return True
 
     def judge(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Decide about entries on whose rows others have or had a lease; returns those that may start.
+        """Decide about entries on whose rows another worker has or had a lease. Returns those that may start.
 
-        While it lasts the entry waits, and nothing is charged: somebody who has lost Redis is running the
-        task. If its owner is gone, that was a try which ended with its worker.
+        While the lease lasts the entry waits and nothing is charged: a worker that has lost Redis runs the
+        task. If the holder is dead or let it run out, the try ended with its worker.
         """
         now = self._clock.now_ms()
         # [rule: leased-elsewhere]
@@ -174,7 +174,7 @@ class LeaseKeeper:
         for entry in entries:
             if entry.row.lease == RAN_OUT:  # [rule: lease-ran-out]
                 left = entry.topic.remaining(entry.row.attempts)
-                at = max(now, entry.row.next_time)  # it may be a moment from being due
+                at = max(now, entry.row.next_time)  # it may be due only in a moment
                 crash = after_crash(entry.row, entry.topic, left, at, self._max_crashes, dead=False)
                 if crash is None:
                     start.append(entry)  # to quarantine, which counts its runs itself
@@ -185,9 +185,9 @@ class LeaseKeeper:
         return start
 
     def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
-        """Write crashes on the rows, and give the entries back as the rows are then."""
+        """Write crashes to the rows, and give the entries back as the rows then say."""
         guards = self._store.crash([crash for _, crash in crashed])
-        if guards.unanswered:  # they are asked about again when they come back
+        if guards.unanswered:  # they are checked again when they come back
             first = next(iter(guards.unanswered.values()))
             log.warning("rows_not_written", tries=len(guards.unanswered), error=str(first))
         for entry, crash in crashed:
@@ -204,11 +204,11 @@ def _complain(failed: Mapping[int, Trouble]) -> None:
 
 
 def _in_time(entry: Entry, now: float) -> bool:
-    """Whether a first lease is due to it; what has one may renew it in any case.
+    """Whether the entry may get a first lease. A lease that it has may be renewed in any case.
 
-    Not to what nobody has kept alive in time: it may run elsewhere by now, with no lease yet, and would be
-    refused one there. And what was taken without Redis may stand in a slot that went to another worker: only
-    the fallback, which looks at that, takes the first lease for it.
+    Not without a timely heartbeat: another worker may run it by now, has no lease yet, and would be refused
+    one. And an entry taken without Redis may be in a slot that has moved to another worker. Only the fallback
+    checks that, so only it takes the first lease.
     """
     # [rule: first-lease]
     return entry.fence != NO_FENCE and not entry.lost and not entry.timed_out(now)

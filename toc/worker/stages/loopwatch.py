@@ -1,4 +1,4 @@
-"""What handlers do to the event loop that they share: they block it, or shut its executor down."""
+"""Detects what handlers do to their shared event loop: block it, or shut its executor down."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = get_logger(__name__)
 
 
 class LoopWatch:
-    """Tells when one step on an event loop takes long: no other coroutine of the process runs meanwhile.
+    """Reports a long step on an event loop: no other coroutine of the process runs meanwhile.
 
-    It asks the loop to answer, and looks once a second whether it has; ``thread`` is the loop's. One that is
-    silent at one look alone may have been stopped with its process.
+    It asks the loop, whose thread is ``thread``, to answer and checks once a second. A single missed answer
+    proves nothing: the whole process may have been stopped.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, clock: Clock) -> None:
@@ -30,10 +30,10 @@ class LoopWatch:
         self._asked = 0.0
         self._counted = 0.0
         self._silent = 0
-        """At how many looks it had not answered."""
+        """Looks in a row at which the loop had not answered."""
 
     def look(self, *, busy: bool) -> None:
-        """Look whether it has answered, and ask again if something runs there (``busy``)."""
+        """Check whether the loop has answered, and ask again if coroutines run there (``busy``)."""
         now = self._clock.monotonic()
         if not self._answered:
             self._silent += 1
@@ -55,7 +55,7 @@ class LoopWatch:
         self._answered = True
 
     def _culprit(self) -> dict[str, object]:
-        """What runs there now: the task, unless it is a child or a callback of one, and the lines of code."""
+        """What blocks the loop: its task, unless that is a child or a callback of one, and its stack."""
         about: dict[str, object] = {}
         task = asyncio.current_task(self._loop)
         if isinstance(task, HandlerTask):
@@ -67,7 +67,7 @@ class LoopWatch:
 
 
 def executor_gone(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the loop's default executor takes nothing more: somebody has shut it down, for good."""
+    """Whether a handler has shut down the loop's default executor, for good."""
     try:
         loop.run_in_executor(None, _nothing)
     except RuntimeError:

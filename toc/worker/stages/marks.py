@@ -1,7 +1,7 @@
-"""Marks on rows of tries that may have begun, for whoever cancels the task meanwhile or later.
+"""Marks on rows of tries that may have begun, for a concurrent or later cancel of the task.
 
-A cancel looks for the PrepareQueue entry to know whether a try may have begun, and where there is none reads
-the row again. So who moves such an entry without writing a failure marks the row, before the entry goes.
+A cancel looks for the PrepareQueue entry to learn whether a try may have begun. If there is none, it reads
+the row again. So a row must be marked before its entry is moved without writing a failure.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from toc.store.store import Store
 def mark_begun(
     store: Store, rows: Iterable[TryRow], moved: Collection[int], error: str
 ) -> dict[int, Trouble]:
-    """Mark, of these rows, those that are cancelled, and as begun those with an id in ``moved``.
+    """Mark the cancelled ones of these rows as tried, and those with an id in ``moved`` as begun.
 
-    ``moved`` are pending tasks with a new deadline; ``error`` is what they say if they have no error yet.
+    ``moved`` are pending tasks with a new deadline. ``error`` becomes their last_error if they have none.
     Returns the ids that could not be marked, with the reason: their entries stay.
     """
     # [rule: mark-tried]

@@ -1,12 +1,12 @@
-"""The way of a task through a worker process, in one direction:
+"""The path of a task through a worker process, in one direction:
 
     take             check             run                    settle
     poll.Poller  ─▶  check.Checker ─▶  dispatch.Dispatcher ─▶ finish.Finisher
                                        quarantine.Quarantine
 
-A stage is built with those behind it. What must go the other way goes through objects that are built before
-all of them: ``early`` holds what this machine's clock does not call due yet, ``inbox`` tells the poller where
-something may be due, ``pressure`` says whether this process keeps up, a ``Wake`` ends the sleep of a loop.
+Each stage is constructed with the stages after it. Information flows back through objects that are built
+before all of them: ``early`` holds entries not yet due by this machine's clock, ``inbox`` tells the poller
+where tasks may be due, ``pressure`` carries back-pressure, a ``Wake`` ends the sleep of a loop.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from toc.worker.stages.pressure import Pressure
 
 
 class Pipeline:
-    """The stages of one process, and what they share.
+    """The stages of one process, and the objects that they share.
 
-    ``on_room`` is woken, beside the poller, when there is room for more; ``recycle`` asks for a successor of
-    this process, with the reason.
+    ``on_room`` is woken, like the poller, when there is room for more. ``recycle`` asks, with a reason, for a
+    successor of this process.
     """
 
     def __init__(
@@ -126,16 +126,16 @@ class Pipeline:
         ]
 
     def withdraw(self, slots: set[Slot] | None = None) -> None:
-        """Give back what waits here and has not started: of these slots, or all.
+        """Give back the entries of these slots (None: all) that wait here and have not started.
 
-        What is being checked just now is not among it; it runs here under our claim.
+        Entries in the row check are not included; they run here under our claim.
         """
         waiting = self.dispatcher.withdraw(slots) + self.early.withdraw(slots)
         self.finisher.give_back(waiting + self.quarantine.withdraw(slots))
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is held, and everything that was has been written and moved."""
-        # In this order: what was let go is held anew, and an entry leaves the held ones only inside a flush,
+        """Whether nothing is held, and everything that was held is written and moved."""
+        # In this order: an entry that was let go is held again, and a held entry leaves only inside a flush,
         # which makes the finisher busy.
         return self.poller.settled and not len(self.inflight) and self.finisher.idle

@@ -1,11 +1,11 @@
 """Poll: from due StoreQueue entries to checked entries in the dispatcher.
 
-The poller knows from its agenda when a slot is due next and sleeps exactly until then. Then one round trip
-per node takes what is due in all slots (prepare), one round trip per server reads the rows, and the rows
-decide what runs. It never asks Redis whether something is due: a wake-up message, or the slow peek of the
-reclaimer, tells it of entries that became due earlier.
+The poller learns from its agenda when a slot is due next and sleeps exactly until then. One round trip per
+node then takes the due entries of all slots (prepare), one round trip per server reads the rows, and the rows
+decide what runs. It never asks Redis whether something is due: wake-up messages, or the slow peek of the
+reclaimer, report entries that became due earlier.
 
-Of several Redis nodes one that is slow is not waited for: what it answers later comes in a later round.
+With several Redis nodes, it does not wait for a slow one: late answers are handled in a later round.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ log = get_logger(__name__)
 IDLE_SECONDS = 60.0
 LONG_SLEEP_SECONDS = 0.004
 STIR_SECONDS = 0.0003
-"""How long before the due time a long sleep ends, to go on with a short one: a core that slept deeply takes
-0.1 to 0.2 ms to come back, and its caches are cold."""
+"""How long before the due time a long sleep ends and a short one begins. A core in deep sleep takes 0.1 to
+0.2 ms to wake up, and its caches are cold."""
 RETRY_MS = 500
-"""Pause before a slot is tried again whose node did not answer."""
+"""Pause before a slot is tried again whose node failed."""
 SLOW_MS = 20
-"""The same where the node has not answered yet, but may at any moment."""
+"""Pause where the node has not answered yet, but may at any moment."""
 PATIENCE_SECONDS = 0.03
 """How long a round waits for one Redis node while tasks of others may be due."""
 NO_TIMEOUT = 10**9
-"""Seconds: no entry is so old, so only those under the claim are listed."""
+"""Seconds. No entry is that old, so only those under the claim are listed."""
 MOVING_MS = 50
-"""When to look for an entry that was not held because a move of the try before it was under way."""
+"""When to look for an entry that was not held because the previous try was still being moved."""
 RECONCILE_AFTER_MS = (0, 1000, 4000)
 """When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
 
 
 class Poller:
-    """The loop that takes: it alone prepares. Others tell it of slots and due times by its inbox."""
+    """The loop that takes tasks. It alone prepares. Other threads report slots and due times to its inbox."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class Poller:
         )
         self._lock = threading.Lock()
         self._reconcile: list[tuple[int, Slot, int]] = []
-        """Heap of (when, slot, claim): there entries of ours may stand that are not held."""
+        """Heap of (when, slot, claim): where entries of ours may exist that are not held."""
         self._settling = False
-        """Whether what was let go is being looked for just now."""
+        """Whether let-go entries are being looked for now."""
         self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable]]] = []
         """Answers that came after their round."""
         self._awaited = 0
@@ -116,11 +116,11 @@ class Poller:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing that was let go has yet to be looked for, and no node owes an answer."""
+        """Whether no let-go entry has yet to be looked for, and no node owes an answer."""
         return not self._inbox.let_go and not self._settling and not self._awaited
 
     def pause_taking(self) -> None:
-        """Take nothing more; returns when the round that is under way has ended."""
+        """Take nothing more. Returns when the current round has ended."""
         self._taking = False
         self._checker.leave()
         with self._between:
@@ -130,7 +130,7 @@ class Poller:
     # --- one round
 
     def run_once(self) -> float:
-        """Take what is due and can be started; returns the seconds until the next is due."""
+        """Take the due entries that can start. Returns the seconds until the next are due."""
         with self._between:
             now = self._clock.now_ms()
             self._agenda.hear(self._inbox.take_due())
@@ -142,7 +142,7 @@ class Poller:
                 return self._until_next(now)
             requests = self._agenda.choose(now)
             if requests and not self._take(requests) and self._pressure.crowded:
-                return 0.0  # nothing that runs will make room for the others: go on with them
+                return 0.0  # nothing that runs will make room for the others: continue with them
             return self._until_next(self._clock.now_ms())
 
     def _until_next(self, now: int) -> float:
@@ -156,7 +156,7 @@ class Poller:
         times += [at for at in (self._checker.next_again(), self._early.next_due()) if at is not None]
         if not times:
             return IDLE_SECONDS
-        # By the exact clock: now was rounded down, so this ends where the millisecond begins or just after.
+        # By the exact clock, as now was rounded down: ends when the millisecond begins or just after.
         wait = min(times) / 1000 - self._clock.time() if min(times) > now else 0.0
         if wait > LONG_SLEEP_SECONDS:
             wait -= STIR_SECONDS
@@ -165,7 +165,7 @@ class Poller:
     # --- take
 
     def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> int:
-        """Prepare, check, dispatch; returns how many entries were taken."""
+        """Prepare, check, dispatch. Returns how many entries were taken."""
         before = self._clock.monotonic()
         asked = _Asked(before, {owned.slot: owned for owned, _ in requests})
         results = self._queues.prepare(
@@ -178,11 +178,11 @@ class Poller:
         if taken:
             failpoint("poll.taken")
             self._checker.check_taken(taken)
-        self._prepare_step.took(prepared, len(taken))  # after what is due has been handed over
+        self._prepare_step.took(prepared, len(taken))  # after due entries were dispatched
         return len(taken)
 
     def _accept(self, asked: _Asked, results: Mapping[Slot, Prepared | IndexUnavailable]) -> list[Entry]:
-        """Hold what was taken; returns what is to be checked."""
+        """Hold the entries that were taken. Returns those to check."""
         taken: list[Entry] = []
         failures: list[IndexUnavailable] = []
         now = self._clock.now_ms()
@@ -192,7 +192,7 @@ class Poller:
                 if isinstance(result, IndexSlow):
                     self._agenda.look(owned, now + SLOW_MS)
                     continue
-                if not isinstance(result, IndexBroken):  # the watch tells of that, once
+                if not isinstance(result, IndexBroken):  # the watch reports these, once
                     failures.append(result)
                 self._agenda.look(owned, now + RETRY_MS)
                 if isinstance(result, ReplyLost):
@@ -206,32 +206,32 @@ class Poller:
         return taken
 
     def _answered_late(self, asked: _Asked, answers: dict[Slot, Prepared | IndexUnavailable]) -> None:
-        """A node has answered, or broken off, that was not waited for."""
+        """Queue the late answer, or failure, of a node."""
         with self._lock:
             self._late.append((asked, answers))
         self.loop.wake()
 
     def _hear_late(self) -> None:
-        """Take in what nodes have answered that were not waited for."""
+        """Accept the late answers of nodes."""
         with self._lock:
             late, self._late = self._late, []
         for asked, answers in late:
             taken = self._accept(asked, answers)
             self._take_over(taken)
             with self._lock:
-                self._awaited -= len(answers)  # only now: what was taken is held, or on its way back
+                self._awaited -= len(answers)  # only now: its entries are held, or on their way back
 
     def _take_over(self, taken: Sequence[Entry]) -> None:
-        """Check what stands under our claim; what is in slots that we no longer have goes back."""
+        """Check entries found under our claim. Those in slots that we no longer own go back."""
         owned = self._book.owned if self._taking else {}
         self._finisher.give_back_unread(entry for entry in taken if entry.slot not in owned)
         if ours := [entry for entry in taken if entry.slot in owned]:
             self._checker.check(ours)
 
     def _hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
-        """Hold entries as (job_id, fence), known to stand since ``kept``; returns those to be checked."""
+        """Hold entries given as (job_id, fence), known to exist since ``kept``. Returns those to check."""
         topic = self._catalog.known().get(slot.topic)
-        if topic is None:  # it was removed meanwhile: they time out, and stand there if it comes back
+        if topic is None:  # removed meanwhile: they time out, and remain if it comes back
             return []
         handler = self._handlers[topic.name]
         held: list[Entry] = []
@@ -243,18 +243,17 @@ class Poller:
             elif what is Held.MOVING:
                 at = self._clock.now_ms() + MOVING_MS
                 heapq.heappush(self._reconcile, (at, slot, split(fence).claim))
-            # else ours already: timed out while this process was paused. It runs on under the new fence;
-            # its late failure will find another (attempts, crashes) on the row.
+            # RUNNING: timed out while this process was paused. It runs on under the new fencing token; its
+            # late failure will find another (attempts, crashes) on the row.
         return held
 
     # --- lost replies
 
     def _settle_lost_replies(self, now: int) -> None:
-        """Adopt what stands under our claim and is not held: a prepare took it whose reply never came.
+        """Adopt entries under our claim that are not held: their prepare reply was lost.
 
-        Only this thread can: it has no prepare out. Each is kept alive first, since it may be old. What
-        stands in a slot that we no longer have goes back: nobody else would, but for its time-out, which
-        costs a try.
+        Only this thread can, as it has no prepare in progress. Each gets a heartbeat first, since it may be
+        old. Entries in slots that we no longer own go back: otherwise they would time out, which costs a try.
         """
         self._settling = True
         for slot, claim in self._inbox.take_let_go():
@@ -268,7 +267,7 @@ class Poller:
         self._settling = False
 
     def _adopt(self, claims: Mapping[Slot, set[int]], now: int) -> None:
-        """Hold, or give back, what stands under these claim numbers and is not held."""
+        """Hold, or give back, the entries under these claim numbers that are not held."""
         results = self._queues.expired(
             [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
         )
@@ -282,7 +281,7 @@ class Poller:
                 (job_id, fence_of(score)) for job_id, score in result if self._inflight.get(job_id) is None
             ]
             kept = self._clock.monotonic()
-            # Held before it is seen to stand, not after it: a move that was under way may end in between.
+            # Hold before the existence check, not after it: a move that was under way may end in between.
             held = self._hold(slot, mine, now, kept)
             if not held:
                 continue
@@ -303,7 +302,7 @@ class Poller:
 
 
 class _Asked(NamedTuple):
-    """A prepare that was sent: ``at`` is the monotonic time from before that, ``slots`` those it was for."""
+    """A prepare that was sent: ``at`` is the monotonic time from before it, ``slots`` the slots asked for."""
 
     at: float
     slots: dict[Slot, OwnedSlot]

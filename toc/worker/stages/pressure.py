@@ -1,4 +1,4 @@
-"""Back-pressure: what one stage says of itself and others heed. One object, given to all of them."""
+"""Back-pressure: one object through which the poller slows other stages down."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ class Pressure:
 
     def __init__(self) -> None:
         self.crowded = False
-        """Whether more is due than can be started at once. The poller says so; the finisher then gathers more
+        """Whether more is due than can start at once. The poller sets it. The finisher then gathers more
         before it writes, and the sweep rests longer."""
 
     def is_crowded(self) -> bool:
-        """The same as a function, for those who get no more than that."""
+        """``crowded`` as a function, for callers that need only this."""
         return self.crowded

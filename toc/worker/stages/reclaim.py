@@ -1,7 +1,7 @@
-"""Reclaim: give back what a worker that died or fell silent has left in the PrepareQueues.
+"""Reclaim: give back the PrepareQueue entries of workers that died or fell silent.
 
-Also the slow safety poll: a peek at every slot finds due times whose wake-up message was lost, and tells
-which slots hold prepared entries that are not ours; only those are searched for timed-out ones.
+It is also the slow safety poll. A peek at every slot finds due times whose wake-up message was lost, and
+slots that hold prepared entries of others. Only these are searched for timed-out entries.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ log = get_logger(__name__)
 TICK_SECONDS = 1.0
 TURNED_SECONDS = 0.03
 SPREAD_SECONDS = 0.2
-"""Entries time out as Redis's clock turns to another second. A worker looks so long after that, and a random
-part of so long: all at once would hold up live tasks."""
+"""Entries time out when a second of Redis's clock begins. A worker looks ``TURNED_SECONDS`` later, plus a
+random part of ``SPREAD_SECONDS``: if all looked at once they would hold up live tasks."""
 PEEK_SECONDS = 5.0
 """How often each slot is peeked at."""
 PEEK_SLOTS = 500
-"""Slots that one look peeks at, if that is enough to get through all of them in time: the calls of thousands,
-made at once, hold up live tasks for 20 ms."""
+"""Slots per look, unless the period requires more. Thousands at once hold up live tasks for 20 ms."""
 RECLAIM_LIMIT = 200
 BEFORE_MOVED = "its worker for a former time died or fell silent"
-"""The last_error of a task that may have begun, and has no other, where a new deadline charges no try."""
+"""The last_error, if it has none, of a task that may have begun when a new deadline charges no try."""
 
 
 class Reclaimer:
@@ -74,20 +73,20 @@ class Reclaimer:
         self._max_crashes = max_crashes
         self._peeked_at = float("-inf")
         self._to_peek: deque[Slot] = deque()
-        """Slots that have yet to be peeked at in this round."""
+        """Slots not yet peeked at in this round."""
         self._at_once = True
-        """Whether to peek at all of them now."""
+        """Whether to peek at all slots now."""
         self._suspects: set[Slot] = set()
         self._offset = TURNED_SECONDS + random.uniform(0, SPREAD_SECONDS)  # noqa: S311 - spreads load, guards nothing
         self.loop = Loop("reclaim", self.run_once)
 
     def look_now(self) -> None:
-        """Slots were claimed or a worker is known to have died: do not wait for the next peek."""
+        """Look without waiting for the next peek: slots were claimed, or a worker is known to have died."""
         self._at_once = True
         self.loop.wake()
 
     def run_once(self) -> float:
-        """One look; returns the seconds until the next."""
+        """One look. Returns the seconds until the next."""
         now = self._clock.monotonic()
         if slots := self._next_slots(now):
             self._peek(slots)
@@ -112,7 +111,7 @@ class Reclaimer:
 
     def _peek(self, slots: Sequence[Slot]) -> None:
         owned = self._book.owned
-        # What we hold and no longer have must not hide as many entries of others for as long as it runs.
+        # Entries that we hold but lost must not hide as many entries of others for as long as they run.
         held = Counter(
             entry.slot for entry in self._inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
         )
@@ -123,7 +122,7 @@ class Reclaimer:
             owned[slot].buried = peek.dead
             if peek.next_due is not None:
                 self._inbox.look_at(slot, instant_of(peek.next_due))
-            # While others have numbers there, what they left may hide behind what we took meanwhile.
+            # While others have claim numbers there, our new entries may hide what they left.
             if peek.prepared > held[slot] or (peek.prepared and owned[slot].others):
                 self._suspects.add(slot)
                 continue
@@ -132,7 +131,7 @@ class Reclaimer:
                 idle[slot] = list(owned[slot].others)
                 owned[slot].others = {}
         if idle:
-            # Nothing is prepared there: whoever drew these numbers has nothing left under them.
+            # Nothing is prepared there, so nothing is left under these claim numbers.
             self._queues.unclaim(idle)
 
     def _reclaim(self) -> None:
@@ -158,10 +157,10 @@ class Reclaimer:
             self._roll_back(found, topics)
 
     def _roll_back(self, found: Mapping[Slot, list[tuple[int, float]]], topics: Mapping[str, Topic]) -> None:
-        """Listed, the rows written, then moved under the fence: a crash in between repeats it uncharged."""
+        """Write rows, then move the listed entries if unchanged: a crash in between repeats it uncharged."""
         rows = self._store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
         unknown = dict(rows.unanswered)
-        """Rows that cannot be read or written now: a later look finds their entries again."""
+        """Rows that cannot be read or written now. A later look finds their entries again."""
         now = self._clock.now_ms()
         crashes: dict[int, Failure] = {}
         for slot, pairs in found.items():
@@ -176,7 +175,7 @@ class Reclaimer:
                     crashes[job_id] = failure
         guards = self._store.crash(list(crashes.values())) if crashes else Answers[Guard]()
         unknown |= guards.unanswered
-        # These may have begun for a former time, and nobody else will say so.
+        # These may have begun before their deadline moved. Nothing else records it.
         moved = [
             job_id
             for job_id, row in rows.items()
@@ -195,8 +194,8 @@ class Reclaimer:
                 if job_id in unknown:
                     continue
                 row = rows.get(job_id)
-                # The whole score as its fence: it stands while nobody has kept the entry alive since it was
-                # listed. A worker that has woken up meanwhile goes on, with its failure fenced off.
+                # The whole score is the fencing token: it holds unless a heartbeat came since the entry was
+                # listed. A worker that has woken up meanwhile goes on, but its failure is fenced off.
                 # [rule: whole-score]
                 place = belongs(row)
                 if row is None or place is Place.NOWHERE:
@@ -213,7 +212,6 @@ class Reclaimer:
                     target = entry_score(topic, crash.next_time, crash.new_attempts)
                     backs.setdefault(slot, []).append((job_id, score, target))
                 # LOST: the row changed meanwhile; the next look reads it again
-        # An entry whose node does not answer is found again by a later look.
         if commits:
             for slot, removed in self._queues.commit(commits).items():
                 if not isinstance(removed, IndexUnavailable):
@@ -230,7 +228,7 @@ class Reclaimer:
             self._queues.rollback(backs)
         if buries:
             self._queues.bury(buries)
-        self._queues.note_waiting(dict.fromkeys(backs))  # what their worker had noted is over
+        self._queues.note_waiting(dict.fromkeys(backs))  # the notes of their worker are obsolete
         for slot, given in backs.items():
             RECLAIMED.of(slot.topic).add(len(given))
         log.warning("reclaimed", slots=len(found), tasks=sum(map(len, backs.values())))
@@ -241,7 +239,7 @@ def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:
 
 
 def _alarm(slot: Slot, orphans: list[int]) -> None:
-    """Entries without a row were removed."""
+    """Report entries without a row that were removed."""
     for job_id in orphans:
         log.error("orphan_dropped", job_id=job_id, slot=str(slot))
         ORPHANS.of(slot.topic).add()

@@ -1,8 +1,8 @@
-"""A backlog that is worked off at a limited rate, after its topic was paused: ``toc topic resume --rate``.
+"""Works off the backlog of a paused topic at a limited rate: ``toc topic resume --rate``.
 
-The limit holds for tasks that were due before the topic was resumed. Each worker takes as much of it as it
-owns of the topic's slots, so that all together keep to it and nobody has to ask anybody. A slot in which
-nothing so old is left is served as ever. Used by the poller's thread alone.
+The limit holds for tasks that were due before the topic was resumed. Each worker takes a share in proportion
+to the topic's slots that it owns, so all together keep the rate without coordination. A slot with no such
+backlog left is served normally. Used by the poller's thread alone.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from toc.model.topic import Slot, Topic
 from toc.worker.slots import OwnedSlot
 
 PACE_MS = 20
-"""How often something is taken: from one slot each time, the one that holds the oldest."""
+"""How often entries are taken: each time from the one slot that holds the oldest."""
 MAX_WAIT_MS = 1000
 BURST_SECONDS = 0.1
-"""What was not started so long ago is not made up for."""
+"""Unused rate older than this is not made up for."""
 
 
 class ResumeRate:
@@ -24,12 +24,12 @@ class ResumeRate:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.topics: dict[str, _Backlog] = {}
-        """Those that were resumed at a rate."""
+        """The topics that were resumed at a rate."""
 
     def admit(
         self, topic: Topic, members: list[OwnedSlot], room: int, owned: int
     ) -> tuple[list[OwnedSlot], int, list[OwnedSlot], int]:
-        """Of due slots those to take from, how many entries in all, those that wait, and for how many ms.
+        """The due slots to take from, their entry limit in all, the slots that wait, and for how many ms.
 
         ``owned`` is how many slots of the topic this worker owns.
         """
@@ -49,7 +49,7 @@ class ResumeRate:
         return [first, *free], min(room, int(tokens)), waiting, PACE_MS
 
     def took(self, slot: Slot, count: int, next_due: float | None) -> None:
-        """What came of it: how many entries, and when the next one is due there."""
+        """Record that ``count`` entries were taken from the slot, and when its next one is due (ms)."""
         backlog = self.topics[slot.topic]
         if slot not in backlog.through:
             backlog.tokens -= count
@@ -63,7 +63,7 @@ class _Backlog:
     def __init__(self, resumed_at: int, now: float) -> None:
         self.resumed_at = resumed_at
         self.through: set[Slot] = set()
-        """Slots that hold nothing so old any more."""
+        """Slots that hold no backlog any more."""
         self.oldest: dict[Slot, float] = {}
         self.tokens = 0.0
         self._filled_at = now

@@ -1,4 +1,4 @@
-"""Handlers that write a span of each try. Wrapped at start, so others cost nothing."""
+"""Handlers that write a span for each try. Wrapped at start, so untraced processes pay nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toc.worker.stages.dispatch import check_done, per_task
 
 
 def traced(handler: Handler, tracing: Tracing) -> Handler:
-    """The same handler, each try of a traced task under a span."""
+    """The handler, wrapped so that each try of a traced task runs under a span."""
     inner = handler.call
     call: Callable[..., Any]
     if handler.batch is None and handler.is_async:

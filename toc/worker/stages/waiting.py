@@ -1,8 +1,8 @@
-"""What waits here: a note in Redis for each slot of which tasks are taken and late, and cannot start.
+"""Waiting notes: a note in Redis for each slot with late tasks that were taken and cannot start.
 
-A StoreQueue does not hold them any more, and only the worker that took them knows which of its entries run.
-Or it holds them at a later time than that at which they were due: their worker has put them away, since their
-rows cannot be read. So it says how things stand, for whoever asks how late tasks are: metrics, ``toc slots``.
+The StoreQueue does not hold these tasks any more, and only their worker knows which of its entries run. Or it
+holds them at a later time than their due time, because their worker postponed them: their rows cannot be
+read. So the worker publishes the backlog for metrics and ``toc slots``.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from toc.model.topic import Slot
 from toc.worker.stages.entry import NO_FENCE, Entry
 
 LATE_SECONDS = 1.0
-"""What has been due for so long and was taken so long ago is worth a note; little ever is."""
+"""An entry due and taken at least this long ago is noted. Few ever are."""
 TELL_SECONDS = 1.0
 """How often a note is changed."""
 AGAIN_SECONDS = 2.5
-"""How often it is written anew if nothing changes: who had the slot before may have taken it back."""
+"""How often an unchanged note is written again: the slot's former owner may have withdrawn it."""
 
 
 AGAIN_MS = 5000
-"""So long after its time an entry that was put away has surely been taken again, and put away if it must."""
+"""How long after its time a postponed entry has surely been taken again, and postponed again if necessary."""
 
 
 class PutAway:
-    """Since when tasks of slots have been due that were put away, each until its time comes. Thread-safe."""
+    """By slot, since when postponed tasks have been due, until they return. Thread-safe."""
 
     def __init__(self) -> None:
         self._slots: dict[Slot, tuple[int, int]] = {}
-        """Since when (ms), and until when that holds unless something is put away again."""
+        """Since when (ms), and until when (ms) that holds unless another entry is postponed."""
         self._lock = threading.Lock()
 
     def add(self, slot: Slot, due: int, until: int) -> None:
-        """A task that was due then comes again at ``until``; both are ms."""
+        """Add a task that was due at ``due`` and comes again at ``until`` (both ms)."""
         with self._lock:
             since, _ = self._slots.get(slot, (due, 0))
             self._slots[slot] = min(since, due), until + AGAIN_MS
 
     def since(self, now_ms: int) -> dict[Slot, int]:
-        """The slots with such tasks, and when the first of each was due."""
+        """The slots with postponed tasks, and when the first of each was due (ms)."""
         if not self._slots:
             return {}
         with self._lock:
@@ -60,10 +60,10 @@ class WaitingNotes:
         self._clock = clock
         self._put_away = put_away
         self._told: dict[Slot, tuple[Waiting, float]] = {}
-        """What was noted, and when (monotonic)."""
+        """The last note of each slot, and when it was written (monotonic)."""
 
     def tell(self, entries: Iterable[Entry], now: float) -> None:
-        """Note what waits of these entries, all that are held; ``now`` is monotonic."""
+        """Note which of ``entries``, all that are held, wait. ``now`` is monotonic."""
         waiting = self._waiting(entries, now)
         notes: dict[Slot, Waiting | None] = {}
         for slot, note in waiting.items():
@@ -76,7 +76,7 @@ class WaitingNotes:
         for slot, done in self._queues.note_waiting(notes).items():
             told = notes[slot]
             if told is None or isinstance(done, IndexUnavailable):
-                self._told.pop(slot, None)  # a note that is not taken back soon runs out
+                self._told.pop(slot, None)  # if a withdrawn note stays, it soon expires
             else:
                 self._told[slot] = told, now
 

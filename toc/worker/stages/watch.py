@@ -1,29 +1,28 @@
-"""Watch: whether each Redis node can be reached, and whether it still holds what was put there.
+"""Watch: whether each Redis node can be reached, and whether it still holds its data.
 
-``gen_{order.close_3}`` holds the run_id of the server on which the slot was last rebuilt. When it is missing,
+``gen_{order.close_3}`` holds the run_id of the server on which the slot was last rebuilt. If it is missing,
 or unlike the run_id of the server that answers, the index has lost data: a restart, a failover, a restore, a
-FLUSHALL. Then everything is put back from the rows at once, what is due soonest first:
+FLUSHALL. Then everything is restored from the rows at once, what is due soonest first:
 
     every worker    asks one slot per node twice a second, so it sees the loss while the key is missing, and
                     refills the index from the tables that it sweeps
-    the owner       of a slot draws its claim number anew, since that is lost too, and marks the slot as being
+    the owner       of a slot draws a new claim number, since that is lost too, and marks the slot as being
                     filled; it records the new generation once its own tables are through, but not before
                     the others must have seen the loss
 
-The mark (``filling``, the run_id, the claim number) is to others what a missing key is: not whole. But when
-it vanishes or becomes another, data was lost once more, and all begins anew.
+To other workers the mark (``filling``, the run_id, the claim number) is like a missing key: not whole. If it
+vanishes or changes, data was lost once more, and the refill begins again.
 
-Who takes over tables goes through them anyway, so it does no harm when a worker ends half-way. The keys of
-single slots that vanished are noticed by their owner, who looks at all of its slots each second (less often
-if it owns many) and refills from its own tables; nobody else looks at them. From others what is due comes
-back in time, the rest with their pass over the window.
+A worker that takes over tables scans them anyway, so a worker that ends half-way does no harm. If keys of
+single slots vanish, only the owner notices: it looks at all of its slots each second (less often if it owns
+many) and refills from its own tables. Tasks in tables of others come back when due, or with the window pass.
 
-The same look finds slots of which a key holds what toc did not write. Nothing works there, so they count as
-out of reach, alone; when the key is gone, the slot has lost its data.
+The same look finds slots with a key that toc did not write. They do not work, so they alone count as out of
+reach. Once the key is gone, the slot has lost its data.
 
-And it is asked whose index this is. If another task table's workers were there first, by mistake on the same
-Redis and namespace, then its entries mean nothing here and ours nothing there: each side would drop the
-other's as orphans. So nothing is sent there any more, and everything runs from the rows until they are gone.
+The watch also asks whose index this is. If workers of another task table were there first, by mistake on the
+same Redis and namespace, each side would drop the other's entries as orphans. So nothing is sent there any
+more, and everything runs from the rows until those workers are gone.
 """
 
 from __future__ import annotations
@@ -49,34 +48,34 @@ log = get_logger(__name__)
 
 PROBE_SECONDS = 0.5
 PROBE_AGAIN_SECONDS = 0.25
-"""The same while a node does not answer."""
+"""Pause while a node does not answer."""
 OUT_SECONDS = 1.0
-"""How long a node has not answered when its slots begin to be served without it."""
+"""How long a node must be silent before its slots are served without it."""
 LOOK_SECONDS = 1.0
 LOOK_MOST_SECONDS = 5.0
 LOOK_SLOTS = 100
-"""Every slot that is owned is looked at each ``LOOK_SECONDS``. A worker that owns more than ``LOOK_SLOTS``
-looks less often in proportion, but each ``LOOK_MOST_SECONDS``: idle, it must cost next to nothing. Each look
-is at a part of them: thousands at once hold up live tasks for 50 ms."""
+"""Each owned slot is looked at every ``LOOK_SECONDS``. With more than ``LOOK_SLOTS`` the period grows in
+proportion, up to ``LOOK_MOST_SECONDS``: an idle worker must cost next to nothing. Each look takes a part of
+them: thousands at once hold up live tasks for 50 ms."""
 SPREAD_SECONDS = 5.0
 SPREAD_SLOTS = 500
-"""How often the slots of all topics are spread over the nodes anew: each ``SPREAD_SECONDS``, or a second for
-each ``SPREAD_SLOTS`` of them."""
+"""How often the slots of all topics are assigned to nodes again: each ``SPREAD_SECONDS``, or one second for
+each ``SPREAD_SLOTS`` of them if that is longer."""
 HOLD_SECONDS = 3.0
-"""How long after a loss was seen no new generation is recorded: every worker has looked by then."""
+"""How long after a loss no new generation is recorded. By then every worker has looked."""
 
 
 FILLING = "filling"
-"""With what the generation of a slot begins that is being filled."""
+"""Prefix of the generation of a slot that is being filled."""
 
 
 class IndexWatch:
-    """The loop that asks. ``queues`` should have short time-outs: it finds out about servers that hang.
+    """The loop that checks the nodes. ``queues`` should have short timeouts, as it detects servers that hang.
 
-    ``on_loss`` starts the refill of this worker's tables; ``refilled`` tells when the last one began that has
-    come to its end, on the monotonic clock. ``identity`` is that of the task table, ``name`` says whose it
-    is; ``refuse`` is told why the index must not be used, or None. ``on_change`` is called when a node, or a
-    slot, is out of reach, or back.
+    ``on_loss`` starts the refill of this worker's tables; ``refilled`` returns when the last completed refill
+    began (monotonic). ``identity`` is that of the task table, ``name`` says whose it is. ``refuse`` gets the
+    reason why the index must not be used, or None. ``on_change`` is called when a node or a slot goes out of
+    reach or comes back.
     """
 
     def __init__(
@@ -104,44 +103,44 @@ class IndexWatch:
         self._refuse = refuse
         self._on_change = on_change
         self._own_at = float("-inf")
-        """When it is asked next whose index this is."""
+        """When to ask next whose index this is (monotonic)."""
         self._rival = ""
-        """Another cluster that wanted it a moment ago."""
+        """Another cluster that recently wanted the index."""
         self.foreign = False
         """Whether the index is another task table's."""
         self._seen: dict[Slot, str] = {}
-        """What was recorded for slots when they were looked at last: that they are whole, or being filled."""
+        """The generation last seen of each slot that is whole or being filled."""
         self._missing: dict[Slot, tuple[str, float]] = {}
-        """Slots whose generation is not: the run_id that answered, and since when that is known."""
+        """Slots that are not whole: the run_id that answered, and since when that is known (monotonic)."""
         self._looked_at = float("-inf")
         self._to_look: deque[Slot] = deque()
-        """Slots that have yet to be looked at in this round."""
+        """Slots not yet looked at in this round."""
         self._spread_at = float("-inf")
-        """When the slots are spread over the nodes next."""
+        """When the slots are assigned to nodes next (monotonic)."""
         self._by_node: list[list[Slot]] = []
-        """The slots to ask for, by node."""
+        """The slots to sample, by node."""
         self._turn = 0
         self._sampled: list[Slot] = []
-        """The slots that were asked for last, by node."""
+        """The slots sampled last, one per node."""
         self._answered: dict[object, float] = {}
-        """When each node answered last."""
+        """When each node answered last (monotonic)."""
         self._silent = False
-        """Whether some node did not answer when it was asked last."""
+        """Whether some node did not answer the last time."""
         self._out: frozenset[object] = frozenset()
         """Nodes that are out of reach."""
         self._broken: frozenset[Slot] = frozenset()
-        """Slots of which a key holds what toc did not write."""
+        """Slots with a key that toc did not write."""
         self.loop = Loop("watch", self.run_once)
 
     def look_now(self) -> None:
-        """Connected anew: look at every slot."""
+        """Look at every slot: the connection is new."""
         self._looked_at = float("-inf")
         self.loop.wake()
 
     def out_of_reach(self, slots: Iterable[Slot]) -> list[Slot]:
         """Those of the slots that are broken, or whose node has not answered for ``OUT_SECONDS``.
 
-        Any thread may ask.
+        Any thread may call it.
         """
         if self.foreign:
             return list(slots)
@@ -152,11 +151,11 @@ class IndexWatch:
 
     @property
     def broken(self) -> int:
-        """How many slots have keys that hold what toc did not write."""
+        """How many slots have a key that toc did not write."""
         return len(self._broken)
 
     def run_once(self) -> float:
-        """One look; returns the seconds until the next."""
+        """One look. Returns the seconds until the next."""
         now = self._clock.monotonic()
         if now >= self._own_at:
             self.ask_owner()
@@ -181,23 +180,23 @@ class IndexWatch:
         found = self._ask(self._samples(), part)
         mended = self._note_broken(found)
         loss = self._judge(found, now, mended)
-        if loss:  # one node has lost something: which of our slots?
+        if loss:  # one node has lost data: which of our slots?
             self._judge(self._queues.generations(owned), now)
             # Claims may be lost with the rest.
             self._book.renew([slot for slot in owned if slot in self._missing])
         self._mark()
         if loss:
-            self._on_loss()  # once the marks stand: whoever empties the server again takes them with the rest
+            self._on_loss()  # after the marks: if the server is emptied again, they vanish with the rest
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
     def ask_owner(self) -> None:
-        """Ask whose index this is; before anything is taken, and then again and again."""
+        """Ask whose index this is. Called before anything is taken, and then repeatedly."""
         self._own_at = self._clock.monotonic() + OWNER_REFRESH_SECONDS
         try:
             owner = self._queues.own(self._identity, self._name)
         except IndexUnavailable:
-            return  # it stays what it was
+            return  # keep the last answer
         foreign = owner.identity != self._identity
         if foreign and not self.foreign:
             why = (
@@ -218,7 +217,7 @@ class IndexWatch:
             self._on_change()
 
     def _part(self, now: float, ours: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
-        """The slots to look at in this look, so that all have their turn in time: few, or all at once."""
+        """The slots to look at now, so that each has its turn in the period: some, or all ``at_once``."""
         period = look_seconds(len(ours))
         count = ceil(len(ours) * PROBE_SECONDS / period)
         if at_once:
@@ -233,7 +232,7 @@ class IndexWatch:
     def _ask(
         self, samples: Sequence[Slot], more: Sequence[Slot]
     ) -> dict[Slot, Generation | IndexUnavailable]:
-        """The generations of one slot per node, and of more; takes note of the nodes that do not answer."""
+        """The generations of one slot per node, and of ``more``. Records the nodes that do not answer."""
         found = self._queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
         now = self._clock.monotonic()
         self._silent = False
@@ -257,14 +256,14 @@ class IndexWatch:
         return found
 
     def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
-        """The slots of each node; those alone for which something was recorded, where there are such."""
+        """The slots of each node: only those with a recorded generation, if there are any."""
         by_node: dict[object, list[Slot]] = {}
         for slot in slots:
             by_node.setdefault(self._queues.node_of(slot), []).append(slot)
         return [[slot for slot in some if slot in self._seen] or some for some in by_node.values()]
 
     def _samples(self) -> list[Slot]:
-        """One slot of each node, another one each time; but one that is being filled until it is whole."""
+        """One slot of each node, another each time; but a slot being filled is kept until it is whole."""
         self._turn += 1
         before = self._sampled or [slots[0] for slots in self._by_node]
         self._sampled = [
@@ -274,7 +273,7 @@ class IndexWatch:
         return self._sampled
 
     def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
-        """Take note of slots whose keys hold what toc did not write; returns those that do no more."""
+        """Record slots with a key that toc did not write. Returns those that have none any more."""
         wanted, before = self._book.wanted, self._broken
         errors = {
             slot: answer
@@ -297,9 +296,9 @@ class IndexWatch:
         now: float,
         mended: Collection[Slot] = (),
     ) -> bool:
-        """Take note of what was found; whether data was lost that was not known to be lost.
+        """Record the generations found. Returns whether data was lost that was not known to be lost.
 
-        What stood in slots that are mended is lost, whatever they say.
+        Data of mended slots is lost, whatever their generation says.
         """
         owned = self._book.owned
         lost: list[Slot] = []
@@ -329,7 +328,7 @@ class IndexWatch:
                 lost.append(slot)
                 known = known or before is not None
         if lost:
-            # Others on these nodes are not what was seen of them either: they are no news.
+            # What was seen of other slots on these nodes is stale: their loss is no news.
             nodes = {self._queues.node_of(slot) for slot in lost}
             self._seen = {
                 slot: recorded
@@ -339,7 +338,7 @@ class IndexWatch:
             if known:
                 INDEX_LOSSES.of().add()
                 log.warning("index_lost_data", slots=len(lost), slot=str(lost[0]))
-            else:  # a new topic, or a loss that nobody saw
+            else:  # a new topic, or a loss that no worker saw
                 log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))
         return bool(lost)
 
@@ -369,7 +368,7 @@ class IndexWatch:
         }
         if not whole:
             return
-        # Lost once more meanwhile, the key being missing anyway? Then our claims are lost as well.
+        # If data was lost again while the key was missing anyway, our claims are lost as well.
         again = self._book.renew(whole)
         for slot in again:
             self._missing[slot] = (self._missing[slot][0], now)
@@ -384,7 +383,7 @@ class IndexWatch:
 
 
 def look_seconds(owned: int) -> float:
-    """How often a worker looks at each of so many slots that it owns."""
+    """How often (seconds) a worker that owns this many slots looks at each."""
     return min(max(LOOK_SECONDS, owned / LOOK_SLOTS), LOOK_MOST_SECONDS)
 
 
