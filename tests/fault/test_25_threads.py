@@ -21,7 +21,7 @@ from toc.worker.loop import EXIT_THREAD_DIED
 APP = "fault.broken.thread_dies:center"
 KNOWN = {
     *("main", "poll", "handler", "async-handlers", "finish-0", "keepalive", "quarantine", "reclaim", "watch"),
-    *("sweep-0", "retention", "narrow", "wake", "catalog", "leases-0", "fallback", "dead", "beat"),
+    *("sweep-0", "retention", "former-slots", "wake", "catalog", "leases-0", "fallback", "dead", "beat"),
 }
 """Threads that a worker process has."""
 
