@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 Topic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
 After = Annotated[
     str | None,
-    typer.Option("--after", metavar="TIME", help="Died since: an age such as 2h, or ISO 8601 with a zone."),
+    typer.Option("--after", metavar="TIME", help="Died after: an age such as 2h, or ISO 8601 with a zone."),
 ]
 Before = Annotated[
     str | None,
-    typer.Option("--before", metavar="TIME", help="Dead before this time; written as for --after."),
+    typer.Option("--before", metavar="TIME", help="Died before; written as for --after."),
 ]
 ErrorText = Annotated[
     str | None, typer.Option("--error", metavar="TEXT", help="Only tasks whose last error contains this.")

@@ -18,7 +18,7 @@ def sweep(
     once: Annotated[bool, typer.Option("--once", help="Go through everything once, then end.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Add to Redis the entries that it lacks by the rows, as workers always do. Needs no worker.
+    """Add the entries that Redis lacks, according to the rows. Workers do so always; this needs none.
 
     Without --once it runs until Ctrl-C. Exits with 4 if a Redis server was out of reach.
     """

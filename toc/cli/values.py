@@ -29,9 +29,7 @@ JobId = Annotated[str, typer.Argument(metavar="JOB_ID", help="The number that su
 MaybeJobId = Annotated[str | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")]
 Biz = Annotated[
     str | None,
-    typer.Option(
-        "--biz-id", metavar="ID", help="The order or the like: a number if all digits, else a text."
-    ),
+    typer.Option("--biz-id", metavar="ID", help="Id of the order or other object; a number if all digits."),
 ]
 Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text even if it is all digits.")]
 
