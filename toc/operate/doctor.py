@@ -130,7 +130,7 @@ def _said(lines: list[Line], text: str) -> bool:
     )
 
 
-# --- the index: may we do there what we must? -------------------------------------------------------------
+# --- the index ----------------------------------------------------------------------------------------------
 
 
 def _index_rights(
@@ -169,7 +169,7 @@ def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Li
         yield Line(Level.WARN, "slots", "-", what, do)
 
 
-# --- who works --------------------------------------------------------------------------------------------
+# --- workers ----------------------------------------------------------------------------------------------
 
 
 def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> list[Line]:

@@ -1,7 +1,7 @@
 """The SDK: register handlers; submit, cancel, reschedule and look up tasks.
 
-Every write goes to the row first, then it is acknowledged, then the index is updated. The row is the promise.
-If Redis is out of reach, the sweep indexes the task later.
+Every change is written to the row first, then to the index. The row is the promise: if Redis is out of reach,
+the task is acknowledged all the same, and the sweep indexes it later.
 """
 
 from __future__ import annotations
