@@ -1,1 +1,1 @@
-"""toc beside its peers: the same workloads on the same machine, one peer at a time (``make bench``)."""
+"""toc and its peers: the same workloads on the same machine, one peer at a time (``make bench``)."""

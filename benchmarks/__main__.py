@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure the peers one after the other, print tables, write JSON and a plot."""
+"""``python -m benchmarks``: measure the peers one after the other; print tables, write JSON and a plot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKLOADS = ("lateness", "burst", "consume", "submit", "idle", "rerun")
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Measure the chosen peers and report."""
     arguments = _arguments()
     if arguments.show:
         report.tables(json.loads(arguments.show.read_text()), Console())
@@ -45,7 +45,7 @@ def main() -> int:
     if not only or "rerun" in only:
         warn(f"[{time.monotonic() - began:4.0f} s] kill -9 in a handler, all at once")
         for entry, result in zip(entries, _reruns(entries, sizes), strict=True):
-            if runs[entry.name] and "cannot" in result:  # what was measured before stands
+            if runs[entry.name] and "cannot" in result:  # keep what was measured before
                 result = {"broke_off": result["cannot"]}
             for one in runs[entry.name] or [result]:
                 one.update(result)
@@ -88,7 +88,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _chosen(names: list[str]) -> list[Entry]:
-    """The entries that were named, by the beginning of their names or exactly; all, if none was."""
+    """Return the entries whose names start with or equal one of ``names``; all entries without names."""
     if not names:
         return list(ENTRIES)
     exact = [entry for entry in ENTRIES if entry.name in names]
@@ -117,13 +117,13 @@ def _measure(entry: Entry, sizes: workloads.Sizes, only: frozenset[str]) -> dict
             workloads.run(system, sizes, only, result)
     except CannotRun as exc:
         warn(f"    {exc}")
-        # what was measured before it broke off stands
+        # keep what was measured before it failed
         result["broke_off" if set(result) & set(WORKLOADS) else "cannot"] = str(exc)
     return result
 
 
 def _reruns(entries: list[Entry], sizes: workloads.Sizes) -> list[dict[str, Any]]:
-    """All peers at once: this is waiting, not work. They begin together, when all workers run."""
+    """Run all peers at once: this is waiting, not work. They begin together, once all workers run."""
     together = threading.Barrier(len(entries))
 
     def one(entry: Entry) -> dict[str, Any]:

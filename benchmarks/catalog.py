@@ -1,7 +1,7 @@
-"""Who is measured, with what settings. One entry per system; the settings are said in words for the table.
+"""The measured systems and their settings. One entry per system; the table shows the settings in words.
 
-The rule for a peer's settings: the best that its documentation offers for delay, with at-least-once delivery
-where it has it, and servers as durable as toc's (Redis: append-only file, synced each second).
+The rule for a peer's settings: the best that its documentation offers for delay; at-least-once delivery if it
+has that; and servers as durable as toc's (Redis: append-only file, synced each second).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Entry:
-    """One system. ``packages`` go into an environment of its own; empty: toc's own environment."""
+    """One system. ``packages`` go into its own environment; empty: toc's environment."""
 
     name: str
     module: str
@@ -23,7 +23,7 @@ class Entry:
     redis_config: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     processes: int = 2
-    """Worker processes with which it is measured where the workload does not say."""
+    """Worker processes for workloads that do not set their number."""
     most_processes: int = 4
 
 

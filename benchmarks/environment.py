@@ -1,4 +1,4 @@
-"""Where peers run: an environment of its own for each, as their dependencies exclude each other."""
+"""Where peers run: each in its own environment, because their dependencies conflict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CannotRun(Exception):
 
 
 def python_of(entry: Entry) -> Path:
-    """The interpreter that has the peer installed; installs it first if need be. Raises CannotRun."""
+    """Return the interpreter that has the peer installed; install it first if needed. Raises CannotRun."""
     if entry.npm:
         _npm(Path(__file__).parent / "peers" / entry.module)
     if not entry.packages:
@@ -57,7 +57,7 @@ def _run(command: list[str]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, memory, kernel, how long the disk takes to be sure."""
+    """Return what the numbers depend on: processor, memory, kernel, and the time of an fsync."""
     cpu = next(
         (
             line.partition(":")[2].strip()
@@ -78,7 +78,7 @@ def machine() -> dict[str, Any]:
 
 
 def _fsync_ms(times: int = 50) -> float:
-    """The median of how long an fsync of 4 KiB takes."""
+    """Return the median time of an fsync of 4 KiB."""
     taken = []
     with tempfile.TemporaryFile() as file:
         for _ in range(times):

@@ -1,8 +1,8 @@
-"""The guard: a small measurement of toc's hot path as ratios to the bare loop, measured in the same minute.
+"""The guard: a small measurement of toc's hot path, as ratios to the bare loop measured in the same minute.
 
-Absolute times say more about the machine than about toc; a ratio to a loop that does the least on the same
-machine moves far less. It fails when a path became about twice as dear as when its bounds were written down.
-``python -m benchmarks.guard`` prints the ratios and ends with 1 if one is out of bounds.
+Absolute times depend on the machine more than on toc; a ratio to a minimal loop on the same machine varies
+far less. The guard fails when a path costs about twice what it did when its bound was set. ``python -m
+benchmarks.guard`` prints the ratios and exits with 1 if one is out of bounds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ BOUNDS = {
     "time of a burst": 35.0,
     "time of a batched submit": 50.0,
 }
-"""The most that toc may cost, as a multiple of the bare loop: about twice what it was measured at."""
+"""The most that toc may cost, as a multiple of the bare loop: about twice the measured value."""
 
 
 def costs(name: str) -> dict[str, float]:
-    """The costs of one system in its own units; the medians of a few rounds."""
+    """Return the costs of one system in its own units, as medians of ROUNDS rounds."""
     (entry,) = (entry for entry in ENTRIES if entry.name == name)
     rounds: list[dict[str, float]] = []
     with System(entry) as system:
@@ -56,13 +56,13 @@ def costs(name: str) -> dict[str, float]:
 
 
 def ratios() -> dict[str, float]:
-    """toc's costs as multiples of the bare loop's."""
+    """Return toc's costs as multiples of the bare loop's."""
     floor, toc = costs("bare loop"), costs("toc")
     return {name: toc[name] / floor[name] for name in BOUNDS}
 
 
 def exceeded(measured: Mapping[str, float], bounds: Mapping[str, float] = BOUNDS) -> list[str]:
-    """What is out of bounds, said in words."""
+    """Return a sentence for each ratio that is out of bounds."""
     return [
         f"{name}: {measured[name]:.1f} times the bare loop, at most {bound:g} expected"
         for name, bound in bounds.items()
@@ -71,12 +71,12 @@ def exceeded(measured: Mapping[str, float], bounds: Mapping[str, float] = BOUNDS
 
 
 def _cpu(result: Mapping[str, Any]) -> float:
-    """Seconds of processor time for each task, workers and servers together."""
+    """Return the processor time per task in seconds, workers and servers together."""
     return float(result["cpu_seconds"]) / float(result["tasks"])
 
 
 def main() -> int:
-    """Measure, print, judge."""
+    """Measure, print, and return the exit code."""
     print(f"load before: {os.getloadavg()[0]:.2f}")
     measured = ratios()
     for name, value in measured.items():

@@ -1,7 +1,7 @@
-"""The process that holds one peer: in the peer's own environment, told what to do by JSON lines.
+"""The process that holds one peer, in the peer's own environment; it takes requests as JSON lines.
 
 ``python -m benchmarks.host MODULE DIRECTORY``; a request is ``{"do": ..., ...}``, an answer ``{"ok": ...}``
-or ``{"error": ...}``. It submits and supervises; it neither measures starts nor handles tasks.
+or ``{"error": ...}``. It submits tasks and supervises workers; it neither measures starts nor handles tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.peer import Peer, Workers
 
 
 class Host:
-    """One peer, its workers and the requests that it understands."""
+    """One peer, its workers, and the requests that it understands."""
 
     def __init__(self, module: str, directory: Path) -> None:
         peer = importlib.import_module(f"benchmarks.peers.{module}").PEER()
@@ -28,7 +28,7 @@ class Host:
         self._workers: Workers | None = None
 
     def version(self) -> str:
-        """Name and version."""
+        """Return name and version."""
         return self._peer.version()
 
     def start(self, processes: int) -> None:
@@ -36,7 +36,7 @@ class Host:
         self._workers = Workers(self._peer.commands(processes), self._log)
 
     def pids(self) -> list[int]:
-        """The workers' process ids."""
+        """Return the workers' process ids."""
         return self._workers.pids() if self._workers else []
 
     def stop(self) -> None:
@@ -46,7 +46,7 @@ class Host:
             self._workers = None
 
     def submit(self, numbers: tuple[int, int], dues: list[int], batch: bool) -> float:
-        """Submit the range of numbers with these due times; returns the seconds that it took."""
+        """Submit the range of numbers with these due times; return the seconds that it took."""
         span = range(*numbers)
         started = time.perf_counter()
         if batch:
@@ -57,7 +57,7 @@ class Host:
         return time.perf_counter() - started
 
     def pending(self) -> int:
-        """How many tasks the servers hold."""
+        """Return how many tasks the servers hold."""
         return self._peer.pending()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What a peer must be able to do, and the supervisor that runs its workers.
+"""The interface of a peer, and the supervisor of its workers.
 
 A peer's file is imported in two roles: by ``benchmarks.host``, which submits, and by the peer's own worker
-command, which finds its handler there. Servers are found through the environment: BENCH_REDIS,
-BENCH_POSTGRES, BENCH_BEANSTALKD, or the TOC_* variables.
+command, which finds its handler there. The environment names the servers: BENCH_REDIS, BENCH_POSTGRES,
+BENCH_BEANSTALKD, or the TOC_* variables.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ class Peer(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Name and version of what is measured."""
+        """Return name and version of what is measured."""
 
     @abstractmethod
     def commands(self, processes: int) -> list[list[str]]:
-        """The commands that together run ``processes`` worker processes."""
+        """Return the commands that together run ``processes`` worker processes."""
 
     @abstractmethod
     def submit(self, number: int, due: int) -> None:
-        """Store one task; returns when the peer calls it stored."""
+        """Store one task; return when the peer reports it stored."""
 
     def submit_many(self, numbers: Sequence[int], dues: Sequence[int]) -> None:
-        """Store tasks in the fastest way that the peer offers; one by one where it offers no other."""
+        """Store tasks in the fastest way that the peer offers; one by one if it has no other."""
         for number, due in zip(numbers, dues, strict=True):
             self.submit(number, due)
 
     @abstractmethod
     def pending(self) -> int:
-        """How many tasks the servers still hold: waiting, taken, or not yet acknowledged."""
+        """Return how many tasks the servers still hold: waiting, taken, or not yet acknowledged."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         return
 
 
 class Workers:
-    """Worker commands that run, each started again when it ends by itself, as a service manager would."""
+    """Running worker commands. One that ends by itself is started again, as a service manager would do."""
 
     def __init__(self, commands: Sequence[Sequence[str]], log: Path) -> None:
         self._commands = commands
@@ -61,11 +61,11 @@ class Workers:
         self._watcher.start()
 
     def pids(self) -> list[int]:
-        """The process ids of the commands."""
+        """Return the process ids of the commands."""
         return [process.pid for process in self._running]
 
     def stop(self) -> None:
-        """End them, by force after a while."""
+        """End the commands, by force after 8 s."""
         self._stopping.set()
         self._watcher.join()
         for process in self._running:
@@ -75,7 +75,7 @@ class Workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, until - time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what it has left behind
+                os.killpg(process.pid, signal.SIGKILL)  # and the processes it has left behind
             process.wait()
 
     def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:

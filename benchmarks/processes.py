@@ -11,7 +11,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all that it started, as far as they live."""
+    """Return the living ones of a process and its descendants."""
     found, todo = [], [pid]
     while todo:
         one = todo.pop()
@@ -26,7 +26,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """The processor time that these processes have used so far."""
+    """Return the processor time in seconds that these processes have used so far."""
     ticks = 0
     for pid in pids:
         try:
@@ -38,7 +38,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def peak(pids: Iterable[int]) -> int:
-    """The most bytes of memory that each of these processes has held so far, added up."""
+    """Return the sum of the peak memory of these processes, in bytes."""
     found = 0
     for pid in pids:
         try:
@@ -50,7 +50,7 @@ def peak(pids: Iterable[int]) -> int:
 
 
 def resident(pids: Iterable[int]) -> int:
-    """The bytes of memory that these processes hold; shared pages count in each."""
+    """Return the memory that these processes hold, in bytes; shared pages count in each."""
     pages = 0
     for pid in pids:
         try:

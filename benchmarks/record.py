@@ -1,7 +1,7 @@
-"""What every handler of every peer does: write down when it started. Also how that is read.
+"""The handler of every peer: it records when it started. Also the reader of the record.
 
 A start is sixteen bytes at the end of a file per process: the task's number and the nanoseconds since 1970,
-both unsigned and little-endian. One write call each, so that it survives a kill -9 right after it.
+both unsigned and little-endian. Each is one write call, so that it survives a kill -9 right after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _file = -1
 
 
 def started(number: int) -> None:
-    """The handler of task ``number`` starts now."""
+    """Record that the handler of task ``number`` starts now."""
     now = time.time_ns()
     os.write(_file if _file >= 0 else _open(), START.pack(number, now))
     if number & DIES:
@@ -30,19 +30,19 @@ def started(number: int) -> None:
 
 
 def read(directory: Path) -> Iterator[tuple[int, int]]:
-    """Every (number, nanoseconds) of the directory."""
+    """Yield every (number, nanoseconds) of the directory."""
     for path in directory.iterdir():
         data = path.read_bytes()
         yield from START.iter_unpack(data[: len(data) - len(data) % START.size])
 
 
 def count(directory: Path) -> int:
-    """How many starts the directory holds: cheap enough to look while others work."""
+    """Return how many starts the directory holds: cheap enough to call during a measurement."""
     return sum(path.stat().st_size for path in directory.iterdir()) // START.size
 
 
 def _open() -> int:
-    global _file  # a file per process, opened at its first start
+    global _file  # one file per process, opened at its first start
     path = Path(os.environ[STARTS_DIRECTORY]) / str(os.getpid())
     _file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     return _file

@@ -1,4 +1,4 @@
-"""Results for people: tables in the terminal and a plot."""
+"""Results for people: tables in the terminal, and a plot."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tables(report: Mapping[str, Any], console: Console) -> None:
 
 
 def plot(report: Mapping[str, Any], path: Path) -> bool:
-    """Lateness and bursts as bars, on logarithmic scales; False when neither was measured.
+    """Plot lateness and bursts as bars on logarithmic scales; return False when neither was measured.
 
     Raises ImportError without matplotlib.
     """
@@ -123,7 +123,7 @@ def _table(
 ) -> None:
     rows = [(name, cells(one)) for name, one in peers.items() if "cannot" not in one]
     if all(cell == "-" for _, row in rows for cell in row):
-        return  # nobody was asked for this
+        return  # this workload was not asked for
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for column in columns:
@@ -136,7 +136,7 @@ def _table(
 def _part(
     workload: str, size: str, cells: Callable[[Mapping[str, Any]], list[str]]
 ) -> Callable[[Mapping[str, Any]], list[str]]:
-    """The cells of one workload of one size, or why there are none."""
+    """Return a function for the cells of one workload of one size, or the reason why there are none."""
 
     def made(one: Mapping[str, Any]) -> list[str]:
         result = one.get(workload, {}).get(size)

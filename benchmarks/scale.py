@@ -1,10 +1,10 @@
-"""What only toc is asked: does it stay quick as it grows? ``python -m benchmarks.scale [WHAT ...]``
+"""How toc itself scales: does it stay fast as it grows? ``python -m benchmarks.scale [WHAT ...]``
 
 neighbour   lateness of one topic while 100,000 tasks of another are due at one instant
 growth      lateness at 1,000 a second with few and with many tasks pending
 waiting     tasks due at one instant whose handlers wait 50 ms: coroutines, then 200 threads a process
 slots       processor time a task, and lateness, with 8, 128, 1,024 and 10,240 slots (in 10 topics)
-daemons     tasks taken and finished a second by 1, 2 and 4 daemons of one process, and who uses the cores
+daemons     tasks run a second by 1, 2 and 4 daemons of one process, and which programs use the cores
 idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 64 or 1,024 tables
 """
 
@@ -26,19 +26,19 @@ from benchmarks.system import System, warn
 from benchmarks.workloads import HOUR, Sizes, burst, lateness
 
 NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS = 1 << 51, 1 << 50, 1 << 49
-"""benchmarks.peers.toc gives numbers with these bits to other topics."""
+"""benchmarks.peers.toc sends numbers with these bits to other topics."""
 WAIT_SECONDS = 0.05
 WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "idle"]
 
 
 def warm_up(system: System) -> None:
-    """Let a thousand tasks run: from then on it is known how fast tasks are stored."""
+    """Run a thousand tasks: afterwards the rate of storing tasks is known."""
     _, due = system.submit(1000, time.time_ns() + NS, 0)
     system.await_starts(due)
 
 
 def neighbour(system: System, burst: int = 100_000, rate: int = 100, seconds: int = 6) -> dict[str, Any]:
-    """Lateness of the second topic, from a second before the burst on the first until it is over."""
+    """Measure the lateness of a second topic, from 1 s before a burst on the first until its end."""
     warm_up(system)
     at = time.time_ns() + int((2 * burst / system.rate + 3) * NS)
     _, due = system.submit(burst, at, 0)
@@ -55,7 +55,7 @@ def neighbour(system: System, burst: int = 100_000, rate: int = 100, seconds: in
 
 
 def waiting(system: System, tasks: int, bits: int) -> dict[str, Any]:
-    """Tasks due at one instant whose handlers wait: seconds to the last start, and how many ran at once."""
+    """Run waiting handlers, all due at one instant: seconds to the last start, and how many ran at once."""
     warm_up(system)
     result = burst(system, Sizes(), tasks, bits=bits)
     at_once = tasks * WAIT_SECONDS / (result["last_start"] - result["first_start"] + WAIT_SECONDS)
@@ -63,14 +63,14 @@ def waiting(system: System, tasks: int, bits: int) -> dict[str, Any]:
 
 
 def growth(system: System, steps: Sequence[int]) -> dict[str, Any]:
-    """Lateness at 1,000 a second with so many tasks pending, fewest first."""
+    """Measure lateness at 1,000 a second with each number of pending tasks, fewest first."""
     found: dict[str, Any] = {}
     sizes = Sizes(lateness_seconds=10)
     for pending in steps:
         while (missing := pending - system.pending()) > 0:
             for first in range(0, missing, 20_000):
                 count = min(20_000, missing - first)
-                # spread over the next ten hours, as deadlines are
+                # spread over the next ten hours, like real deadlines
                 system.submit(count, time.time_ns() + HOUR, 10 * HOUR // count)
                 if first % 500_000 == 0:
                     warn(f"    {pending - missing + first:,} pending")
@@ -80,7 +80,7 @@ def growth(system: System, steps: Sequence[int]) -> dict[str, Any]:
 
 
 def slots(system: System, tasks: int = 50_000) -> dict[str, Any]:
-    """A burst, and 1,000 a second: processor time a task of workers and servers together, and lateness."""
+    """Run a burst, and 1,000 a second: processor time per task (workers and servers), and lateness."""
     sizes = Sizes(lateness_seconds=6)
     warm_up(system)
     found: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def slots(system: System, tasks: int = 50_000) -> dict[str, Any]:
 
 
 def daemons(system: System, tasks: int = 100_000) -> dict[str, Any]:
-    """Tasks taken and finished a second by so many daemons; ``cpu``: cores in use meanwhile, by group."""
+    """Measure tasks run a second by 1, 2 and 4 daemons. ``cpu``: cores in use meanwhile, by group."""
     warm_up(system)
     found: dict[str, Any] = {}
     for count in (1, 2, 4):
@@ -104,7 +104,7 @@ def daemons(system: System, tasks: int = 100_000) -> dict[str, Any]:
 def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
     """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
 
-    Returns the seconds that took, ``most`` or more if they do not come to rest.
+    Returns the seconds that took; ``most`` or more if they stay busy.
     """
     assert system.servers is not None
     began = time.monotonic()
@@ -117,7 +117,7 @@ def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
 
 
 def idle(system: System, seconds: float = 20) -> dict[str, Any]:
-    """Percent of a core, over ``seconds``."""
+    """Return the processor time over ``seconds`` in percent of a core, by group of processes."""
     assert system.servers is not None
     time.sleep(5)
     groups = {"daemon": system.worker_pids(), **system.servers.pids()}
@@ -177,14 +177,14 @@ def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int]) -> dict
 
 @contextmanager
 def _running(entry: Entry) -> Iterator[System]:
-    """Its servers and two worker processes."""
+    """Run the entry's servers and two worker processes."""
     with System(entry) as system:
         system.start(2)
         yield system
 
 
 def _with(entry: Entry, *servers: str, **environment: int) -> Entry:
-    """The same with further servers and settings."""
+    """Return ``entry`` with further servers and settings."""
     settings = {name: str(value) for name, value in environment.items()}
     return replace(entry, servers=(*entry.servers, *servers), environment={**entry.environment, **settings})
 

@@ -1,4 +1,4 @@
-"""The servers of one peer as private processes, as durable as toc's: started for it, gone after it."""
+"""The servers of one peer as private processes, as durable as toc's: started for it, stopped after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
 
 
 class PostgreSql(PrivateServer):
-    """PostgreSQL with durable commits. It refuses to run as root, and then runs as its package's user."""
+    """PostgreSQL with durable commits. It refuses to run as root; then it runs as its package's user."""
 
     name = "postgres"
 
@@ -31,7 +31,7 @@ class PostgreSql(PrivateServer):
         return f"postgresql://bench@127.0.0.1:{self.port}/postgres"
 
     def stop(self) -> None:
-        """A fast shutdown: without waiting for clients."""
+        """Shut down fast, without waiting for clients."""
         if self.process is not None:
             self.process.signal(signal.SIGINT)
         super().stop()
@@ -144,34 +144,35 @@ class Servers:
             self.environment["BENCH_BEANSTALKD"] = beanstalk.url
 
     def stop(self) -> None:
-        """Stop all."""
+        """Stop all servers."""
         for server in [*self._redis, *self._others]:
             server.stop()
 
     def pids(self) -> dict[str, list[int]]:
-        """Process ids by the kind of server."""
+        """Return process ids by kind of server."""
         found = {server.name: [server.pid] for server in self._others}
         if self._redis:
             found["redis"] = [server.pid for server in self._redis]
         return {kind: [one for pid in pids for one in processes.tree(pid)] for kind, pids in found.items()}
 
     def memory(self) -> int:
-        """Bytes that Redis uses; of beanstalkd its resident size."""
+        """Return the bytes that Redis uses; for beanstalkd its resident size."""
         if self._redis:
             infos = [str(server.call("INFO", "memory")) for server in self._redis]
             return sum(int(info.split("used_memory:")[1].split()[0].split("\\")[0]) for info in infos)
         return processes.resident(self.pids().get("beanstalkd", []))
 
     def stored(self) -> int:
-        """Bytes of tables or of the journal on disk (MariaDB: see ``row_bytes``)."""
+        """Return the bytes of tables or journal on disk; 0 for MariaDB, which ``row_bytes`` measures."""
         if self._data is None or self._mariadb is not None:
             return 0
         return sum(path.stat().st_size for path in self._data.rglob("*") if path.is_file())
 
     def row_bytes(self) -> float | None:
-        """What a row takes of MariaDB's pages, indexes included, over all rows that there are.
+        """Return the average bytes of a row in MariaDB's pages, with indexes; None without MariaDB.
 
-        Files grow in larger steps, and pages of earlier tasks are used again: a difference would say nothing.
+        The growth of files would say nothing: they grow in larger steps, and pages of earlier tasks are
+        reused.
         """
         if self._mariadb is None:
             return None
@@ -190,7 +191,7 @@ class Servers:
         return float(row[0]) if row and row[0] else None
 
     def versions(self) -> dict[str, str]:
-        """What each server says it is."""
+        """Return the version that each server reports."""
         found = {}
         if self._redis:
             said = str(self._redis[0].call("INFO", "server"))

@@ -1,11 +1,11 @@
-"""What a cluster takes of memory, disk and connections: ``make sizing``, some three minutes.
+"""How much memory, disk and connections a cluster takes: ``make sizing``, some three minutes.
 
-Starts a private cluster in the layout of production (a Redis Cluster of three, MariaDB with 1,024 tables in 8
-databases, an ensemble of three ZooKeepers, two daemons with two processes each), stores tasks, gives the
-workers something to do, and prints what that took.
+Starts a private cluster with the layout of production (a Redis Cluster of three, MariaDB with 1,024 tables in
+8 databases, an ensemble of three ZooKeepers, two daemons with two processes each), stores tasks, gives the
+workers work, and prints what that took.
 
-Connections are counted at the servers' end, and put down to the process that has the other end. The totals
-that the servers tell of themselves stand beside it.
+Connections are counted at the servers' end and attributed to the process at the other end. The servers' own
+totals are printed beside them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from toc.store.migrate import Migrator
 TASKS = 200_000
 SLOTS = 64
 SMALL = 50
-"""Tasks in each slot of the topic that has few: Redis keeps small sets in fewer bytes."""
+"""Tasks per slot of the topic with few tasks: Redis stores small sets in fewer bytes."""
 WORK = 100_000
 BATCH = 10_000
 LOAD_SECONDS = 10
 RATE = 1000
 NARROW = 8
-"""Tables of the layout with much in each: where half-empty pages do not count."""
+"""Tables of the layout with many rows per table, in which half-empty pages do not count."""
 
 center = TimeoutCenter()
 
@@ -53,7 +53,7 @@ center = TimeoutCenter()
 @center.handler("sizing.task")
 @center.handler("sizing.few")
 def work(_task: Task) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 def main() -> int:
@@ -90,7 +90,7 @@ def _upgrade(settings: Settings) -> None:
 
 
 class Sizing:
-    """The cluster that is measured. ``own`` is the producer: this process."""
+    """The measured cluster. ``own`` is the producer: this process."""
 
     def __init__(self, local: LocalCluster, settings: Settings, own: TimeoutCenter) -> None:
         self._local, self._settings, self._own = local, settings, own
@@ -104,7 +104,7 @@ class Sizing:
         self._nodes = [port for port, name in self._servers.items() if name == "redis"]
 
     def measure(self) -> None:
-        """All of it, one after the other."""
+        """Measure everything, one thing after the other."""
         data = self._local.directory / "mariadb" / "data"
         empty = sum(path.stat().st_size for path in data.glob("toc_*/*"))
         say("MariaDB, disk of the empty tables", f"{empty / 1e6:.0f} MB")
@@ -128,7 +128,7 @@ class Sizing:
         self._memory("after that load")
 
     def _wait_for_owners(self) -> None:
-        """Until every slot and table has its owner, and a while longer."""
+        """Wait until every slot and table has its owner, and 15 s longer."""
         with Operator(self._settings.zookeeper or "", cluster=self._settings.cluster) as visit:
             until = time.monotonic() + 120
             while [row.state for row in visit.slots()].count(SlotState.OWNED) < 2 * SLOTS + 1024:
@@ -174,7 +174,7 @@ class Sizing:
         )
 
     def _narrow(self, text: str) -> None:
-        """What rows with such an attribute take, in tables that are as full as they are in a year."""
+        """Measure rows with this attribute in tables that are as full as after a year."""
         prefix = f"rows_{len(text)}_"
         changed = {"tables": NARROW, "database_prefix": prefix, "namespace": "rows"}
         narrow = Settings(**{**self._settings.model_dump(), **changed})
@@ -277,7 +277,7 @@ class Sizing:
 
     @contextlib.contextmanager
     def _peaks(self) -> Iterator[dict[str, Counter[str]]]:
-        """The most connections that any process of a kind had to each kind of server."""
+        """Yield the highest number of connections that any process of a kind had to each kind of server."""
         peaks: dict[str, Counter[str]] = {}
         over = threading.Event()
 
@@ -295,7 +295,7 @@ class Sizing:
             watcher.join()
 
     def _ends(self) -> dict[int, Counter[str]]:
-        """pid -> how many connections to each kind of server it has, of those that stand at their ends."""
+        """Return by pid the number of connections to each kind of server, counted at the servers' ends."""
         tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]  # Java listens on IPv6
         sockets = [line.split() for table in tables for line in table.splitlines()[1:]]
         standing = [
@@ -316,7 +316,7 @@ class Sizing:
 def _tasks(
     topic: str, count: int, first: int, delay: float, text: str = "unpaid", *, spread: int = 6 * 3600
 ) -> list[NewTask]:
-    """``count`` tasks with biz_ids from ``first`` on, due from ``delay`` on within ``spread`` seconds."""
+    """Return ``count`` tasks, biz_ids from ``first`` on, due within ``spread`` seconds after ``delay``."""
     return [
         NewTask(topic, first + n, delay + n * spread / count, attribute={"reason": text})
         for n in range(count)
@@ -324,7 +324,7 @@ def _tasks(
 
 
 def _inodes(pid: int) -> Iterator[str]:
-    """Of the sockets that the process has open."""
+    """Yield the inodes of the sockets that the process has open."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -336,7 +336,7 @@ def _named(counts: Counter[str]) -> str:
 
 
 def say(what: str, value: str = "") -> None:
-    """A line of the result."""
+    """Print a line of the result."""
     print(f"{what:<90} {value}".rstrip(), flush=True)
 
 

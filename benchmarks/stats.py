@@ -1,4 +1,4 @@
-"""Percentiles and medians: the same for every peer."""
+"""Percentiles and medians, computed alike for every peer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ WRONG = ("early", "lost", "doubled")
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of the values do not exceed (nearest rank)."""
+    """Return the smallest value that at least ``share`` of the values do not exceed (nearest rank)."""
     if not ordered:
         return math.nan
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def lateness(due: Mapping[int, int], starts: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-    """How late the first starts were, in milliseconds, and what went wrong. Instants are nanoseconds."""
+    """Return how late the first starts were (ms), and what went wrong. Instants are nanoseconds."""
     late = sorted((min(starts[number]) - at) / NS_PER_MS for number, at in due.items() if number in starts)
     return {
         "tasks": len(due),
@@ -34,9 +34,9 @@ def lateness(due: Mapping[int, int], starts: Mapping[int, Sequence[int]]) -> dic
 
 
 def medians(results: Sequence[Any]) -> Any:
-    """The same shape as each result, each number its median over them; other values are those of the last.
+    """Return a result with the median of each number; other values are those of the last result.
 
-    What went wrong (early, lost, doubled) is not averaged away: there it is the most that one result has.
+    Errors (early, lost, doubled) are not averaged away: for them it returns the highest number.
     """
     last = results[-1]
     if isinstance(last, Mapping):

@@ -1,4 +1,4 @@
-"""One peer under measurement: its servers, its host process, its workers, and the starts they write down."""
+"""One peer under measurement: its servers, its host process, its workers, and their record of starts."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from toc.model.errors import Unavailable, UnfitServer
 
 LOOK = 0.02
 ENOUGH = 200
-"""Tasks in one submit from which on its rate is believed."""
+"""From this many tasks on, the measured rate of a submit is trusted."""
 PATIENCE = 10.0
-"""Seconds without a new start after which the rest is given up."""
+"""Seconds without a new start after which the remaining tasks are given up."""
 
 
 class System:
-    """A context manager. Raises CannotRun where the peer cannot run here."""
+    """A context manager. Raises CannotRun if the peer cannot run here."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self._next = 1
         self._before = 0
         self._directory = Path(tempfile.mkdtemp(prefix="toc-bench-"))
-        self._directory.chmod(0o711)  # servers that run as another user must get through
+        self._directory.chmod(0o711)  # servers that run as another user must pass through
         self.starts = self._directory / "starts"
         self.starts.mkdir()
         self.servers: Servers | None = None
         self._host: subprocess.Popen[str] | None = None
         self.processes = 0
         self.rate = 0.0
-        """Tasks stored a second in batches, as measured last."""
+        """The latest measured rate of batched submits, in tasks a second."""
         self.took = 0.0
         """Seconds of the last submit."""
 
@@ -110,14 +110,14 @@ class System:
         return answer["ok"]
 
     def log(self, name: str) -> str:
-        """The end of a log: host or workers."""
+        """Return the end of a log: host or workers."""
         path = self._directory / f"{name}.log"
         return path.read_text(errors="replace")[-1500:] if path.exists() else ""
 
     # --- workers
 
     def start(self, count: int) -> None:
-        """Start workers and wait until they have run their first tasks."""
+        """Start workers and wait until they have run their first tasks. Raises CannotRun after 30 s."""
         self.stop()
         self._ask("start", processes=count)
         self.processes = count
@@ -139,13 +139,13 @@ class System:
             self.processes = 0
 
     def worker_pids(self) -> list[int]:
-        """All processes of the workers."""
+        """Return the process ids of the workers and their descendants."""
         return [one for pid in self._ask("pids") for one in processes.tree(pid)]
 
     # --- tasks
 
     def numbers(self, count: int) -> int:
-        """The first of so many numbers that no task of this system has had."""
+        """Reserve ``count`` numbers that no task of this system has had; return the first."""
         first, self._next = self._next, self._next + count
         return first
 
@@ -154,7 +154,7 @@ class System:
     ) -> tuple[int, dict[int, int]]:
         """Submit tasks due from ``first_due`` on, ``step`` nanoseconds apart, each at a whole millisecond.
 
-        Returns the first number and the due times; ``rate`` tells how fast it went. ``bits`` are set in
+        Returns the first number and the due times; ``rate`` holds the speed afterwards. ``bits`` are set in
         each number.
         """
         self._before = record.count(self.starts)
@@ -167,7 +167,10 @@ class System:
         return first, dict(zip(range(first, first + count), dues, strict=True))
 
     def submit_ahead(self, count: int, step: int, *, bits: int = 0) -> dict[int, int]:
-        """The same, in time: all are stored before the first is due."""
+        """Submit tasks so early that all are stored before the first is due; return their due times.
+
+        ``step`` is in nanoseconds. Raises CannotRun if storing takes too long.
+        """
         lead = 1.5 * count / self.rate + 0.5
         for _ in range(4):
             first_due = _now() + int(lead * NS)
@@ -183,14 +186,14 @@ class System:
         except CannotRun:
             if _now() < first_due - NS:
                 raise
-            return None  # refused, as it was late already
+            return None  # refused, because it was too late
         if _now() < first_due - NS // 5:
             return due
         self.await_starts(due)
         return None
 
     def await_starts(self, due: Mapping[int, int], *, patience: float = PATIENCE, most: float = 60) -> None:
-        """Wait until all have started, or nothing has for ``patience`` seconds, or ``most`` are over."""
+        """Wait until all have started, or no start for ``patience`` seconds; at most ``most`` seconds."""
         last_due = max(due.values())
         time.sleep(max(0, last_due - _now()) / NS)
         seen, at = -1, time.monotonic()
@@ -206,7 +209,7 @@ class System:
             time.sleep(LOOK)
 
     def started(self, due: Mapping[int, int]) -> dict[int, list[int]]:
-        """The starts of these tasks."""
+        """Return the starts of these tasks."""
         found: dict[int, list[int]] = {}
         for number, at in record.read(self.starts):
             if number in due:
@@ -214,7 +217,7 @@ class System:
         return found
 
     def await_finished(self, most: float = 30) -> int | None:
-        """When the servers hold nothing more, as nanoseconds since 1970; None if not within ``most`` s."""
+        """Return when the servers hold no task, in ns since 1970; None if not within ``most`` seconds."""
         until = time.monotonic() + most
         while self._ask("pending") > 0:
             if time.monotonic() > until:
@@ -223,7 +226,7 @@ class System:
         return _now()
 
     def pending(self) -> int:
-        """How many tasks the servers hold."""
+        """Return how many tasks the servers hold."""
         return int(self._ask("pending"))
 
 
@@ -232,5 +235,5 @@ def _now() -> int:
 
 
 def warn(text: str) -> None:
-    """Tell the person who watches."""
+    """Print a remark for the person who watches."""
     print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""The six workloads: what is done to each peer, the same way, and what is taken down.
+"""The six workloads: what is done to each peer, in the same way, and what is recorded.
 
-All tasks of lateness, burst and consume are stored before the first is due, so that what is measured is the
-running, not the submitting. Instants are nanoseconds since 1970, by the one clock of the machine.
+All tasks of lateness, burst and consume are stored before the first is due, so that running is measured, not
+submitting. Instants are nanoseconds since 1970, by the machine's one clock.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from benchmarks.system import System
 
 HOUR = 3600 * NS
 HOPELESS_MS = 900
-"""A median lateness beyond that is no delay but a queue that grows: higher rates would only take time."""
+"""A larger median lateness (ms) is no delay but a growing queue: higher rates would only take time."""
 IDLE_LOOKS = 3
-"""How often idle servers are looked at; the median counts: they still write down what was submitted."""
+"""How often idle servers are measured; the median counts, because they still write what was submitted."""
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything. Counts of tasks, seconds."""
+    """The sizes of all workloads: counts of tasks, and seconds."""
 
     rates: tuple[int, ...] = (100, 1000, 3000)
     lateness_seconds: float = 3
@@ -35,12 +35,12 @@ class Sizes:
     submit_seconds: float = 1.5
     pending: int = 100_000
     fill_seconds: float = 4
-    """Most time for storing what then lies pending."""
+    """The most time for storing the pending tasks."""
     idle_seconds: float = 3
     consume_seconds: float = 1.5
     """How long the backlog of the consume workload should last."""
     longest: float = 15
-    """A workload that would take longer, judged by the one before it, is left out, and that is said."""
+    """A workload that would take longer, judged by the one before, is left out, and the report says so."""
     rerun_seconds: float = 75
 
 
@@ -59,7 +59,7 @@ QUICK = Sizes(
 
 
 def run(system: System, sizes: Sizes, only: frozenset[str], result: Result) -> None:
-    """All workloads but ``rerun`` on one peer; those in ``only``, if it names any. Fills ``result``."""
+    """Run all workloads but ``rerun`` on one peer, or those in ``only``. Fills ``result``."""
 
     def wanted(name: str) -> bool:
         return not only or name in only
@@ -100,7 +100,7 @@ def run(system: System, sizes: Sizes, only: frozenset[str], result: Result) -> N
 
 
 def lateness(system: System, sizes: Sizes, rate: int) -> Result:
-    """Tasks due at even distances, ``rate`` a second."""
+    """Run tasks due at even intervals, ``rate`` a second."""
     count = int(rate * sizes.lateness_seconds)
     if count / system.rate > sizes.longest:
         return _left_out(f"storing them would take {count / system.rate:.0f} s")
@@ -113,7 +113,7 @@ def lateness(system: System, sizes: Sizes, rate: int) -> Result:
 
 
 def burst(system: System, sizes: Sizes, count: int, *, bits: int = 0) -> Result:
-    """``count`` tasks due at one instant; seconds after it of the first start, the last, the last finish."""
+    """Run ``count`` tasks due at one instant; measure seconds to first start, last start and last finish."""
     if count / system.rate > sizes.longest:
         return _left_out(f"storing them would take {count / system.rate:.0f} s")
     due = system.submit_ahead(count, 0, bits=bits)
@@ -140,7 +140,7 @@ def burst(system: System, sizes: Sizes, count: int, *, bits: int = 0) -> Result:
 
 
 def consume(system: System, sizes: Sizes, count: int, bursts: Mapping[str, Result]) -> Result:
-    """A backlog, taken and finished by so many processes: tasks a second from first start to last finish."""
+    """Let ``count`` processes run a backlog: tasks a second from first start to last finish."""
     if count > system.entry.most_processes:
         return _left_out(f"it runs in {system.entry.most_processes} process")
     rates = [one["rate"] for one in bursts.values() if "rate" in one]
@@ -157,7 +157,7 @@ def consume(system: System, sizes: Sizes, count: int, bursts: Mapping[str, Resul
 
 
 def submits(system: System, sizes: Sizes) -> Result:
-    """Stored tasks a second from one thread: one by one, and the fastest way; workers run meanwhile."""
+    """Measure tasks stored a second from one thread, singly and in the fastest way, while workers run."""
     rates = {}
     for name, batch, chunk in (("one_by_one", False, 100), ("batched", True, 5000)):
         total, seconds = 0, 0.0
@@ -169,14 +169,14 @@ def submits(system: System, sizes: Sizes) -> Result:
 
 
 def idle(system: System, sizes: Sizes, memory_before: int, stored_before: int) -> Result:
-    """With many far tasks pending: processor time, in percent of one core, and bytes for each task."""
+    """Measure rest with many tasks pending: processor time in percent of one core, and bytes per task."""
     servers = system.servers
     assert servers is not None
     missing = sizes.pending - system.pending()
     missing = min(missing, int(system.rate * sizes.fill_seconds))
     for first in range(0, missing, 10_000):
         system.submit(min(10_000, missing - first), time.time_ns() + HOUR, 1_000_000)
-    time.sleep(2)  # what follows a submit: buffers written, a page split, the worker's prefetch
+    time.sleep(2)  # effects of a submit: buffers written, a page split, the worker's prefetch
     tasks = system.pending()
     workers = system.worker_pids()
     everybody = {"workers": workers, **servers.pids()}
@@ -193,7 +193,7 @@ def idle(system: System, sizes: Sizes, memory_before: int, stored_before: int) -
 
 
 def _busy_percent(pids: Mapping[str, Sequence[int]], seconds: float) -> dict[str, float]:
-    """What these use of one core in the next seconds."""
+    """Return the processor time of these processes in the next seconds, in percent of one core."""
     before = {name: processes.cpu_seconds(some) for name, some in pids.items()}
     began = time.monotonic()
     time.sleep(seconds)
@@ -202,9 +202,9 @@ def _busy_percent(pids: Mapping[str, Sequence[int]], seconds: float) -> dict[str
 
 
 def rerun(system: System, sizes: Sizes, ready: Callable[[], None]) -> Result:
-    """A handler that kills its own process with -9: seconds until it starts again.
+    """Run a handler that kills its own process with -9; return the seconds until it starts again.
 
-    ``ready`` is called before the task is submitted: peers wait there for each other.
+    Calls ``ready`` before it submits the task: peers wait there for each other.
     """
     system.start(system.entry.processes)
     ready()
@@ -220,7 +220,7 @@ def rerun(system: System, sizes: Sizes, ready: Callable[[], None]) -> Result:
 
 
 class _Cpu:
-    """How much of one core the workers and the servers use, on average since it was made."""
+    """How many cores the workers and the servers use, on average since this object was made."""
 
     def __init__(self, system: System) -> None:
         assert system.servers is not None
@@ -229,7 +229,7 @@ class _Cpu:
         self._began = time.monotonic()
 
     def report(self) -> Result:
-        """``cpu``: cores in use, by group; ``cpu_seconds``: of all together."""
+        """Return ``cpu``: cores in use, by group; and ``cpu_seconds``: of all together."""
         seconds = time.monotonic() - self._began
         used = {name: processes.cpu_seconds(pids) - self._before[name] for name, pids in self._groups.items()}
         return {

@@ -1,1 +1,1 @@
-"""The systems that are measured, one file each; how they are set is said in ``benchmarks.catalog``."""
+"""The measured systems, one file each; ``benchmarks.catalog`` has their settings."""

@@ -1,7 +1,7 @@
 """APScheduler 3 with its Redis job store.
 
-A scheduler that runs does not notice jobs that another process writes into its store, so submits go to the
-one process that schedules, over a Unix socket.
+A running scheduler does not notice jobs that another process writes into its store. So submits go to the one
+process that schedules, over a Unix socket.
 """
 
 from __future__ import annotations

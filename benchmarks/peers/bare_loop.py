@@ -1,7 +1,7 @@
-"""The floor: what Redis and a loop that sleeps cost by themselves. It promises nothing.
+"""The floor: the cost of Redis and a sleeping loop by themselves. It promises nothing.
 
-Tasks lie in a few sorted sets, each taken by one process; a Lua call removes what is due and says when the
-next is due. The loop sleeps until then, at most LOOK seconds, as nobody tells it of new tasks.
+Tasks lie in a few sorted sets, each taken by one process. A Lua call removes what is due and returns when the
+next is due. The loop sleeps until then, at most LOOK seconds, because nothing tells it of new tasks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _key(number: int) -> str:
 
 
 def loop(number: int, processes: int) -> None:
-    """Run for ever: take what is due, note its start, sleep until the next is due."""
+    """Run for ever: take what is due, record its start, sleep until the next is due."""
     client = redis.Redis.from_url(os.environ["BENCH_REDIS"])
     take = client.register_script(TAKE_DUE)
     keys = [_key(one) for one in range(SETS) if one % processes == number]

@@ -38,7 +38,7 @@ class Beanstalkd(Peer):
 
 
 def work() -> None:
-    """Run for ever."""
+    """Run for ever: reserve, record the start, delete."""
     with greenstalk.Client((HOST, int(PORT))) as client:
         while True:
             job = client.reserve()

@@ -1,4 +1,4 @@
-"""Huey on Redis: a scheduler moves what is due each second."""
+"""Huey on Redis: each second a scheduler moves the tasks that are due."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Huey(Peer):
         return [[*consumer, "-k", "process", "-w", str(processes), "-s", "1", "-n"]]
 
     def submit(self, number: int, due: int) -> None:
-        # aware, as Huey cuts naive times down to the second
+        # aware, because Huey cuts naive times down to the second
         start.schedule((number,), eta=datetime.fromtimestamp(due / NS, UTC))
 
     def pending(self) -> int:

@@ -1,4 +1,4 @@
-"""For peers with an asynchronous client: one event loop that submits."""
+"""Base of peers with an asynchronous client: one event loop submits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from benchmarks.peer import Peer
 
 AT_ONCE = 200
-"""Submits under way at once, where the client has no batch of its own."""
+"""Concurrent submits, for clients without batches."""
 
 
 class AsyncPeer(Peer):

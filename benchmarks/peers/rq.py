@@ -1,4 +1,4 @@
-"""RQ on Redis: a scheduler beside the workers moves what is due each second."""
+"""RQ on Redis: each second a scheduler beside the workers moves the tasks that are due."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Rq(Peer):
 
 
 def _second(due: int) -> datetime:
-    """RQ keeps whole seconds, cut down: rounded up here, as nothing may run early."""
+    """Round up to whole seconds: RQ cuts them down, and no task may run early."""
     return datetime.fromtimestamp(-(-due // NS), UTC)
 
 

@@ -1,4 +1,4 @@
-"""SAQ on Redis: one of the workers moves what is due each second."""
+"""SAQ on Redis: each second one of the workers moves the tasks that are due."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Saq(AsyncPeer):
         return [worker for _ in range(processes)]
 
     async def store(self, number: int, due: int) -> None:
-        # scheduled is whole seconds; rounded up, as it must not run early
+        # scheduled is in whole seconds; rounded up, because a task must not run early
         await queue.enqueue("start", number=number, scheduled=-(-due // NS), ttl=-1, retries=3)
 
     def pending(self) -> int:

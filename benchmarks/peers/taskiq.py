@@ -1,4 +1,4 @@
-"""taskiq on Redis: a scheduler process reads schedules each second and sends what is due to the workers."""
+"""taskiq on Redis: each second a scheduler process reads schedules and sends due tasks to the workers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from toc.store.migrate import Migrator
 BATCH = 10_000
 SLOTS = int(os.environ.get("BENCH_SLOTS", "16"))
 TOPICS = [f"bench.order-{number}" for number in range(int(os.environ.get("BENCH_TOPICS", "1")))]
-"""Tasks go to these in turn."""
+"""Tasks go to these topics in turn."""
 NEIGHBOUR = "bench.neighbour"
 """A second topic: numbers with the bit NEIGHBOURS go there."""
 NEIGHBOURS = 1 << 51
@@ -30,7 +30,7 @@ ASYNC_WAITS, THREAD_WAITS = 1 << 50, 1 << 49
 WAIT_SECONDS = 0.05
 THREADS = os.environ.get("BENCH_THREADS", "4")
 IDLE_SLOTS = [64] * 13 + [32] * 4 if "BENCH_IDLE_TOPICS" in os.environ else []
-"""Slots of further topics that get no tasks: with the four above, 21 topics of 1,024 slots."""
+"""Slots of further topics without tasks: with the four above, 21 topics of 1,024 slots."""
 
 center = TimeoutCenter()
 
@@ -89,7 +89,7 @@ class Toc(Peer):
         worker += ["--threads", THREADS]
         if "BENCH_DAEMONS" not in os.environ:
             return [[*worker, "--processes", str(processes)]]
-        # As many daemons of one process: to the cluster each is a host of its own.
+        # One daemon per process: to the cluster each is a host of its own.
         return [
             ["env", f"TOC_HOST=host-{number}", *worker, "--processes", "1"] for number in range(processes)
         ]

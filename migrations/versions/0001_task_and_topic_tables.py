@@ -1,8 +1,7 @@
 """Task tables, and in the first database the topic table.
 
-Revision: 0001. Spelled out in SQL, since it must stay what it is when toc.store.schema moves on. On MySQL one
-table is one statement (its keys included) and many statements are one round trip: a thousand tables take
-seconds.
+Revision: 0001. Written as SQL, because it must not change when toc.store.schema does. On MySQL a table is one
+statement (with its keys) and many statements are one round trip: a thousand tables take seconds.
 """
 
 from __future__ import annotations

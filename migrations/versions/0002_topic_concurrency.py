@@ -1,7 +1,7 @@
-"""How many handlers of a topic a worker process runs at once. 0: as many as it has threads for.
+"""How many handlers of a topic a worker process runs at once. 0: as many as it has threads.
 
-Revision: 0002. In the first database only, where the topics are. The column has a default, so that programs
-that do not know it go on creating topics.
+Revision: 0002. Only in the first database, which has the topics. The column has a default, so that programs
+that do not know it can still create topics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SQLITE = "ALTER TABLE timeout_topic ADD COLUMN concurrency INTEGER DEFAULT 0 NOT
 
 
 def upgrade() -> None:
-    if _topics_are_here() and not _has_it():  # an upgrade that broke off may have been here
+    if _topics_are_here() and not _has_it():  # an interrupted upgrade may have added it
         sqlite = op.get_bind().dialect.name == "sqlite"
         context.config.attributes["execute"]([SQLITE if sqlite else MYSQL])
 

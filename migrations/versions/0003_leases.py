@@ -1,7 +1,7 @@
-"""Leases on rows: who runs a task that Redis cannot speak for, and until when that is taken for true.
+"""Leases on rows: which worker runs a task that Redis cannot account for, and until when that is valid.
 
-Revision: 0003. Two columns on every task table, without a default value: programs that do not know them
-neither read nor write them. Both servers add them at once, without copying rows, and while others write.
+Revision: 0003. Adds two columns without a default value to every task table: programs that do not know them
+neither read nor write them. Both servers add them instantly, without copying rows, while others write.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _each_table(mysql: str, sqlite: str, *, wanted: bool) -> None:
     inspector = inspect(op.get_bind())
     for first in range(0, len(tables), BATCH):
         part = tables[first : first + BATCH]
-        # An upgrade that broke off may have been here.
+        # An interrupted upgrade may have added them.
         left = [f"{n:04d}" for n in part if _has_them(inspector, n) is not wanted]
         if left:
             context.config.attributes["execute"]([template.replace("{n}", n) for n in left])

@@ -1,7 +1,7 @@
-"""Changes of a topic that take their time: slots that are given up, a backlog that is resumed at a rate.
+"""Gradual changes of a topic: slots that are given up, a backlog that is resumed at a rate.
 
-Revision: 0004. In the first database only, where the topics are. The columns have defaults, so that programs
-that do not know them go on creating topics.
+Revision: 0004. Only in the first database, which has the topics. The columns have defaults, so that programs
+that do not know them can still create topics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def upgrade() -> None:
     there = _columns()
     sqlite = op.get_bind().dialect.name == "sqlite"
     for name, (mysql, lite) in COLUMNS.items():
-        if there and name not in there:  # an upgrade that broke off may have been here
+        if there and name not in there:  # an interrupted upgrade may have added it
             _execute(f"ALTER TABLE timeout_topic ADD COLUMN {name} {lite if sqlite else mysql}")
 
 
@@ -39,7 +39,7 @@ def _execute(statement: str) -> None:
 
 
 def _columns() -> set[str]:
-    """The columns of the topic table; none where it is not."""
+    """Return the columns of the topic table; none in databases without it."""
     if 0 not in context.config.attributes["tables"]:  # not the first database
         return set()
     return {column["name"] for column in inspect(op.get_bind()).get_columns("timeout_topic")}

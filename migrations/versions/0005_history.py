@@ -1,7 +1,7 @@
-"""What became of the tries before: a history on every task row.
+"""A history of the failed tries on every task row.
 
-Revision: 0005. A column on every task table, without a default value: programs that do not know it neither
-read nor write it. Both servers add it at once, without copying rows, and while others write.
+Revision: 0005. Adds a column without a default value to every task table: programs that do not know it
+neither read nor write it. Both servers add it instantly, without copying rows, while others write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _each_table(mysql: str, sqlite: str, *, wanted: bool) -> None:
     inspector = inspect(op.get_bind())
     for first in range(0, len(tables), BATCH):
         part = tables[first : first + BATCH]
-        # An upgrade that broke off may have been here.
+        # An interrupted upgrade may have added it.
         left = [f"{n:04d}" for n in part if _has_it(inspector, n) is not wanted]
         if left:
             context.config.attributes["execute"]([template.replace("{n}", n) for n in left])

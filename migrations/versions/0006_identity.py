@@ -1,7 +1,7 @@
-"""Which task table this is: a table with one row that names it, so that two cannot share one index unnoticed.
+"""The identity of the task table: a table with one row, so that no two task tables share one index unnoticed.
 
-Revision: 0006. In the first database only. Programs that do not know the table leave it alone; the first that
-does writes the row.
+Revision: 0006. Only in the first database. Programs that do not know the table leave it alone; the first
+program that knows it writes the row.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. Heavy modules are imported inside commands, so that help is quick."""
+"""The command line: parse, call, print. Commands import slow modules themselves, so that help stays fast."""

@@ -1,4 +1,4 @@
-"""What commands over many tasks share: options, the selection, confirmation, progress, the account of it."""
+"""What commands over many tasks share: options, selection, confirmation, progress, the final log line."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 Topic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
 After = Annotated[
     str | None,
-    typer.Option("--after", metavar="TIME", help="Dead since: an age such as 2h, or ISO 8601 with a zone."),
+    typer.Option("--after", metavar="TIME", help="Died after: an age such as 2h, or ISO 8601 with a zone."),
 ]
-Before = Annotated[str | None, typer.Option("--before", metavar="TIME", help="Dead before then; as --after.")]
+Before = Annotated[
+    str | None,
+    typer.Option("--before", metavar="TIME", help="Died before; written as for --after."),
+]
 ErrorText = Annotated[
-    str | None, typer.Option("--error", metavar="TEXT", help="Only where the last error contains this.")
+    str | None, typer.Option("--error", metavar="TEXT", help="Only tasks whose last error contains this.")
 ]
-All = Annotated[bool, typer.Option("--all", help="Every task that the filters leave.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
-Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most so many tasks per second.")]
+All = Annotated[bool, typer.Option("--all", help="Every task that the filters select.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show how many tasks it would be.")]
+Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most N tasks per second.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 TELL_SECONDS = 5.0
@@ -40,7 +43,7 @@ SHOWN_IDS = 100
 
 
 class Filters(NamedTuple):
-    """Which tasks are meant, as it was typed."""
+    """The filters of a command, as the operator typed them."""
 
     topic: str | None = None
     biz_id: str | None = None
@@ -51,12 +54,12 @@ class Filters(NamedTuple):
     error: str | None = None
 
     def given(self) -> dict[str, str]:
-        """Those that were given."""
+        """Return the filters that were given."""
         return {name: value for name, value in self._asdict().items() if isinstance(value, str)}
 
 
 def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Selection:
-    """What the filters mean. Raises InvalidInput, UnknownTopic, SchemaBehind before anything is done."""
+    """Turn filters into a selection. Raises InvalidInput, UnknownTopic or SchemaBehind before any change."""
     from toc.model.sharding import BizId
     from toc.operate import admin
     from toc.store import Selection
@@ -81,13 +84,13 @@ def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Sel
 
 
 def check_rate(rate: float | None) -> None:
-    """Raises InvalidInput."""
+    """Raise InvalidInput unless the rate is allowed."""
     if rate is not None and not (isfinite(rate) and 0 < rate <= 1e6):
         raise InvalidInput(f"--rate must be more than 0 and at most 1000000 per second, not {rate:g}")
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask, unless told not to. Raises InvalidInput where nobody can answer; typer.Exit for a no."""
+    """Ask, unless ``yes``. Raises InvalidInput when nobody can answer, typer.Exit when the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -98,7 +101,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 class Account:
-    """What a command has done so far, for the line that says who did what."""
+    """What a command has done so far, for the log line that says who did what."""
 
     def __init__(self, job_ids: Sequence[int], filters: Filters, **more: str) -> None:
         self.counts: Counts = {}
@@ -106,16 +109,17 @@ class Account:
         self._chosen = filters.given() | more
 
     def fields(self) -> dict[str, object]:
-        """The fields of its log event: who, which tasks, how many of them came to what."""
+        """Return the fields of the log event: the operator, the tasks, and how many had which outcome."""
         chosen = ", ".join(f"{name}={value}" for name, value in self._chosen.items())
         ids = ", ".join(str(job_id) for job_id in self._job_ids[:SHOWN_IDS])
         more = f" and {len(self._job_ids) - SHOWN_IDS} more" if len(self._job_ids) > SHOWN_IDS else ""
         return {"by": who(), "selected": chosen, "job_ids": ids + more, **self.counts}
 
     def follow(self, steps: Iterator[BulkStep], log_it: Callable[..., object]) -> None:
-        """Do it all, and show how far it has come: a bar on a terminal, else a line now and then.
+        """Run all steps and show the progress: a bar on a terminal, else a line every few seconds.
 
-        ``log_it`` gets the fields at the end, also when it breaks off half-way; not where nothing was to do.
+        Calls ``log_it`` with the fields at the end, also after a failure half-way; never when there was no
+        task.
         """
         try:
             with _progress(len(self._job_ids)) as show:

@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="The settings as toc understands th
 
 @app.command("show")
 def show_config(as_json: Json = False) -> None:
-    """Show every setting, passwords masked, and where it comes from."""
+    """Show every setting, with passwords masked, and its source."""
     import os
 
     from toc.config import config_file

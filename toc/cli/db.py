@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="The schema of the task table, over
 def upgrade() -> None:
     """Create missing databases and tables and bring every shard to the schema of this version.
 
-    Safe to run again, also after it was interrupted half-way; two at once wait for each other.
+    Safe to repeat, also after an interruption. Two that run at once wait for each other.
     """
     from toc.operate.admin import migrator
 
@@ -42,7 +42,7 @@ def upgrade() -> None:
 
 @app.command()
 def check(as_json: Json = False) -> None:
-    """Say which shards are behind the schema of this version. Ends with 3 if any is."""
+    """Show which shards are behind the schema of this version. Exits with 3 if any is."""
     from toc.operate.admin import migrator
 
     shards = migrator(load_settings()).check()

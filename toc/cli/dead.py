@@ -44,7 +44,7 @@ def list_dead(
     before: Before = None,
     error: ErrorText = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1_000_000, help="At most so many, newest first.")
+        int, typer.Option(metavar="N", min=1, max=1_000_000, help="At most N tasks, newest first.")
     ] = 100,
     as_json: Json = False,
 ) -> None:
@@ -69,7 +69,7 @@ def list_dead(
 
 @app.command("show", cls=WithNumbers)
 def show_dead(wanted: JobId, as_json: Json = False) -> None:
-    """Show everything that is kept about a task, with what each failed try raised."""
+    """Show everything that is stored about a task, with the error of each failed try."""
     from toc.operate import admin
 
     job_id = job_number(wanted)
@@ -94,7 +94,7 @@ def redrive(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Give dead tasks all their tries again, due now. Do it once the cause is repaired.
+    """Make dead tasks pending again, due now, with all their tries. First repair the cause.
 
     Examples: toc dead redrive 894573895733248 894573895733249
               toc dead redrive --topic order.close --all --rate 100
@@ -135,9 +135,9 @@ def purge(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete dead tasks for good, their rows too. Asks first, unless JOB_IDs are given.
+    """Delete dead tasks and their rows for good. Asks first, unless JOB_IDs are given.
 
-    Ends with 4 if some were left because their Redis server was out of reach.
+    Exits with 4 if some were left because their Redis server was out of reach.
 
     Examples: toc dead purge 894573895733248
               toc dead purge --topic order.close --before 30d --all --dry-run
@@ -154,7 +154,7 @@ def purge(
         if dry_run:
             show_one({"would_purge": len(chosen)}, as_json=as_json)
             return
-        if chosen and not job_ids:  # who names them has chosen
+        if chosen and not job_ids:  # JOB_IDs are a choice already
             confirm(f"delete {len(chosen)} dead tasks for good", yes=yes)
         account = Account(chosen, filters)
         account.follow(
@@ -184,7 +184,7 @@ def _chosen(center: TimeoutCenter, job_ids: list[int], filters: Filters) -> Sequ
 
 
 def _all_of_them(job_ids: list[int], done: int) -> None:
-    """Say so, and end with 1, where ids were given that nothing was done to."""
+    """Report it and exit with 1 if some of the given ids were left alone."""
     if job_ids and done < len(set(job_ids)):
         say(f"{len(set(job_ids)) - done} of them are not dead, or not known, and were left alone")
         raise typer.Exit(1)

@@ -39,7 +39,7 @@ def demo(
         Path | None,
         typer.Option(
             metavar="FILE.csv",
-            help="Real orders: order_id, purchased_at, approved_at, delivered_at. Else made up.",
+            help="Real orders: order_id, purchased_at, approved_at, delivered_at.",
         ),
     ] = None,
     count: Annotated[int, typer.Option(metavar="N", help="How many orders to make up.")] = 1000,
@@ -52,15 +52,15 @@ def demo(
     ] = False,
     configured: Annotated[
         bool,
-        typer.Option("--configured", help="Run on the servers of your settings, with a worker of its own."),
+        typer.Option("--configured", help="Run on the servers of your settings, with its own worker."),
     ] = False,
     directory: Directory = CLUSTER,
     as_json: Json = False,
 ) -> None:
     """Watch a thousand orders: unpaid ones close, paid ones do not, delivered ones are confirmed.
 
-    Needs nothing: it starts a private Redis, SQLite and a worker, and removes them at the end. Real cancels
-    race a real clock, and every outcome is checked. Ends with 0 only if all came out right.
+    Needs nothing installed: it starts a private Redis, SQLite and a worker, and removes them at the end. Real
+    cancels race a real clock, and every outcome is checked. Exits with 0 only if all are right.
 
     Examples: toc demo
               toc demo --orders orders.csv --speed 10
@@ -100,7 +100,7 @@ def demo(
 
 
 def _clean_up_when_terminated() -> None:
-    """SIGTERM ends like an exit, so that servers are stopped and temporary files removed."""
+    """Make SIGTERM end the program like an exit, so that servers stop and temporary files are removed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
@@ -129,7 +129,7 @@ def _stage(on_cluster: bool, configured: bool, directory: Path) -> Iterator[Stag
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal; a line every five seconds otherwise. On stderr."""
+    """Show progress on stderr: a bar on a terminal, else a line every five seconds."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -193,13 +193,13 @@ def dev(
         str | None, typer.Option("--app", metavar="MODULE:NAME", help="Run a worker for this TimeoutCenter.")
     ] = None,
     directory: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where everything is kept, also after the end.")
+        Path, typer.Option(metavar="DIR", help="Where all files are kept, also after the end.")
     ] = Path(".toc"),
 ) -> None:
-    """Run everything embedded for developing an application, until Ctrl-C.
+    """Run every server embedded, to develop an application, until Ctrl-C.
 
-    Prints the settings for your application and other toc commands. Topics that the app handles and that do
-    not exist yet are created. One machine, one disk: not for production.
+    Prints the settings for your application and for other toc commands. Creates the topics that the app
+    handles and that do not exist yet. One machine, one disk: not for production.
 
     Example: toc dev --app shop.deadlines:center
     """
@@ -246,7 +246,7 @@ def start(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="Only these of `toc cluster status`, or another host: host3."
+            metavar="[NAME]...", help="Only these parts (see `toc cluster status`), or a new host: host3."
         ),
     ] = None,
     daemons: Annotated[
@@ -258,7 +258,7 @@ def start(
             metavar="N",
             min=1,
             max=256,
-            help="Worker processes of each daemon. Default: as those there have, or 2.",
+            help="Worker processes per daemon. Default: as the daemons have, or 2.",
         ),
     ] = None,
     zookeepers: Annotated[
@@ -268,7 +268,7 @@ def start(
 ) -> None:
     """Start the cluster in the background; its daemons run the demo's handlers. Then: toc demo --cluster
 
-    With NAMEs: bring back what was killed or stopped, or add a host.
+    With NAMEs: restart killed or stopped parts, or add a host.
 
     Example: toc cluster start redis1 host3
     """
@@ -297,7 +297,7 @@ def start(
 
 @cluster.command()
 def status(directory: Directory = CLUSTER, as_json: Json = False) -> None:
-    """Show the processes of the cluster. Ends with 1 unless all run."""
+    """Show the processes of the cluster. Exits with 1 unless all run."""
     from toc.dev.local.cluster import LocalCluster
 
     parts = LocalCluster(directory).status()
@@ -313,11 +313,12 @@ def status(directory: Directory = CLUSTER, as_json: Json = False) -> None:
 @cluster.command()
 def stop(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these of `toc cluster status`.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Only these parts (see `toc cluster status`)."),
     ] = None,
     directory: Directory = CLUSTER,
 ) -> None:
-    """Stop the cluster, or parts of it: daemons first, in good order. Its data is kept."""
+    """Stop the cluster or parts of it, daemons first, in good order. Keeps the data."""
     from toc.dev.local.cluster import LocalCluster
 
     if parts:
@@ -329,10 +330,12 @@ def stop(
 
 @cluster.command()
 def kill(
-    parts: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of `toc cluster status`.")],
+    parts: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="As `toc cluster status` shows them.")
+    ],
     directory: Directory = CLUSTER,
 ) -> None:
-    """Kill parts of the cluster as a power failure would. `toc cluster start NAME` brings them back.
+    """Kill parts of the cluster as a power failure would. `toc cluster start NAME` restarts them.
 
     Example: toc cluster kill redis1 redis2 redis3
     """

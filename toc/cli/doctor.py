@@ -12,15 +12,12 @@ from toc.cli.values import Json, opened
 
 
 def doctor(
-    problems: Annotated[
-        bool, typer.Option("--problems", help="Show only what is wrong or worth seeing to.")
-    ] = False,
+    problems: Annotated[bool, typer.Option("--problems", help="Show only failures and warnings.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Look at every server, setting, right, clock, worker and topic, and say what is wrong and what to do.
+    """Check every server, setting, right, clock, worker and topic; say what is wrong and what to do.
 
-    Ends with 0 when all is well, 1 when something is worth seeing to, 2 when something is wrong. It changes
-    nothing.
+    Exits with 0 when all is well, 1 when there are warnings, 2 when something is wrong. It changes nothing.
     """
     from toc.observe.log import redact
     from toc.operate import doctor as doctors

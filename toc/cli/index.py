@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    once: Annotated[bool, typer.Option("--once", help="One pass over everything, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Go through everything once, then end.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Put into Redis what the rows say and it lacks. Workers do this all the time; here it needs none.
+    """Add the entries that Redis lacks, according to the rows. Workers do so always; this needs none.
 
-    Without --once it goes on until Ctrl-C. Ends with 4 if a Redis server was out of reach.
+    Without --once it runs until Ctrl-C. Exits with 4 if a Redis server was out of reach.
     """
     from toc.operate import admin
 
@@ -36,10 +36,10 @@ def rebuild(
     topic: Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fill the index again from the rows at full speed, what is due first comes first. Harmless at any time.
+    """Fill the index from the rows at full speed, earliest due first. Harmless at any time.
 
-    Workers do it by themselves when Redis has lost data; this is for when none runs, or to be sure. Ends with
-    4 if a Redis server was out of reach.
+    Workers do so by themselves when Redis has lost data; use this when none runs, or to be sure. Exits with 4
+    if a Redis server was out of reach.
     """
     from toc.operate import admin
 

@@ -76,10 +76,10 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code.
+    """Run one command and return its exit code.
 
-    2: what was asked is wrong; 3: a server must be upgraded or configured first; 4: a server is out of
-    reach; 1: any other failure; 130: interrupted. Whether its output was written is for ``run``.
+    2: the request is wrong; 3: a server must be upgraded or configured first; 4: a server is out of reach; 1:
+    any other failure; 130: interrupted. ``run`` checks whether the output could be written.
     """
     try:
         app(args=arguments, prog_name="toc")
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         say(f"error: {redact(str(exc))}")
         return exc.exit_code
-    except OSError as exc:  # of a file: those of servers have been translated
+    except OSError as exc:  # of a file: errors of servers have been translated
         say(f"error: {exc.strerror or exc}" + (f": {shown(exc.filename)}" if exc.filename else ""))
         return 1
     return 0
@@ -104,6 +104,6 @@ def run() -> None:
     code = main()
     try:
         code = streams.finish(code)
-    except KeyboardInterrupt:  # its reader does not read
+    except KeyboardInterrupt:  # the reader of its output does not read
         code = 130
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What commands print: one table for people, or JSON for programs. Results on stdout, all else on stderr."""
+"""What commands print: a table for people, or JSON for programs. Results on stdout, all else on stderr."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 
 _SENTENCE = 24
-"""So wide a column of sentences is at least, unless that is too much."""
+"""The least width of a column of sentences, unless the terminal is too narrow."""
 
 
 def say(text: str) -> None:
-    """A remark for the person who watches, on stderr."""
+    """Print a remark on stderr for the person who watches."""
     print(text, file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """``value`` as JSON on stdout. job_ids are numbers of up to 63 bits."""
-    # What an encoding has no letter for is escaped as JSON does it; the stream's own way is no JSON.
+    """Print ``value`` as JSON on stdout. job_ids are numbers of up to 63 bits."""
+    # Letters that the encoding lacks are escaped as JSON does it; the stream's own way is not JSON.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2))
 
 
 def console() -> Console:
-    """Where tables go: stdout, as wide as the terminal, or wide enough for a pipe."""
+    """Return the console for tables: stdout, as wide as the terminal, or wide enough for a pipe."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=200)
@@ -48,8 +48,10 @@ def console() -> Console:
 
 @contextmanager
 def screen() -> Iterator[tuple[Console, Callable[[RenderableType], None]]]:
-    """Where pictures are drawn one after the other, and what draws one: in place of the one before on a
-    terminal, else below it."""
+    """Yield a console and a function that draws a picture on it.
+
+    On a terminal each picture replaces the one before; elsewhere it is printed below it.
+    """
     from rich.live import Live
 
     to = console()
@@ -62,8 +64,10 @@ def screen() -> Iterator[tuple[Console, Callable[[RenderableType], None]]]:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[float, str], None]]:
-    """A bar on stderr where that is a terminal, else nothing. Call it with the part that is done, 0 to 1, and
-    what there is to say; it begins with ``what``, and goes at the end. Something turns meanwhile."""
+    """Show a bar on stderr while the block runs, if that is a terminal. It begins with the text ``what``.
+
+    Yields a function that takes the part done (0 to 1) and a new text. The bar is removed at the end.
+    """
     if not sys.stderr.isatty():
         yield lambda _part, _text: None
         return
@@ -91,10 +95,10 @@ def show(
     empty: str,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print records of like keys: a JSON array, or a table whose columns are the keys.
+    """Print records with the same keys: a JSON array, or a table whose columns are the keys.
 
-    ``empty`` is said instead of a table without rows. ``spare`` are columns that are left out where the
-    terminal has no room for all, the first of them first.
+    Without records it prints ``empty`` instead of a table. A narrow terminal drops the ``spare`` columns, the
+    first of them first.
     """
     if as_json:
         print_json(list(records))
@@ -117,11 +121,11 @@ def table(
     words: Collection[str] | None = None,
     cut: str | None = None,
 ) -> tuple[Table, Sequence[str]]:
-    """Records of like keys as a table, and which of the ``spare`` columns it lacks to fit into ``width``.
+    """Return records with the same keys as a table, and the ``spare`` columns dropped to fit into ``width``.
 
-    Before any column goes, lines and gaps do, and titles break. Numbers stand to the right: all columns but
-    ``words``, by default those that have nothing but numbers. A value may be a styled Text. ``cut`` is a
-    column of sentences that end with an ellipsis where there is no room for them, so that a record takes one
+    Before it drops a column, it drops lines and gaps, and breaks titles. Columns of numbers are
+    right-aligned: all except ``words``, by default those with nothing but numbers. A value may be a styled
+    Text. ``cut`` is a column of sentences that are shortened with an ellipsis, so that each record takes one
     line.
     """
     from rich.table import Table
@@ -137,7 +141,7 @@ def table(
             )
             for key in keys
         }
-        between = gap * len(keys) + (1 if gap == 3 else -gap)  # lines stand at both ends, gaps do not
+        between = gap * len(keys) + (1 if gap == 3 else -gap)  # lines are drawn at both ends, gaps are not
         left = width - sum(room.values()) - between
         fits = left >= 0
         if fits:
@@ -152,13 +156,13 @@ def table(
         room[cut] = min(room[cut] + left, max(map(len, [_title(cut), *texts[cut]])))
     drawn = Table() if gap == 3 else Table(box=None, pad_edge=False, collapse_padding=gap == 1)
     for key in keys:
-        # Where all fit, only sentences share what is left, and no id is torn apart.
+        # If all columns fit, only sentences share the space left, and no id is broken.
         fixed = key == cut or (fits and all(len(text) <= room[key] for text in texts[key]))
         drawn.add_column(
             _title(key),
             justify="right" if key in numeric else "left",
             width=room[key] if fixed else None,
-            # else what has no room goes on in the next line; nothing is cut off
+            # "fold": what has no room continues on the next line, and nothing is cut off
             overflow="ellipsis" if key == cut else "fold",
             no_wrap=key == cut,
         )
@@ -168,13 +172,16 @@ def table(
 
 
 def _title(key: str, *, narrow: bool = False) -> str:
-    """``narrow``: its longest word, since it may take two lines."""
+    """Return a column's title; if ``narrow``, its longest word, since the title may take two lines."""
     words = key.split("_")
     return max(words, key=len) if narrow else " ".join(words)
 
 
 def _least_width(text: str, sentence: int, *, whole: bool) -> int:
-    """What a text needs: so much if it is a sentence, and its longest word, unless it may be cut off."""
+    """Return the least width of a text: that of its longest word, and ``sentence`` if it is that long.
+
+    A text that may be cut (not ``whole``) needs half a sentence's width at most.
+    """
     if not whole:
         return min(len(text), _SENTENCE // 2)
     return max([min(len(text), sentence), *map(len, text.split())])
@@ -189,18 +196,18 @@ def _shown(value: Any) -> Text:
 def most_urgent(
     things: Sequence[Thing], room: int, urgency: Callable[[Thing], Any], least: int = 3
 ) -> list[Thing]:
-    """As many as there is room for, in their order; the most urgent, if that is not all."""
+    """Return the things that fit into ``room`` (at least ``least``), in their order: the most urgent ones."""
     kept = sorted(range(len(things)), key=lambda n: urgency(things[n]), reverse=True)[: max(room, least)]
     return [things[n] for n in sorted(kept)]
 
 
 def and_more(count: int, what: str) -> str:
-    """The line below those that there was room for."""
+    """Return the line that counts the rows for which there was no room."""
     return f"and {count} more {what}, none more urgent" if count > 0 else ""
 
 
 def ago(milliseconds: float, now_ms: float) -> str:
-    """How long an instant is past, or ahead, as one reads it: ``12 s ago``, ``in 3 min``."""
+    """Return how far an instant is past or ahead, for people: ``12 s ago``, ``in 3 min``."""
     seconds = (now_ms - milliseconds) / 1000
     size = abs(seconds)
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
@@ -235,17 +242,17 @@ def _cell(value: Any) -> str:
 
 
 def instant(milliseconds: float) -> str:
-    """ISO 8601 in UTC, with milliseconds."""
+    """Return an instant as ISO 8601 in UTC, with milliseconds."""
     return from_ms(int(milliseconds)).isoformat(timespec="milliseconds")
 
 
 def status_name(status: int) -> str:
-    """``pending``, ``processed``, ``cancelled`` or ``dead``."""
+    """Return ``pending``, ``processed``, ``cancelled`` or ``dead``."""
     return TaskStatus(status).name.lower()
 
 
 def task_record(task: Task) -> dict[str, Any]:
-    """A task for display."""
+    """Return a task for display."""
     return {
         "job_id": task.job_id,
         "topic": task.topic,
@@ -263,7 +270,7 @@ def task_record(task: Task) -> dict[str, Any]:
 
 
 def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
-    """A row with what only operators need."""
+    """Return a row for display, with the columns that only operators need."""
     return {
         "job_id": row.job_id,
         "topic": topic,
@@ -286,12 +293,12 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
 
 
 def history_record(tries: Sequence[FailedTry]) -> list[Any]:
-    """Failed tries for display."""
+    """Return failed tries for display."""
     return [{**failed._asdict(), "at": instant(failed.at)} for failed in tries]
 
 
 def topic_record(topic: Topic) -> dict[str, Any]:
-    """A topic for display. Durations are seconds."""
+    """Return a topic for display. Durations are seconds."""
     return {
         "name": topic.name,
         "biz_type": topic.biz_type,

@@ -37,7 +37,7 @@ _MEANS = {
     "too_late": "it has ended already; `toc get` shows how",
     "unknown": "there is no such task; finished ones are purged after their topic's retention",
 }
-"""What an outcome means that is not simply what was asked for."""
+"""The explanation of each outcome other than the one that was asked for."""
 
 
 def submit(
@@ -50,10 +50,10 @@ def submit(
         str | None, typer.Option(metavar="TIME", help="When: ISO 8601 with a zone, 2030-01-31T12:00:00Z.")
     ] = None,
     attribute_json: Annotated[
-        str | None, typer.Option("--attribute", metavar="JSON", help="What the handler gets besides the ids.")
+        str | None, typer.Option("--attribute", metavar="JSON", help="The task's data for the handler.")
     ] = None,
     dedup_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="The same key again returns the first task.")
+        str | None, typer.Option(metavar="KEY", help="A second submit with this key returns the first task.")
     ] = None,
     slot_basis: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Chooses the slot instead of the biz_id.")
@@ -134,19 +134,19 @@ def cancel(
     wanted: MaybeJobId = None,
     topic: Annotated[
         str | None,
-        typer.Option(help="With --biz-id: every task of it on this topic. With --all: every task."),
+        typer.Option(help="With --biz-id: its tasks on this topic. With --all: every task."),
     ] = None,
     biz: Biz = None,
     text: Text = False,
-    every: Annotated[bool, typer.Option("--all", help="With --topic: every pending task of it.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="With --topic: all its pending tasks.")] = False,
     rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Cancel a task, all tasks of a biz_id on a topic, or all of a topic, and say what came of it.
+    """Cancel a task, all tasks of a biz_id on a topic, or all of a topic, and show each outcome.
 
-    Ends with 0 only if every task is cancelled and was never started.
+    Exits with 0 only if every task is cancelled and was never started.
 
     Examples: toc cancel 894573895733248
               toc cancel --topic order.close --biz-id 42
@@ -216,19 +216,19 @@ def reschedule(
     ] = None,
     topic: Annotated[
         str | None,
-        typer.Option(help="With --biz-id: its pending tasks on this topic. With --all: every one."),
+        typer.Option(help="With --biz-id: its pending tasks on this topic. With --all: all."),
     ] = None,
     biz: Biz = None,
     text: Text = False,
-    every: Annotated[bool, typer.Option("--all", help="With --topic: every pending task of it.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="With --topic: all its pending tasks.")] = False,
     rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Give a pending task, those of a biz_id on a topic, or all of a topic another deadline, with all tries.
+    """Give another deadline and all tries to a pending task, those of a biz_id on a topic, or all of a topic.
 
-    Ends with 0 only if every task is rescheduled and was not due yet.
+    Exits with 0 only if every task is rescheduled and was not due yet.
 
     Examples: toc reschedule 894573895733248 --delay 2h
               toc reschedule --topic order.close --biz-id 42 --action-time 2030-01-31T12:00:00Z
@@ -287,7 +287,7 @@ def _reschedule_many(
 
 
 def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool) -> bool:
-    """Whether one task is named; else those of a topic are. Raises InvalidInput when it is neither."""
+    """Whether one task is named, rather than those of a topic. Raises InvalidInput when neither is."""
     one = job_id is not None and biz is None and topic is None and not every
     if not one and (job_id is not None or topic is None or (biz is not None) == every):
         raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
@@ -295,7 +295,7 @@ def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool)
 
 
 def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> Callable[[], datetime]:
-    """When the tasks are to be due, asked for as each is moved."""
+    """Return the function that says when a task is to be due; it is called as each task is moved."""
     if action_time is not None:
         at = instant(action_time)
         if at.tzinfo is None:

@@ -32,16 +32,16 @@ def top(
         list[str] | None,
         typer.Option("--daemon", metavar="HOST:PORT", help="Read this daemon's /metrics; may be repeated."),
     ] = None,
-    interval: Annotated[float, typer.Option(metavar="S", help="Seconds from one look to the next.")] = 2.0,
+    interval: Annotated[float, typer.Option(metavar="S", help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, for one interval, and end.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch a cluster: rates, lateness, what waits where, slots by worker, dead tasks, what is out of reach.
+    """Watch a cluster: rates, lateness, waiting tasks, slots by worker, dead tasks, what is out of reach.
 
-    Rates and lateness come from the daemons' /metrics: from --daemon, else from where each daemon says in
-    ZooKeeper that it shows them (TOC_METRICS_ADDRESS). All else comes from Redis and ZooKeeper.
+    Rates and lateness come from the daemons' /metrics: those of --daemon, else those that the daemons
+    announce in ZooKeeper (TOC_METRICS_ADDRESS). All else comes from Redis and ZooKeeper.
 
-    With --once or --json it ends with 1 if a daemon did not answer.
+    With --once or --json it exits with 1 if a daemon did not answer.
     """
     from toc.operate.top import Top
 
@@ -80,7 +80,10 @@ def _watch(center: TimeoutCenter, look: Callable[[], Picture], interval: float) 
 
 
 def _addresses(settings: Settings, given: Sequence[str]) -> Callable[[Sequence[WorkerNow]], Sequence[str]]:
-    """Where daemons answer: as given, else as they say in ZooKeeper; the one daemon as it is configured."""
+    """Return the function that says where daemons answer: ``given``, else as they announce it in ZooKeeper.
+
+    Without ZooKeeper it is the one daemon, at its configured address.
+    """
     host, _, port = (settings.metrics_address or "").rpartition(":")
     if given:
         return lambda _workers: given
@@ -92,7 +95,7 @@ def _addresses(settings: Settings, given: Sequence[str]) -> Callable[[Sequence[W
 
 
 def _reached(worker: WorkerNow, here: str) -> str:
-    """Where a daemon answers, for one who asks from machine ``here``."""
+    """Return the address of a daemon as seen from the machine ``here``."""
     host, _, port = (worker.metrics or "").rpartition(":")
     if worker.machine == here:
         return f"{'127.0.0.1' if host in _ANYWHERE else host}:{port}"
@@ -107,7 +110,7 @@ class _Owners:
         self._visit: Operator | None = None
 
     def read(self) -> list[WorkerNow]:
-        """Raises CoordinationUnavailable, IndexUnavailable, StoreUnavailable."""
+        """Return the workers. Raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable."""
         from toc.coordination.operator import Operator
         from toc.operate import admin
         from toc.operate.top import WorkerNow
@@ -144,7 +147,7 @@ class _Owners:
         ]
 
     def close(self) -> None:
-        """End the session, if there is one."""
+        """End the ZooKeeper session, if there is one."""
         visit, self._visit = self._visit, None
         if visit is not None:
             visit.__exit__(None, None, None)
@@ -162,7 +165,7 @@ def _record(picture: Picture) -> dict[str, Any]:
 
 
 def _drawn(picture: Picture, cluster: str, screen: Console, *, cut: bool = False) -> RenderableType:
-    """No wider than ``screen``, and with ``cut`` no higher either."""
+    """Draw a picture no wider than ``screen``, and with ``cut`` no higher either."""
     from rich.console import Group
     from rich.text import Text
 
@@ -251,7 +254,7 @@ def _count(value: int | None) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    """A duration as one reads it: 0.8 ms, 120 ms, 4.2 s, 15 min."""
+    """Return a duration for people: 0.8 ms, 120 ms, 4.2 s, 15 min."""
     if value is None:
         return "-"
     if value < 1:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from toc.operate.admin import Stamped
 
 NOTICED_SECONDS = REFRESH_SECONDS + 0.5
-"""After so long every worker that reaches MySQL has read the topic table again."""
+"""After this many seconds every worker that reaches MySQL has read the topic table again."""
 COUNT_SECONDS = 5
-"""`show` counts pending tasks no longer than this, unless it is told to."""
+"""For how many seconds `show` counts pending tasks without --count."""
 
 _NOT_COUNTED = "not counted: --count does"
 
@@ -39,7 +39,7 @@ Type = Annotated[
     ),
 ]
 Retries = Annotated[
-    int | None, typer.Option("--retries", metavar="N", help="Tries in all, 1 to 31. Default 16.")
+    int | None, typer.Option("--retries", metavar="N", help="Total tries, 1 to 31. Default 16.")
 ]
 BackoffKind = Annotated[
     Backoff | None, typer.Option("--backoff", help="How long a failed task waits. Default exponential.")
@@ -59,7 +59,7 @@ PrepareTimeout = Annotated[
 ]
 MaxRuntime = Annotated[
     str | None,
-    typer.Option("--max-runtime", metavar="TIME", help="A try that runs longer has failed. Default 1h."),
+    typer.Option("--max-runtime", metavar="TIME", help="A try that runs longer fails. Default 1h."),
 ]
 Horizon = Annotated[
     str | None,
@@ -74,7 +74,7 @@ Concurrency = Annotated[
     typer.Option(
         "--concurrency",
         metavar="N",
-        help="Handlers that each worker process runs at once. Default 0: no limit but its threads.",
+        help="Handlers that each worker process runs at once. Default 0: as many as it has threads.",
     ),
 ]
 
@@ -83,7 +83,7 @@ Concurrency = Annotated[
 def create(
     name: Name,
     biz_type: Annotated[
-        int, typer.Option("--biz-type", metavar="N", help="Its number in the rows; one topic each.")
+        int, typer.Option("--biz-type", metavar="N", help="Its number in the rows, unique to the topic.")
     ],
     slots: Annotated[
         int, typer.Option("--slots", metavar="N", help="Partitions: a power of two, 1 to 1024.")
@@ -131,7 +131,7 @@ def list_topics(as_json: Json = False) -> None:
     with opened() as center:
         topics = center.store.topics.list()
     records = [topic_record(topic) for topic in topics]
-    if not as_json:  # the policies are for `show`: they would not fit on a screen
+    if not as_json:  # `show` prints the policies: they do not fit on a screen
         keys = ("name", "biz_type", "slot_amount", "topic_type", "paused", "retries", "backoff")
         records = [{key: record[key] for key in keys} for record in records]
     show(
@@ -146,15 +146,15 @@ def list_topics(as_json: Json = False) -> None:
 def show_topic(
     name: Name,
     count: Annotated[
-        bool, typer.Option("--count", help="Count pending tasks by their number of slots, to the end.")
+        bool, typer.Option("--count", help="Count all pending tasks by their number of slots.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Show a topic with its policies, and how far a change of its slots has come.
 
-    `pending by slots` tells how many pending tasks keep each number of slots: that under which they were
-    submitted. A change is over when all keep the present one. To know it, every pending row is read: with
-    --count, and for at most 5 s while slots are being given up; what was not read by then is told.
+    `pending by slots` counts pending tasks by the number of slots that the topic had when they were
+    submitted. A change is complete when all have the present number. The count reads every pending row: all
+    of them with --count, else for at most 5 s and only while slots are being given up.
     """
     from toc.operate import admin
 
@@ -201,7 +201,7 @@ def alter(
     concurrency: Concurrency = None,
     as_json: Json = False,
 ) -> None:
-    """Change policies of a topic, or its slots while it is in use. Name and biz_type are for ever.
+    """Change policies of a topic, or its slots while it is in use. Name and biz_type cannot change.
 
     Example: toc topic alter order.close --slots 16 --backoff-cap 5m
     """
@@ -237,16 +237,16 @@ def alter(
 
 @app.command()
 def pause(name: Name, as_json: Json = False) -> None:
-    """Start no more tasks of a topic. They are still accepted and kept; what runs is finished.
+    """Start no more tasks of a topic. New ones are still accepted; running ones finish.
 
-    Returns when every worker has had the time to read it, after some 3 s.
+    Returns after some 3 s, when every worker has had the time to read it.
     """
     from toc.operate import admin
 
     with opened(account=True) as center:
         topic = admin.alter_topic(center.store, name, {"paused": True})
         _log_change(topic, {"paused": True})
-    time.sleep(NOTICED_SECONDS)  # what is said next is to be so
+    time.sleep(NOTICED_SECONDS)  # the message that follows must be true
     _tell(topic, "paused", as_json)
 
 
@@ -256,15 +256,15 @@ def resume(
     rate: Annotated[
         int | None,
         typer.Option(
-            "--rate", metavar="N", min=1, help="Start at most N a second of what waits, in the whole cluster."
+            "--rate", metavar="N", min=1, help="Start at most N waiting tasks a second, cluster-wide."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run tasks of a paused topic again, the oldest first.
+    """Start the tasks of a paused topic again, oldest first.
 
-    With --rate what is due by now is started at that rate; what becomes due later is not limited. A topic
-    that is not paused can be given another rate so, or none.
+    --rate limits the tasks that are due by now; tasks that become due later are not limited. On a topic that
+    is not paused this sets another rate, or none.
     """
     from toc.operate import admin
 
@@ -275,7 +275,7 @@ def resume(
 
 
 def _log_change(topic: Topic, changes: Mapping[str, Any]) -> None:
-    """The line that says who changed what."""
+    """Log who changed what."""
     chosen = ", ".join(f"{name}={value}" for name, value in changes.items() if value is not None)
     log = get_logger(__name__)
     log.info("topic_changed", by=who(), topic=topic.name, changes=chosen)
@@ -300,7 +300,7 @@ def _policies(
     retention: str | None,
     concurrency: int | None,
 ) -> dict[str, Any]:
-    """The policies that were given, by the names of Topic's fields."""
+    """Return the policies that were given, by the names of Topic's fields."""
     values: dict[str, Any] = {
         "topic_type": topic_type,
         "retries": retries,

@@ -1,4 +1,4 @@
-"""What people type on a command line, as values: durations, times, biz_ids, attributes, and the settings."""
+"""Parses what people type: durations, times, biz_ids, attributes; and loads the settings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ JobId = Annotated[str, typer.Argument(metavar="JOB_ID", help="The number that su
 MaybeJobId = Annotated[str | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")]
 Biz = Annotated[
     str | None,
-    typer.Option("--biz-id", metavar="ID", help="Usually the order's id: digits are a number, else a text."),
+    typer.Option("--biz-id", metavar="ID", help="Id of the order or other object; a number if all digits."),
 ]
 Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text even if it is all digits.")]
 
 OLDEST = 36_525 * 86_400.0
-"""No age is greater: a hundred years, in seconds."""
+"""The greatest age that is accepted: a hundred years, in seconds."""
 _NEGATIVE = re.compile(r"-(?:[0-9.]+(?:e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 _DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -44,16 +44,16 @@ _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 
 
 class WithNumbers(TyperCommand):
-    """A command whose arguments are numbers: ``-1`` is one, to be refused as such, and no unknown option."""
+    """A command with numeric arguments: ``-1`` is an argument to refuse, not an unknown option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click does."""
+        """Parse as click does, after letting negative numbers through."""
         ctx.ignore_unknown_options = any(_NEGATIVE.fullmatch(each) for each in args)
         return super().parse_args(ctx, args)
 
 
 def duration(text: str) -> float:
-    """Seconds: ``90``, ``0.5``, ``500ms``, ``30m``, ``12h``, ``7d``, ``2w``. Raises InvalidDelay."""
+    """Return seconds: ``90``, ``0.5``, ``500ms``, ``30m``, ``12h``, ``7d``, ``2w``. Raises InvalidDelay."""
     match = _DURATION.fullmatch(text.strip())
     try:
         seconds = float(match[1]) * _UNITS[match[2].lower()] if match else float(text)
@@ -67,7 +67,7 @@ def duration(text: str) -> float:
 
 
 def whole_seconds(text: str | None) -> int | None:
-    """As ``duration``, in whole seconds; None stays None. Raises InvalidDelay."""
+    """Return a duration such as ``30m`` as whole seconds; None stays None. Raises InvalidDelay."""
     if text is None:
         return None
     seconds = duration(text)
@@ -77,7 +77,7 @@ def whole_seconds(text: str | None) -> int | None:
 
 
 def instant(text: str) -> datetime:
-    """A time in ISO 8601; whether it has a zone is for the SDK to check. Raises InvalidInput."""
+    """Parse a time in ISO 8601; the SDK checks its time zone. Raises InvalidInput."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -87,7 +87,7 @@ def instant(text: str) -> datetime:
 
 
 def moment(text: str, now_ms: int) -> int:
-    """A time past, in milliseconds: an age such as ``2h``, or ISO 8601 with a zone. Raises InvalidInput."""
+    """Return a past time in ms: an age such as ``2h``, or ISO 8601 with a zone. Raises InvalidInput."""
     try:
         age = duration(text)
         if age > OLDEST:
@@ -103,7 +103,7 @@ def moment(text: str, now_ms: int) -> int:
 
 
 def job_number(text: str) -> int:
-    """A job_id. Raises InvalidInput."""
+    """Return a job_id. Raises InvalidInput."""
     number = int(text) if _JOB_ID.fullmatch(text) else 0
     if not valid_job_id(number):
         raise InvalidInput(
@@ -114,14 +114,14 @@ def job_number(text: str) -> int:
 
 
 def biz_id(text: str, *, as_text: bool) -> int | str:
-    """``42`` is the number 42 unless ``as_text``; ``007`` and ``order-42`` are texts."""
+    """Return the number 42 for ``42``, unless ``as_text``; ``007`` and ``order-42`` stay texts."""
     if not as_text and _WHOLE_NUMBER.fullmatch(text):
-        return int(text[:25])  # a longer one is as much out of range
+        return int(text[:25])  # a longer one is out of range just the same
     return text
 
 
 def address(text: str) -> str:
-    """HOST:PORT. Raises InvalidInput."""
+    """Return HOST:PORT if it is one. Raises InvalidInput."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[1]) < 65_536:
         raise InvalidInput(f"{shown(text)} is not an address; write HOST:PORT, such as host1:9464")
@@ -129,7 +129,7 @@ def address(text: str) -> str:
 
 
 def attribute(text: str | None) -> dict[str, Any] | None:
-    """A JSON object. Raises InvalidAttribute."""
+    """Parse a JSON object. Raises InvalidAttribute."""
     if text is None:
         return None
     try:
@@ -144,9 +144,9 @@ def attribute(text: str | None) -> dict[str, Any] | None:
 
 
 def load_settings(*, daemon: bool = False) -> Settings:
-    """The settings, with logging set up by them. Raises ConfigError.
+    """Load the settings and set up logging. Raises ConfigError.
 
-    Unless told otherwise, only a ``daemon`` logs what is in order; other commands log warnings alone.
+    Unless TOC_LOG_LEVEL is set, a ``daemon`` logs at level info, and other commands log only warnings.
     """
     from toc.config import Settings
     from toc.observe import log
@@ -159,9 +159,9 @@ def load_settings(*, daemon: bool = False) -> Settings:
 
 @contextmanager
 def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
-    """A TimeoutCenter by the settings, closed at the end. Servers are reached on first use.
+    """Yield a TimeoutCenter with the settings, closed at the end. Connects to servers on first use.
 
-    ``account``: log also what is in order, since that says who did what.
+    ``account``: log at level info too, since that records who did what.
     """
     from toc.sdk.client import TimeoutCenter
 
@@ -170,9 +170,9 @@ def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
 
 
 def who() -> str:
-    """The operator, as ``user@host``."""
+    """Return the operator as ``user@host``."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
+    except (KeyError, OSError):  # in a container the user may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"

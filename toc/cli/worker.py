@@ -31,16 +31,16 @@ SlotName = Annotated[
 ]
 
 Absent = Annotated[
-    bool, typer.Option("--absent", help="Also if it is not there now: it is to hold once it comes.")
+    bool, typer.Option("--absent", help="Also if it has no worker now; takes effect when it has.")
 ]
 
 NAMED = 20
-"""As many hosts a message names."""
+"""How many hosts a message names at most."""
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 SLOT_SPARE = ("state", "dead", "since", "next_due")
 WATCH_SPARE = (*SLOT_SPARE, "prepared", "scheduled")
-"""On a terminal that is watched a slot has one line, so that as many as possible are seen."""
+"""On a watched terminal a slot has one line, so that as many as possible are shown."""
 
 
 def worker(
@@ -54,7 +54,7 @@ def worker(
         int | None, typer.Option(metavar="N", help="Handlers that each process runs at once. Default 16.")
     ] = None,
 ) -> None:
-    """Run handlers: the daemon of this host, until SIGTERM or Ctrl-C, which end it in good order.
+    """Run handlers: the daemon of this host. SIGTERM or Ctrl-C end it in good order.
 
     Example: toc worker --app shop.deadlines:center --processes 4
     """
@@ -75,12 +75,12 @@ def worker(
 
 def slots(
     topic: Annotated[str | None, typer.Option(metavar="NAME", help="Only this topic.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again each second until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh each second until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show every slot: who owns it and why, what stands in it, and how late it is.
+    """Show every slot: its owner and why, how many tasks it holds, and how late it is.
 
-    Without ZooKeeper the owners are known to the one daemon alone and are not shown.
+    Without ZooKeeper only the one daemon knows the owners, and they are not shown.
     """
     if watch and as_json:
         raise InvalidInput("give --watch or --json, not both")
@@ -94,9 +94,9 @@ def slots(
 
 
 def workers(as_json: Json = False) -> None:
-    """Show the workers that are alive in the cluster, the slots that each owns, the tables that it sweeps.
+    """Show the living workers of the cluster, the slots that each owns, and the tables that it sweeps.
 
-    Without ZooKeeper: those that hold slots in Redis.
+    Without ZooKeeper: the workers that hold slots in Redis.
     """
     settings = load_settings()
     if settings.zookeeper is None:
@@ -137,7 +137,7 @@ def workers(as_json: Json = False) -> None:
         }
         for row in rows
     ]
-    if not as_json:  # who wants it is for `toc intents`
+    if not as_json:  # `toc intents` shows who asked for it
         for record in records:
             del record["weighed_by"], record["drained_by"], record["drained_at"], record["tables_assigned"]
     show(
@@ -149,7 +149,7 @@ def workers(as_json: Json = False) -> None:
 
 
 def intents(as_json: Json = False) -> None:
-    """Show what operators have asked for: hosts drained and weighed, slots pinned; by whom, and when."""
+    """Show what operators have asked for: drained and weighed hosts, pinned slots; by whom and when."""
     with _operator(load_settings()) as visit:
         wanted = visit.intents()
     records = [
@@ -165,9 +165,9 @@ def intents(as_json: Json = False) -> None:
 
 
 def drain(host: Host, absent: Absent = False) -> None:
-    """Take all slots from a host and give it none until `toc undrain`; before you stop or repair it.
+    """Take all slots from a host and give it none until `toc undrain`; for use before a stop or a repair.
 
-    Ends with 1, and does nothing, if the host has no worker now and is not drained either.
+    Exits with 1, and does nothing, if the host has no worker now and is not drained either.
     """
     _check_name("host", host)
     with _operator(load_settings()) as visit:
@@ -180,7 +180,7 @@ def drain(host: Host, absent: Absent = False) -> None:
 
 
 def undrain(host: Host) -> None:
-    """Let a drained host have slots again. Ends with 1 if it was not drained and has no worker either."""
+    """Let a drained host have slots again. Exits with 1 if it was not drained and has no worker."""
     _check_name("host", host)
     with _operator(load_settings()) as visit:
         found = visit.undrain(host)
@@ -197,14 +197,14 @@ def pin(
     ] = None,
     absent: Absent = False,
 ) -> None:
-    """Put a slot on a host or worker; while that is not there, the slot goes where balance puts it.
+    """Assign a slot to a host or worker. While that is absent, the slot goes where balance puts it.
 
-    Ends with 1, and does nothing, if there is no such host or worker now.
+    Exits with 1, and does nothing, if there is no such host or worker now.
 
     Examples: toc pin order.close 3 host1
               toc pin order.close_3 host1
     """
-    # Arguments go from left to right: where there are two, the second is the target.
+    # Arguments are filled from left to right: of two, the second is the target.
     slot, target = (topic, number) if target is None else (f"{topic}_{number}", target)
     _check_name("target", target)
     with opened() as center, _operator(center.settings) as visit:
@@ -232,7 +232,7 @@ def weight(
 ) -> None:
     """Give the workers of a host another share of the slots than its TOC_WEIGHT, until `toc unweight`.
 
-    Ends with 1, and does nothing, if the host has no worker now and no weight of an operator's either.
+    Exits with 1, and does nothing, if the host has no worker now and no weight set by an operator.
     """
     from toc.coordination.operator import check_weight
 
@@ -247,7 +247,7 @@ def weight(
 def unweight(host: Host) -> None:
     """Let TOC_WEIGHT of the host's daemon count again.
 
-    Ends with 1 if the host had no other weight and has no worker either.
+    Exits with 1 if the host had no other weight and has no worker either.
     """
     _check_name("host", host)
     with _operator(load_settings()) as visit:
@@ -261,7 +261,7 @@ def rebalance(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Spread every topic's slots evenly over the workers, and show what moves."""
+    """Spread every topic's slots evenly over the workers, and show the moves."""
     with _operator(load_settings()) as visit:
         moves = visit.rebalance(by=who(), dry_run=dry_run)
     records = [{"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new} for move in moves]
@@ -269,7 +269,7 @@ def rebalance(
 
 
 def _of(owned: int, assigned: int) -> int | str:
-    """How many there are of those that there should be, where that differs."""
+    """Return the number owned, with the number assigned where the two differ."""
     return owned if owned == assigned else f"{owned} of {assigned}"
 
 
@@ -280,7 +280,7 @@ def _topics(handled: list[str] | None, *, as_json: bool) -> list[str] | str | No
 
 
 def _check_name(what: str, name: str) -> None:
-    """Raises InvalidInput, before ZooKeeper is asked."""
+    """Raise InvalidInput for a bad name, before ZooKeeper is asked."""
     from toc.coordination.znodes import check_node_name
 
     check_node_name(what, name)
@@ -289,7 +289,7 @@ def _check_name(what: str, name: str) -> None:
 def _is_there(
     visit: Operator, target: str, *, absent: bool = False, hint: str = "--absent if it is still to come"
 ) -> bool:
-    """Whether there is such a host or worker now. Raises UnknownHost if not, unless it may be ``absent``."""
+    """Whether there is such a host or worker now. If not, raises UnknownHost, unless ``absent``."""
     rows = visit.workers()
     hosts = {row.host for row in rows}
     if target in hosts or any(row.worker_id == target for row in rows):
@@ -300,7 +300,7 @@ def _is_there(
 
 
 def _some(names: Iterable[str]) -> str:
-    """Names for a message; of a great many the first."""
+    """Return names for a message, at most NAMED of them."""
     first, rest = sorted(names)[:NAMED], sorted(names)[NAMED:]
     return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
 
@@ -344,20 +344,20 @@ def _watch(center: TimeoutCenter, topic: str | None) -> None:
 
 
 def _spare(records: list[dict[str, Any]]) -> tuple[str, ...]:
-    """What a narrow terminal lacks first: reasons too, if no slot has one that is worth telling."""
+    """Return the columns that a narrow terminal drops first: ``why`` too, if every reason is a usual one."""
     usual = all(record["why"] in (None, "balance") for record in records)
     return ("state", "why", *SLOT_SPARE[1:]) if usual else SLOT_SPARE
 
 
 def _in_one_line(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of ``_slot_lines`` without columns that are seldom filled: ``why`` begins with theirs."""
+    """Put the columns that are seldom filled at the start of ``why``, so that a slot takes one line."""
     going, error = record.pop("moving_to", None), record.pop("error", None)
     words = [error, going and f"to {going}", record["why"]]
     return record | {"why": ": ".join(word for word in words if word) or None}
 
 
 def _urgency(view: SlotView) -> tuple[int, bool]:
-    """What must not be off the screen: slots that are late, then those that are nobody's or move."""
+    """Sort key of what must stay on the screen: late slots, then slots without an owner or moving."""
     late = (view.overdue_ms or 0) // 1000
     return late, view.seat is not None and view.seat.state.value != "owned"
 
@@ -376,7 +376,7 @@ def _slot_views(center: TimeoutCenter, topic: str | None) -> list[SlotView]:
 
 
 def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, Any]]:
-    """The same for people: times as distances from now, and no column that says nothing."""
+    """Return the slots for people: times as distances from now, without empty columns."""
     now = center.clock.now_ms()
     records = [_slot_record(view) for view in views]
     for record, view in zip(records, views, strict=True):

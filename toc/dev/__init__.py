@@ -1,1 +1,1 @@
-"""Servers and demo for developers' machines; production imports nothing of it."""
+"""Servers and demo for developers' machines; production code imports nothing from here."""

@@ -1,1 +1,1 @@
-"""What toc tells about itself: log, metrics, traces."""
+"""How toc reports on itself: log, metrics, traces."""

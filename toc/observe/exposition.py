@@ -1,7 +1,7 @@
-"""Metrics as Prometheus reads them: from numbers to text and back. The only importer of prometheus_client.
+"""Metrics in Prometheus' text formats: from numbers to text and back. The only importer of prometheus_client.
 
-The numbers come from several processes (``toc.observe.metrics``), so the library's own counters are not
-used, only its formats: OpenMetrics for who asks for it, else the older text.
+The numbers come from several processes (``toc.observe.metrics``), so only the library's formats are used, not
+its counters: OpenMetrics for clients that ask for it, else the older text format.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ _PROCESS = ProcessCollector(registry=None)
 
 
 def encode(values: Values, accept: str) -> tuple[bytes, str]:
-    """The numbers, and those of this very process, as the header ``accept`` asks; and the content type."""
+    """Return the numbers, and those of this process, in the format that the header ``accept`` asks for.
+
+    The second value is the content type.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Numbers(values))
     registry.register(_PROCESS)
@@ -60,7 +63,7 @@ def encode(values: Values, accept: str) -> tuple[bytes, str]:
 
 
 def decode(text: str) -> Values:
-    """The numbers in a text that ``encode`` made (the older format); what is not of toc is left out.
+    """Parse a text that ``encode`` made (the older format). Skips metrics that toc does not declare.
 
     Raises ValueError when it is no such text.
     """
@@ -85,16 +88,17 @@ def decode(text: str) -> Values:
                 elif bound in metric.buckets:
                     cells[metric.buckets.index(bound)] = sample.value
     for key, cells in values.items():
-        if METRICS[key[0]].kind is MetricKind.HISTOGRAM:  # each bucket counts those below it
+        if METRICS[key[0]].kind is MetricKind.HISTOGRAM:  # each bucket of the text includes those below it
             counts = cells[:-1]
             cells[:-1] = [count - below for count, below in zip(counts, [0.0, *counts], strict=False)]
     return values
 
 
 def quantile(buckets: Sequence[float], cells: Sequence[float], part: float) -> float | None:
-    """The value below which ``part`` (0 to 1) of a histogram lies, as Prometheus has it; None if it is empty.
+    """Return the value below which ``part`` (0 to 1) of a histogram lies; None if it is empty.
 
-    Within a bucket the values are taken to lie evenly. Those beyond the last bound count as that bound.
+    Computed as Prometheus does: values are taken to be evenly spread within a bucket, and those beyond the
+    last bound count as that bound.
     """
     counts = cells[:-1]
     wanted = part * sum(counts)

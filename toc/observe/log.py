@@ -1,10 +1,10 @@
 """Logging: an event name and ids, never a payload or a secret; always on stderr.
 
-``configure`` is called once, by the program at the top (the command line). An application that uses the SDK
-and configures structlog itself, before or after it imports toc, keeps its own configuration.
+The program at the top (the command line) calls ``configure`` once. An application that uses the SDK and
+configures structlog itself, before or after it imports toc, keeps its own configuration.
 
-Trouble with a log is no trouble for what serves tasks: no line is waited for (``logwriter``), and a line
-that raises is dropped. ``detach`` gives that to all else that is printed in a process.
+A failing log must not stop tasks: no thread waits for a line to be written (``logwriter``), and a line that
+raises is dropped. ``detach`` extends that to everything else that a process prints.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from toc.observe.logwriter import Gap, LogWriter
 from toc.observe.metrics import LOG_LINES_DROPPED
 
 CLOSE_SECONDS = 1.0
-"""How long a process that ends waits for its last lines to be written."""
+"""For how many seconds a process that ends waits until its last lines are written."""
 
-# The password of each URL in a text: what stands between "//user:" and the last "@" before a blank or the
-# next URL. Greedy, so that an unescaped "@" or "/" in a password does not show its tail.
+# The password of each URL in a text: from "//user:" to the last "@" before a blank or the next URL. Greedy,
+# so that an unescaped "@" or "/" in a password does not show its tail.
 _IN_URL = re.compile(r"(://[^\s:@/]*:)(?:(?!://)\S)*@")
 # Passwords given in a query string.
 _IN_QUERY = re.compile(r"(?i)([?&][a-z_]*(?:password|passwd|pwd|secret)[a-z_]*=)[^&\s,'\"]*")
@@ -39,7 +39,7 @@ _HIDDEN_KEYS = frozenset({"password", "passwd", "secret", "token", "attribute", 
 
 
 def redact(text: str) -> str:
-    """``text`` with the passwords of all URLs in it replaced by ``***``."""
+    """Return ``text`` with the passwords of all URLs in it replaced by ``***``."""
     return _IN_QUERY.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
 
 
@@ -51,15 +51,17 @@ def configure(
     """Set up structlog for this process.
 
     ``level`` is debug, info, warning or error. ``format`` is ``pretty``, ``json`` (one object per line), or
-    ``auto``: pretty if stderr is a terminal. With ``topics``, what is about other topics alone is left out.
+    ``auto``: pretty if stderr is a terminal. With ``topics``, events that concern only other topics are
+    dropped.
     """
     global _configured
     processors, wrapper = _configured = _style(level, format, topics)
     structlog.configure(
         processors=processors,
         wrapper_class=wrapper,
-        # Not cached, so that a later configuration counts; looked up late, so that a redirected stderr does.
-        # It writes a line as one: processes share a log, and Python may have been told not to buffer.
+        # Not cached, so that a later configuration counts. sys.stderr is looked up late, so that a redirected
+        # one counts. Each line is one write: processes share a log, and Python may have been told not to
+        # buffer.
         logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -87,7 +89,7 @@ def _style(
 
 
 def only_topics(topics: Collection[str]) -> Processor:
-    """The structlog processor that drops what is about another topic, by ``topic`` or its one ``slot``."""
+    """Return the structlog processor that drops events of other topics, by ``topic`` or a single ``slot``."""
 
     def keep(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         topic = event.get("topic")
@@ -101,7 +103,7 @@ def only_topics(topics: Collection[str]) -> Processor:
 
 
 def redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """The structlog processor that keeps secrets out: URLs' passwords, and keys that name a secret."""
+    """Mask secrets, as a structlog processor: passwords in URLs, and values whose key names a secret."""
     for key, value in event.items():
         if key in _HIDDEN_KEYS:
             event[key] = "***"
@@ -113,9 +115,9 @@ def redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
 
 
 def stack(error: BaseException) -> str:
-    """Where an error came from, and the classes of it and its causes; not what they say: it may quote a task.
+    """Return an error's traceback, and the classes of it and its causes. No messages: they may quote a task.
 
-    A text, so that no formatter that an application has set up goes and shows the frames' variables.
+    The result is text, so that no formatter of an application can show the variables of the frames.
     """
     parts: list[str] = []
     seen: set[int] = set()
@@ -129,9 +131,9 @@ def stack(error: BaseException) -> str:
 
 
 class _Logger:
-    """Logs as structlog is configured; where nobody has configured it, as ``configure()`` would.
+    """Logs as structlog is configured, or as ``configure()`` would if nobody has configured it.
 
-    structlog's own default writes to stdout, and its global configuration is the application's to make.
+    structlog's own default writes to stdout, and its global configuration belongs to the application.
     """
 
     def __init__(self, name: str) -> None:
@@ -141,7 +143,7 @@ class _Logger:
         def log(*args: Any, **fields: Any) -> None:
             try:
                 getattr(self._bound(), method)(*args, **fields)
-            except Exception:  # an application's processor, or its stream: its trouble, not the task's
+            except Exception:  # a processor or stream of the application failed; the task must not
                 LOG_LINES_DROPPED.of().add()
 
         return log
@@ -155,11 +157,11 @@ class _Logger:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """The logger of a module, ``get_logger(__name__)``: ``log.info("slot_claimed", slot=..., claim=...)``."""
+    """Return a module's logger, used as ``log.info("slot_claimed", slot=..., claim=...)``."""
     return cast(FilteringBoundLogger, _Logger(name))
 
 
-# --- streams that nobody waits for
+# --- streams that no thread waits for
 
 
 class _Unhurried(io.RawIOBase):
@@ -178,7 +180,7 @@ class _Unhurried(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        """It stays open: it is everybody's, and a handler may close it."""
+        """Do nothing: the stream is shared, and a handler may try to close it."""
 
     def fileno(self) -> int:
         return self._descriptor
@@ -188,7 +190,7 @@ class _Unhurried(io.RawIOBase):
 
 
 class _StandIn(NamedTuple):
-    """What takes the place of an application's stderr for lines of the SDK."""
+    """The stream that takes the place of an application's stderr for lines of the SDK."""
 
     pid: int
     instead_of: TextIO
@@ -202,26 +204,26 @@ _stand_in: _StandIn | None = None
 
 
 def detach() -> None:
-    """From now on nothing in this process waits for its stdout and stderr, or fails of them.
+    """Make stdout and stderr of this process streams that never wait and never raise.
 
-    For processes of toc's own, before they import the application: what it prints there is a log as well, and
-    so are Python's tracebacks and warnings. ``sys.__stderr__`` stays as it is.
+    For toc's own processes, before they import the application: what it prints there is a log as well, and so
+    are Python's tracebacks and warnings. ``sys.__stderr__`` stays as it is.
     """
-    LOG_LINES_DROPPED.of()  # shown before there are any
+    LOG_LINES_DROPPED.of()  # created now, so that it is shown before any line is dropped
     out, err = sys.stdout, sys.stderr
     if _has_file(err):
         sys.stderr = _through(_writer(err), err)
     if _has_file(out):
         same = _has_file(err) and os.path.sameopenfile(out.fileno(), err.fileno())
-        # Never by the word, though Python was told not to buffer: other processes write in between.
+        # Never per write, even if Python was told not to buffer: other processes write in between.
         by_line = out.line_buffering or out.write_through
         sys.stdout = _through(_writers[-1] if same else _writer(out), out, by_line=by_line)
 
 
 def close_log(seconds: float = CLOSE_SECONDS) -> None:
-    """Give each stream so long to write its last lines; what comes later, or takes longer, is dropped.
+    """Give each stream ``seconds`` to write its last lines; then drop the rest.
 
-    For the end of a process. The end of the interpreter calls it as well.
+    Called at the end of a process, and by the interpreter's exit.
     """
     global _stand_in
     if isinstance(getattr(sys.stdout, "buffer", None), _Unhurried):
@@ -249,7 +251,7 @@ def _through(writer: LogWriter, stream: TextIO, *, by_line: bool = True) -> Text
 
 
 def _has_file(stream: object) -> TypeGuard[io.TextIOWrapper]:
-    """Not where there is no such stream, where it is in memory, or an invention of the application."""
+    """Whether the stream has a file. False if it is None, in memory, or the application's own object."""
     if not isinstance(stream, io.TextIOWrapper):
         return False
     try:
@@ -259,7 +261,7 @@ def _has_file(stream: object) -> TypeGuard[io.TextIOWrapper]:
 
 
 def _unhurried(stream: TextIO) -> TextIO:
-    """A stream to the file of an application's stderr that nobody waits for; itself if it has none."""
+    """Return a stream to the file of ``stream`` that never waits; ``stream`` itself if it has no file."""
     global _stand_in
     known = _stand_in
     if known is not None and known.pid == os.getpid() and known.instead_of is stream:
@@ -268,7 +270,7 @@ def _unhurried(stream: TextIO) -> TextIO:
         return stream
     try:
         writer = _writer(stream)
-    except (OSError, RuntimeError):  # there is no file or no thread left
+    except (OSError, RuntimeError):  # no file descriptor or thread is left
         return stream
     replaced = _through(writer, stream)
     _stand_in = _StandIn(os.getpid(), stream, replaced, writer)
@@ -280,7 +282,7 @@ def _unhurried(stream: TextIO) -> TextIO:
 
 
 def _notice(gap: Gap) -> bytes:
-    """The line that tells of dropped ones."""
+    """Return the line that reports dropped lines."""
     processors, wrapper = _configured or _style("info", "auto", ())
     log = structlog.wrap_logger(
         structlog.testing.ReturnLogger(), processors=processors, wrapper_class=wrapper, source=__name__

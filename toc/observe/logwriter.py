@@ -1,13 +1,13 @@
-"""The way of a process's lines to its log: nobody waits for it, and what the log does not take is counted.
+"""Writes a process's lines to its log without waiting, and counts the lines that the log does not take.
 
-A log's disk may be full, its reader gone, or it is a pipe that nobody empties any more. None of that may hold
-up or end what serves tasks.
+The log's disk may be full, its reader gone, or it is a pipe that nobody reads any more. None of that may
+delay or end a process that runs tasks.
 
-    write -> at once, where the kernel takes it without waiting (a pipe or a socket that has room)
-          -> else into the queue, which a thread empties; that may wait as long as it takes
+    write -> at once, if the kernel takes it without waiting (a pipe or a socket that has room)
+          -> else into a queue, which a thread writes out; that thread may wait as long as it takes
           -> else dropped and counted: the queue is full, or the log refuses
 
-A gap is told where it is, as soon as lines can be written again.
+A notice marks each gap at its place, as soon as lines can be written again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 QUEUE_BYTES = 1 << 20
-"""How much may wait. Once it was full, half of it has to go first, so that gaps are few."""
+"""How much may wait. A queue that was full takes nothing until it is half empty, so that gaps are few."""
 NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-"""Not to wait, for one write alone; 0 where there is no such thing (macOS, where the SDK runs too)."""
+"""The flag for one write that must not wait; 0 on systems without it (macOS, where the SDK runs too)."""
 RETRY_SECONDS = 1.0
-"""How often a log that refuses is tried. What comes in between is dropped: nothing is spent on it."""
+"""After how many seconds a log that refused is tried again. Lines in between are dropped at no cost."""
 
 
 @dataclass
@@ -40,32 +40,32 @@ class Gap:
 
 
 class LogWriter:
-    """Writes to a copy of ``descriptor``, in the order in which it is told to. Any thread may call it.
+    """Writes to a copy of ``descriptor``, in the order of the calls. Thread-safe.
 
-    ``dropped`` is called with the number of lines whenever some are dropped; ``notice`` makes the line that
-    tells of a gap, or nothing. In a process that was forked it writes as Python does, without a queue: what
-    runs there is not toc's. Raises OSError or RuntimeError where there is no file or thread left.
+    Calls ``dropped`` with the number of lines whenever it drops some; ``notice`` makes the line that reports
+    a gap, or returns nothing. In a forked process it writes directly, as Python does: that process is not
+    toc's. Raises OSError or RuntimeError when no file descriptor or thread is left.
     """
 
     def __init__(
         self, descriptor: int, *, dropped: Callable[[int], object], notice: Callable[[Gap], bytes]
     ) -> None:
-        self._descriptor = os.dup(descriptor)  # should that be closed, its number may become another file's
+        self._descriptor = os.dup(descriptor)  # if that is closed, its number may become another file's
         self._given = descriptor
         self._file = os.fstat(descriptor)
         self._dropped = dropped
         self._notice = notice
         self._pid = os.getpid()
-        self._changed = threading.Condition()  # reentrant: a finalizer may write in the middle of a write
+        self._changed = threading.Condition()  # reentrant: a finalizer may write during a write
         self._queue: deque[bytes | Gap] = deque()
-        """The first one stays while it is being written: nothing overtakes it."""
+        """The first item stays while it is being written: nothing overtakes it."""
         self._bytes = 0
-        """How much in the queue are lines."""
+        """How many bytes of lines the queue holds."""
         self._full = False
         self._begun = 0
-        """How much of the first one is written already."""
+        """How many bytes of the first item are written already."""
         self._torn = False
-        """Whether the last line in the log has no end."""
+        """Whether the last line in the log lacks its end."""
         self._refuses = False
         self._takes_at_once = NOWAIT != 0
         self._closed = False
@@ -77,7 +77,7 @@ class LogWriter:
             raise
 
     def write(self, data: bytes) -> None:
-        """Write this, or drop it. Returns at once, and raises no error."""
+        """Write or queue this, or drop it. Returns at once and never raises."""
         if os.getpid() != self._pid:
             with contextlib.suppress(OSError):
                 os.write(self._descriptor, data)
@@ -97,9 +97,9 @@ class LogWriter:
                 self._drop(_lines(data), "the log is not read in time")
 
     def close(self, seconds: float | None = None) -> None:
-        """Take nothing more, and drop what cannot be written within so long. May be called twice.
+        """Take nothing more, and drop what is not written within ``seconds``. May be called twice.
 
-        Without ``seconds``: wait for nothing, and drop nothing.
+        Without ``seconds`` it waits for nothing and drops nothing.
         """
         if os.getpid() != self._pid:
             return
@@ -110,22 +110,22 @@ class LogWriter:
             return
         self._thread.join(seconds)
         with self._changed:
-            while len(self._queue) > 1:  # the first one is being written, who knows how far
+            while len(self._queue) > 1:  # the first is being written, nobody knows how far
                 left = self._queue.pop()
                 if not isinstance(left, Gap):
                     self._dropped(_lines(left))
 
-    # --- whoever writes
+    # --- the caller's side
 
     def _write_at_once(self, data: bytes) -> int:
-        """How many bytes the kernel has taken without making anybody wait."""
+        """Return how many bytes the kernel took without waiting."""
         if not self._takes_at_once or self._torn or self._closed or not self._stands(self._descriptor):
             return 0
         try:
             return os.pwritev(self._descriptor, [data], -1, NOWAIT)
         except BlockingIOError:
             return 0
-        except OSError:  # most files know nothing of it; real trouble is the thread's to find
+        except OSError:  # most files do not support it; the thread finds real trouble
             self._takes_at_once = False
             return 0
 
@@ -175,12 +175,12 @@ class LogWriter:
             os.close(self._descriptor)
 
     def _told(self, gap: Gap) -> bytes:
-        with contextlib.suppress(Exception):  # how lines look is the application's choice
+        with contextlib.suppress(Exception):  # the format of lines is the application's choice
             return self._notice(gap)
         return b""
 
     def _write_out(self, data: bytes) -> str | None:
-        """Write it to its end, however long that takes. Returns why the log refuses it, if it does."""
+        """Write it whole, however long that takes. Returns the reason if the log refuses it."""
         if self._torn:
             data = b"\n" + data
         out, trouble = self._begun, None
@@ -190,7 +190,7 @@ class LogWriter:
             while out < len(data):
                 try:
                     out += os.write(self._descriptor, memoryview(data)[out:])
-                except BlockingIOError:  # another program that has the same log open wants it so
+                except BlockingIOError:  # another program that has the same log open made it non-blocking
                     poll = select.poll()
                     poll.register(self._descriptor, select.POLLOUT)
                     poll.poll()
@@ -201,20 +201,20 @@ class LogWriter:
         return trouble
 
     def _stands(self, number: int) -> bool:
-        """Whether this number is still the log: one that was closed may be a connection a moment later."""
+        """Whether this descriptor is still the log: a closed number may be a connection a moment later."""
         try:
             return os.path.samestat(os.fstat(number), self._file)
         except OSError:
             return False
 
     def _open_again(self) -> None:
-        """Somebody has closed the copy: make another one. Raises OSError."""
+        """Duplicate the given descriptor again after the copy was closed. Raises OSError."""
         if not self._stands(self._given):
             raise OSError(errno.EBADF, "its descriptor was closed")
         self._descriptor = os.dup(self._given)
 
     def _refused(self, reason: str) -> None:
-        """What waits is dropped with what was refused: one gap."""
+        """Drop everything that waits, together with what was refused, as one gap."""
         lines = sum(_lines(each) for each in self._queue if not isinstance(each, Gap))
         gap = Gap(0, time.time(), reason)
         for each in reversed(self._queue):

@@ -1,18 +1,18 @@
-"""What is counted and measured: the name and meaning of every metric, and where its numbers stand.
+"""The name and meaning of every metric, and the memory in which its numbers are kept.
 
-Numbers are written where they happen, into a piece of memory, the board. That of a worker process was given
-to it by its daemon, which reads it when it is scraped: so no number is lost with a process, not even by
-SIGKILL, no file is left behind, and nobody is asked or waited for.
+A process writes each number where it happens, into a piece of memory, the board. The daemon makes the board
+of each worker process and reads it at a scrape. So no number is lost with a process, not even by SIGKILL; no
+file is left behind; and a scrape waits for no process.
 
     bytes 0-7   how many bytes are used, these included
     then        one series after the other, which never move or go:
                 u32 length of the key, u32 number of cells, the key padded to 8 bytes, the cells (float64)
 
-A key is a JSON array: the metric's name, then the values of its labels. Cells are one number, or those of a
-histogram: how many values were in each bucket, in no bucket, and their sum. To change a metric's cells, give
-it another name: a daemon may read the boards of processes that run a later version.
+A key is a JSON array: the metric's name, then the values of its labels. The cells are one number; or, for a
+histogram, the number of values in each bucket, those beyond the last bound, and the sum. To change the cells
+of a metric, rename it: a daemon may read the boards of processes that run a later version.
 
-Series take a lock of their own for each call, so they are for batches: once per round trip, never per task.
+Each call on a series takes its lock, so calls are made per batch: once per round trip, never per task.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from itertools import product
 from typing import Generic, TypeVar
 
 BOARD_BYTES = 4 << 20
-"""Room for the series of some three thousand topics. Memory that is not used is not there."""
+"""Room for the series of some three thousand topics. Pages that are not used take no memory."""
 
 Key = tuple[str, ...]
 """The metric's name, then the values of its labels."""
@@ -44,25 +44,25 @@ LABEL_VALUES = {
     "queue": ("store", "dead"),
     "how": ("left", "recycled", "died"),
 }
-"""What the labels of counters and histograms may be, but for topics."""
+"""The possible values of each label of counters and histograms, except topics."""
 
 _FEW = 4
-"""Fewer values than this are sooner counted one by one."""
+"""Fewer values than this are counted faster one by one."""
 _USED = struct.Struct("=Q")
 _HEAD = struct.Struct("=II")
 
 
 class MetricKind(StrEnum):
-    """What may become of a metric's numbers."""
+    """How the numbers of a metric change, and how those of several processes are combined."""
 
     COUNTER = "counter"
-    """They grow; over processes they are added up, those that have ended included."""
+    """Grows. Combined as the sum over all processes, ended ones included."""
     HISTOGRAM = "histogram"
-    """The same, by buckets."""
+    """Counts values by bucket, and grows. Combined as the sum over all processes, ended ones included."""
     GAUGE = "gauge"
-    """They go up and down; over the processes that live they are added up."""
+    """Goes up and down. Combined as the sum over the living processes."""
     HIGHEST = "highest"
-    """A gauge of which the highest of the living processes' numbers counts."""
+    """Goes up and down. Combined as the maximum over the living processes."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Metric:
 
     @property
     def cells(self) -> int:
-        """How many numbers a series of it has."""
+        """How many numbers one of its series has."""
         return len(self.buckets) + 2 if self.kind is MetricKind.HISTOGRAM else 1
 
 
 class SharedMetrics:
-    """A piece of memory with series in it. ``memory`` is all zeros, or what another process writes."""
+    """A piece of memory that holds series. ``memory`` is all zeros, or written by another process."""
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self._memory = memory
@@ -92,7 +92,7 @@ class SharedMetrics:
         self._read_to = _USED.size
 
     def place(self, key: Key, cells: int) -> memoryview[float]:
-        """Where a new series writes its numbers: doubles, zero at first. Raises MemoryError when full."""
+        """Add a series; return the memory of its numbers: doubles, 0 at first. Raises MemoryError if full."""
         text = json.dumps(key, ensure_ascii=False).encode("utf-8", "replace")
         with self._lock:
             start = _USED.unpack_from(self._memory)[0] or _USED.size
@@ -102,11 +102,11 @@ class SharedMetrics:
                 raise MemoryError
             _HEAD.pack_into(self._memory, start, len(text), cells)
             self._bytes[start + _HEAD.size : start + _HEAD.size + len(text)] = text
-            _USED.pack_into(self._memory, 0, end)  # last: who reads meanwhile sees it whole or not at all
+            _USED.pack_into(self._memory, 0, end)  # last: a reader sees the series whole or not at all
         return self._bytes[first:end].cast("d")
 
     def read(self) -> dict[Key, Sequence[float]]:
-        """The numbers of every series as they are now. One thread reads."""
+        """Return the present numbers of every series. Only one thread may call it."""
         end = _USED.unpack_from(self._memory)[0]
         while self._read_to < end:
             length, cells = _HEAD.unpack_from(self._memory, self._read_to)
@@ -128,12 +128,12 @@ class Count:
         self._lock = threading.Lock()
 
     def add(self, amount: float = 1) -> None:
-        """So many more."""
+        """Add ``amount``."""
         with self._lock:
             self._cells[0] += amount
 
     def take(self) -> float:
-        """What has been counted since the last time; for who counts on behalf of another process."""
+        """Return the count since the last call, and start at 0; for counting on behalf of another process."""
         with self._lock:
             taken, self._cells[0] = self._cells[0], 0.0
         return taken
@@ -148,7 +148,7 @@ class Level:
         self._cells = cells
 
     def set(self, value: float) -> None:
-        """It is this now."""
+        """Set the present value."""
         self._cells[0] = value
 
 
@@ -163,13 +163,13 @@ class Distribution:
         self._lock = threading.Lock()
 
     def observe(self, values: Collection[float]) -> None:
-        """These were measured."""
+        """Add these measured values."""
         if len(values) < _FEW:
             for value in values:
                 self.observe_one(value)
             return
         found = Counter(map(self._bucket_of, values))
-        # The sum must never shrink, or it passes for a restart: readings of two clocks may be in disorder.
+        # The sum must never shrink, or it looks like a restart: readings of two clocks may be out of order.
         total = max(sum(values), 0.0)
         with self._lock:
             cells = self._cells
@@ -178,7 +178,7 @@ class Distribution:
             cells[-1] += total
 
     def observe_one(self, value: float) -> None:
-        """This was measured."""
+        """Add one measured value."""
         bucket = self._bucket_of(value)
         with self._lock:
             cells = self._cells
@@ -199,7 +199,7 @@ class Family(Generic[Series]):
         self._series: dict[Key, Series] = {}
 
     def of(self, *labels: str) -> Series:
-        """The series with these label values. Not at import: where its numbers stand is not known yet."""
+        """Return the series with these label values. Not at import: the board is not known by then."""
         series = self._series.get(labels)
         if series is None:
             with _lock:
@@ -212,11 +212,11 @@ class Family(Generic[Series]):
         try:
             return _own_board().place((self.metric.name, *labels), self.metric.cells)
         except MemoryError:
-            from toc.observe.log import get_logger  # which counts here what it drops
+            from toc.observe.log import get_logger  # imported here: the log counts its dropped lines here
 
             log = get_logger(__name__)
             log.warning("metrics_full", metric=self.metric.name)
-            return memoryview(bytearray(8 * self.metric.cells)).cast("d")  # counted where nobody looks
+            return memoryview(bytearray(8 * self.metric.cells)).cast("d")  # a number that nobody reads
 
     @property
     def used(self) -> bool:
@@ -228,11 +228,11 @@ _lock = threading.RLock()
 _board: SharedMetrics | None = None
 _families: list[Family[Count] | Family[Level] | Family[Distribution]] = []
 METRICS: dict[str, Metric] = {}
-"""Every metric by its name, as it is declared below."""
+"""Every declared metric, by name."""
 
 
 def write_to(board: SharedMetrics) -> None:
-    """Write this process's numbers there. Before anything is counted, or RuntimeError is raised."""
+    """Write this process's numbers to ``board``. Raises RuntimeError if anything was counted before."""
     global _board
     with _lock:
         if _board is not None or any(family.used for family in _families):
@@ -241,7 +241,7 @@ def write_to(board: SharedMetrics) -> None:
 
 
 def own_board() -> SharedMetrics:
-    """Where this process writes its numbers."""
+    """Return the board to which this process writes."""
     with _lock:
         return _own_board()
 
@@ -254,9 +254,9 @@ def _own_board() -> SharedMetrics:
 
 
 def add_up(into: Values, values: Mapping[Key, Sequence[float]], *, ended: bool = False) -> None:
-    """Add one process's numbers to those of others. ``ended``: it lives no more, so its gauges do not count.
+    """Add one process's numbers to ``into``. ``ended``: the process is gone, so its gauges do not count.
 
-    Metrics that are not declared here are left out: the process runs another version.
+    Skips metrics that are not declared here: the process runs another version.
     """
     for key, cells in values.items():
         metric = METRICS.get(key[0])
@@ -274,8 +274,10 @@ def add_up(into: Values, values: Mapping[Key, Sequence[float]], *, ended: bool =
 
 
 def beginning(topics: Collection[str], handled: Collection[str]) -> Values:
-    """Every counter and histogram at 0, so that the first of anything is a change: for all ``topics``, and of
-    histograms, which are large, for those ``handled`` here."""
+    """Return every counter and histogram at 0, so that even the first event shows as a change.
+
+    Counters are made for all ``topics``; histograms, which are large, for those ``handled`` here.
+    """
     values: Values = {}
     for metric in METRICS.values():
         if metric.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
@@ -310,7 +312,7 @@ SECONDS = (
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 TASKS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)
 
-# --- tries; a worker process counts a try when its end is written
+# --- tries; a worker process counts a try when its outcome is written
 
 LATENESS = _histogram(
     "toc_lateness_seconds",
@@ -355,7 +357,7 @@ LEASED = _counter(
 )
 QUARANTINED = _counter("toc_quarantined_tasks", "Tasks that were run alone.", "topic")
 
-# --- the steps of the path; each batch is one
+# --- the steps of a task's path; each batch is one
 
 STEP = _histogram(
     "toc_step_duration_seconds",
@@ -365,7 +367,7 @@ STEP = _histogram(
 )
 STEP_TASKS = _histogram("toc_step_tasks", "How many tasks such a step was about.", "step", buckets=TASKS)
 
-# --- the index made complete
+# --- the sweep and the refill of the index
 
 SWEEP_ROWS = _counter("toc_sweep_rows", "Rows that the sweep has compared with the index.")
 SWEEP_ADDED = _counter(
@@ -385,7 +387,7 @@ LOG_LINES_DROPPED = _counter(
     "toc_dropped_log_lines", "Lines that the log did not take, or not in time: nothing waits for it."
 )
 
-# --- how it stands in the worker processes, once a second
+# --- the state of the worker processes, once a second
 
 HANDLERS = _gauge("toc_running_handlers", "Handlers that run; a batch counts as one.", "topic")
 WAITING = _gauge(
@@ -414,7 +416,7 @@ LOOP_BLOCKED = _counter(
     "toc_event_loop_blocked_seconds", "Time in which a coroutine let no other of its process run."
 )
 
-# --- how it stands with the daemon
+# --- the state of the daemon
 
 SLOTS = _gauge(
     "toc_slots",
@@ -432,8 +434,8 @@ DRAINED = _gauge(
 )
 WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
 
-# --- how it stands with the servers, looked at by the daemon each few seconds, for its own slots; the daemon
-# that leads looks at those that nobody owns, too
+# --- the state of the servers, which the daemon reads every few seconds for its own slots; the daemon that
+# leads also reads the slots without an owner
 
 SCHEDULED = _gauge(
     "toc_scheduled_tasks", "Tasks in the StoreQueues: due, or due within the horizon.", "topic"
@@ -466,13 +468,13 @@ CLOCK_DIFFERENCE = _gauge(
 
 
 class StepTimer:
-    """The measures of one step of the path."""
+    """Measures one step of a task's path."""
 
     def __init__(self, name: str) -> None:
         self._seconds = STEP.of(name)
         self._tasks = STEP_TASKS.of(name)
 
     def took(self, seconds: float, tasks: int) -> None:
-        """It took so long, for so many tasks."""
+        """Record one run of the step: its ``seconds``, and the number of its ``tasks``."""
         self._seconds.observe_one(seconds)
         self._tasks.observe_one(tasks)

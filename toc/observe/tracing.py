@@ -1,14 +1,14 @@
-"""Traces: what becomes of a task, from its submit to its last try, as one trace of OpenTelemetry.
+"""Traces: the path of a task from its submit to its last try, as one OpenTelemetry trace.
 
-A row has no room for a trace context, and needs none: the trace id and the span id under which all spans of
-a task stand are the first 24 bytes of SHA-256 of ``toc:JOB_ID``. Who submits and who runs a task derive the
-same ones, and so does whoever looks for the trace of a job_id. The span of that id itself is never written.
+A row stores no trace context. Instead, the trace id and the id of the parent span of all spans of a task are
+the first 24 bytes of SHA-256 of ``toc:JOB_ID``. The submitter, the worker and anyone who searches for the
+trace of a job_id derive the same ids. The parent span itself is never written.
 
-Which tasks are traced is derived too, so that a trace is whole or absent: those whose trace id, taken as
-``TraceIdRatioBased`` samplers take it, lies within the share that TOC_TRACES asks for.
+Which tasks are traced is derived as well, so that a trace is complete or absent: the trace id, read as
+``TraceIdRatioBased`` samplers read it, must lie within the share TOC_TRACES.
 
-Attributes are names, ids and numbers of toc, never what a task carries; of an error, its class alone, since
-its text may quote the task.
+Attributes are names, ids and numbers of toc, never what a task carries. Of an error only the class is
+written, because its text may quote the task.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 FLUSH_SECONDS = 3.0
-"""How long a process that ends waits until its spans are exported."""
+"""For how many seconds a process that ends waits until its spans are exported."""
 
 Attributes = dict[str, str | int | float]
 
 
 def trace_id(job_id: int) -> str:
-    """The trace id of a task, as 32 hexadecimal digits."""
+    """Return the trace id of a task as 32 hexadecimal digits."""
     return _digest(job_id)[:16].hex()
 
 
 def is_traced(job_id: int, share: float) -> bool:
-    """Whether the task is one of that share (0 to 1) of all tasks. The same everywhere."""
+    """Whether the task belongs to this share (0 to 1) of all tasks. Every process gives the same answer."""
     return int.from_bytes(_digest(job_id)[8:16], "big") < round(share * 2**64)
 
 
 class Tracing:
-    """Writes the spans of a share of all tasks with the tracer of the application. Thread-safe.
+    """Writes the spans of a share of all tasks with the application's tracer. Thread-safe.
 
     Raises ConfigError when OpenTelemetry is not installed.
     """
@@ -67,7 +67,7 @@ class Tracing:
 
     @classmethod
     def of(cls, share: float) -> Tracing | None:
-        """None where nothing is to be traced, so that nothing needs to be installed and nothing is spent."""
+        """Return None for a share of 0, so that OpenTelemetry need not be installed and costs nothing."""
         return cls(share) if share > 0 else None
 
     def traces(self, job_id: int) -> bool:
@@ -77,13 +77,13 @@ class Tracing:
     # --- submit
 
     def submitted(self, began_ns: int, tasks: Iterable[tuple[int, str, BaseException | None]]) -> None:
-        """Tasks (job_id, topic, the error if it is not stored) were submitted since ``began_ns``.
+        """Write spans for tasks (job_id, topic, the error if it is not stored) submitted since ``began_ns``.
 
-        Written afterwards, since only then their job_ids are certain; linked with the caller's span.
+        Written afterwards, because only then are the job_ids certain; linked with the caller's span.
         """
         try:
             self._submitted(began_ns, tasks)
-        except Exception as exc:  # of a sampler or exporter: what is stored must be acknowledged
+        except Exception as exc:  # a sampler or exporter failed: a stored task must still be acknowledged
             log.warning("trace_failed", stack=stack(exc))
 
     def _submitted(self, began_ns: int, tasks: Iterable[tuple[int, str, BaseException | None]]) -> None:
@@ -106,7 +106,7 @@ class Tracing:
 
     @contextmanager
     def trying(self, task: Task) -> Iterator[None]:
-        """The block is a try of this task: its span is the current one of the block."""
+        """Write the span of a try of this task; it is the current span within the block."""
         if not self.traces(task.job_id):
             yield
             return
@@ -123,9 +123,9 @@ class Tracing:
     def trying_many(
         self, tasks: Sequence[Task]
     ) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
-        """The block is a try of these tasks of one topic; it is told the errors of those that failed.
+        """Write the spans of a try of these tasks of one topic. Yields a function for the errors by job_id.
 
-        The current span of the block is one of its own, linked with that of each task.
+        The current span within the block is one for the batch, linked with that of each task.
         """
         traced = [task for task in tasks if self.traces(task.job_id)]
         failed: dict[int, BaseException | None] = {}
@@ -157,10 +157,10 @@ class Tracing:
                 self._end_try(span, error or failed.get(task.job_id))
 
     def flush(self) -> None:
-        """Have what was written exported, before the process ends without further ado."""
+        """Export the written spans, before the process ends without its usual exit steps."""
         export = getattr(self._trace.get_tracer_provider(), "force_flush", None)
         if export is not None:
-            # a thread, because not every exporter keeps to its time
+            # a thread, because not every exporter keeps to its timeout
             thread = threading.Thread(target=export, args=[int(FLUSH_SECONDS * 1000)], daemon=True)
             thread.start()
             thread.join(FLUSH_SECONDS)
@@ -205,7 +205,7 @@ class Tracing:
         )
 
     def _above(self, job_id: int) -> SpanContext:
-        """The span under which all of a task's stand."""
+        """Return the parent of all spans of a task."""
         digest = _digest(job_id)
         return self._trace.SpanContext(
             int.from_bytes(digest[:16], "big"),

@@ -1,4 +1,4 @@
-"""What operators do: topics, dead tasks, slots, the schema. Store and queues are passed in."""
+"""What operators do with topics, dead tasks, slots and the schema. Store and queues are passed in."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from toc.store.migrate import Migrator
 
 _TABLES_COUNTED = 16
-"""Neighbours in number lie on different servers, so all of them work on it."""
+"""Consecutive table numbers lie on different servers, so all servers work on such a group."""
 
 
 # --- topics -------------------------------------------------------------------------------------------------
 
 
 def get_topic(store: Store, name: str) -> Topic:
-    """The topic ``name``. Raises InvalidTopic, UnknownTopic."""
+    """Return the topic ``name``. Raises InvalidTopic or UnknownTopic."""
     topic = store.topics.get(check_topic_name(name))
     if topic is None:
         known = ", ".join(sorted(topic.name for topic in store.topics.list()))
@@ -47,28 +47,31 @@ def get_topic(store: Store, name: str) -> Topic:
 
 
 def create_topic(store: Store, name: str, *, biz_type: int, slot_amount: int, **policies: Any) -> Topic:
-    """Create a topic; ``policies`` are fields of Topic. Raises InvalidTopic, TopicExists."""
+    """Create a topic; ``policies`` are fields of Topic. Raises InvalidTopic or TopicExists."""
     topic = Topic(name, biz_type, slot_amount, **policies)
     store.topics.create(topic)
     return topic
 
 
 def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
-    """Change fields of a topic and return it. Raises InvalidTopic, UnknownTopic, InvalidInput."""
+    """Change fields of a topic and return it. Raises InvalidTopic, UnknownTopic or InvalidInput."""
     if not changes:
         raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
     return store.topics.alter(name, **changes)
 
 
 def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
-    """Run tasks of a paused topic again, of those that are due by now at most ``rate`` a second in the whole
-    cluster (0: as many as can be), the oldest first. Raises InvalidTopic, UnknownTopic."""
+    """Start the tasks of a paused topic again. Raises InvalidTopic or UnknownTopic.
+
+    Of the tasks that are due by ``now_ms``, the whole cluster starts at most ``rate`` a second (0: no limit),
+    oldest first.
+    """
     return alter_topic(store, name, {"paused": False, "resume_rate": rate, "resumed_at": now_ms})
 
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
-    """How many pending tasks keep each slot_amount, in so many ``tables`` of ``of``."""
+    """How many pending tasks have each slot_amount, counted in ``tables`` of the ``of`` tables."""
 
     tasks: Mapping[int, int]
     tables: int
@@ -82,10 +85,10 @@ def pending_by_slots(
     seconds: float | None = None,
     progress: Callable[[float, str], None] = lambda _part, _text: None,
 ) -> Stamped:
-    """How far a change of slot_amount has come: the slot_amounts that pending tasks were stamped with.
+    """Count pending tasks by the slot_amount of their row: how far a change of slot_amount has come.
 
-    Reads every pending row, a few tables at a time, and begins no more of them after ``seconds``.
-    ``progress`` gets the part that is done (0 to 1) and what was found. Raises StoreUnavailable.
+    Reads every pending row, a few tables at a time, and starts no further tables after ``seconds``.
+    ``progress`` gets the part done (0 to 1) and what was found. Raises StoreUnavailable.
     """
     tables = sorted(table for tables in store.tables_of_server() for table in tables)
     until = None if seconds is None else time.monotonic() + seconds
@@ -103,7 +106,10 @@ def pending_by_slots(
 
 
 def newest(store: Store, wanted: Selection, limit: int) -> list[TaskRow]:
-    """At most ``limit`` of the tasks that are meant, newest first. From the rows: they decide."""
+    """Return at most ``limit`` of the selected tasks, newest first, read from the rows.
+
+    Raises InvalidInput for a ``limit`` below 1, and StoreUnavailable.
+    """
     if limit < 1:
         raise InvalidInput(f"limit must be 1 or more, not {limit}")
     return store.newest(wanted, limit)
@@ -111,7 +117,7 @@ def newest(store: Store, wanted: Selection, limit: int) -> list[TaskRow]:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """What a redrive came to: how many tasks are pending again, and how many of those wait for the sweep."""
+    """The result of a redrive: how many tasks are pending again, and how many of them wait for the sweep."""
 
     tasks: int
     unindexed: int
@@ -120,10 +126,10 @@ class Redriven:
 def redrive(
     store: Store, queues: Queues, topics: Iterable[Topic], job_ids: Iterable[int], *, now_ms: int
 ) -> Redriven:
-    """Give dead tasks all their tries again, due now. Those that are not dead are left alone.
+    """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
 
-    Row first, then the index; where Redis is out of reach the sweep brings them in. For a few hundred tasks:
-    ``toc.operate.bulk`` goes on from there. Raises StoreUnavailable.
+    Writes the rows first, then the index; if Redis is out of reach, the sweep adds the entries. Meant for a
+    few hundred tasks; use ``toc.operate.bulk`` for more. Raises StoreUnavailable.
     """
     by_type = {topic.biz_type: topic for topic in topics}
     unindexed = 0
@@ -132,10 +138,10 @@ def redrive(
     for row in rows:
         topic = by_type.get(row.biz_type)
         if topic is None:
-            unindexed += 1  # a topic that was removed: nobody consumes it
+            unindexed += 1  # its topic was removed: no worker consumes its slot
             continue
         if row.slot_amount > topic.consumed:
-            store.topics.keep_consuming(topic.name, row.slot_amount)  # its slot was given up meanwhile
+            store.topics.keep_consuming(topic.name, row.slot_amount)  # its slot has been given up since
         score = entry_score(topic, row.next_time, 0)
         entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
     for slot, reply in queues.redrive(entries).items():
@@ -145,7 +151,7 @@ def redrive(
 
 
 def get_row(store: Store, job_id: int) -> TaskRow:
-    """A task's row with what only operators need. Raises InvalidInput, UnknownTask."""
+    """Return a task's row, with the columns that only operators need. Raises InvalidInput or UnknownTask."""
     store.check_layout()
     row = store.get(check_job_id(job_id))
     if row is None:
@@ -164,9 +170,9 @@ def refill(
     topic: Topic | None = None,
     progress: Callable[[float, SweepCounts], None] = lambda _part, _counts: None,
 ) -> SweepCounts:
-    """Index every row that belongs there, of one topic or all, at full speed, soonest first.
+    """Index every row that belongs in the index, of one topic or of all, at full speed, soonest first.
 
-    ``progress`` gets the part that is done (0 to 1) and the counts so far. Raises StoreUnavailable.
+    ``progress`` gets the part done (0 to 1) and the counts so far. Raises StoreUnavailable.
     """
     center.catalog.refresh()
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
@@ -176,7 +182,7 @@ def refill(
 
 
 def sweep_on(center: TimeoutCenter) -> None:
-    """Sweep all tables as workers do, until interrupted."""
+    """Sweep all tables at the pace of a worker, until interrupted."""
     center.catalog.refresh()
     layout = center.store.tables_of_server()
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
@@ -202,8 +208,9 @@ def sweep_on(center: TimeoutCenter) -> None:
 class SlotView:
     """A slot as operators see it.
 
-    ``seat`` says who owns it and why, None where no coordinator knows. ``queues`` holds its counts, or the
-    IndexUnavailable that says why there are none. ``going``: no new task comes here, slot_amount was lowered.
+    ``seat`` says who owns it and why; None without a coordinator. ``queues`` holds its counts, or the
+    IndexUnavailable that says why there are none. ``going``: slot_amount was lowered, so no new task comes
+    here.
     """
 
     slot: Slot
@@ -213,8 +220,10 @@ class SlotView:
 
     @property
     def overdue_ms(self) -> int | None:
-        """How long the first task that has not started has been due, taken or not, by Redis' clock; None if
-        none is known."""
+        """For how many ms, by Redis' clock, the earliest unstarted task has been due; None if unknown.
+
+        Counts tasks that a worker has taken as well as those that none has taken.
+        """
         if isinstance(self.queues, IndexUnavailable) or self.queues.oldest is None:
             return None
         return max(0, self.queues.redis_now_ms - int(self.queues.oldest))
@@ -223,8 +232,10 @@ class SlotView:
 def slot_views(
     store: Store, queues: Queues, seats: Iterable[SlotRow], *, topic: str | None = None
 ) -> list[SlotView]:
-    """Every slot of every topic, or of one; with those that only former slot amounts have, while they are
-    assigned. Raises UnknownTopic, StoreUnavailable."""
+    """Return every slot of all topics, or of ``topic``. Raises UnknownTopic or StoreUnavailable.
+
+    Slots of a former, larger slot_amount are included while they are assigned.
+    """
     topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
     by_slot = {Slot(seat.topic, seat.number): seat for seat in seats}
     names = {each.name for each in topics}
@@ -239,10 +250,10 @@ def slot_views(
 
 
 def local_workers(store: Store, queues: Queues) -> dict[str, int]:
-    """worker_id -> slots whose claims it holds in Redis: all that can be seen of workers without ZooKeeper.
+    """Return how many claims each worker_id holds in Redis; without ZooKeeper no more is known.
 
-    A worker that was killed may show until another has cleared its claims. Raises StoreUnavailable and, if no
-    slot can be asked, IndexUnavailable.
+    A killed worker may still appear until another has cleared its claims. Raises StoreUnavailable, and
+    IndexUnavailable if no slot can be read.
     """
     slots = [slot for topic in store.topics.list() for slot in topic.slots()]
     held = queues.claims(slots)
@@ -257,8 +268,8 @@ def local_workers(store: Store, queues: Queues) -> dict[str, int]:
 
 
 def migrator(settings: Settings) -> Migrator:
-    """What upgrades and checks every shard of these settings. Raises ConfigError."""
-    from toc.store.migrate import Migrator  # here, because alembic is heavy
+    """Return the object that upgrades and checks every shard of these settings. Raises ConfigError."""
+    from toc.store.migrate import Migrator  # imported here, because alembic is slow to import
 
     return Migrator(
         settings.need_database_urls(),

@@ -1,7 +1,7 @@
-"""What operators do to many tasks at once: a chunk at a time, no faster than they say.
+"""What operators do to many tasks at once: in chunks, at most as fast as the operator says.
 
-Each function yields what it has done so far, after every chunk, so that its caller can show it and, whatever
-happens, say in the end how far it came. A chunk that was yielded is done; doing one again is harmless.
+After every chunk each function yields what it has done so far, so that the caller can show it, and can tell
+how far it came if it fails. A chunk that was yielded is done; repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from toc.operate import admin
 from toc.sdk.client import TimeoutCenter
 
 CHUNK = 500
-"""Most tasks of one step: short transactions, short scripts."""
+"""At most this many tasks per step: transactions and scripts stay short."""
 STEPS_PER_SECOND = 5
-"""Into how many chunks a second's work is split, where a rate is given."""
+"""Into how many chunks the work of one second is split when a rate is given."""
 LAST_SWEEP_SECONDS = 1.0
-"""After so long no sweep is left that has read a row before it was purged."""
+"""After this many seconds no sweep is left that read a row before it was purged."""
 
 Counts = dict[str, int]
 
 
 class BulkStep(NamedTuple):
-    """How many of the tasks have been gone through, and what came of them."""
+    """How many tasks are done, and what became of them."""
 
     done: int
     counts: Counts
 
 
 def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
-    """Give dead tasks all their tries again, due now; see ``admin.redrive``. Counts ``redriven`` and
-    ``not_indexed_yet``: how many of them wait for the sweep."""
+    """Make dead tasks pending again, due now, with all their tries.
+
+    Counts ``redriven``, and ``not_indexed_yet``: those of them that wait for the sweep. Raises
+    StoreUnavailable.
+    """
     topics = center.store.topics.list()
     counts = {"redriven": 0, "not_indexed_yet": 0}
     for done, chunk in paced(job_ids, rate):
@@ -50,11 +53,11 @@ def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = 
 def purge_dead(
     center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None
 ) -> Iterator[BulkStep]:
-    """Delete dead tasks for good. Counts ``purged`` and ``left``: those whose Redis server is out of reach.
+    """Delete dead tasks for good. Counts ``purged``, and ``left``: those whose Redis server is out of reach.
 
-    The DeadQueue entry goes first: without its row nobody could find it. If this breaks off in between, the
-    sweep gives the entry back. A sweep that has read the row before it was deleted may do so too, therefore
-    the entry is removed once more at the end. A task that somebody redrives meanwhile is left alone.
+    Removes the DeadQueue entry first: without its row nobody could find it. If this stops in between, the
+    sweep adds the entry again. So may a sweep that read the row before it was deleted; therefore the entries
+    are removed once more at the end. Leaves a task alone that was redriven meanwhile.
     """
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     counts = {"purged": 0, "left": 0}
@@ -65,7 +68,7 @@ def purge_dead(
         free: list[int] = []
         for row in rows:
             topic = topics.get(row.biz_type)
-            if topic is None:  # it was removed: the sweep knows no slot for it either
+            if topic is None:  # its topic was removed: the sweep knows no slot for it either
                 free.append(row.job_id)
             else:
                 entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
@@ -83,7 +86,7 @@ def purge_dead(
 
 
 def cancel(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
-    """Cancel tasks one by one. Counts each outcome by its name."""
+    """Cancel tasks one by one. Counts the outcomes by name."""
     counts: Counter[str] = Counter({outcome.value: 0 for outcome in CancelOutcome})
     for done, chunk in paced(job_ids, rate):
         for job_id in chunk:
@@ -94,7 +97,7 @@ def cancel(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = N
 def reschedule(
     center: TimeoutCenter, job_ids: Sequence[int], due: Callable[[], datetime], rate: float | None = None
 ) -> Iterator[BulkStep]:
-    """Give tasks another time one by one: what ``due`` says then. Counts each outcome by its name."""
+    """Move tasks one by one to the time that ``due`` returns for each. Counts the outcomes by name."""
     counts: Counter[str] = Counter({outcome.value: 0 for outcome in RescheduleOutcome})
     for done, chunk in paced(job_ids, rate):
         for job_id in chunk:
@@ -103,8 +106,10 @@ def reschedule(
 
 
 def paced(job_ids: Sequence[int], rate: float | None) -> Iterator[tuple[int, Sequence[int]]]:
-    """The ids in chunks, at most ``rate`` of them a second (None: as fast as they are taken), each with how
-    many there are up to its end."""
+    """Yield the ids in chunks, each with the number of ids up to its end.
+
+    Yields at most ``rate`` ids a second (None: as fast as the caller takes them).
+    """
     size = CHUNK if rate is None else max(1, min(CHUNK, int(rate / STEPS_PER_SECOND)))
     began = time.monotonic()
     for first in range(0, len(job_ids), size):

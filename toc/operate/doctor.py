@@ -1,7 +1,7 @@
-"""``toc doctor``: looks at everything, and says of each thing whether it is well, and what to do if not.
+"""``toc doctor``: examines every part, says of each whether it is well, and what to do if not.
 
-Nothing here changes anything, and nothing needs a right that toc does not need anyhow. What cannot be asked
-is a finding itself; the rest is asked all the same.
+It changes nothing and needs no right that toc does not need anyway. A part that cannot be asked is a finding;
+the others are examined all the same.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from toc.store.overdue import overdue_rows
 from toc.store.scan import DueRow
 
 OVERDUE_MS = 10_000
-"""What has been due for so long and was not started is worth a word."""
+"""Tasks that have been due for this many ms and have not started are reported."""
 MOVE_SECONDS = 1.5
-"""A slot that moves is looked at again after this: a move takes less."""
+"""A slot that is moving is looked at again after this many seconds; a handover takes less."""
 NO_MEMBER = 0
-"""No task has this job_id: asking Redis to remove it shows the right to remove, and removes nothing."""
+"""No task has this job_id: removing it proves the right to remove, and removes nothing."""
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
 
 
 class Line(NamedTuple):
-    """One line of the report: of which part, and of what in it."""
+    """One line of the report: ``part`` is the subsystem, ``of`` the thing in it."""
 
     level: Level
     part: str
@@ -50,12 +50,12 @@ class Line(NamedTuple):
 
 
 def problems(lines: Iterable[Line]) -> list[Line]:
-    """Those that are about something wrong, or worth seeing to."""
+    """Return the lines that report a failure or a warning."""
     return [line for line in lines if line.level in (Level.REFUSE, Level.WARN)]
 
 
 def exit_code(lines: Iterable[Line]) -> int:
-    """0: all is well; 1: something is worth seeing to; 2: something is wrong."""
+    """0: all is well; 1: there are warnings; 2: something is wrong."""
     levels = {line.level for line in lines}
     return 2 if Level.REFUSE in levels else 1 if Level.WARN in levels else 0
 
@@ -63,10 +63,10 @@ def exit_code(lines: Iterable[Line]) -> int:
 def examine(
     center: TimeoutCenter, progress: Callable[[float, str], None] = lambda _part, _text: None
 ) -> list[Line]:
-    """Everything that can be said, the worst first. Raises ConfigError where a setting makes no sense.
+    """Return all findings, the worst first. Raises ConfigError when a setting makes no sense.
 
-    ``progress`` gets the part that is done (0 to 1) and what is looked at next: a server that does not answer
-    takes its time-out, and there are several looks at each.
+    ``progress`` gets the part done (0 to 1) and what is examined next: a server that does not answer costs
+    its timeout, several times over.
     """
     settings = center.settings
     settings.need_database_urls()
@@ -100,15 +100,15 @@ def examine(
 
 
 def _owner(center: TimeoutCenter) -> list[Finding]:
-    """Whether the index is ours."""
+    """Whether the index belongs to this task table."""
     try:
         return preflight.owner(center.queues, center.store.identity.get())
     except TocError:
-        return []  # the schema, or the server: said elsewhere
+        return []  # the schema or the server fails: reported elsewhere
 
 
 def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
-    """An error as a line, unless another tells of it already."""
+    """Return an error as a line, unless a line reports it already."""
     text = str(exc)
     if _said(lines, text):
         return []
@@ -116,8 +116,11 @@ def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
 
 
 def _said(lines: list[Line], text: str) -> bool:
-    """Whether a line tells of it; of a Redis that cannot be reached, be it by another of its addresses. While
-    one is away, its whole cluster may refuse to serve: that is told with it."""
+    """Whether a line reports this error already.
+
+    An unreachable Redis counts as reported under any of its addresses. While one node is away its whole
+    cluster may refuse to serve; that counts as reported with it.
+    """
     away = [of for level, part, of, *_ in lines if part == "redis" and level is Level.REFUSE]
     if away and "(CLUSTERDOWN)" in text:
         return True
@@ -127,13 +130,13 @@ def _said(lines: list[Line], text: str) -> bool:
     )
 
 
-# --- the index: may we do there what we must? -------------------------------------------------------------
+# --- the index ----------------------------------------------------------------------------------------------
 
 
 def _index_rights(
     center: TimeoutCenter, peeks: Mapping[Slot, Peek | IndexUnavailable], lines: list[Line]
 ) -> list[Line]:
-    """Transitions that change nothing, on one slot of each node."""
+    """Run transitions that change nothing on one slot of each node, to prove the rights."""
     slots = list({center.queues.node_of(slot): slot for slot in peeks}.values())
     answers = [
         *peeks.values(),
@@ -166,7 +169,7 @@ def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Li
         yield Line(Level.WARN, "slots", "-", what, do)
 
 
-# --- who works --------------------------------------------------------------------------------------------
+# --- workers ----------------------------------------------------------------------------------------------
 
 
 def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> list[Line]:
@@ -249,7 +252,7 @@ def _open(nodes: list[str]) -> Iterator[Line]:
 def _moving(
     rows: Iterable[SlotRow], topics: list[Topic], *, missing: bool = True
 ) -> dict[tuple[str, int], str]:
-    """Slots that nobody holds, or not whom they are assigned to, with the reason."""
+    """Return the slots that the assigned worker does not own, with the reason."""
     amounts = {topic.name: topic.consumed for topic in topics}
     found = {
         (row.topic, row.number): row.reason
@@ -286,7 +289,7 @@ def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> 
         yield Line(Level.NOTE, "intents", drain.host, what + absent, f"toc undrain {drain.host}")
     for slot, pin in wanted.pins.items():
         what = f"pinned to {pin.target} by {pin.by} since {_when(pin.at)}"
-        if topics and slot.number >= amounts.get(slot.topic, 0):  # none: perhaps they cannot be read
+        if topics and slot.number >= amounts.get(slot.topic, 0):  # no topics: perhaps they cannot be read
             yield Line(
                 Level.WARN, "intents", str(slot), f"{what}; there is no such slot", f"toc unpin {slot}"
             )
@@ -331,7 +334,7 @@ def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) 
 
 
 def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> Iterator[Line]:
-    """By the rows: what the index has lost shows as well. A bounded look."""
+    """Look for overdue tasks in the rows (a bounded read), so that entries missing in the index show too."""
     now = center.clock.now_ms()
     found = overdue_rows(center.store, topics, now - OVERDUE_MS)
     by_type = {topic.biz_type: topic for topic in topics}
@@ -359,19 +362,19 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
 
 
 class _Late(NamedTuple):
-    """Tasks that are overdue and have not started; ``waiting`` of the ``tasks`` were taken by workers."""
+    """Tasks that are overdue and have not started; workers have taken ``waiting`` of the ``tasks``."""
 
     tasks: int = 0
     waiting: int = 0
     first_ms: int = 0
-    """By how much the first is overdue."""
+    """By how many ms the earliest is overdue."""
 
     def add(self, tasks: int, waiting: int, first_ms: int) -> _Late:
         return _Late(self.tasks + tasks, self.waiting + waiting, max(self.first_ms, first_ms))
 
 
 def _not_started(queues: Queues, rows: Mapping[Slot, Sequence[DueRow]], now: int) -> dict[str, _Late]:
-    """By topic, what of these rows no handler has begun; of slots that cannot be asked, every one counts."""
+    """Return, by topic, the rows that no handler has started; of slots that cannot be read, all rows."""
     taken = queues.taken({slot: [row.job_id for row in some] for slot, some in rows.items()})
     peeks = queues.peek(rows)
     late: dict[str, _Late] = {}

@@ -1,8 +1,8 @@
 """What ``toc top`` shows: queues from Redis, slots by worker, rates and lateness from the daemons' /metrics.
 
-Nothing is asked of MySQL but the topics. The queues of all slots are looked at in one go; who owns what is
-read again only when that takes little of the time; each daemon is scraped once, all at the same time. What is
-out of reach is said and left blank, the rest is shown.
+Reads only the topics from MySQL. Reads the queues of all slots at once, and scrapes all daemons at the same
+time, each once. Reads the ownership less often when that takes long. What is out of reach is named and left
+blank; the rest is shown.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from toc.observe.metrics import Key, MetricKind, Values, add_up
 from toc.sdk.client import TimeoutCenter
 
 SCRAPE_SECONDS = 2.0
-"""How long a daemon may take to answer."""
+"""Seconds that a daemon has to answer."""
 MOST_DAEMONS = 32
-"""How many are asked at once."""
+"""How many daemons are scraped at once."""
 OWNERS_SHARE = 20
-"""Who owns what is read again when so many times the time has passed that reading it took."""
+"""Ownership is read again only after this many times as long as reading it took."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """A topic. Rates are per second since the look before; None where no daemon told, or nothing ran.
+    """A topic at one look. Rates are per second since the previous look; None without data.
 
-    Durations are seconds. ``due`` are those of the ``scheduled`` that nobody has taken although they are due,
-    ``waiting`` those of the ``prepared`` that wait for a handler. ``overdue`` is how long the first task that
-    has not started has been due, taken or not.
+    Durations are seconds. ``due`` counts those of ``scheduled`` that are due and that no worker has taken,
+    ``waiting`` those of ``prepared`` that wait for a handler. ``overdue`` is how long the earliest unstarted
+    task has been due, taken or not.
     """
 
     topic: str
@@ -56,9 +56,9 @@ class TopicNow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNow:
-    """A worker process, its slots, and the tables it sweeps; what only ZooKeeper knows is None without it.
+    """A worker process, its slots and the tables it sweeps. None in fields that need ZooKeeper, without it.
 
-    ``metrics`` is the host:port at which its daemon shows its numbers, by the network of ``machine``.
+    ``metrics`` is the host:port of its daemon's /metrics, as seen from ``machine``.
     """
 
     worker: str
@@ -75,24 +75,24 @@ class WorkerNow:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One look. ``seconds`` is the time since the look before, None at the first."""
+    """One look. ``seconds`` is the time since the previous look, None at the first."""
 
     seconds: float | None
     topics: Sequence[TopicNow]
     workers: Sequence[WorkerNow]
     daemons: int
-    """How many answered."""
+    """How many daemons answered."""
     trouble: Sequence[str]
     """What is out of reach, or wrong in the answers."""
     silent: Sequence[str] = ()
-    """The daemons that were asked and did not answer, host:port."""
+    """The daemons (host:port) that were asked and did not answer."""
 
 
 class Top:
-    """Looks again and again.
+    """Looks at the cluster again and again.
 
-    ``daemons`` are the addresses, host:port, whose /metrics are read, given the workers that were found.
-    ``workers`` says who owns what; it raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable.
+    ``daemons`` returns the host:port addresses to scrape, given the workers found. ``workers`` returns who
+    owns what; it raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Top:
         self._before: dict[str, Values] = {}
 
     def look(self) -> Picture:
-        """How things are now, and what has happened since the look before."""
+        """Return the present state, and what has happened since the previous look."""
         trouble: list[str] = []
         with suppress(StoreUnavailable):
-            self._center.catalog.refresh()  # MySQL out of reach: those known; workers say so too
+            self._center.catalog.refresh()  # MySQL away: use those known; reading workers reports it
         topics = self._center.catalog.known()
         if not topics:
             trouble.append("no topics: none is created yet, or MySQL is out of reach")
@@ -174,7 +174,7 @@ class Top:
 
 
 def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[float]]) -> Values:
-    """What counters and histograms have gained. One that shrank has begun anew with its daemon."""
+    """Return by how much counters and histograms grew. One that shrank was restarted with its daemon."""
     gained: Values = {}
     for key, cells in now.items():
         if metrics.METRICS[key[0]].kind not in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
@@ -227,7 +227,7 @@ def _topic(
 
 
 def _scrape(addresses: Sequence[str]) -> dict[str, Values | str]:
-    """Each daemon's numbers, or in a few words why there are none."""
+    """Return each daemon's numbers, or a short text that says why there are none."""
     if not addresses:
         return {}
     with ThreadPoolExecutor(min(len(addresses), MOST_DAEMONS)) as pool:
@@ -235,7 +235,7 @@ def _scrape(addresses: Sequence[str]) -> dict[str, Values | str]:
 
 
 def _scrape_one(address: str) -> Values | str:
-    connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # itself: no proxy of the environment's
+    connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # direct: no proxy from the environment
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
@@ -251,7 +251,7 @@ def _scrape_one(address: str) -> Values | str:
 
 
 def _out_of_reach(reached: Mapping[str, Values]) -> list[str]:
-    """The servers that daemons miss."""
+    """Return the servers that daemons cannot reach."""
     names = {
         metrics.REDIS_UP.metric.name: "Redis at",
         metrics.DATABASE_UP.metric.name: "the database server",

@@ -1,7 +1,7 @@
-"""The SDK: submit, cancel, reschedule, look up; and where handlers are registered.
+"""The SDK: register handlers; submit, cancel, reschedule and look up tasks.
 
-The order of writes is always row, acknowledge, index. The index is written after the row as a courtesy: when
-Redis is out of reach, the row is the promise and the sweep puts the task into the index later.
+Every change is written to the row first, then to the index. The row is the promise: if Redis is out of reach,
+the task is acknowledged all the same, and the sweep indexes it later.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 CANCEL_TOGETHER = 500
-"""Tasks that one transaction of cancel_by_biz cancels."""
+"""How many tasks one transaction of ``cancel_by_biz`` cancels."""
 
 INDEX_PAUSE_SECONDS = 1.0
-"""How long submits leave a Redis node alone that has refused one: the pauses for it would slow them down."""
+"""For how many seconds submits skip a Redis node that refused one: more attempts would slow them down."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TimeoutCenter:
-    """One application's access to the timeout center. Thread-safe, fork-safe; connects on first use.
+    """One application's access to the timeout center. Thread-safe and fork-safe; connects on first use.
 
     ``settings`` default to the TOC_* variables and toc.toml. Close it, or use it as a context manager.
     """
@@ -69,7 +69,7 @@ class TimeoutCenter:
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
         self._index_paused: dict[object, float] = {}
-        """Redis nodes, and slots, that have refused, each with the time until which it is left alone."""
+        """Redis nodes and slots that refused, each with the monotonic time until which submits skip it."""
         self._layout_checked = False
         self._lock = threading.RLock()
         reference = weakref.ref(self)
@@ -117,7 +117,7 @@ class TimeoutCenter:
 
     @property
     def catalog(self) -> TopicCatalog:
-        """The topics."""
+        """This process's view of the topics. Raises ConfigError when no database is configured."""
         catalog = self._catalog
         if catalog is None:
             with self._lock:
@@ -148,8 +148,8 @@ class TimeoutCenter:
     def handler(self, topic: str, *, batch: int | None = None) -> Callable[[F], F]:
         """Register the decorated function (``def`` or ``async def``) as the handler of ``topic``.
 
-        With ``batch=N`` it takes a list of at most N tasks and may return ``{job_id: exception or None}``.
-        Raises InvalidTopic, InvalidHandler, DuplicateHandler.
+        With ``batch=N`` the function takes a list of at most N tasks and may return ``{job_id: exception or
+        None}``. Raises InvalidTopic, InvalidHandler or DuplicateHandler.
         """
         check_topic_name(topic)
         if topic in self.handlers:
@@ -175,15 +175,15 @@ class TimeoutCenter:
         slot_basis: str | None = None,
         connection: Connection | None = None,
     ) -> int:
-        """Store a task and return its job_id; once this returns, the task will run or be cancelled.
+        """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
 
-        ``delay`` is a timedelta or seconds; ``action_time`` an aware datetime, rounded up to a millisecond.
-        The same ``dedup_key`` for the same topic and biz_id returns the first job_id. ``slot_basis`` chooses
-        the slot (default: the biz_id). With ``connection`` the row is written in the caller's
-        transaction; after the commit the sweep indexes it within a second, or ``index`` does at once.
+        ``delay`` is a timedelta or seconds; ``action_time`` an aware datetime, rounded up to a millisecond. A
+        second submit with the same topic, biz_id and ``dedup_key`` returns the first job_id. ``slot_basis``
+        chooses the slot (default: the biz_id). With ``connection`` the row is written in the caller's
+        transaction; after the commit the sweep indexes it within a second, or ``index`` does so at once.
 
-        Raises an InvalidInput before anything is written; StoreUnavailable when nothing was
-        stored; SubmitUnknown when that cannot be told.
+        Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
+        SubmitUnknown when that cannot be told.
         """
         task = NewTask(topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis)
         row = self._row(task)
@@ -192,10 +192,10 @@ class TimeoutCenter:
         return self._traced(self.tracing, [row], lambda: [self._submit(row, connection)])[0]
 
     def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
-        """Store many tasks, a round trip per server and thousand; returns their job_ids in the order given.
+        """Store many tasks, one round trip per server and thousand; return their job_ids in the order given.
 
-        Everything is checked before anything is written. Raises what ``submit`` raises, or
-        PartialSubmit when a server failed after another had stored its part.
+        All tasks are checked before any is written. Raises what ``submit`` raises, or PartialSubmit when one
+        server failed after another had stored its part.
         """
         rows = [self._row(task) for task in tasks]
         check_same_dedup(rows)
@@ -205,9 +205,10 @@ class TimeoutCenter:
         return self._traced(self.tracing, rows, lambda: self.store.insert_many(rows, self._index_stored))
 
     def index(self, job_ids: Iterable[int]) -> None:
-        """Put tasks stored through ``connection=`` into the index now, after the commit.
+        """Put tasks that were stored through ``connection=`` into the index now, after the commit.
 
-        Optional: the sweep does it within a second. Ids that are unknown or not pending are ignored.
+        Optional: the sweep does it within a second. Ignores ids that are unknown or not pending. Raises
+        InvalidInput or StoreUnavailable.
         """
         checked = [check_job_id(job_id) for job_id in job_ids]
         self._check_layout()
@@ -219,18 +220,18 @@ class TimeoutCenter:
     def cancel(self, job_id: int) -> CancelOutcome:
         """Cancel a pending task. Raises StoreUnavailable when it is not known to be cancelled.
 
-        Row first, then the index. When a PrepareQueue entry stands once the task was due, or the
-        index cannot be asked and the due time is near, a try may have started.
+        Cancels the row, then removes the entry. The outcome is MAY_HAVE_STARTED if the entry is in the
+        PrepareQueue after the due time, or if the index cannot be asked and the due time is near.
         """
         job_id = check_job_id(job_id)
         self._check_places()
         return self._cancel([job_id])[job_id]
 
     def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]:
-        """Cancel every task of one biz_id on a topic; the outcome of each by its job_id.
+        """Cancel every task of one biz_id on a topic; return each outcome by job_id.
 
-        A few round trips for each 500 of them. Raises InvalidBizId, UnknownTopic; StoreUnavailable as
-        ``cancel`` does, or PartialCancel when it broke off after the outcomes of some were known.
+        Takes a few round trips per 500 tasks. Raises InvalidBizId, UnknownTopic, StoreUnavailable when
+        nothing is known to be cancelled, or PartialCancel when it failed after some outcomes were known.
         """
         biz = BizId.of(biz_id)
         biz_type = self.catalog.get(topic).biz_type
@@ -247,7 +248,7 @@ class TimeoutCenter:
         return outcomes
 
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
-        """Give a pending task another deadline, with all its tries. Raises as ``submit`` does."""
+        """Give a pending task another deadline and all its tries. Raises what ``submit`` raises."""
         job_id = check_job_id(job_id)
         self._check_places()
         row = self.store.get(job_id)
@@ -277,14 +278,14 @@ class TimeoutCenter:
     # --- look up
 
     def get(self, job_id: int) -> Task | None:
-        """The task, or None. Raises StoreUnavailable."""
+        """Return the task, or None. Raises StoreUnavailable."""
         job_id = check_job_id(job_id)
         self._check_layout()
         row = self.store.get(job_id)
         return None if row is None else self._task(row)
 
     def find(self, *, biz_id: int | str, topic: str | None = None) -> list[Task]:
-        """All tasks of a biz_id that are kept, oldest first. Raises StoreUnavailable."""
+        """Return all stored tasks of a biz_id, oldest first. Raises StoreUnavailable."""
         biz = BizId.of(biz_id)
         biz_type = None if topic is None else self.catalog.get(topic).biz_type
         self._check_layout()
@@ -309,8 +310,9 @@ class TimeoutCenter:
             for job_id, (changed, row) in cancelled.items()
         }
         doubtful = [job_id for job_id, may in started.items() if may is None]
-        # No entry: never taken, or finished between our two steps. Who finishes a task that was cancelled
-        # or moved marks its row as tried before it moves the entry.  [rule: honest-cancel]
+        # No entry: the task was never taken, or it finished between our two steps. The worker that finishes a
+        # cancelled or rescheduled task marks its row as tried before it moves the entry. [rule:
+        # honest-cancel]
         for job_id, seen in self.store.read(doubtful).items() if doubtful else ():
             started[job_id] = seen.attempts > 0 or seen.last_error is not None
         tried = [job_id for job_id, may in started.items() if may]
@@ -320,7 +322,7 @@ class TimeoutCenter:
         return outcomes
 
     def _take_out(self, rows: Iterable[TaskRow]) -> dict[int, CancelReply]:
-        """Take cancelled tasks out of the index; what it says of those for which it could be asked."""
+        """Remove cancelled tasks from the index; return its replies, without those of nodes out of reach."""
         slots: dict[int, Slot] = {}
         for row in rows:
             topic = self.catalog.of_type(row.biz_type)
@@ -339,14 +341,14 @@ class TimeoutCenter:
         return told
 
     def _may_have_started(self, row: TaskRow, reply: CancelReply | None, *, changed: bool) -> bool | None:
-        """Whether a try of a cancelled task may have started; ``changed``: this call has cancelled it.
+        """Whether a try of a cancelled task may have started. ``changed``: this call cancelled it.
 
-        None: only its row can tell, read after the index was asked.
+        None: only the row can tell, and it must be read after the index was asked.
         """
         if row.attempts or row.crashes or row.last_error is not None:
             return True  # redrive and reschedule give all tries back, and keep the error
         if reply is None:
-            # With a version it may be running for a deadline that it had before it was rescheduled.
+            # With a version, the task may be running for the deadline it had before it was rescheduled.
             return row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
         if reply.prepared:
             due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
@@ -356,12 +358,12 @@ class TimeoutCenter:
         return None
 
     def _check_places(self) -> None:
-        """A wrong URL of either server, or a wrong layout, is told before anything is written."""
+        """Raise on a bad URL of either server, or on a wrong layout, before anything is written."""
         _ = self.store, self.queues
         self._check_layout()
 
     def _check_layout(self) -> None:
-        """Raise SchemaBehind before a row is written, or looked for, where no worker looks for it."""
+        """Raise SchemaBehind before a row is written or read in a table that no worker reads."""
         if not self._layout_checked:
             self.store.check_layout()
             self._layout_checked = True
@@ -376,7 +378,7 @@ class TimeoutCenter:
         return job_id
 
     def _traced(self, tracing: Tracing, rows: Sequence[TaskRow], store: Callable[[], list[int]]) -> list[int]:
-        """Store rows, and write a span of each that is traced."""
+        """Store rows, and write a span for each traced one."""
         topics = [self._topic_name(row) for row in rows]
         began = time.time_ns()
         stored: Sequence[int | None] = [None] * len(rows)
@@ -411,7 +413,7 @@ class TimeoutCenter:
     def _index_stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
         failpoint("submit.row-stored")
         fresh = [row for row, job_id in zip(rows, job_ids, strict=True) if row.job_id == job_id]
-        # A new id after a clash, or an earlier task under the dedup_key: its own row names its slot and time.
+        # A new id after a clash, or an earlier task with this dedup_key: read the row for its slot and time.
         others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]
         try:
             if others:
@@ -426,7 +428,7 @@ class TimeoutCenter:
         for row in rows:
             topic = self.catalog.of_type(row.biz_type)
             if topic is None or beyond_horizon(topic, row.next_time, now):
-                continue  # the sweep brings it into Redis when its time comes near
+                continue  # the sweep adds it to Redis when it comes within the horizon
             score = entry_score(topic, row.next_time, row.attempts)
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
         queues = self.queues.within(PATIENCE_SECONDS)
@@ -446,7 +448,7 @@ class TimeoutCenter:
         if failures:
             until = self.clock.monotonic() + INDEX_PAUSE_SECONDS
             for slot, result in failures.items():
-                # A broken key is no trouble of its node.
+                # A broken key says nothing about its node.
                 what = slot if isinstance(result, IndexBroken) else queues.node_of(slot)
                 self._index_paused[what] = until
             log.warning("submit_not_indexed", slots=len(failures), error=str(next(iter(failures.values()))))
@@ -464,14 +466,15 @@ class TimeoutCenter:
 
 
 def _near(row: TaskRow, at: int) -> bool:
-    """Whether a worker may have taken the task by then, as far as clocks tell alone."""
+    """Whether a worker may have taken the task at time ``at`` (ms), allowing for clock skew."""
     return row.action_time - at <= MAX_CLOCK_SKEW_MS
 
 
 def apart(center: TimeoutCenter) -> TimeoutCenter:
-    """Access to the same place for what serves its handlers: with database connections of its own.
+    """Return a center with the same settings and handlers but its own database connections.
 
-    Handlers may occupy all that their calls can have, for as long as some stranger has a row locked.
+    A worker's own stages use it: calls made by handlers may occupy every connection of the first, for as long
+    as another program holds a row lock.
     """
     other = TimeoutCenter(center.settings, clock=center.clock)
     other.handlers, other.tracing, other._queues = center.handlers, center.tracing, center.queues

@@ -1,4 +1,4 @@
-"""What a caller gives: refused with a named error, or made a row, before anything is written."""
+"""Checks what a caller submits and makes it a row; raises a named error before anything is written."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from toc.model.task import NewTask, TaskRow, TaskStatus, encode_attribute
 from toc.model.topic import Topic, TopicType
 
 MAX_DELAY_SECONDS = 1e12
-"""Beyond this a number of seconds is refused without looking at TOC_MAX_DELAY, which is shorter."""
+"""Larger delays are refused without comparing them with TOC_MAX_DELAY, which is always smaller."""
 
 EARLIEST_MS = to_ms(datetime(1000, 1, 1, tzinfo=UTC))
-"""The first instant of MySQL's DATETIME: tasks of instant topics may be due long ago."""
+"""The first instant of MySQL's DATETIME. Instant topics take due times in the past, down to this one."""
 
 
 class RowMaker:
@@ -28,8 +28,9 @@ class RowMaker:
         self._job_ids = JobIds(clock)
 
     def row(self, task: NewTask, topic_named: Callable[[str], Topic]) -> TaskRow:
-        """The row of a new task, with a job_id of its own. Raises an InvalidInput, and what ``topic_named``
-        raises: it is asked last, since it may have to ask a server.
+        """Return the row of a new task, with a new job_id. Raises an InvalidInput.
+
+        Also raises what ``topic_named`` raises. That is called last, because it may have to ask a server.
         """
         if not isinstance(task, NewTask):
             raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
@@ -62,9 +63,9 @@ class RowMaker:
         )
 
     def deadline(self, topic: Topic | None, delay: object, action_time: object) -> int:
-        """The action_time in milliseconds, rounded up. Raises InvalidInput for one that cannot be.
+        """Return the action_time in milliseconds, rounded up. Raises InvalidInput if it is not allowed.
 
-        Of a ``topic`` that is not known (None) deadlines are checked as of a timed one.
+        If ``topic`` is None (unknown), the deadline is checked as for a timed topic.
         """
         return self._due(topic, delay, action_time, self._clock.now_ms())
 
@@ -98,14 +99,14 @@ class RowMaker:
 
 
 def check_job_id(job_id: int) -> int:
-    """Return ``job_id`` if it can be one. Raises InvalidInput."""
+    """Return ``job_id`` if it is well formed. Raises InvalidInput."""
     if not valid_job_id(job_id):
         raise InvalidInput(f"{shown(job_id)} is not a job_id; submit returned one as an int")
     return int(job_id)
 
 
 def check_same_dedup(rows: Sequence[TaskRow]) -> None:
-    """Raises DedupConflict when one dedup_key stands in ``rows`` with two attributes."""
+    """Raise DedupConflict when ``rows`` contain one dedup_key with two different attributes."""
     seen: dict[tuple[int, int, str | None, str], TaskRow] = {}
     for row in rows:
         if row.dedup_key is None:
@@ -134,7 +135,7 @@ def _delay_ms(delay: object) -> int:
         return whole + bool(rest)
     if isinstance(delay, bool) or not isinstance(delay, (int, float)):
         raise InvalidDelay(f"delay must be a timedelta or seconds, not {type(delay).__name__}")
-    if not 0 <= delay <= MAX_DELAY_SECONDS:  # NaN is in no range
+    if not 0 <= delay <= MAX_DELAY_SECONDS:  # False for NaN too
         raise _not_allowed(delay)
     return ceil(delay * 1000)
 

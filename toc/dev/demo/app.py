@@ -1,8 +1,8 @@
-"""The application of the demo: two topics whose handlers write down that they started, and little else.
+"""The application of the demo: two topics whose handlers record that they started.
 
-A worker runs it with ``toc worker --app toc.dev.demo.app:center``. Who practises on it can ask for trouble in
-a task's attribute: with ``{"die": "connection refused"}`` it is dead of that until it is redriven, with
-``{"take": 20}`` it takes so many seconds.
+A worker runs it with ``toc worker --app toc.dev.demo.app:center``. To practise, put trouble into a task's
+attribute: with ``{"die": "connection refused"}`` the task dies with that error until it is redriven; with
+``{"take": 20}`` it runs for 20 seconds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ def confirm_receipt(task: Task) -> None:
 
 def _handle(task: Task) -> None:
     _history.append(task.job_id, time.time_ns())
-    if "die" in task.attribute and task.version == 0:  # a redrive raises it
+    if "die" in task.attribute and task.version == 0:  # a redrive raises the version
         raise Dead(str(task.attribute["die"]))
     time.sleep(task.attribute.get("take", 0))

@@ -1,6 +1,6 @@
-"""What the handlers of the demo write down, and how it is read while they do.
+"""The record that the demo's handlers write, and its reader, which reads while they write.
 
-One line per start, ``job_id started_ns``, in a file per process of the history directory.
+One line per start, ``job_id started_ns``, in one file per process of the history directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from toc.config import config_file
 
 
 def history_directory() -> Path:
-    """Where starts are written down: TOC_DEMO_HISTORY, else ``demo-history`` beside the settings file."""
+    """Return the record's directory: TOC_DEMO_HISTORY, else ``demo-history`` beside the settings file."""
     named = os.environ.get("TOC_DEMO_HISTORY")
     if named:
         return Path(named)
@@ -23,7 +23,7 @@ def history_directory() -> Path:
 
 
 class HistoryWriter:
-    """The file of this process. O_APPEND and one write per line: lines of threads never mix."""
+    """Writes the file of this process. O_APPEND and one write per line keep the lines of threads apart."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class HistoryWriter:
         self._descriptor = -1
 
     def append(self, job_id: int, started_ns: int) -> None:
-        """Note a start. Usable after a fork."""
+        """Record a start. Usable after a fork."""
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
@@ -44,7 +44,7 @@ class HistoryWriter:
 
 
 class History:
-    """Reads on where it stopped. ``starts`` are by job_id, in nanoseconds since 1970 UTC."""
+    """Reads the record from where it last stopped. ``starts``: by job_id, in nanoseconds since 1970 UTC."""
 
     def __init__(self, directory: Path) -> None:
         self.starts: dict[int, list[int]] = defaultdict(list)
@@ -53,7 +53,7 @@ class History:
         self._read: dict[Path, int] = {}
 
     def read(self) -> None:
-        """Take in what is new. A line that is written only in part is left for the next time."""
+        """Read what is new. An incomplete line is left for the next call."""
         for path in sorted(self._directory.glob("*.txt")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -66,6 +66,6 @@ class History:
                 self._by_process[int(path.stem)].append(int(job_id))
 
     def cut_off(self) -> Counter[int]:
-        """How many starts of each job_id were in processes that are no more: such a try may run again."""
+        """Return by job_id how many starts were in processes that have ended: such a try may run again."""
         gone = [pid for pid in self._by_process if not Path(f"/proc/{pid}").exists()]
         return Counter(job_id for pid in gone for job_id in self._by_process[pid])

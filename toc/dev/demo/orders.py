@@ -1,7 +1,7 @@
-"""Orders, what must become of their deadlines, and when each thing happens in a compressed run.
+"""Orders, the outcome that each of their deadlines must have, and the times of a compressed run.
 
-The oracle: "close if unpaid" is cancelled by a payment within 30 minutes of the purchase, 30:00 included,
-else it fires; "confirm receipt" fires for every order that was delivered.
+The oracle: "close if unpaid" is cancelled by a payment within 30 minutes of the purchase, 30:00 included;
+otherwise it fires. "Confirm receipt" fires for every order that was delivered.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ BIZ_TYPES = {CLOSE: 990_001, CONFIRM: 990_002}
 PAY_WITHIN = 1800.0
 """Seconds after the purchase in which a payment keeps an order open."""
 COMPRESSED = 30.0
-"""Seconds that 30 minutes and 7 days both become, at speed 1."""
+"""Into how many seconds 30 minutes and 7 days are both compressed, at speed 1."""
 MIN_MARGIN = 0.25
-"""A payment is at least this many seconds of the run before or after its deadline: real clocks race."""
+"""The least distance of a payment from its deadline, in seconds of the run: real clocks race."""
 LATE_CAP = 10.0
-"""A payment after the deadline, often days later, is tried at most this many seconds after it, at speed 1."""
+"""A payment after its deadline, often days later, is made at most this many seconds after it, at speed 1."""
 FAILOVER_MARGIN = 8.0
-"""The least margin after the deadline on a cluster, whose hosts may be killed while it runs: their slots
-stand still until ZooKeeper has ended their session (2 s), and what they were running until PREPARE_TIMEOUT
-is over."""
+"""The least distance, in seconds, of a payment after its deadline on a cluster.
+
+Hosts may be killed while it runs. Their slots stop until ZooKeeper has ended the session (2 s), and their
+running tasks wait until PREPARE_TIMEOUT is over.
+"""
 PREPARE_TIMEOUT = 3
-"""Seconds; the shortest that a topic can have."""
+"""In seconds; the shortest that a topic can have."""
 EVENTS_PER_SECOND = 150
-"""How fast a run submits and cancels at most; more orders make it longer, not denser."""
+"""The highest rate of submits and cancels in a run; more orders make the run longer, not denser."""
 MAX_COUNT = 100_000
-"""As many orders as are made up at most: which takes half an hour."""
+"""The largest number of made-up orders, which take half an hour."""
 SPEEDS = (0.01, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """``paid_after`` is in seconds after the purchase, None if it was never paid."""
+    """An order. ``paid_after`` is in seconds after the purchase, None if it was never paid."""
 
     order_id: str
     paid_after: float | None
@@ -56,7 +58,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """One task of the run; times are seconds after its beginning. ``fires`` is what must come of it."""
+    """One task of the run. Times are seconds after the run's start; ``fires`` is the required outcome."""
 
     order_id: str
     topic: str
@@ -68,7 +70,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The run: its deadlines in the order of their submits, and how many margins were stretched."""
+    """A run: its deadlines in the order of their submits, and how many payments the margins moved."""
 
     deadlines: list[Deadline]
     stretched: int
@@ -76,7 +78,7 @@ class Plan:
 
 
 def read_orders(path: Path) -> list[Order]:
-    """The orders of a CSV file: order_id, purchased_at, approved_at, delivered_at. Raises InvalidInput."""
+    """Read orders from a CSV file: order_id, purchased_at, approved_at, delivered_at. Raises InvalidInput."""
     orders = []
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -110,9 +112,9 @@ def _order(row: dict[str, str]) -> Order:
 
 
 def synthetic_orders(count: int, seed: int) -> list[Order]:
-    """Made-up lifecycles, the same for the same seed: most are paid in time, some late, some never.
+    """Return made-up orders, the same for the same seed: most are paid in time, some late, some never.
 
-    Every twentieth is paid within seconds of 30:00, on either side or exactly.
+    Every twentieth is paid within seconds of 30:00, before, after or exactly then. Raises InvalidInput.
     """
     if not 1 <= count <= MAX_COUNT:
         raise InvalidInput(f"--count must be 1 to {MAX_COUNT}, not {shown(count)}")
@@ -135,9 +137,10 @@ def synthetic_orders(count: int, seed: int) -> list[Order]:
 
 
 def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MIN_MARGIN) -> Plan:
-    """When everything happens: purchases begin in the first half of the window, deliveries in the second.
+    """Plan the run: purchases are in the first half of the window, deliveries in the second.
 
-    A payment after its deadline is tried ``late_margin`` seconds of the run after it, at the earliest.
+    A payment after its deadline is made at least ``late_margin`` seconds of the run after it. Raises
+    InvalidInput.
     """
     if not SPEEDS[0] <= speed <= SPEEDS[1]:
         raise InvalidInput(f"--speed must be {SPEEDS[0]:g} to {SPEEDS[1]:g}, not {speed:g}")

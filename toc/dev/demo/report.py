@@ -1,4 +1,4 @@
-"""What was observed against what had to come, and the verdict."""
+"""Compares what was observed with what was required, and gives the verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.task import CancelOutcome, TaskStatus
 
 RACE_SECONDS = 5.0
-"""So long after its deadline a task must have been handled: a cancel that is asked for then meets nothing."""
+"""Within this many seconds after its deadline a task must be handled, so a later cancel cannot meet it."""
 
 
 @dataclass(slots=True)
@@ -34,11 +34,11 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of a run. ``right`` only if everything came out as the orders say.
+    """The outcome of a run. ``right`` only if every task came out as its order requires.
 
-    ``run_again`` are further starts of tasks whose worker died in an earlier one; ``duplicates`` all others.
-    ``raced`` are cancels that met their deadline, the machine being slow, and came out the other way, as they
-    may; what they answered must be true of the row and the starts all the same.
+    ``run_again`` counts further starts of tasks whose worker died in an earlier one, ``duplicates`` all other
+    further starts. ``raced`` counts cancels that met their deadline on a slow machine and came out the other
+    way, as they may; even then their answer must agree with the row and the starts.
     """
 
     orders: int
@@ -65,7 +65,7 @@ class Report:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the report for ``--json``."""
         return asdict(self) | {"right": self.right}
 
 
@@ -77,8 +77,10 @@ def judge(
     orders: int,
     stretched: int,
 ) -> Report:
-    """``starts`` holds the instants in nanoseconds at which handlers of each job_id began, ``cut_off`` how
-    many of those were in processes that are no more.
+    """Compare observations with starts and return the report.
+
+    ``starts`` holds, by job_id, the instants (ns) at which handlers started; ``cut_off`` how many of those
+    were in processes that have ended.
     """
     count: Counter[str] = Counter()
     problems: list[str] = []
@@ -120,7 +122,7 @@ def judge(
 
 
 def _faults(seen: Observed, began: Sequence[int], again: int) -> list[tuple[str, str]]:
-    """(counter, sentence) for each thing that is not as it must be."""
+    """Return (counter, sentence) for each fault of one deadline."""
     due_ns = seen.due_ms * 1_000_000
     if seen.job_id is None or seen.error is not None:
         return [("driver_faults", seen.error or "it was never submitted")]
@@ -133,7 +135,7 @@ def _faults(seen: Observed, began: Sequence[int], again: int) -> list[tuple[str,
     if answer is CancelOutcome.CANCELLED and began:
         found.append(("handled_after_cancel", "handled although the cancel answered CANCELLED"))
     if not fires and (seen.cancel_issued_ns is None or seen.cancel_issued_ns >= due_ns):
-        # the machine was too slow to cancel in time: of what must come of it nothing can be said
+        # the machine was too slow to cancel in time, so no outcome can be required
         return [*found, ("driver_faults", "the driver came too late with the cancel")]
     if seen.deadline.cancel_at is not None and answer is not _planned(seen) and not _raced(seen):
         found.append(
@@ -157,9 +159,9 @@ def _planned(seen: Observed) -> CancelOutcome:
 
 
 def _raced(seen: Observed) -> bool:
-    """Whether the cancel met its deadline and so may have answered otherwise than planned.
+    """Whether the cancel met its deadline, and so may have answered otherwise than planned.
 
-    It was answered after the deadline, and not asked for so long after it that the task must have ended.
+    It was answered after the deadline, and issued before the task had certainly ended.
     """
     due_ns = seen.due_ms * 1_000_000
     if seen.cancel_issued_ns is None or seen.cancel_answered_ns is None:
@@ -176,7 +178,7 @@ def _name(status: TaskStatus | None) -> str:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile in milliseconds; 0 when there is nothing."""
+    """Return the nearest-rank quantile in milliseconds; 0 when there are no values."""
     if not ordered:
         return 0.0
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)

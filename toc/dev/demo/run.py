@@ -1,7 +1,7 @@
-"""Drives a run: submits and cancels at their real instants, then reads back what came of it.
+"""Drives a run: submits and cancels at their real instants, then reads the outcomes.
 
-Nothing is simulated: real cancels race a real clock, and every outcome is observed, from what the handlers
-wrote down and from the rows.
+Nothing is simulated: real cancels race a real clock. Every outcome is observed, in the handlers' record and
+in the rows.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from toc.sdk.client import TimeoutCenter
 SLOTS = 8
 THREADS = 16
 LEAD_SECONDS = 0.5
-"""How long after the plan is handed over the first submit is made."""
+"""Seconds between the start of the drive and the first submit."""
 UNFINISHED_SECONDS = 20.0
-"""How long after the last deadline tasks may still be unfinished before they count as lost."""
+"""Seconds after the last deadline after which unfinished tasks count as lost."""
 READY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """How far a run is. Times are seconds."""
 
     elapsed: float
     seconds: float
@@ -45,7 +45,7 @@ class Progress:
 
 
 def create_topics(center: TimeoutCenter) -> None:
-    """The two topics of the demo, unless they are there."""
+    """Create the demo's two topics unless they exist. Raises TopicExists if another has the biz_type."""
     for name, biz_type in BIZ_TYPES.items():
         if center.store.topics.get(name) is None:
             try:
@@ -58,7 +58,7 @@ def create_topics(center: TimeoutCenter) -> None:
 def await_workers(center: TimeoutCenter, history: History, alive: Callable[[], None]) -> None:
     """Return once a worker handles tasks of both topics. ``alive`` raises when waiting is of no use.
 
-    Raises Unavailable when none does in time.
+    Raises Unavailable when none does within READY_SECONDS.
     """
     end = time.monotonic() + READY_SECONDS
     probes = {
@@ -79,7 +79,7 @@ def await_workers(center: TimeoutCenter, history: History, alive: Callable[[], N
 def drive(
     center: TimeoutCenter, plan: Plan, history: History, progress: Callable[[Progress], None]
 ) -> list[Observed]:
-    """Run the plan and return what was seen; ``progress`` is called a few times a second."""
+    """Run the plan and return what was seen. Calls ``progress`` a few times a second."""
     begin_ns = time.time_ns() + int(LEAD_SECONDS * 1e9)
     observed = [
         Observed(deadline, begin_ns // 1_000_000 + round(deadline.due_at * 1000))
@@ -93,7 +93,7 @@ def drive(
         if deadline.cancel_at is not None
     ]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="demo") as pool, _dropping_rest(pool):
-        # First in, first out: the submit that a cancel waits for has left the queue before it.
+        # First in, first out: the submit that a cancel waits for left the queue before it.
         submits: dict[int, Future[None]] = {}
         for at, number, is_cancel in sorted(events, key=lambda event: (event[0], event[2])):
             watch.until(at)
@@ -108,7 +108,7 @@ def drive(
 
 @contextmanager
 def _dropping_rest(pool: ThreadPoolExecutor) -> Iterator[None]:
-    """On an interrupt, what has not begun is dropped."""
+    """On an interrupt, drop what has not started."""
     try:
         yield
     except BaseException:
@@ -117,7 +117,7 @@ def _dropping_rest(pool: ThreadPoolExecutor) -> Iterator[None]:
 
 
 class _Watch:
-    """Waits for instants of the run, and shows the progress meanwhile."""
+    """Waits for instants of the run, and shows the progress in the meantime."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Watch:
         self._next_look = 0.0
 
     def until(self, seconds: float) -> None:
-        """Return ``seconds`` after the beginning of the run."""
+        """Return ``seconds`` after the start of the run."""
         while (left := seconds - self.elapsed()) > 0:
             self.look()
             time.sleep(min(left, 0.05))
@@ -144,7 +144,7 @@ class _Watch:
         return (time.time_ns() - self._begin_ns) / 1e9
 
     def look(self) -> None:
-        """Take in what the handlers wrote and tell the progress, if that was not done just now."""
+        """Read the handlers' record and report the progress, at most four times a second."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + 0.25
@@ -186,7 +186,7 @@ def _cancel(center: TimeoutCenter, seen: Observed, submitted: Future[None]) -> N
 
 
 def _await_ends(center: TimeoutCenter, observed: Sequence[Observed], history: History, watch: _Watch) -> None:
-    """Read back every row; wait for those that are not final yet, for as long as that is allowed."""
+    """Read every row; wait up to UNFINISHED_SECONDS for those that are still pending."""
     end = time.monotonic() + UNFINISHED_SECONDS
     unfinished = [seen for seen in observed if seen.job_id is not None]
     with ThreadPoolExecutor(4, thread_name_prefix="demo") as pool:

@@ -1,4 +1,4 @@
-"""Where a demo runs: everything embedded, the local cluster, or the servers of the settings."""
+"""Where a demo runs: on embedded servers, the local cluster, or the servers of the settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STOP_SECONDS = 40.0
 class Stage:
     """A TimeoutCenter whose tasks some worker runs.
 
-    ``alive`` raises Unavailable when that worker ended; ``log`` is its log, None where others run it.
+    ``alive`` raises Unavailable when that worker has ended; ``log`` is its log, None for a worker of others.
     """
 
     center: TimeoutCenter
@@ -41,7 +41,7 @@ class Stage:
 
 @contextmanager
 def embedded(processes: int) -> Iterator[Stage]:
-    """A private Redis, SQLite and a worker in a temporary directory, which is removed at the end."""
+    """Run a private Redis, SQLite and a worker in a temporary directory, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="toc-demo-") as name:
         directory = Path(name)
         with EmbeddedStack(directory / "data") as stack:
@@ -54,7 +54,7 @@ def embedded(processes: int) -> Iterator[Stage]:
 
 @contextmanager
 def configured(directory: Path, processes: int) -> Iterator[Stage]:
-    """The servers of the settings, with a worker of its own that keeps its files in ``directory``."""
+    """Use the servers of the settings, with a new worker that keeps its files in ``directory``."""
     history = directory / "demo-history"
     with TimeoutCenter() as center:
         create_topics(center)
@@ -78,7 +78,7 @@ def configured(directory: Path, processes: int) -> Iterator[Stage]:
 
 @contextmanager
 def of_cluster(config: Path) -> Iterator[Stage]:
-    """The local cluster with these settings; its own daemons run the demo."""
+    """Use the local cluster with these settings; its own daemons run the demo."""
     with only_config(config), TimeoutCenter() as center:
         create_topics(center)
         yield Stage(center, History(history_directory()), lambda: None, None)
@@ -87,14 +87,14 @@ def of_cluster(config: Path) -> Iterator[Stage]:
 def write_config(path: Path, settings: Mapping[str, Any]) -> Path:
     """Write settings as a toc.toml that only its owner can read, and return its path."""
     path.touch(mode=0o600)
-    # What json writes of texts, numbers and lists of them is TOML as well.
+    # For texts, numbers and lists of them, JSON is TOML as well.
     path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
     return path
 
 
 @contextmanager
 def only_config(path: Path) -> Iterator[None]:
-    """Within, settings come from this file alone: variables of the caller's shell could lead elsewhere."""
+    """Within the block, settings come from this file alone, not from TOC_* variables of the caller."""
     before = {name: value for name, value in os.environ.items() if name.startswith("TOC_")}
     for name in before:
         del os.environ[name]

@@ -1,7 +1,7 @@
 """A whole toc cluster on this machine: Redis Cluster, MariaDB, ZooKeeper and several worker daemons.
 
-Everything runs detached, survives the command that started it, and is found again through ``state.json``.
-``toc.toml`` beside it holds the settings: TOC_CONFIG set to its path leads any toc program to this cluster.
+All processes run detached and survive the command that started them; ``state.json`` lists them. ``toc.toml``
+beside it holds the settings: with TOC_CONFIG set to its path, any toc program uses this cluster.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _HOST = re.compile(r"host[1-9][0-9]*")
 class LocalCluster:
     """The cluster of one directory. ``daemons`` stand for hosts: host1, host2, ...
 
-    ``processes`` is how many workers each has: by default as many as those that are there, or 2.
-    ``zookeepers`` is how many members its ZooKeeper has.
+    ``processes`` is the number of workers of each daemon: by default as many as the existing ones have, or 2.
+    ``zookeepers`` is the number of ZooKeeper servers.
 
-    Stopping keeps the data; starting again finds it on the same ports.
+    Stopping keeps the data; a later start finds it on the same ports.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class LocalCluster:
     ) -> dict[str, Any]:
         """Start everything and return the settings, which ``toc.toml`` holds as well.
 
-        ``prepare`` is called with them when the servers run and no daemon does yet: it upgrades the schema
-        and creates the topics. ``progress`` is told each name before that is started. When something fails,
-        what was started is stopped again. Raises ConfigError when the cluster runs already.
+        Calls ``prepare`` with them once the servers run and before any daemon does; it upgrades the schema
+        and creates the topics. Calls ``progress`` with each name before it is started. On a failure it stops
+        what it has started. Raises ConfigError when the cluster runs already, MissingServer or StartFailed.
         """
         make_directory(self.directory)
         with self._locked():
@@ -84,8 +84,9 @@ class LocalCluster:
         return settings
 
     def start_parts(self, names: Sequence[str], progress: Callable[[str], None] = lambda _name: None) -> None:
-        """Start parts that do not run, in a cluster that was started: a server comes back on its port with
-        what was durable there; a host that is not there yet is one more. Raises ConfigError, StartFailed.
+        """Start stopped parts of an existing cluster, or further hosts.
+
+        A server comes back on its port with its durable data. Raises ConfigError or StartFailed.
         """
         self._existing(())
         with self._locked():
@@ -114,9 +115,9 @@ class LocalCluster:
                 process.stop(_DAEMON_STOP_S if _HOST.fullmatch(name) else PrivateServer.stop_timeout)
 
     def status(self) -> list[dict[str, Any]]:
-        """A row per process: name, pid, running, address (of a daemon: of its metrics), log.
+        """Return a row per process: name, pid, running, address (of a daemon: of its metrics), log.
 
-        Raises ConfigError for a directory that is none.
+        Raises ConfigError when the directory cannot be used.
         """
         return [
             {
@@ -130,14 +131,14 @@ class LocalCluster:
         ]
 
     def stop(self) -> None:
-        """Stop the daemons in good order, then the servers. Nothing happens when nothing runs."""
-        self._parts()  # which raises ConfigError where no cluster could be
+        """Stop the daemons in good order, then the servers that run. Raises ConfigError."""
+        self._parts()  # raises ConfigError where no cluster can be
         if self.directory.exists():
             with self._locked():
                 self._stop()
 
     def kill(self, *names: str) -> None:
-        """SIGKILL processes and those they started, as if their host had lost power. Raises ConfigError."""
+        """SIGKILL parts and the processes they started, like a power failure. Raises ConfigError."""
         parts = self._existing(names)
         for name in names:
             Process(parts[name]["pid"], parts[name]["started"]).kill()
@@ -163,12 +164,12 @@ class LocalCluster:
             "tables": 1024,
             "redis_url": redis.url,
             "zookeeper": zookeeper.url,
-            "session_timeout": 2,  # so that a killed host is missed soon
+            "session_timeout": 2,  # so that the death of a host is noticed soon
             "cluster": "local",
         }
 
     def _start_zookeeper(self, progress: Callable[[str], None]) -> ZooKeeper | ZooKeeperEnsemble:
-        """One server alone, or an ensemble of several, in a directory of its own."""
+        """Start a single server, or an ensemble of several, each in its own directory."""
         progress("zookeeper")
         if self.zookeepers == 1:
             alone = ZooKeeper(self.directory / "zookeeper", die_with_parent=False)
@@ -186,7 +187,7 @@ class LocalCluster:
                 self._note_server(f"zookeeper{number}", node)
 
     def _server(self, name: str) -> PrivateServer:
-        """A server that was started before."""
+        """Return a server that was started before."""
         number = int("0" + name.lstrip("abcdefghijklmnopqrstuvwxyz")) - 1
         if name.startswith("redis"):
             return RedisCluster(self.directory / "redis", die_with_parent=False).nodes[number]
@@ -218,7 +219,7 @@ class LocalCluster:
             )
             self._note(name, process, log, own["TOC_METRICS_ADDRESS"], processes=size)
             processes.append((process, log))
-        # A daemon that cannot run at all says so at once.
+        # A daemon that cannot run ends at once.
         until(lambda: not all(process.alive() for process, _ in processes), 1.5)
         for process, log in processes:
             if not process.alive():
@@ -226,7 +227,7 @@ class LocalCluster:
 
     def _write_config(self, settings: dict[str, Any]) -> None:
         self.config.touch(mode=0o600)  # it holds a password
-        # What json writes of texts, numbers and lists of them is TOML as well.
+        # For texts, numbers and lists of them, JSON is TOML as well.
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in settings.items()]
         self.config.write_text("".join(lines))
 
@@ -257,7 +258,7 @@ class LocalCluster:
         return parts
 
     def _existing(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The parts. Raises ConfigError when there are none, or when one of these is not among them."""
+        """Return the parts. Raises ConfigError when there are none, or when a name is not among them."""
         parts = self._parts()
         if not parts:
             raise ConfigError(
@@ -275,7 +276,7 @@ class LocalCluster:
     def _note(
         self, name: str, process: Process, log: Path, address: str | None, *, processes: int | None = None
     ) -> None:
-        """Add a process to the state file. Replaced at once, so that no reader finds half of it."""
+        """Add a process to the state file, which is replaced atomically: no reader finds half of it."""
         part = {"pid": process.pid, "started": process.started, "log": str(log), "address": address}
         if processes is not None:
             part["processes"] = processes

@@ -1,7 +1,7 @@
-"""Everything embedded: what ``toc dev`` and ``toc demo`` run on when there are no servers.
+"""The embedded servers that ``toc dev`` and ``toc demo`` use when there are no others.
 
-A private Redis or Valkey behind a Unix socket and one SQLite file. It is for one machine: a disk that is
-lost takes the tasks with it, and SQLite writes one transaction at a time.
+A private Redis or Valkey behind a Unix socket, and one SQLite file. For one machine only: if its disk is
+lost, so are the tasks; and SQLite writes one transaction at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toc.model.errors import ConfigError, shown
 
 
 class EmbeddedStack:
-    """The servers of one directory, which keeps their data. Ends with the thread that started it.
+    """The servers of one directory, which keeps their data. They end with the thread that started them.
 
     ``settings`` holds the values for Settings: redis_url, database_urls and databases.
     """
@@ -44,7 +44,7 @@ class EmbeddedStack:
         return self
 
     def stop(self) -> None:
-        """Stop the servers and leave the directory to others. May be called twice."""
+        """Stop the servers and release the directory. May be called twice."""
         self.redis.stop()
         if self._lock is not None:
             os.close(self._lock)
@@ -58,18 +58,18 @@ class EmbeddedStack:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory for servers that nobody else may read, if it is not there. Raises ConfigError."""
+    """Make a directory for servers, readable only by its owner, unless it exists. Raises ConfigError."""
     try:
-        str(path).encode()  # what servers read of it is UTF-8
+        str(path).encode()  # servers read the path as UTF-8
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (OSError, UnicodeEncodeError) as exc:
         raise not_usable(path, exc) from exc
 
 
 def lock(directory: Path) -> int:
-    """Take the directory for this process; closing the returned descriptor gives it back.
+    """Lock the directory for this process; closing the returned descriptor unlocks it.
 
-    Two servers on the same files would destroy them. Raises ConfigError when it is taken, or is not there.
+    Two servers on the same files would destroy them. Raises ConfigError when it is locked or missing.
     """
     try:
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -84,6 +84,6 @@ def lock(directory: Path) -> int:
 
 
 def not_usable(path: Path, exc: Exception) -> ConfigError:
-    """What to raise of a directory that is none, or that this user may not use."""
+    """Return the error for a path that is no directory, or that this user may not use."""
     why = exc.strerror if isinstance(exc, OSError) else "its name is not UTF-8"
     return ConfigError(f"{shown(str(path))} cannot be used as a directory: {why}")

