@@ -12,7 +12,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, in_another_process, tasks
 from fault.kit.table import lateness
 from harness.final import read_final
-from harness.system import System
+from harness.system import DaemonProcess, System
 
 from toc.dev.local.process import until
 from toc.dev.local.servers import RedisServer
@@ -109,9 +109,14 @@ def test_a_worker_that_dies_between_rows_and_index_repeats_nothing_that_is_done(
     assert until(lambda: once.exists() and once.read_text().endswith("\n"), 60), system.logs()
     pid = int(once.read_text().split()[1])
     with system.recorder.fault("kill", pids=[pid], note=name):
-        system.wait(lambda: f'"pid": {pid}, "exit_code": -9' in daemon.log.read_text(), "it is seen", 60)
+        system.wait(lambda: (pid, -9) in _deaths(daemon), "it is seen", 60)
     line.prove(True, f"process {pid} was killed at {name}")
     line.judge(system, within=5, at_most=200, write=10)
+
+
+def _deaths(daemon: DaemonProcess) -> set[tuple[int, int]]:
+    """The processes whose end the daemon has told of, with their exit codes."""
+    return {(event["pid"], event["exit_code"]) for event in daemon.events("worker_died")}
 
 
 def test_submits_while_redis_is_down_are_acknowledged_and_run_on_time_or_soon_after(
