@@ -6,7 +6,7 @@ has to buffer without bound.
 
 In a cluster, no caller waits for one node longer than its patience. Calls without a reply by then get an
 IndexSlow, and a background thread reads late replies. An error of one node does not delay the others either:
-a caller with a patience makes no pauses, and calls sent late are not waited for again.
+a caller with a short patience makes no pauses, and calls sent late are not waited for again.
 
     the connection broke     the call is sent once more on a new one; if it must not be executed twice it
                              becomes a ReplyLost instead. A call that was not sent is simply sent again.
