@@ -30,7 +30,7 @@ class LocalCoordinator:
         self._stale = False
 
     def start(self) -> None:
-        """Do nothing: there is no server."""
+        """Do nothing."""
 
     def stop(self) -> None:
         """Forget all members and claims."""
@@ -40,19 +40,19 @@ class LocalCoordinator:
         self._assignment = {}
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
-        """Set what to assign: topic -> number of slots."""
+        """Set topic -> number of slots to assign."""
         if self._topics != dict(topics):
             self._topics = dict(topics)
             self._changed()
 
     def join(self, member: Member) -> None:
-        """Add a worker process to the members."""
+        """Add a worker process."""
         self._members[member.worker_id] = member
         self._joined[member.worker_id] = self._clock.now_ms()
         self._changed()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """Remove a worker and drop its claims; remember it as dead if ``known_dead``."""
+        """Remove a worker and its claims; remember it as dead if ``known_dead``."""
         if known_dead:
             self._dead[worker_id] = self._clock.now_ms()
         if self._members.pop(worker_id, None) is not None:
@@ -63,7 +63,7 @@ class LocalCoordinator:
             self._changed()
 
     def desired(self) -> dict[str, set[Slot]]:
-        """Return worker_id -> the slots assigned to it."""
+        """worker_id -> the slots assigned to it."""
         self._assign()
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for topic, owners in self._assignment.items():
@@ -73,14 +73,14 @@ class LocalCoordinator:
         return wanted
 
     def claimed(self) -> dict[str, set[Slot]]:
-        """Return worker_id -> the slots that it holds."""
+        """worker_id -> the slots that it holds."""
         held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for slot, claim in self._claims.items():
             held[claim.worker_id].add(slot)
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Claim slots that no other process of this daemon holds. Returns those the worker holds now."""
+        """Claim slots that no other process holds. Returns those the worker holds now."""
         now = self._clock.now_ms()
         if worker_id not in self._members:
             return set()
@@ -97,41 +97,41 @@ class LocalCoordinator:
                 self._signal()
 
     def dead_workers(self) -> frozenset[str]:
-        """Return the workers known to have died within DEAD_FOR_MS."""
+        """Workers known to have died within DEAD_FOR_MS."""
         oldest = self._clock.now_ms() - DEAD_FOR_MS
         self._dead = {worker_id: died for worker_id, died in self._dead.items() if died >= oldest}
         return frozenset(self._dead)
 
     def connected(self) -> bool:
-        """Return True: every claim can be granted."""
+        """Always: no server can be lost."""
         return True
 
     def drained(self) -> bool:
-        """Return False: there is no drain without ZooKeeper."""
+        """Never: drains need ZooKeeper."""
         return False
 
     def unowned(self) -> frozenset[Slot]:
-        """Return the slots that no worker may have."""
+        """Slots that no worker may have."""
         self._assign()
         return without_owner(self._assignment)
 
     def wait(self, timeout: float) -> None:
-        """Sleep until something may have changed, at most ``timeout`` seconds."""
+        """Wait for a change, at most ``timeout`` seconds."""
         self._wake.wait(timeout)
         self._wake.clear()
 
     def step(self) -> float | None:
-        """Return None: nothing is ever due by time."""
+        """None: nothing is due by time."""
         return None
 
     def slots(self) -> list[SlotRow]:
-        """Return every slot."""
+        """Every slot."""
         self._assign()
         hosts = {member.worker_id: member.host for member in self._members.values()}
         return slot_rows(self._assignment, self._claims, hosts)
 
     def workers(self) -> list[WorkerRow]:
-        """Return every worker."""
+        """Every worker."""
         self._assign()
         assigned = shares((topic, owner) for topic, owners in self._assignment.items() for owner in owners)
         held = shares((slot.topic, claim.worker_id) for slot, claim in self._claims.items())

@@ -56,33 +56,33 @@ class Operator:
         self._session.stop()
 
     def slots(self) -> list[SlotRow]:
-        """Return every slot, with its owner, its assigned worker, and the reason."""
+        """Every slot, with its owner, its assigned worker, and the reason."""
         return read_slots(self._session, self._paths)
 
     def workers(self) -> list[WorkerRow]:
-        """Return every worker that is alive."""
+        """Every worker that is alive."""
         return read_workers(self._session, self._paths)
 
     def intents(self) -> Intents:
-        """Return all operators' wishes, with who made them and when."""
+        """All operators' wishes, with who made them and when."""
         return read_intents(self._session, self._paths)
 
     def open_nodes(self) -> list[str]:
-        """Return the directories that any client may change although the address names a user."""
+        """The directories that any client may change although the address names a user."""
         if self._session.address.credential is None:
             return []
         return self._session.open_to_all([self._paths.root, *map(self._paths.directory, DIRECTORIES)])
 
     def drains(self) -> list[Drain]:
-        """Return the drained hosts."""
+        """The drained hosts."""
         return list(self.intents().drains.values())
 
     def pins(self) -> list[Pin]:
-        """Return the pinned slots."""
+        """The pinned slots."""
         return list(self.intents().pins.values())
 
     def weights(self) -> list[Weight]:
-        """Return the hosts whose workers have a weight set by an operator."""
+        """The hosts whose workers have a weight set by an operator."""
         return list(self.intents().weights.values())
 
     def drain(self, host: str, *, by: str) -> None:
@@ -147,14 +147,14 @@ class Operator:
 
 
 def check_weight(weight: float) -> float:
-    """Return ``weight`` if workers can have it. Raises InvalidInput."""
+    """``weight`` if workers can have it. Raises InvalidInput."""
     if not 0 < weight <= MAX_WEIGHT:
         raise InvalidInput(f"a weight is more than 0 and up to {MAX_WEIGHT}, not {weight:g}")
     return weight
 
 
 def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
-    """Return every slot, with its owner and assigned worker. Raises CoordinationUnavailable."""
+    """Every slot, with its owner and assigned worker. Raises CoordinationUnavailable."""
     wanted = read_intents(session, paths)
     hosts = {member.worker_id: member.host for member in read_members(session, paths)}
 
@@ -177,7 +177,7 @@ def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
 
 
 def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
-    """Return every worker that is alive. Raises CoordinationUnavailable."""
+    """Every worker that is alive. Raises CoordinationUnavailable."""
     wanted = read_intents(session, paths)
     assignment = _read_assignment(session, paths)
     assigned = shares((topic, owner) for topic, owners in assignment.items() for owner in owners)
@@ -221,7 +221,7 @@ def _read_assignment(session: Session, paths: Paths) -> dict[str, list[str | Non
 
 
 def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
-    """Return the owner of each held slot. Raises CoordinationUnavailable."""
+    """The owner of each held slot. Raises CoordinationUnavailable."""
     names = session.children(paths.directory("slots"))
     claims = {}
     for name, node in zip(names, session.read(paths.node("slots", name) for name in names), strict=True):

@@ -140,7 +140,7 @@ class ZooKeeperCoordinator:
             self._presence.close()
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
-        """Set what to assign: topic -> number of slots."""
+        """Set topic -> number of slots to assign."""
         self._topics = dict(topics)
         if self._leader.set_topics(topics):
             self._assignment = {
@@ -149,7 +149,7 @@ class ZooKeeperCoordinator:
             self._signal()
 
     def join(self, member: Member) -> None:
-        """Add a worker process of this daemon to the cluster."""
+        """Add a worker process to the cluster."""
         check_node_name("worker_id", member.worker_id)
         self._members[member.worker_id] = member
         self._ours.add(member.worker_id)
@@ -157,7 +157,7 @@ class ZooKeeperCoordinator:
         self._attempt(self._write_changes)
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """Remove a worker and drop its claims; mark it as dead if ``known_dead``."""
+        """Remove a worker and its claims; mark it dead if ``known_dead``."""
         member = self._members.pop(worker_id, None)
         if member is not None:
             self._let_go([slot for slot, owner in self._claims.items() if owner == worker_id])
@@ -169,7 +169,7 @@ class ZooKeeperCoordinator:
             self._attempt(self._write_changes)
 
     def desired(self) -> dict[str, set[Slot]]:
-        """Return worker_id -> the slots that it should own, stand-ins included."""
+        """worker_id -> the slots that it should own, stand-ins included."""
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         left: list[Slot] = []
         for topic, assigned in self._assignment.items():
@@ -183,14 +183,14 @@ class ZooKeeperCoordinator:
         return wanted
 
     def claimed(self) -> dict[str, set[Slot]]:
-        """Return worker_id -> the slots that it holds."""
+        """worker_id -> the slots that it holds."""
         held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for slot, worker_id in self._claims.items():
             held[worker_id].add(slot)
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Claim slots for a worker; without ZooKeeper only vacant ones. Returns those it holds now."""
+        """Claim slots; without ZooKeeper only vacant ones. Returns those the worker holds now."""
         if worker_id in self._members and self._session.id is None:
             again = self._vacant.intersection(slots)
             self._vacant -= again
@@ -210,7 +210,7 @@ class ZooKeeperCoordinator:
             self._signal()  # another of our workers may wait for it
 
     def dead_workers(self) -> frozenset[str]:
-        """Return the workers whose process is known to have ended."""
+        """The workers whose process is known to have ended."""
         return self._dead.union(gone.worker_id for gone in self._departed if gone.known_dead)
 
     def connected(self) -> bool:
@@ -218,17 +218,17 @@ class ZooKeeperCoordinator:
         return self._current()
 
     def drained(self) -> bool:
-        """Whether an operator has drained this daemon's host, as far as known."""
+        """Whether this host is drained, as far as known."""
         return self._drained
 
     def unowned(self) -> frozenset[Slot]:
-        """Return the slots that no worker may have, if this daemon leads; otherwise none."""
+        """If this daemon leads, the slots that no worker may have; else none."""
         if not self._leader.leading:
             return frozenset()
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 
     def wait(self, timeout: float) -> None:
-        """Sleep until something may have changed, at most ``timeout`` seconds, then call ``step``."""
+        """Wait for a change, at most ``timeout`` seconds, then call ``step``."""
         due = timeout if self._next_step is None else min(timeout, self._next_step)
         self._wake.wait(due)
         self.step()
@@ -252,11 +252,11 @@ class ZooKeeperCoordinator:
         return self._next_step
 
     def slots(self) -> list[SlotRow]:
-        """Return every slot. Raises CoordinationUnavailable."""
+        """Every slot. Raises CoordinationUnavailable."""
         return operator.read_slots(self._session, self._paths)
 
     def workers(self) -> list[WorkerRow]:
-        """Return every worker. Raises CoordinationUnavailable."""
+        """Every worker. Raises CoordinationUnavailable."""
         return operator.read_workers(self._session, self._paths)
 
     # --- slots that workers leave behind ---

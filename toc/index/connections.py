@@ -178,7 +178,7 @@ class RedisNode:
         while self._idle:
             try:
                 wire = self._idle.pop()
-            except IndexError:  # another thread was faster
+            except IndexError:
                 break
             fresh = wire.used > max(self._broke, time.monotonic() - FRESH_SECONDS)
             if fresh or wire.is_quiet():

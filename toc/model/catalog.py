@@ -28,7 +28,6 @@ class TopicCatalog:
         self._clock = clock
         self._read_at = float("-inf")
         self._refreshing: threading.Thread | None = None
-        """Thread that refreshes a stale view in the background."""
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
         """By name and by biz_type. Replaced in one assignment, so no lock is needed."""
 

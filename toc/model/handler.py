@@ -39,7 +39,7 @@ class Handler:
             takes = "a list of tasks" if batch else "a task"
             raise InvalidHandler(f"the handler of {topic!r} must take {takes} as its one argument") from exc
         except ValueError:
-            pass  # built-ins may have no signature: the first call shows
+            pass  # built-ins may have no signature
         is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise InvalidHandler(f"the handler of {topic!r} is a generator; it must return, not yield")

@@ -54,7 +54,7 @@ class Check(Enum):
     SOON = "soon"
     """It is due within MAX_CLOCK_SKEW_MS and waits in the worker."""
     LEASED = "leased"
-    """Another worker has or had a lease on the row."""
+    """Another worker has a lease on the row, or its lease ran out."""
     CLOCK_BEHIND = "clock behind"
     """It is due by Redis's clock but not by this machine's."""
     ELSEWHERE = "elsewhere"

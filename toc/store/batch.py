@@ -323,7 +323,7 @@ class Batches:
                 row = rows.get(job_id)
                 if row is None:
                     cases[job_id] = Finish.MISSING
-                elif row.status != PROCESSED or row.gmt_modified != now:  # else: processed by this call
+                elif row.status != PROCESSED or row.gmt_modified != now:  # else: by this call
                     cases[job_id] = _ENDED.get(row.status, Finish.MISSING)  # a status that toc does not write
         self._mark_tried(server, self._shards.group(_those(cases, Finish.CANCELLED)).get(server, {}))
         return cases

@@ -1,4 +1,4 @@
-"""Leases of rows: which worker runs a task without the index's record of it.
+"""Leases of rows: they name the worker of a task when the index cannot.
 
 A worker that holds a task for longer than a moment takes a lease on its row; so does a worker that takes a
 task without Redis, before its handler starts. ``lease_owner`` is a number made from the worker_id.

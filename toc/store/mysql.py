@@ -69,7 +69,7 @@ def connector(
     database: str | None = None,
     table_lock_timeout: int | None = None,
 ) -> Callable[[], Any]:
-    """Return a function that opens a connection with the session settings of toc. Timeouts are seconds.
+    """A function that opens a connection with the session settings of toc. Timeouts are seconds.
 
     ``table_lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
 
@@ -331,7 +331,7 @@ class MySqlServer(DatabaseServer):
         return StoreUnavailable(text)
 
     def connections(self) -> Statement:
-        """Return a query for this account's connections, which every account may see."""
+        """A query for this account's connections, which every account may see."""
         return Statement("SHOW PROCESSLIST")
 
     def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:
@@ -341,60 +341,58 @@ class MySqlServer(DatabaseServer):
         return any("lock" in state for state in states)
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
-        """Return host name, port, server_id and data directory: hosts may share some of them, never all."""
+        """Host name, port, server_id and data directory: hosts may share some of them, never all."""
         return tuple(query("SELECT @@hostname, @@port, @@server_id, @@datadir"))
 
     def table(self, database: str, name: str) -> str:
-        """Return ``toc_3.timeout_task_0011``."""
+        """``toc_3.timeout_task_0011``."""
         return f"{database}.{name}"
 
     def instant(self, milliseconds: int) -> str:
-        """Return a DATETIME literal."""
+        """A DATETIME literal."""
         second, millisecond = divmod(milliseconds, 1000)
         return f"'{_second(second)}.{millisecond:03d}'"
 
     def from_now(self, milliseconds: int) -> str:
-        """Return an instant this many ms after NOW(3). Sessions run in UTC."""
+        """An instant this many ms after NOW(3). Sessions run in UTC."""
         return f"NOW(3)+INTERVAL {milliseconds * 1000:d} MICROSECOND" if milliseconds else "NOW(3)"
 
     def milliseconds(self, column: str) -> str:
-        """Return an expression in milliseconds: the server converts, so that no datetime is parsed per
-        row."""
+        """An expression in milliseconds: the server converts, so that no datetime is parsed per row."""
         return f"TIMESTAMPDIFF(MICROSECOND,'1970-01-01',{column}) DIV 1000"
 
     def text(self, column: str) -> str:
-        """Return an expression that reads VARBINARY as utf8mb4."""
+        """An expression that reads VARBINARY as utf8mb4."""
         return f"CONVERT({column} USING utf8mb4)"
 
     def appended(self, column: str, text: str, most: int) -> str:
-        """Return an expression that appends a literal that needs no escaping and keeps the last ``most``
+        """An expression that appends a literal that needs no escaping and keeps the last ``most``
         characters."""
         added = f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)"
         return f"RIGHT(CONCAT(COALESCE({column},''),{added}),{most:d})"
 
     def joined(self, parts: Sequence[str]) -> str:
-        """Return a CONCAT_WS."""
+        """A CONCAT_WS."""
         return f"CONCAT_WS(',',{','.join(parts)})"
 
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
-        """Return a SELECT with MIN over an index, which is answered while planning: half the cost of LIMIT
-        1."""
+        """A SELECT with MIN over an index, which is answered while planning: half the cost of LIMIT 1."""
         return (
             f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "  # noqa: S608 - our own names, and numbers
             f"HAVING MIN(next_time)<{end}"
         )
 
     def by_whole_keys(self, name: str, where: str) -> str:
-        """Return a locking read. The index is named, lest a small table be read, and locked, row by row."""
+        """A locking read. The index is named, lest a small table be read, and locked, row by row."""
         return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} LOCK IN SHARE MODE"
 
     def union(self, selects: Iterable[str]) -> str:
-        """Return a UNION ALL with parentheses around each select, which SQLite does not know."""
+        """A UNION ALL with parentheses around each select, which SQLite does not know."""
         return "(" + ") UNION ALL (".join(selects) + ")"
 
 
 def _with_parameters(driver: Any, statements: Sequence[Statement]) -> list[str]:
-    """Return the statements as sent to the server."""
+    """The statements as sent to the server."""
     return [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
 
 
@@ -410,7 +408,7 @@ def _readable(connection: Any, seconds: float) -> bool:
 
 @lru_cache(4096)
 def _second(second: int) -> str:
-    """Return a second as SQL text. Rows that are written together share few."""
+    """A second as SQL text. Rows that are written together share few."""
     return str(_EPOCH + timedelta(seconds=second))
 
 

@@ -30,7 +30,7 @@ KEYS = 200
 
 
 def columns(server: DatabaseServer, **instead: str) -> str:
-    """Return the columns to SELECT for TaskRow, in its order and types; ``instead`` replaces columns."""
+    """The columns to SELECT for TaskRow, in its order and types; ``instead`` replaces columns."""
     return ",".join(instead.get(name) or _read(server, name) for name in TaskRow._fields)
 
 
@@ -90,7 +90,7 @@ def understood() -> Iterator[None]:
 
 
 def numbers(values: Iterable[int]) -> str:
-    """Return ``1,2,3``. Raises on anything but integers, so that nothing else gets into SQL."""
+    """``1,2,3``. Raises on anything but integers, so that nothing else gets into SQL."""
     return ",".join(map(int.__repr__, values))
 
 
@@ -126,7 +126,7 @@ def select_by_id(
 
 
 def select_by_dedup(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> list[Statement]:
-    """Return a select of one table's committed rows with the dedup_keys of these rows, which all have one."""
+    """A select of one table's committed rows with the dedup_keys of these rows, which all have one."""
     what = columns(server)
     one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
     statements = []

@@ -153,7 +153,7 @@ class Scans:
         status: TaskStatus = TaskStatus.PENDING,
         where: str = "",
     ) -> Answers[list[DueRow]]:
-        """Return up to ``limit`` rows per table with this status, after its Position and before ``to_ms``.
+        """Up to ``limit`` rows per table with this status, after its Position and before ``to_ms``.
 
         ``where`` is one more SQL condition, such as ``of_type`` returns.
         """
@@ -180,7 +180,7 @@ class Scans:
         *,
         at_home: bool = False,
     ) -> tuple[list[tuple[int, DueRow]], dict[int, Trouble]]:
-        """Return the rows, each with the table that holds it, and the tables that did not answer."""
+        """The rows, each with the table that holds it, and the tables that did not answer."""
 
         def send(server: DatabaseServer, part: Mapping[int, Position]) -> list[tuple[int, DueRow]]:
             what, end = _columns(server, DueRow._fields), server.instant(to_ms)
@@ -198,7 +198,7 @@ class Scans:
         return [found for part in parts.results for found in part], parts.failed
 
     def _at_home(self, table: int) -> str:
-        """Return the condition that a row's job_id belongs to this table.
+        """The condition that a row's job_id belongs to this table.
 
         Another program, or one with other table settings, may have written foreign rows here, where no lookup
         finds them: they must not block anything.
@@ -213,12 +213,12 @@ class Scans:
 
 
 def of_type(biz_type: int) -> str:
-    """Return a condition for ``page``: rows of one biz_type."""
+    """A condition for ``page``: rows of one biz_type."""
     return f" AND biz_type={biz_type:d}"
 
 
 def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
-    """Return the condition for rows of a status after a Position, as two ranges of the index."""
+    """The condition for rows of a status after a Position, as two ranges of the index."""
     instant = server.instant(start.next_time)
     if not start.job_id:
         return f"status={status:d} AND next_time>={instant}"
@@ -226,8 +226,7 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
 
 
 def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
-    """Return the columns to SELECT as one text per row, which costs less than several
-    (``rows.try_columns``)."""
+    """The columns to SELECT as one text per row, which costs less than several (``rows.try_columns``)."""
     return server.joined([server.milliseconds(name) if name == "next_time" else name for name in names])
 
 

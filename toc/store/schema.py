@@ -88,7 +88,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def task_table_name(table: int) -> str:
-    """Return ``timeout_task_0011`` for 11."""
+    """``timeout_task_0011`` for 11."""
     return f"timeout_task_{table:04d}"
 
 

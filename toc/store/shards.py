@@ -63,16 +63,16 @@ class Layout:
             raise ConfigError(f"database prefix {prefix!r} must be letters, digits and _, a letter first")
 
     def databases_of(self, server: int) -> range:
-        """Return the block of databases that a server holds."""
+        """The block of databases that a server holds."""
         block = self.databases // len(self.urls)
         return range(server * block, (server + 1) * block)
 
     def tables_of(self, database: int) -> range:
-        """Return the task tables of a database."""
+        """The task tables of a database."""
         return range(database, self.tables, self.databases)
 
     def database_name(self, database: int) -> str:
-        """Return ``toc_3`` for 3."""
+        """``toc_3`` for 3."""
         return f"{self.prefix}{database}"
 
 
@@ -101,7 +101,7 @@ class Parts(Generic[R]):
         self.failed: dict[int, Trouble] = {}
 
     def whole(self) -> list[R]:
-        """Return the results if no part failed. Raises the first failure otherwise."""
+        """The results if no part failed. Raises the first failure otherwise."""
         for error in self.failed.values():
             raise error
         return self.results
@@ -163,7 +163,7 @@ class Shards:
         _fork_safe(weakref.ref(self))
 
     def table_of(self, job_id: int) -> int:
-        """Return the table that can hold this job_id."""
+        """The table that can hold this job_id."""
         return table_of_job(job_id, self.tables)
 
     def group(self, job_ids: Iterable[int]) -> dict[DatabaseServer, dict[int, list[int]]]:

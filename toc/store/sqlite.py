@@ -26,16 +26,15 @@ from toc.store.server import DatabaseServer, Duplicate, Exchange, Result, Statem
 
 
 def path_of(url: URL) -> Path:
-    """Return the file of a sqlite:/// URL. Raises ConfigError for a database in memory, which no other
-    process could see."""
+    """The file of a sqlite:/// URL. Raises ConfigError for a database in memory, which no other process could
+    see."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise ConfigError(f"{url.render_as_string()} is not a file; expected sqlite:///path/to/file.db")
     return Path(url.database)
 
 
 def connector(url: URL, busy_timeout: float) -> Callable[[], Any]:
-    """Return a function that opens a connection in autocommit mode, with ``busy_timeout`` seconds for
-    locks."""
+    """A function that opens a connection in autocommit mode, with ``busy_timeout`` seconds for locks."""
     path = path_of(url)
 
     def connect() -> Any:
@@ -151,7 +150,7 @@ class SqliteServer(DatabaseServer):
         return StoreUnavailable(f"{self.name}: {text}")
 
     def connections(self) -> Statement:
-        """Return a query without rows: a file has no connections."""
+        """A query without rows: a file has no connections."""
         return Statement("SELECT 1")
 
     def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:  # noqa: ARG002
@@ -159,7 +158,7 @@ class SqliteServer(DatabaseServer):
         return False
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
-        """Return the path of the file."""
+        """The path of the file."""
         row = query(
             "SELECT seq, name, file FROM pragma_database_list"
         )  # a read: it must not wait for writers
@@ -170,41 +169,41 @@ class SqliteServer(DatabaseServer):
         return name
 
     def instant(self, milliseconds: int) -> str:
-        """Return an instant in milliseconds, as stored."""
+        """An instant in milliseconds, as stored."""
         return f"{milliseconds:d}"
 
     def from_now(self, milliseconds: int) -> str:
-        """Return an instant after now as a number: all users of the file share this machine's clock."""
+        """An instant after now as a number: all users of the file share this machine's clock."""
         return f"{time.time_ns() // 1_000_000 + milliseconds:d}"
 
     def milliseconds(self, column: str) -> str:
-        """Return the column, which is in milliseconds."""
+        """The column, which is in milliseconds."""
         return column
 
     def text(self, column: str) -> str:
-        """Return an expression that reads a BLOB as UTF-8."""
+        """An expression that reads a BLOB as UTF-8."""
         return f"CAST({column} AS TEXT)"
 
     def appended(self, column: str, text: str, most: int) -> str:
-        """Return an expression that appends a literal that needs no escaping and keeps the last ``most``
+        """An expression that appends a literal that needs no escaping and keeps the last ``most``
         characters."""
         return f"SUBSTR(COALESCE({column},'')||CAST(X'{text.encode().hex()}' AS TEXT),{-most:d})"
 
     def joined(self, parts: Sequence[str]) -> str:
-        """Return a join with the operator ||; CONCAT_WS is too new."""
+        """A join with the operator ||; CONCAT_WS is too new."""
         return "||','||".join(parts)
 
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
-        """Return a SELECT of at most one row of the range: older SQLite has no HAVING without GROUP BY."""
+        """A SELECT of at most one row of the range: older SQLite has no HAVING without GROUP BY."""
         return (
             f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "
             f"AND next_time<{end} LIMIT 1"
         )
 
     def by_whole_keys(self, name: str, where: str) -> str:
-        """Return a plain FROM: SQLite has one writer at a time, so no other insert is in progress."""
+        """A plain FROM: SQLite has one writer at a time, so no other insert is in progress."""
         return f"{name} WHERE {where}"
 
     def union(self, selects: Iterable[str]) -> str:
-        """Return a UNION ALL of subqueries: only these may have their own ORDER BY and LIMIT."""
+        """A UNION ALL of subqueries: only these may have their own ORDER BY and LIMIT."""
         return " UNION ALL ".join(f"SELECT * FROM ({select})" for select in selects)
