@@ -1,6 +1,6 @@
-"""Settings: TOC_* variables, then toc.toml, then defaults; validated once, at the top of a program.
+"""Settings: TOC_* variables, then toc.toml, then defaults. Validated once, at the start of a program.
 
-The file is the one that TOC_CONFIG names, else ``toc.toml`` in the working directory if there is one. It uses
+The file is the one that TOC_CONFIG names, else ``toc.toml`` in the working directory if it exists. It uses
 the same names in lower case without ``TOC_``::
 
     database_urls = ["mysql+pymysql://toc:secret@db1:3306", "mysql+pymysql://toc:secret@db2:3306"]
@@ -9,7 +9,7 @@ the same names in lower case without ``TOC_``::
     redis_url = "redis+cluster://:secret@cache1:6379,cache2:6379"
     zookeeper = "zk1:2181,zk2:2181,zk3:2181"
 
-Everything below the top receives plain values.
+All lower layers receive plain values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from toc.model.topic import NAMESPACE, NAMESPACE_HINT, check_topic_name
 from toc.observe.log import redact
 
 TEN_YEARS = 3653 * 86_400
-"""The longest delay that is accepted unless TOC_MAX_DELAY says otherwise, in seconds."""
+"""The default of TOC_MAX_DELAY, and its largest value, in seconds."""
 
 _REDIS_SCHEMES = (
     "redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel",
@@ -49,11 +49,11 @@ _REDIS_HINT = (
     "redis+sentinel://h1:p1,h2:p2/service"
 )
 MAX_SHOWN = 500
-"""As many characters of a value a message shows."""
+"""A message shows at most this many characters of a value."""
 URL_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-"""What an option of a server's URL that is a flag may say, in lower case."""
+"""Values of a flag in a server URL, in lower case."""
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _ADDRESS = re.compile(r"(?:[^\s:/@\[\]]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _ZOOKEEPER = re.compile(r"(?:[^\s/@]+@)?[^\s,/@?]+(?:,[^\s,/@?]+)*(?:/[^\s,?]+)?(?:\?\S+)?")
@@ -61,11 +61,10 @@ _ZOOKEEPER_HINT = "[user:password@]host:port,host:port[/chroot][?tls=true&ca=...
 
 
 class Settings(BaseSettings):
-    """Every setting, with the default that suits development. All durations are seconds.
+    """All settings, with defaults for development. All durations are seconds.
 
-    ``Settings()`` reads the environment and toc.toml; ``Settings(redis_url=..., ...)`` overrides both.
-    Raises ConfigError, which names each setting that is wrong, its value with secrets masked, and what is
-    expected.
+    ``Settings()`` reads the environment and toc.toml; ``Settings(redis_url=..., ...)`` overrides both. Raises
+    ConfigError, which names each wrong setting, its value with secrets masked, and the expected form.
     """
 
     model_config = SettingsConfigDict(
@@ -73,67 +72,67 @@ class Settings(BaseSettings):
     )
 
     database_urls: Annotated[list[str], NoDecode] = Field([], description=_DATABASE_HINT)
-    """Servers of the task table, as SQLAlchemy URLs; each takes a block of databases, in order. Or one
+    """Servers of the task table, as SQLAlchemy URLs: each takes a block of databases, in order. Or one
     sqlite:/// URL."""
     databases: int = Field(1, ge=1, le=MAX_TABLES, description="a power of two, 8 in production")
-    """How many databases hold the tables: ``toc_0``, ``toc_1``, ... Fixed once there are rows."""
+    """Number of databases, ``toc_0``, ``toc_1``, ... Fixed once there are rows."""
     tables: int = Field(
         4, ge=1, le=MAX_TABLES, description=f"a power of two up to {MAX_TABLES}, which is for production"
     )
-    """How many task tables there are over all databases together. Fixed once there are rows."""
+    """Number of task tables over all databases together. Fixed once there are rows."""
     database_prefix: str = Field("toc_", description="letters, digits and _, beginning with a letter")
-    """What the databases' names begin with."""
+    """Prefix of the databases' names."""
 
     redis_url: str | None = Field(None, description=_REDIS_HINT)
-    """Where the index is."""
+    """URL of the Redis that holds the index."""
     namespace: str | None = Field(None, description=NAMESPACE_HINT)
-    """Goes in front of every topic in Redis keys, so that environments can share a Redis."""
+    """Prefix of every topic in Redis keys, so that environments can share a Redis."""
 
     zookeeper: str | None = Field(None, description=_ZOOKEEPER_HINT)
-    """Who owns which slot, for more than one host. Unset: the local coordinator, for one daemon alone."""
+    """Servers that coordinate several hosts. Unset: the local coordinator, for a single daemon."""
     session_timeout: float = Field(6.0, ge=1, le=10, description="seconds, 1 to 10")
-    """How long a daemon may be out of ZooKeeper's sight before its slots go to others."""
+    """How long ZooKeeper may not hear of a daemon before its slots go to others."""
     cluster: str = Field("default", description="letters, digits, '.', '_' and '-'")
-    """The name of this cluster in ZooKeeper."""
+    """Name of this cluster in ZooKeeper."""
 
     max_delay: float = Field(TEN_YEARS, gt=0, le=TEN_YEARS, description="seconds, up to ten years")
-    """Tasks due later than this from now are refused: they are mistakes, such as microseconds for seconds."""
+    """Longest delay of a task. Longer ones are refused as mistakes, such as microseconds for seconds."""
     connect_timeout: float = Field(3.0, gt=0, le=300, description="seconds, more than 0")
-    """How long to wait for a connection to a server; for Redis at most 0.5 s."""
+    """Timeout of a connection attempt; at most 0.5 s for Redis."""
     read_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
-    """How long to wait for a server's answer; for Redis at most 2 s."""
+    """Timeout of a server's answer; at most 2 s for Redis."""
     write_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
-    """How long to wait until a server takes what is sent."""
+    """Timeout of sending to a server."""
 
     processes: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256, description="1 to 256")
-    """Worker processes of a daemon; as many as the machine has cores."""
+    """Worker processes of a daemon. Default: the number of cores."""
     threads: int = Field(16, ge=1, le=1024, description="1 to 1024")
-    """``def`` handlers that each worker process runs at once; of one topic at most three quarters of them
-    when the app has several, so that a slow one leaves threads to the others."""
+    """``def`` handlers that each worker process runs at once. If the app has several topics, one topic gets
+    at most three quarters of them, so that a slow topic leaves threads to the others."""
     async_limit: int = Field(4000, ge=1, le=100_000, description="1 to 100000")
     """Coroutines of ``async def`` handlers that each worker process runs at once, per topic."""
     max_crashes: int = Field(3, ge=1, le=100, description="1 to 100")
-    """After how many tries in a row that ended with their worker a task runs alone, in its own process."""
+    """Consecutive tries that may end with their worker before the task runs alone, in its own process."""
     shutdown_deadline: float = Field(30.0, ge=0, le=86_400, description="seconds, 0 or more")
-    """How long a daemon that is told to stop waits for handlers that run."""
+    """How long a stopping daemon waits for running handlers."""
     weight: float = Field(1.0, gt=0, le=1000, description="more than 0, up to 1000")
-    """How much of the slots this host takes, relative to the others."""
+    """Share of the slots that this host takes, relative to other hosts."""
     host: str = Field(default_factory=socket.gethostname, min_length=1, max_length=255, description="a name")
-    """The name by which operators know this host."""
+    """Name of this host for operators."""
 
     metrics_address: str | None = Field(
         None, description="HOST:PORT, such as 127.0.0.1:9464, or :9464 for all"
     )
-    """Where a daemon answers /metrics, /livez and /readyz over HTTP. Unset: nowhere."""
+    """HTTP address of a daemon's /metrics, /livez and /readyz. Unset: none."""
 
     traces: float = Field(0.0, ge=0, le=1, description="a share of all tasks, 0 to 1")
-    """How many of the tasks OpenTelemetry traces, from submit to their last try. 0: none, at no cost."""
+    """Share of tasks that OpenTelemetry traces, from submit to their last try. 0: none, at no cost."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "pretty", "json"] = "auto"
     """``auto`` is pretty on a terminal and JSON lines otherwise."""
     log_topics: Annotated[list[str], NoDecode] = Field([], description="topics, separated by commas")
-    """Log nothing that is about other topics alone. Unset: all."""
+    """Skip log lines that concern only other topics. Unset: log all."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -152,14 +151,14 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic calls by these names
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then the environment, then the file."""
+        """Order the sources: arguments, then the environment, then the file."""
         return init_settings, env_settings, InitSettingsSource(settings_cls, _read_file())
 
     @field_validator("database_urls", mode="before")
     @classmethod
     def _split_urls(cls, value: Any) -> Any:
         if isinstance(value, str):
-            # A comma inside a password is not a separator: only one that a scheme follows is.
+            # A comma may be part of a password: it separates only if a scheme follows it.
             return [
                 part.strip(", ") for part in re.split(r",\s*(?=[a-z0-9+]+://)", value) if part.strip(", ")
             ]
@@ -183,7 +182,7 @@ class Settings(BaseSettings):
         for url in [value] if isinstance(value, str) else value or []:
             for host, port in _hosts(url):
                 try:
-                    host.encode("idna")  # as every driver does, each with another error
+                    host.encode("idna")  # as every driver does, each with a different error
                 except UnicodeError:
                     raise ValueError(
                         f"{shown(host)} cannot be a host's name; expected parts of at most 63 letters, "
@@ -192,7 +191,7 @@ class Settings(BaseSettings):
                 if port is not None and not (
                     port.isdecimal() and port.isascii() and len(port) < 6 and 0 < int(port) < 65_536
                 ):
-                    # Without "@" it may be the password of a user whose host was forgotten.
+                    # Without "@" it may be the password of a user, with the host left out.
                     plain = "@" in url or port.isdecimal()
                     what = shown(port) if plain else "what follows the host's colon"
                     raise ValueError(f"{what} is not a port; expected a number from 1 to 65535")
@@ -298,7 +297,7 @@ class Settings(BaseSettings):
         return bool(self.database_urls) and self.database_urls[0].startswith("sqlite")
 
     def need_database_urls(self) -> list[str]:
-        """The servers of the task table. Raises ConfigError if none is set."""
+        """Return the servers of the task table. Raises ConfigError if none is set."""
         if not self.database_urls:
             raise ConfigError(
                 "TOC_DATABASE_URLS is not set, so there is no task table: set TOC_DATABASE_URLS and "
@@ -307,7 +306,7 @@ class Settings(BaseSettings):
         return self.database_urls
 
     def need_redis_url(self) -> str:
-        """Where the index is. Raises ConfigError if it is not set."""
+        """Return the Redis URL. Raises ConfigError if it is not set."""
         if self.redis_url is None:
             raise ConfigError(
                 "TOC_REDIS_URL is not set, so there is no index: set TOC_DATABASE_URLS and TOC_REDIS_URL "
@@ -316,7 +315,7 @@ class Settings(BaseSettings):
         return self.redis_url
 
     def masked(self) -> dict[str, Any]:
-        """The settings for display: passwords in URLs are replaced by ``***``."""
+        """Return the settings for display, with passwords in URLs replaced by ``***``."""
         shown = self.model_dump()
         shown["database_urls"] = [redact(url) for url in self.database_urls]
         shown["redis_url"] = self.redis_url and redact(self.redis_url)
@@ -328,21 +327,21 @@ class Settings(BaseSettings):
 
 
 def _hosts(url: str) -> list[tuple[str, str | None]]:
-    """The hosts and what stands behind the colon of each, if it has one; none for files and sockets."""
+    """Return each host of a URL with its port text, or None without a colon. Empty for files and sockets."""
     scheme, _, rest = url.rpartition("://")
     if scheme.startswith(("sqlite", "unix")):
         return []
     hosts = re.split(r"[/?#]", rest.rpartition("@")[2] if "@" in rest else rest, maxsplit=1)[0]
     found = []
     for part in hosts.split(","):
-        address = re.match(r"\[[^]]*\]", part)  # of IPv6, with colons in it
+        address = re.match(r"\[[^]]*\]", part)  # IPv6, with colons inside
         host, colon, port = part[address.end() if address else 0 :].partition(":")
         found.append((host, port if colon else None))
     return found
 
 
 def config_file() -> Path | None:
-    """The file that settings are read from, if any. Raises ConfigError if TOC_CONFIG names none."""
+    """Return the settings file, or None. Raises ConfigError if TOC_CONFIG names no readable file."""
     named = os.environ.get("TOC_CONFIG")
     if named:
         path = Path(named)
@@ -379,7 +378,7 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _explain(error: Any) -> str:
-    """One of pydantic's errors in our words: the TOC_ name, the value without secrets, what is expected."""
+    """Translate a pydantic error: the TOC_ name, the value without secrets, and the expected form."""
     reason = str(error.get("ctx", {}).get("error") or error["msg"])
     if not error["loc"]:
         return reason
@@ -398,7 +397,7 @@ def _explain(error: Any) -> str:
 
 
 def _shown(value: str) -> str:
-    """A value for a message. Where it is no URL, what stands before an "@" may still be a password."""
+    """Mask a value for a message. Even if it is no URL, the part before "@" may be a password."""
     if "://" not in value and "@" in value:
         return f"***@{value.rpartition('@')[2]}"
     return redact(value)
@@ -409,7 +408,8 @@ def _short(value: str) -> str:
 
 
 def _shown_url(value: str) -> str:
-    """The same of a URL. Without an "@", what is behind a colon may be a password: its host was forgotten."""
+    """Mask a URL for a message. Without "@", the part after a colon may be a password whose host was left
+    out."""
     if "@" not in value:
         value = re.sub(r"(^|//|,)([^\s:/,\[\]]*):(?!//)(?!\d+(?:[/?#,]|$))\S*", r"\1\2:***", value)
     return _shown(value)

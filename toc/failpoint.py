@@ -1,12 +1,12 @@
-"""Failpoints: named lines at which a test lets a process die as if it had been killed just there.
+"""Failpoints: named lines at which a test can kill the process, as SIGKILL would.
 
     TOC_FAILPOINT=finish.rows-written          the first process that gets there dies
     TOC_FAILPOINT=finish.rows-written:3        the third time that a process gets there
     TOC_FAILPOINT_ONCE=/path/of/a/file         only one process ever dies: the one that makes this file,
                                                which then holds the name and its process id
 
-For tests alone. Unset, as it always is in production, a failpoint is the call of a function that does
-nothing: which of the two it is was decided when this module was imported.
+For tests only. With TOC_FAILPOINT unset, as always in production, a failpoint calls an empty function. Which
+function it calls is decided when this module is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES: dict[str, str] = {
     "reclaim.rows-written": "the tries of a dead worker are charged; their entries still stand as prepared",
     "sweep.rows-read": "the sweep has read rows and has not added them to the index",
 }
-"""Each failpoint and where it stands."""
+"""Each failpoint and its place in the code."""
 
 
 def _nothing(name: str) -> None:
@@ -52,7 +52,7 @@ def _arm(wanted: str, once: str | None) -> Callable[[str], None]:
             if once is not None:
                 try:
                     file = os.open(once, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                except FileExistsError:  # another process has died here, and it was to be one
+                except FileExistsError:  # another process has died here; one is enough
                     return
                 os.write(file, f"{name} {os.getpid()}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
@@ -65,4 +65,4 @@ failpoint: Callable[[str], None] = (
     if os.environ.get("TOC_FAILPOINT")
     else _nothing
 )
-"""``failpoint("finish.rows-written")``: die here if this failpoint is armed."""
+"""``failpoint("finish.rows-written")`` kills the process here if that failpoint is armed."""

@@ -1,8 +1,8 @@
-"""What sockets lack: time-outs that the kernel keeps, and a way to tell that there can be no more of them.
+"""Socket timeouts kept by the kernel, and a check whether the process can open more sockets.
 
-Python waits for a socket with a time-out in two system calls: one until something can be read or sent, one
-that does it. Around each it gives the interpreter away and must win it back from other threads, which under
-load takes longer than the call. The kernel can keep the time-out itself; then there is one call.
+Python needs two system calls for a socket with a timeout: one that waits and one that reads or writes. Around
+each it releases the interpreter lock and must win it back from other threads, which under load takes longer
+than the call. With the kernel's timeout one call is enough.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import struct
 from typing import Any
 
 READ_BYTES = 1 << 16
-"""How much one read takes at most."""
+"""Most bytes of one read."""
 
 
 def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
-    """Let the kernel end each read and each write after so many seconds, with BlockingIOError.
+    """Let the kernel end each read and write after this many seconds, with BlockingIOError.
 
-    Returns whether it does. Not where TLS lies between: its library would try again for ever.
+    Returns whether it does. It does not for TLS, whose library would retry forever.
     """
     if isinstance(sock, ssl.SSLSocket):
         return False
@@ -31,14 +31,14 @@ def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
 
 
 def reader(sock: socket.socket) -> io.BufferedReader:
-    """A file of what such a socket receives. Its reads raise TimeoutError."""
+    """Return a file that reads from a socket with such timeouts. Its reads raise TimeoutError."""
     return io.BufferedReader(_Raw(sock, "r"), READ_BYTES)
 
 
 def none_left() -> bool:
-    """Whether this process can open no socket: then it is no server's trouble that none could be reached.
+    """Whether this process can open no socket; then a failed connection is not the server's fault.
 
-    Asked of the kernel, as drivers and name resolution have errors of their own for it.
+    Asks the kernel, because drivers and name resolution report this with errors of their own.
     """
     try:
         socket.socket(socket.AF_UNIX).close()
@@ -56,5 +56,5 @@ class _Raw(socket.SocketIO):
 
 
 def _timeval(seconds: float) -> bytes:
-    microseconds = max(1, round(seconds * 1e6))  # none at all would mean for ever
+    microseconds = max(1, round(seconds * 1e6))  # 0 would mean no timeout
     return struct.pack("@ll", *divmod(microseconds, 1_000_000))

@@ -1,1 +1,1 @@
-"""Slot ownership: who consumes which slot, and who sweeps which table."""
+"""Slot ownership: which worker consumes which slot and sweeps which table."""

@@ -1,18 +1,19 @@
-"""Who owns which slot: a pure function of the members, the topics, the operators' wishes and what was.
+"""Assigns slots to workers: a pure function of members, topics, operators' wishes and the previous
+assignment.
 
-What it promises, in this order:
+Guarantees, in order of priority:
 
-1. Complete: a slot is without an owner only when nobody may have it.
-2. A member gets only what it can handle; hosts that are drained get nothing; a pin holds while its target is
-   there, can handle the topic and is not drained.
-3. Balanced: giving a slot from one member to another, directly or along a chain of members, never makes the
+1. Complete: a slot is without an owner only when no member may have it.
+2. A member gets only what it can handle; drained hosts get nothing; a pin holds while its target is in the
+   cluster, can handle the topic and is not drained.
+3. Balanced: moving a slot from one member to another, directly or along a chain of members, never makes the
    loads per weight more equal. With members that are alike this means: within one of each other.
 4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to those who came or
    from those who went.
-5. Each topic is spread too: of members that are alike none has over two slots more of it than another. Only
+5. Each topic is spread too: of members that are alike, none has over two slots more of it than another. Only
    for this does 4 give way, which is rare; ``rebalance`` makes it one instead of two.
 
-The answer depends on nothing but the arguments, in no particular order.
+The result depends only on the arguments, not on their order.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ TABLES = "~tables"
 """The pseudo topic whose slots are the tables to sweep. Every member can sweep."""
 
 Owners = dict[str, list[str | None]]
-"""topic -> the worker_id that owns each slot, None where nobody may."""
+"""topic -> the worker_id of each slot's owner, None where no member may have it."""
 
 _NOBODY = -1
-_MORE = 1 + 1e-9  # a gain must exceed rounding, or two slots could change places for ever
+_MORE = 1 + 1e-9  # a gain must exceed rounding, or two slots could swap forever
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One consuming member of the cluster: a worker process.
 
-    ``worker_id`` is never used a second time, by no process. ``weight`` is its share of the load relative to
-    others'. ``topics`` are those it has handlers for; None: every one. ``pid`` is for the operator's eyes;
-    ``metrics`` says at which host:port its daemon shows its numbers, ``machine`` on which machine, for an
-    address that means another place on each. Neither has a part in the assignment.
+    ``worker_id`` is never reused by any process. ``weight`` is its share of the load relative to others'.
+    ``topics`` are those it has handlers for; None: all. The assignment ignores the rest: ``pid`` is for
+    operators, ``metrics`` is the host:port of its daemon's metrics, and ``machine`` the machine for which
+    that address is valid.
     """
 
     worker_id: str
@@ -54,7 +55,7 @@ class Member:
             raise ValueError(f"the weight of {self.worker_id} is {self.weight}; it must be more than 0")
 
     def can_handle(self, topic: str) -> bool:
-        """Whether slots of ``topic`` may be given to it."""
+        """Whether the member can have slots of ``topic``."""
         return self.topics is None or topic == TABLES or topic in self.topics
 
 
@@ -67,10 +68,10 @@ def assign(
     drained_hosts: Collection[str] = frozenset(),
     rebalance: bool = False,
 ) -> Owners:
-    """The owner of every slot of ``topics`` (topic -> number of slots).
+    """Return the owner of every slot of ``topics`` (topic -> number of slots).
 
-    ``previous`` is the assignment in force. ``pins``: (topic, number) -> a worker_id, or a host of which any
-    worker will do. With ``rebalance`` slots also move to spread each topic evenly.
+    ``previous`` is the assignment in force. ``pins``: (topic, number) -> a worker_id, or a host (any of its
+    workers). With ``rebalance`` slots also move to spread each topic evenly.
     """
     plan = _Plan([member for member in members if member.host not in drained_hosts], topics)
     plan.keep(previous or {}, pins or {})
@@ -81,9 +82,9 @@ def assign(
 
 
 class _Plan:
-    """An assignment in the making. Workers are numbers: their rank by worker_id.
+    """An assignment under construction. Workers are numbers: their rank by worker_id.
 
-    ``kept[worker][topic]`` are slots where they were before, ``moved`` those that got there now; pinned slots
+    ``kept[worker][topic]`` are slots with their previous owner, ``moved`` those with a new one. Pinned slots
     are in neither, so that nothing moves them, but count in ``load`` and ``count``.
     """
 
@@ -120,7 +121,7 @@ class _Plan:
     # --- the steps ---
 
     def keep(self, previous: Mapping[str, Sequence[str | None]], pins: Mapping[tuple[str, int], str]) -> None:
-        """Leave every slot where it was, if it may be there, and put the pinned ones in their places."""
+        """Leave every slot with its previous owner if allowed, and put the pinned ones in their places."""
         rank = {member.worker_id: worker for worker, member in enumerate(self.members)}
         for topic, slots in self.topics.items():
             able = set(self.able[topic])
@@ -143,7 +144,7 @@ class _Plan:
                     self._take(topic, number, worker)
 
     def place(self) -> None:
-        """Give the slots that have no owner to who has least, those that fewest can handle first."""
+        """Give slots without an owner to the least loaded worker, those that the fewest can handle first."""
         for topic in sorted(self.topics, key=lambda topic: (len(self.able[topic]), topic)):
             able, count = self.able[topic], self.count[topic]
             for number, worker in enumerate(self.owner[topic]):
@@ -152,7 +153,7 @@ class _Plan:
                     self._take(topic, number, least)
 
     def balance(self) -> None:
-        """Move slots from those with most to those with least for as long as that makes loads more equal.
+        """Move slots from the most to the least loaded for as long as that makes loads more equal.
 
         No improving chain is left at the end, so the sum of load**2 / weight is the least possible.
         """
@@ -167,9 +168,10 @@ class _Plan:
                 return
 
     def spread(self, *, rebalance: bool) -> None:
-        """Exchange slots between pairs of workers, loads staying as they are, to even out each topic.
+        """Swap slots between pairs of workers, at unchanged loads, to even out each topic.
 
-        Slots that have not moved anyhow only between two who are more than two apart, or to ``rebalance``.
+        Slots with their previous owner are swapped only between two that differ by over two, or to
+        ``rebalance``.
         """
         swapped = True
         while swapped:
@@ -179,14 +181,14 @@ class _Plan:
                     swapped = True
 
     def owners(self) -> Owners:
-        """The result, with names again."""
+        """Return the result with worker_ids."""
         return {
             topic: [None if worker == _NOBODY else self.members[worker].worker_id for worker in slots]
             for topic, slots in self.owner.items()
         }
 
-    # --- what a worker's load would be worth after one slot more; before the last one it got ---
-    # (the divisors of Sainte-Lague: with them, who gains from a newcomer or a departure never loses by it)
+    # --- value of a worker's load after one more slot; before the last one it got ---
+    # (the Sainte-Lague divisors: with them, no worker that gains from an arrival or departure loses by it)
 
     def _if_given(self, worker: int) -> float:
         return (2 * self.load[worker] + 1) / self.weight[worker]
@@ -209,7 +211,7 @@ class _Plan:
             self.loose[worker][kind] += 1
 
     def _move(self, topic: str, giver: int, taker: int) -> None:
-        """Move one slot of the topic; one that has moved anyhow rather than one that was there before."""
+        """Move one slot of the topic, preferably one that has moved already."""
         number = (self.moved[giver][topic] or self.kept[giver][topic]).pop()
         self.load[giver] -= 1
         self.count[topic][giver] -= 1
@@ -218,7 +220,7 @@ class _Plan:
         self._take(topic, number, taker)
 
     def _chain_to(self, receiver: int) -> list[int] | None:
-        """The shortest chain of workers that should hand on a slot each, ending at ``receiver``."""
+        """Return the shortest chain of workers that should each pass on a slot, ending at ``receiver``."""
         limit = self._if_given(receiver)
         onward = {receiver: _NOBODY}
         edge = [receiver]
@@ -240,7 +242,7 @@ class _Plan:
         return None
 
     def _best_topic(self, giver: int, taker: int) -> str:
-        """The topic of which the giver has most and the taker least."""
+        """Return the topic of which the giver has most and the taker least."""
 
         def merit(topic: str) -> tuple[bool, float]:
             count = self.count[topic]
@@ -251,7 +253,7 @@ class _Plan:
         return max((t for t in topics if self.moved[giver][t] or self.kept[giver][t]), key=merit)
 
     def _swap(self, topic: str, rebalance: bool) -> bool:
-        """Make one exchange that evens out ``topic``, and topics on the whole; False if there is none."""
+        """Make one swap that evens out ``topic``, and topics on the whole. False if there is none."""
         count, weight = self.count[topic], self.weight
         rising = sorted(self.able[topic], key=lambda w: ((2 * count[w] + 1) / weight[w], w))
         for giver in sorted(self.able[topic], key=lambda w: ((1 - 2 * count[w]) / weight[w], w)):
@@ -270,7 +272,7 @@ class _Plan:
         return False
 
     def _return(self, topic: str, giver: int, taker: int, gain: float, disturb: bool) -> str | None:
-        """The topic to give back: the one whose own spread suffers least, and less than ``gain``."""
+        """Return the topic to give in return, whose spread suffers least, and less than ``gain``; or None."""
         best, least = None, gain / _MORE
         for other in self.topics_of[self.kind[giver]]:
             if other != topic and self._spare(taker, other, disturb):
@@ -283,5 +285,5 @@ class _Plan:
         return best
 
     def _spare(self, worker: int, topic: str, disturb: bool) -> bool:
-        """Whether the worker has a slot of the topic that may be exchanged."""
+        """Whether the worker has a slot of the topic that may be swapped."""
         return bool(self.moved[worker][topic] or (disturb and self.kept[worker][topic]))

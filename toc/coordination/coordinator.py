@@ -1,4 +1,4 @@
-"""What a daemon asks of coordination, and what an operator sees of it."""
+"""The interface of coordination for a daemon, and the views of it for an operator."""
 
 from __future__ import annotations
 
@@ -13,85 +13,90 @@ from toc.model.topic import Slot
 
 
 class Coordinator(Protocol):
-    """Hands slots to the worker processes of one daemon: local (one host) or through ZooKeeper (a cluster).
+    """Gives slots to the worker processes of one daemon: local (one host) or through ZooKeeper (a cluster).
 
-    One thread calls all of it. The order of a hand-over: the old owner sees its slot vanish from ``desired``,
-    stops taking from it, finishes or gives back what it holds, and releases; only then is the new owner's
-    claim granted. Losing ZooKeeper takes nothing away: ``desired`` and ``claimed`` stay, and new claims are
-    granted only of what a worker of this daemon has left behind meanwhile.
+    One thread calls all methods. A handover in order: the slot vanishes from the old owner's ``desired``; the
+    old owner stops taking from it, finishes or rolls back what it holds, and releases it; only then is the
+    new owner's claim granted. Without ZooKeeper, ``desired`` and ``claimed`` stay, and new claims are granted
+    only for slots that another worker of this daemon has left meanwhile.
     """
 
     on_change: Callable[[], None] | None
-    """Called, from any thread, when ``step`` should be called soon. Must not block."""
+    """Called from any thread when ``step`` should be called soon. Must not block."""
 
     def start(self) -> None:
         """Connect. Raises CoordinationUnavailable."""
 
     def stop(self) -> None:
-        """Give everything back and disconnect; may be called twice, or without start."""
+        """Release everything and disconnect. May be called twice, or without start."""
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
-        """What is to be assigned: topic -> number of slots (old slot amounts included, tables as TABLES)."""
+        """Set what to assign: topic -> number of slots (former slot amounts included, tables as TABLES)."""
 
     def join(self, member: Member) -> None:
         """Add a worker process of this daemon to the cluster."""
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """Take a worker out and drop its claims. ``known_dead``: its process was seen to have ended."""
+        """Remove a worker and drop its claims. ``known_dead``: its process is known to have ended."""
 
     def desired(self) -> dict[str, set[Slot]]:
-        """worker_id -> the slots that it should own, for each worker that joined here."""
+        """Return worker_id -> the slots that it should own, for each worker that joined here."""
 
     def claimed(self) -> dict[str, set[Slot]]:
-        """worker_id -> the slots that it holds. A slot that vanished from here without a release is lost (its
-        session ended and it is another's now): stop taking from it."""
+        """Return worker_id -> the slots that it holds.
+
+        A slot that vanished from here without a release is lost (its session ended and another worker has
+        it): stop taking from it.
+        """
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Those of ``slots`` that the worker holds now. Another holds the rest: ask again when woken."""
+        """Claim slots for a worker. Returns those it holds now; retry the others when woken."""
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
-        """Drop claims: nothing of these slots is in the worker's hands any more."""
+        """Drop claims: the worker holds no entry of these slots any more."""
 
     def dead_workers(self) -> frozenset[str]:
-        """Workers whose process is known to have ended, for ten minutes after that."""
+        """Return the workers whose process is known to have ended, for ten minutes after that."""
 
     def connected(self) -> bool:
-        """Whether every claim can be granted now. Without that what is held stays with this daemon."""
+        """Whether every claim can be granted now. If not, this daemon keeps what it holds."""
 
     def drained(self) -> bool:
-        """Whether an operator wants no slots on this daemon's host, as far as is known."""
+        """Whether an operator has drained this daemon's host, as far as known."""
 
     def unowned(self) -> frozenset[Slot]:
-        """Slots, tables included, that no worker may have, as far as this daemon is the one to tell of them:
-        in a cluster the daemon that leads is, as of the last time that ZooKeeper answered it."""
+        """Return the slots, tables included, that no worker may have.
+
+        In a cluster only the leading daemon returns any, as of ZooKeeper's last answer to it.
+        """
 
     def wait(self, timeout: float) -> None:
-        """Sleep until something may have changed, at most ``timeout`` seconds, then ``step``."""
+        """Sleep until something may have changed, at most ``timeout`` seconds, then call ``step``."""
 
     def step(self) -> float | None:
-        """Do what is due. Returns the seconds until there is more to do, None if only events bring it."""
+        """Do what is due. Returns the seconds until the next step, or None if only events bring it."""
 
     def slots(self) -> list[SlotRow]:
-        """Every slot, for ``toc slots``. Raises CoordinationUnavailable."""
+        """Return every slot, for ``toc slots``. Raises CoordinationUnavailable."""
 
     def workers(self) -> list[WorkerRow]:
-        """Every worker, for ``toc workers``. Raises CoordinationUnavailable."""
+        """Return every worker, for ``toc workers``. Raises CoordinationUnavailable."""
 
 
 class SlotState(StrEnum):
-    """Where a slot stands."""
+    """The state of a slot's ownership."""
 
     OWNED = "owned"
     """Its assigned worker holds it."""
     MOVING = "moving"
-    """Another worker still holds it, or its assigned worker has not taken it yet."""
+    """Another worker still holds it, or its assigned worker has not claimed it yet."""
     UNASSIGNED = "unassigned"
     """No worker may have it: none handles the topic, or all that do are drained."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """One slot as an operator sees it. ``since`` is the instant of the owner's claim in milliseconds."""
+    """An operator's view of one slot. ``since`` is the instant (ms) of the owner's claim."""
 
     topic: str
     number: int
@@ -104,13 +109,13 @@ class SlotRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker as an operator sees it. ``leader``: its daemon leads.
+    """An operator's view of one worker. ``leader``: its daemon leads.
 
     ``assigned`` and ``owned`` count slots, ``tables_assigned`` and ``tables`` the tables that it sweeps.
 
-    ``weight`` is what counts; ``weighed_by`` whoever asked for it, None if its daemon was started with it.
-    ``drained_by`` and ``drained_at`` (milliseconds): whoever drained its host, and when. ``metrics`` is where
-    its daemon shows its numbers, by the network of ``machine``; None of both if it does not, or does not say.
+    ``weight`` is the one in force; ``weighed_by`` the operator who set it, None if its daemon was started
+    with it. ``drained_by`` and ``drained_at`` (ms): who drained its host, and when. ``metrics`` is the
+    address of its daemon's metrics, in the network of ``machine``; both None if unknown.
     """
 
     worker_id: str
@@ -134,7 +139,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotOwner:
-    """Who holds a slot, since which instant (milliseconds)."""
+    """The worker that holds a slot, and since when (ms)."""
 
     worker_id: str
     since: int
@@ -148,13 +153,13 @@ class Share(NamedTuple):
 
 
 def shares(pairs: Iterable[tuple[str, str | None]]) -> Callable[[str], Share]:
-    """What each worker has, given the topic and the worker_id of each slot."""
+    """Return a function that counts what a worker has, given the topic and worker_id of each slot."""
     counts = Counter((worker_id, topic == TABLES) for topic, worker_id in pairs)
     return lambda worker_id: Share(counts[worker_id, False], counts[worker_id, True])
 
 
 def without_owner(assignment: Mapping[str, Collection[str | None]]) -> frozenset[Slot]:
-    """The slots that nobody may have."""
+    """Return the slots that no worker may have."""
     return frozenset(
         Slot(topic, number)
         for topic, owners in assignment.items()
@@ -172,10 +177,10 @@ def slot_rows(
     pins: Mapping[Slot, str] | None = None,
     drains: Mapping[str, str] | None = None,
 ) -> list[SlotRow]:
-    """One row per slot that is assigned or held, by topic and number.
+    """Return one row per slot that is assigned or held, by topic and number.
 
-    ``hosts`` is worker_id -> host of those alive; ``pins`` and ``drains`` are what is to be said of a slot
-    that is pinned, and of a host that is drained.
+    ``hosts`` is worker_id -> host of those alive. ``pins`` and ``drains`` are the remarks on pinned slots and
+    drained hosts.
     """
     pins, drains = pins or {}, drains or {}
     assigned = {

@@ -1,4 +1,4 @@
-"""Is each member of the ZooKeeper ensemble there? Asked with ``srvr``, which they answer unless forbidden."""
+"""Checks each member of the ZooKeeper ensemble with ``srvr``, which members answer unless forbidden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENOUGH = 4096
 
 
 def examine(address: str, *, timeout: float) -> list[Finding]:
-    """What each member says of itself; one out of reach is a finding. ``timeout``: seconds for each."""
+    """Return what each member reports; one out of reach is a finding. ``timeout``: seconds for each."""
     place = Address.parse(address)
     found = list(_members(place, timeout))
     if place.credential is None:
@@ -88,7 +88,7 @@ def _split(member: str) -> tuple[str, int]:
 
 
 def _context(place: Address) -> ssl.SSLContext:
-    """As toc's sessions have it: of the CAs of the system or the one that is named, with its name checked."""
+    """Return the TLS settings of toc's sessions: the system's CAs or the named one, with host name check."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_default_certs()
     if place.ca:

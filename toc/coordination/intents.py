@@ -1,7 +1,7 @@
-"""What operators want, as it stands in ZooKeeper: each wish with who made it, and when.
+"""Operators' wishes in ZooKeeper, each with who made it and when.
 
-Wishes outlive every daemon. The leader watches them and works them into the assignment; they are read here
-for it and for whoever visits.
+Wishes outlive every daemon. The leader watches them and applies them to the assignment. This module reads
+them for the leader and for operators' commands.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The share of each worker of a host, relative to others', instead of what its daemon was started with.
+    """The share of each worker of a host, relative to others', instead of its daemon's own setting.
 
     ``at`` is in milliseconds.
     """
@@ -54,7 +54,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """All of it, by what it is about. ``requests`` are the names of requests to rebalance."""
+    """All wishes, by their subject. ``requests`` are the names of requests to rebalance."""
 
     drains: dict[str, Drain]
     pins: dict[Slot, Pin]
@@ -63,11 +63,11 @@ class Intents:
 
     @property
     def targets(self) -> dict[tuple[str, int], str]:
-        """What the assignment wants to know of the pins."""
+        """Return the pins as ``assign`` takes them."""
         return {(slot.topic, slot.number): pin.target for slot, pin in self.pins.items()}
 
     def weighed(self, members: Iterable[Member]) -> list[Member]:
-        """The members, with the weights that are wanted."""
+        """Return the members with the wished weights."""
         return [
             replace(member, weight=self.weights[member.host].weight)
             if member.host in self.weights
@@ -79,7 +79,7 @@ class Intents:
 def read_intents(
     session: Session, paths: Paths, watch: Callable[[str], Watch | None] = lambda _name: None
 ) -> Intents:
-    """What is wanted now; what makes no sense is left out. ``watch`` gives the watch of each directory.
+    """Read all current wishes, without malformed ones. ``watch`` gives the watch of each directory.
 
     Raises CoordinationUnavailable.
     """
@@ -105,7 +105,7 @@ def read_intents(
 
 
 def read_members(session: Session, paths: Paths, watch: Watch | None = None) -> list[Member]:
-    """The workers that are alive, with the weights that their daemons gave them."""
+    """Read the workers that are alive, with the weights that their daemons gave them."""
     names = session.children(paths.directory("workers"), watch)
     nodes = session.read(paths.node("workers", name) for name in names)
     found = [member_of(name, node.data) for name, node in zip(names, nodes, strict=True) if node]

@@ -1,9 +1,9 @@
-"""The daemon that leads: it alone writes the assignment.
+"""The leading daemon, which alone writes the assignment.
 
 Each daemon puts an ephemeral sequential node into ``leader/``; the lowest leads. Every write is one
-transaction, with a check that the leader's node still exists, and with the version of what it was computed
-from. So a leader that was deposed, or that wakes up after a pause, writes nothing whatever it believes; one
-that is suspended sends nothing.
+transaction that checks that the leader's node still exists, and the version of what it was computed from. So
+a leader that was deposed, or that wakes up after a pause, writes nothing, whatever it believes; one that is
+suspended sends nothing.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ INPUTS = ("workers", *intents.DIRECTORIES)
 """The directories that the assignment depends on; only the leader watches them."""
 
 DEBOUNCE = 0.15
-"""Seconds from a change to a look at all that counts, and from there to another if that found news."""
+"""Seconds from a change until all inputs are read, and until they are read again if they had changed."""
 
 DEBOUNCE_MOST = 1.0
-"""Seconds after which the assignment is made though there are news still. Hosts that start or are drained
-together so cost one or two assignments: each more would be slots that change hands twice."""
+"""Seconds after which the assignment is made even if inputs still change. Hosts that start or are drained
+together then cost one or two assignments: each further one would move slots twice."""
 
 GATHER = 1.5
-"""Seconds that a leader which has just registered waits for workers that the assignment in force names, or
-for any where there is none: after an outage, or a loss of all nodes, everybody registers anew, and who comes
-first must not take everything from those who come next."""
+"""Seconds that a newly registered leader waits for the workers of the assignment in force, or for any if
+there is none. After an outage, or a loss of all nodes, all daemons register anew, and the first must not take
+everything from the next ones."""
 
 GATHER_LOST = 5.0
-"""The same where this daemon has seen nodes deleted: the others live, and find out at about the same time."""
+"""Replaces GATHER if this daemon has seen nodes deleted: the others live, and notice at about the same
+time."""
 
 GATHER_LOOK = 0.3
-"""Seconds between two looks for them."""
+"""Seconds between two checks for those workers."""
 
 SWEEP_DEAD = 60.0
-"""Seconds between two looks for markers of known deaths that are old enough to go."""
+"""Seconds between two checks for markers of known deaths that are old enough to delete."""
 
 
 class Leader:
@@ -70,12 +71,12 @@ class Leader:
         self._topics: dict[str, int] | None = None
         self._token = ""
         self._gathered = 0.0
-        """Until when to wait for workers that are missing."""
+        """Until when to wait for missing workers."""
         self._node: str | None = None
         self._due: float | None = None
         self._changed_at = 0.0
         self._looked: object = None
-        """What the last look found."""
+        """What the last read of the inputs found."""
         self._sweep_dead = 0.0
 
     @property
@@ -84,7 +85,7 @@ class Leader:
         return self._node is not None
 
     def set_topics(self, topics: Mapping[str, int]) -> bool:
-        """What is to be assigned; nothing is before the first call. Returns whether that is news."""
+        """Set what to assign; before the first call nothing is. Returns whether it changed."""
         if self._topics == dict(topics):
             return False
         self._topics = dict(topics)
@@ -92,23 +93,23 @@ class Leader:
         return True
 
     def inputs_changed(self) -> None:
-        """The assignment may have to change."""
+        """Record that the assignment may have to change."""
         if self._due is None:
             self._changed_at = time.monotonic()
             self._due = self._changed_at + DEBOUNCE
 
     def enroll(self, session_id: int) -> None:
-        """Stand for election, in a session that is new or after a loss of what stood in ZooKeeper."""
+        """Become a candidate, in a new session or after a loss of nodes."""
         self._token = f"{session_id:x}-"
         self._gathered = max(self._gathered, time.monotonic() + self._gather)
         self.count_votes()
 
     def nodes_lost(self) -> None:
-        """Nodes of this daemon were deleted, so perhaps those of others too."""
+        """Record that this daemon's nodes were deleted, so perhaps those of others too."""
         self._gathered = time.monotonic() + GATHER_LOST
 
     def count_votes(self) -> None:
-        """Look who leads, and stand again if our node is gone."""
+        """Find the leader, and become a candidate again if our node is gone."""
         directory = self._paths.directory("leader")
         names = self._session.children(directory, self._watches["leader"])
         if not any(name.startswith(self._token) for name in names):
@@ -123,8 +124,7 @@ class Leader:
             self.inputs_changed()
 
     def step(self, assignment: dict[str, Assigned], dead: frozenset[str]) -> tuple[float | None, bool]:
-        """Bring ``assignment`` up to date, in ZooKeeper and here, if that is due. ``dead``: workers that are
-        known to be.
+        """Update ``assignment``, in ZooKeeper and here, if due. ``dead``: workers known to be dead.
 
         Returns the seconds until the next step, and whether ``assignment`` must be read again because a write
         was refused.
@@ -148,7 +148,7 @@ class Leader:
     def _assign(
         self, node: str, topics: dict[str, int], assignment: dict[str, Assigned], dead: frozenset[str]
     ) -> bool:
-        """Work the assignment out and write what has changed; False when a write was refused."""
+        """Compute the assignment and write what has changed. False if a write was refused."""
         workers = intents.read_members(self._session, self._paths, self._watches["workers"])
         wanted = intents.read_intents(self._session, self._paths, self._watches.get)
         now = time.monotonic()
@@ -156,7 +156,7 @@ class Leader:
             self._looked = workers, wanted
             self._due = now + DEBOUNCE
             return True
-        # Of what nobody has assigned yet, or whose assignment was lost: who says that he holds it.
+        # Topics without an assignment, new or lost, begin with the claims of their workers.
         previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
         previous |= {topic: each.owners for topic, each in assignment.items()}
         named = {owner for owners in previous.values() for owner in owners if owner}
@@ -197,7 +197,7 @@ class Leader:
         return True
 
     def _claimed(self, topics: Mapping[str, int]) -> dict[str, list[str | None]]:
-        """Who has claimed which slot of these topics."""
+        """Return the workers that have claimed the slots of these topics."""
         owners: dict[str, list[str | None]] = {topic: [None] * slots for topic, slots in topics.items()}
         names = self._session.children(self._paths.directory("slots")) if topics else []
         slots = {
@@ -218,9 +218,9 @@ class Leader:
         after: Mapping[str, list[str | None] | None],
         assignment: dict[str, Assigned],
     ) -> bool:
-        """Write the owners of each topic, None for a topic that is no more, and note what was written.
+        """Write the owners of each topic, None for a removed topic, and record what was written.
 
-        Only while our ``node`` leads and nobody else has written: whether that held for all.
+        Writes only while our ``node`` leads and no other write came between. Returns whether all succeeded.
         """
         now_ms = self._clock.now_ms()
         versions = self._session.write_guarded(

@@ -11,11 +11,11 @@ from toc.model.clock import Clock
 from toc.model.topic import Slot
 
 DEAD_FOR_MS = 600_000
-"""How long a known death is remembered: longer than anybody needs to roll back what the dead worker held."""
+"""Milliseconds a known death is remembered: longer than the rollback of what the dead worker held takes."""
 
 
 class LocalCoordinator:
-    """Spreads the slots over the processes of this daemon. See Coordinator for what each method promises."""
+    """Spreads the slots over the processes of this daemon. Implements Coordinator."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.on_change: Callable[[], None] | None = None
@@ -30,7 +30,7 @@ class LocalCoordinator:
         self._stale = False
 
     def start(self) -> None:
-        """Nothing to connect to."""
+        """Do nothing."""
 
     def stop(self) -> None:
         """Forget all members and claims."""
@@ -40,19 +40,19 @@ class LocalCoordinator:
         self._assignment = {}
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
-        """See Coordinator."""
+        """Set topic -> number of slots to assign."""
         if self._topics != dict(topics):
             self._topics = dict(topics)
             self._changed()
 
     def join(self, member: Member) -> None:
-        """See Coordinator."""
+        """Add a worker process."""
         self._members[member.worker_id] = member
         self._joined[member.worker_id] = self._clock.now_ms()
         self._changed()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """See Coordinator."""
+        """Remove a worker and its claims; remember it as dead if ``known_dead``."""
         if known_dead:
             self._dead[worker_id] = self._clock.now_ms()
         if self._members.pop(worker_id, None) is not None:
@@ -63,7 +63,7 @@ class LocalCoordinator:
             self._changed()
 
     def desired(self) -> dict[str, set[Slot]]:
-        """See Coordinator."""
+        """worker_id -> the slots assigned to it."""
         self._assign()
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for topic, owners in self._assignment.items():
@@ -73,14 +73,14 @@ class LocalCoordinator:
         return wanted
 
     def claimed(self) -> dict[str, set[Slot]]:
-        """See Coordinator."""
+        """worker_id -> the slots that it holds."""
         held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for slot, claim in self._claims.items():
             held[claim.worker_id].add(slot)
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """See Coordinator: granted unless another process of this daemon still holds it."""
+        """Claim slots that no other process holds. Returns those the worker holds now."""
         now = self._clock.now_ms()
         if worker_id not in self._members:
             return set()
@@ -89,7 +89,7 @@ class LocalCoordinator:
         return {slot for slot in slots if self._claims[slot].worker_id == worker_id}
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
-        """See Coordinator."""
+        """Drop the worker's claims on these slots."""
         for slot in slots:
             claim = self._claims.get(slot)
             if claim is not None and claim.worker_id == worker_id:
@@ -97,41 +97,41 @@ class LocalCoordinator:
                 self._signal()
 
     def dead_workers(self) -> frozenset[str]:
-        """See Coordinator."""
+        """Workers known to have died within DEAD_FOR_MS."""
         oldest = self._clock.now_ms() - DEAD_FOR_MS
         self._dead = {worker_id: died for worker_id, died in self._dead.items() if died >= oldest}
         return frozenset(self._dead)
 
     def connected(self) -> bool:
-        """See Coordinator."""
+        """Always: no server can be lost."""
         return True
 
     def drained(self) -> bool:
-        """See Coordinator. Nobody can ask for it here."""
+        """Never: drains need ZooKeeper."""
         return False
 
     def unowned(self) -> frozenset[Slot]:
-        """See Coordinator."""
+        """Slots that no worker may have."""
         self._assign()
         return without_owner(self._assignment)
 
     def wait(self, timeout: float) -> None:
-        """See Coordinator."""
+        """Wait for a change, at most ``timeout`` seconds."""
         self._wake.wait(timeout)
         self._wake.clear()
 
     def step(self) -> float | None:
-        """Nothing is ever due by time."""
+        """None: nothing is due by time."""
         return None
 
     def slots(self) -> list[SlotRow]:
-        """See Coordinator."""
+        """Every slot."""
         self._assign()
         hosts = {member.worker_id: member.host for member in self._members.values()}
         return slot_rows(self._assignment, self._claims, hosts)
 
     def workers(self) -> list[WorkerRow]:
-        """See Coordinator."""
+        """Every worker."""
         self._assign()
         assigned = shares((topic, owner) for topic, owners in self._assignment.items() for owner in owners)
         held = shares((slot.topic, claim.worker_id) for slot, claim in self._claims.items())

@@ -1,4 +1,4 @@
-"""What an operator sees of a cluster and asks of it, without being a member."""
+"""An operator's views of a cluster and changes to it, without being a member."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from toc.model.errors import InvalidInput
 from toc.model.topic import Slot
 
 MAX_WEIGHT = 1000
-"""As for TOC_WEIGHT."""
+"""The largest weight, as for TOC_WEIGHT."""
 
 
 class Move(NamedTuple):
-    """A slot that changes its owner; None is nobody."""
+    """A slot that changes its owner; None is no owner."""
 
     topic: str
     number: int
@@ -37,7 +37,7 @@ class Move(NamedTuple):
 
 
 class Operator:
-    """A short visit to a cluster: ``with Operator(address, cluster=...) as visit: visit.slots()``.
+    """A short connection to a cluster: ``with Operator(address, cluster=...) as visit: visit.slots()``.
 
     ``address`` is TOC_ZOOKEEPER. Every method raises CoordinationUnavailable when ZooKeeper is out of reach.
     """
@@ -56,7 +56,7 @@ class Operator:
         self._session.stop()
 
     def slots(self) -> list[SlotRow]:
-        """Every slot: who owns it, who should, and why."""
+        """Every slot, with its owner, its assigned worker, and the reason."""
         return read_slots(self._session, self._paths)
 
     def workers(self) -> list[WorkerRow]:
@@ -64,52 +64,52 @@ class Operator:
         return read_workers(self._session, self._paths)
 
     def intents(self) -> Intents:
-        """All that operators want, each with who wants it, and since when."""
+        """All operators' wishes, with who made them and when."""
         return read_intents(self._session, self._paths)
 
     def open_nodes(self) -> list[str]:
-        """The directories that everybody may change although the address names a user."""
+        """The directories that any client may change although the address names a user."""
         if self._session.address.credential is None:
             return []
         return self._session.open_to_all([self._paths.root, *map(self._paths.directory, DIRECTORIES)])
 
     def drains(self) -> list[Drain]:
-        """The hosts that are drained."""
+        """The drained hosts."""
         return list(self.intents().drains.values())
 
     def pins(self) -> list[Pin]:
-        """The slots that are pinned."""
+        """The pinned slots."""
         return list(self.intents().pins.values())
 
     def weights(self) -> list[Weight]:
-        """The hosts whose workers have a weight that an operator gave them."""
+        """The hosts whose workers have a weight set by an operator."""
         return list(self.intents().weights.values())
 
     def drain(self, host: str, *, by: str) -> None:
-        """Take all slots from a host, and give it none until ``undrain``. ``by`` says who wants it."""
+        """Take all slots from a host, and give it none until ``undrain``. ``by`` names the operator."""
         self._write("drain", check_node_name("host", host), encode(by=by, at=self._clock.now_ms()))
 
     def undrain(self, host: str) -> bool:
-        """Let a host have slots again; False if it was not drained."""
+        """Let a host have slots again. False if it was not drained."""
         return self._remove("drain", check_node_name("host", host))
 
     def pin(self, slot: Slot, target: str, *, by: str) -> None:
-        """Put a slot on a worker or a host. While that is not there, the slot goes where balance puts it."""
+        """Put a slot on a worker or a host. While the target is absent, the slot is balanced as usual."""
         data = encode(target=check_node_name("target", target), by=by, at=self._clock.now_ms())
         self._write("pin", check_node_name("slot", str(slot)), data)
 
     def unpin(self, slot: Slot) -> bool:
-        """Let a slot go where balance puts it; False if it was not pinned."""
+        """Remove a slot's pin. False if it was not pinned."""
         return self._remove("pin", check_node_name("slot", str(slot)))
 
     def weigh(self, host: str, weight: float, *, by: str) -> None:
-        """Give each worker of a host this share relative to others', until ``unweigh``; its daemon's own one
-        counts no more. Raises InvalidInput for one that is not more than 0 and up to 1000."""
+        """Give each worker of a host this share relative to others', until ``unweigh``; overrides the
+        daemon's setting. Raises InvalidInput unless it is more than 0 and at most 1000."""
         data = encode(weight=check_weight(weight), by=by, at=self._clock.now_ms())
         self._write("weight", check_node_name("host", host), data)
 
     def unweigh(self, host: str) -> bool:
-        """Let the weight count that the host's daemon was started with; False if it did anyway."""
+        """Restore the weight that the host's daemon was started with. False if it is in force already."""
         return self._remove("weight", check_node_name("host", host))
 
     def rebalance(self, *, by: str, dry_run: bool = False) -> list[Move]:
@@ -147,14 +147,14 @@ class Operator:
 
 
 def check_weight(weight: float) -> float:
-    """Return ``weight`` if workers can have it. Raises InvalidInput."""
+    """``weight`` if workers can have it. Raises InvalidInput."""
     if not 0 < weight <= MAX_WEIGHT:
         raise InvalidInput(f"a weight is more than 0 and up to {MAX_WEIGHT}, not {weight:g}")
     return weight
 
 
 def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
-    """See Operator.slots."""
+    """Every slot, with its owner and assigned worker. Raises CoordinationUnavailable."""
     wanted = read_intents(session, paths)
     hosts = {member.worker_id: member.host for member in read_members(session, paths)}
 
@@ -177,7 +177,7 @@ def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
 
 
 def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
-    """See Operator.workers."""
+    """Every worker that is alive. Raises CoordinationUnavailable."""
     wanted = read_intents(session, paths)
     assignment = _read_assignment(session, paths)
     assigned = shares((topic, owner) for topic, owners in assignment.items() for owner in owners)
@@ -221,7 +221,7 @@ def _read_assignment(session: Session, paths: Paths) -> dict[str, list[str | Non
 
 
 def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
-    """Who holds which slot. Raises CoordinationUnavailable."""
+    """The owner of each held slot. Raises CoordinationUnavailable."""
     names = session.children(paths.directory("slots"))
     claims = {}
     for name, node in zip(names, session.read(paths.node("slots", name) for name in names), strict=True):
@@ -232,4 +232,4 @@ def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
 
 
 def _ignore() -> None:
-    """A visitor does not follow the connection; each request finds out for itself."""
+    """Ignore connection events: each request of this short session finds out for itself."""

@@ -1,10 +1,10 @@
-"""Presence: a process holds a name that the kernel frees when it ends, so others on the host know it is gone.
+"""Detects ended processes of this host: each holds a name that the kernel frees at its end.
 
 The name is that of a Unix socket without a file (the abstract namespace). It is free once the process has
-ended, however it ended, and not a moment before; no later process can be taken for it, as with pids. Such
-names are known within one network namespace of one running kernel, for which the name carries a mark: of
-processes on other machines, in containers with a network of their own, or before a restart of the machine
-nothing is concluded.
+ended, however it ended, and not earlier; unlike a pid, it never belongs to a later process. Such names are
+visible within one network namespace of one running kernel, which a mark in the name identifies. Nothing is
+concluded about processes on other machines, in containers with a network of their own, or from before a
+restart of the machine.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MARKED = re.compile(r"[0-9a-f]{8}\.([0-9a-f]{8})")
 
 
 class Presence:
-    """The name, held by this process until ``close`` or its end. One without a mark is not held.
+    """The name, held by this process until ``close`` or its end. A name without a mark is not held.
 
-    Raises OSError when the kernel does not let it.
+    Raises OSError if the kernel refuses it.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,16 +39,16 @@ class Presence:
                 raise
 
     def close(self) -> None:
-        """Free the name; twice is fine."""
+        """Free the name. May be called twice."""
         if self._socket is not None:
             self._socket.close()
 
 
 class Neighbourhood:
-    """The processes of whose names this one can tell whether they are held: those of its host.
+    """The processes whose names this process can test: those of its host.
 
-    ``mark`` stands for the running kernel, the network namespace and the name of the host; None where nothing
-    can be told.
+    ``mark`` identifies the running kernel, the network namespace and the host name; None if names cannot be
+    tested.
     """
 
     def __init__(self, mark: str | None) -> None:
@@ -56,7 +56,8 @@ class Neighbourhood:
 
     @classmethod
     def of(cls, host: str) -> Self:
-        """That of this process on a host of this name. It is tried whether names are held here and freed."""
+        """Describe this process's neighbourhood on host ``host``, after a test that names are held and freed
+        here."""
         try:
             network = _NETWORK.stat()
             place = f"{_BOOT_ID.read_text().strip()} {network.st_dev} {network.st_ino} {host}"
@@ -70,24 +71,24 @@ class Neighbourhood:
         return here if held and here.proves_gone(name) else cls(None)
 
     def name(self, prefix: str) -> str:
-        """A name that nobody has had: ``prefix-1f3a9c2e.5b0d7742``; without the mark where there is none."""
+        """Return a new unique name: ``prefix-1f3a9c2e.5b0d7742``, without the suffix if there is no mark."""
         own = f"{prefix}-{secrets.token_hex(4)}"
         return own if self._mark is None else f"{own}.{self._mark}"
 
     def knows(self, name: str) -> bool:
-        """Whether the name is of this neighbourhood, so that ``proves_gone`` can tell."""
+        """Whether the name is of this neighbourhood, so that ``proves_gone`` can test it."""
         return self._mark is not None and _mark(name) == self._mark
 
     def proves_gone(self, name: str) -> bool:
-        """Whether the process of that name has certainly ended. It held the name before it told anybody."""
+        """Whether the process with that name has certainly ended. It held the name before it published it."""
         if not self.knows(name):
             return False
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
                 caller.connect(_address(name))
         except ConnectionRefusedError:
-            return True  # nobody holds it
-        except OSError:  # nobody can tell: there may be no descriptor left
+            return True  # no process holds it
+        except OSError:  # unknown: there may be no descriptor left
             return False
         return False
 
@@ -98,5 +99,5 @@ def _mark(name: str) -> str | None:
 
 
 def _address(name: str) -> bytes:
-    """At most 107 bytes, however long the name is."""
+    """Map a name of any length to at most 107 bytes."""
     return b"\0toc-" + hashlib.sha256(os.fsencode(name)).hexdigest().encode()

@@ -1,8 +1,8 @@
 """One ZooKeeper session: the only importer of kazoo.
 
-kazoo's threads only raise flags; every call here is made by one thread of ours, goes out pipelined, and comes
-back within the session timeout or raises CoordinationUnavailable. What was sent then may still happen: in the
-same session, in the order in which it was sent, and before anything that is sent later.
+kazoo's threads only set flags. One thread of ours makes every call; calls are pipelined, and return within
+the session timeout or raise CoordinationUnavailable. A request may still be executed after that: in the same
+session, in the order of sending, and before any later request.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Watch = Callable[[Any], None]
 DELETED: str = EventType.DELETED
 """The ``type`` of a watch's event when the node or the directory itself is gone."""
 
-_IN_FLIGHT = 500  # requests at once; kazoo keeps them all in memory and a reply to each
+_IN_FLIGHT = 500  # requests at once; kazoo keeps them and their replies in memory
 _REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others
 _ANY_STATE_SECONDS = 1.5
-"""How long to look for a server that has seen all that we have, before any will do. Servers refuse a client
-that has seen more than they have; after a loss of their disk all of them would, for ever."""
+"""Seconds to look for a server with all the state that we have seen, before any will do. Servers refuse a
+client that has seen more than they have; after a loss of their disks all of them would, forever."""
 _EXPECTED = (
     kazoo_errors.NoNodeError,
     kazoo_errors.NodeExistsError,
@@ -57,7 +57,7 @@ _OPTIONS = re.compile(r"\?(?=(?:tls|ca|cert|key)=)")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where ZooKeeper is and who we are there. The password is never shown."""
+    """The address of ZooKeeper and our identity there. The password is never shown."""
 
     hosts: str
     chroot: str = ""
@@ -69,12 +69,12 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read ``[user:password@]host:port,host:port[/chroot][?tls=true&ca=FILE&cert=FILE&key=FILE]``.
+        """Parse ``[user:password@]host:port,host:port[/chroot][?tls=true&ca=FILE&cert=FILE&key=FILE]``.
 
-        User and password may be percent-encoded. With them the nodes that we make are ours alone (scheme
+        User and password may be percent-encoded. With them only we can change the nodes that we make (scheme
         digest). Raises ConfigError, which does not show the password.
         """
-        options_at = _OPTIONS.search(text)  # looked for first: the path of a file may hold an "@"
+        options_at = _OPTIONS.search(text)  # searched first: the path of a file may hold an "@"
         head, tail = (text[: options_at.start()], text[options_at.end() :]) if options_at else (text, "")
         login, at, rest = head.strip().rpartition("@")
         place, _, query = rest.partition("?")
@@ -97,7 +97,7 @@ class Address:
             raise ConfigError(f"{unknown[0]!r} is not an option of a ZooKeeper address: {_FORM}")
         files = {name: options[name] for name in ("ca", "cert", "key") if name in options}
         for name, path in files.items():
-            if not Path(path).is_file():  # kazoo would take it for a broken connection and try for ever
+            if not Path(path).is_file():  # kazoo would retry forever
                 raise ConfigError(f"the ZooKeeper address names {name}={path}, which is not a file")
         tls = options.get("tls", "true" if files else "false")
         if tls not in ("true", "false"):
@@ -106,7 +106,7 @@ class Address:
 
 
 class Znode(NamedTuple):
-    """A node as it was read. ``session`` is that of an ephemeral node's maker, 0 for others."""
+    """A node as read. ``session`` is the owner's session of an ephemeral node, 0 for others."""
 
     data: bytes
     version: int
@@ -115,18 +115,18 @@ class Znode(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """How a directory stands. ``made`` is another once it was deleted and made anew, ``changes`` once a node
-    was made or deleted in it."""
+    """The state of a directory. ``made`` changes when it is deleted and made anew, ``changes`` when a node is
+    made or deleted in it."""
 
     made: tuple[int, int]
     changes: int
 
 
 class Session:
-    """A ZooKeeper session that is renewed for as long as it takes. Not thread-safe, except for the flags.
+    """A ZooKeeper session that is renewed as long as needed. Not thread-safe, except for the flags.
 
-    ``on_event`` is called, from a thread of kazoo's, whenever the connection is lost or made; it must not
-    block. Durations are seconds.
+    ``on_event`` is called from a kazoo thread whenever the connection is lost or made; it must not block.
+    Durations are seconds.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class Session:
         self._client: KazooClient | None = None
         self._away_since: float | None = None
         self._seen = 0
-        """The newest state that this session has seen, if it has asked for any state since."""
+        """The newest state (zxid) that this session has seen, if it has read any yet."""
 
     def start(self) -> None:
-        """Connect. Raises CoordinationUnavailable when that does not succeed within the connect timeout."""
+        """Connect. Raises CoordinationUnavailable if that does not succeed within the connect timeout."""
         self._client = self._make_client()
         if not self._client.start_async().wait(self._connect_timeout):
             cause = self._problems.last or "no error reported"
@@ -160,18 +160,19 @@ class Session:
             )
 
     def stop(self) -> None:
-        """End the session, so that its ephemeral nodes vanish at once. Twice, or never started, is fine."""
+        """End the session, so that its ephemeral nodes vanish at once. May be called twice, or without
+        start."""
         client, self._client = self._client, None
         if client is not None:
-            client.remove_listener(self._state_changed)  # an end that is wanted is no news
+            client.remove_listener(self._state_changed)  # an intended end is no event
             client.stop()
             client.close()
 
     def revive(self) -> None:
-        """While there is no connection: see to it that there can be one, which kazoo alone would not.
+        """Without a connection: make one possible again, which kazoo alone would not.
 
-        It gives up when authentication fails or its thread died. And it would never connect to an ensemble
-        that has lost what it had, or to another one in its place.
+        kazoo gives up when authentication fails or its thread died. And it would never connect to an ensemble
+        that has lost its state, or to another one in its place.
         """
         client, away = self._client, self._away_since
         if client is None:
@@ -180,19 +181,19 @@ class Session:
             log.warning("zookeeper_client_renewed", reason=self._problems.last)
             self.renew()
         elif away is not None and time.monotonic() - away > _ANY_STATE_SECONDS:
-            # Where our session is known it goes on; else the server says that it has ended.
+            # If the server knows our session, it continues; otherwise the server says that it has ended.
             self._seen = max(self._seen, client.last_zxid)
             client.last_zxid = 0
 
     @property
     def behind(self) -> bool:
-        """Whether the last answer was of an older state than this session has seen: of a disk that was
-        restored, or of a member that lags behind the others."""
+        """Whether the last answer had an older state than this session has seen: from a restored disk, or
+        from a member that lags behind."""
         return self._client is not None and self._client.last_zxid < self._seen
 
     def renew(self) -> None:
         """End the session, with all its nodes, and begin another one."""
-        # Not the same client: one that ended by itself has a close request queued, for its next session.
+        # Not the same client: one that ended by itself has a close request queued for its next session.
         self.stop()
         self._seen = 0
         self._client = self._make_client()
@@ -200,7 +201,7 @@ class Session:
 
     @property
     def id(self) -> int | None:
-        """The session's number; None while there is no connection."""
+        """The session's id; None without a connection."""
         client = self._client
         identity = client.client_id if client is not None else None
         return identity[0] if identity is not None else None
@@ -212,42 +213,42 @@ class Session:
         self._all(methodcaller("ensure_path_async", path) for path in paths)
 
     def create(self, nodes: Iterable[tuple[str, bytes]], *, ephemeral: bool) -> list[bool]:
-        """Create nodes; False for each that exists already."""
+        """Create nodes. Returns False for each that exists already."""
         results = self._all(
             methodcaller("create_async", path, data, ephemeral=ephemeral) for path, data in nodes
         )
         return [not isinstance(result, kazoo_errors.NodeExistsError) for result in results]
 
     def create_sequential(self, prefix: str, data: bytes) -> None:
-        """Create an ephemeral node whose name is ``prefix`` and the next number of its directory."""
+        """Create an ephemeral node named ``prefix`` and the next number of its directory."""
         self._all([methodcaller("create_async", prefix, data, ephemeral=True, sequence=True)])
 
     def rewrite(self, nodes: Iterable[tuple[str, bytes, int]]) -> list[bool]:
-        """Give nodes other data; False for each that is gone, or has not the version given."""
+        """Replace the data of nodes. Returns False for each that is gone or has another version."""
         results = self._all(methodcaller("set_async", *node) for node in nodes)
         return [not isinstance(result, Exception) for result in results]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete nodes; those that are gone are fine."""
+        """Delete nodes. Ignores those that are gone."""
         self._all(methodcaller("delete_async", path) for path in paths)
 
     def read(self, paths: Iterable[str], watch: Watch | None = None) -> list[Znode | None]:
-        """Read nodes, None for those that are gone. ``watch`` is called once for each that changes later."""
+        """Read nodes; None for those that are gone. ``watch`` is called once for each that changes later."""
         results = self._all(methodcaller("get_async", path, watch) for path in paths)
         return [None if isinstance(result, Exception) else _node(*result) for result in results]
 
     def directories(self, paths: Iterable[str]) -> list[Directory | None]:
-        """How directories stand, None for those that are gone."""
+        """Return the state of directories; None for those that are gone."""
         results = self._all(methodcaller("exists_async", path) for path in paths)
         return [stat and Directory((stat.czxid, stat.ctime), stat.cversion) for stat in results]
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """The names in a directory, sorted; [] if there is no such directory (then nothing is watched)."""
+        """Return the names in a directory, sorted; [] if it does not exist (then nothing is watched)."""
         [result] = self._all([methodcaller("get_children_async", path, watch)])
         return [] if isinstance(result, Exception) else sorted(result)
 
     def open_to_all(self, paths: Iterable[str]) -> list[str]:
-        """Those of the nodes that everybody may change, whoever made them."""
+        """Return those nodes that any client may change."""
         asked = list(paths)
         results = self._all(methodcaller("get_acls_async", path) for path in asked)
         return [
@@ -258,7 +259,8 @@ class Session:
         ]
 
     def replace(self, path: str, data: bytes) -> None:
-        """Create a persistent node anew, so that a watch on its directory fires also if it was there."""
+        """Create a persistent node, deleting it first if it exists, so that a watch on its directory always
+        fires."""
         while True:
             [there] = self.read([path])
 
@@ -301,9 +303,10 @@ class Session:
     # --- plumbing ---
 
     def _all(self, requests: Iterable[Callable[[Any], Any]]) -> list[Any]:
-        """Send requests without waiting for each other; the results in order, expected errors among them."""
+        """Send requests without waiting between them. Returns the results in order, expected errors
+        included."""
         client = self._client
-        if client is None or not client.connected:  # kazoo would keep them until it is connected again
+        if client is None or not client.connected:  # kazoo would queue them until it reconnects
             raise CoordinationUnavailable(f"there is no connection to ZooKeeper at {self.address.hosts}")
         results: list[Any] = []
         waiting: deque[Any] = deque()
@@ -317,7 +320,7 @@ class Session:
     def _outcome(self, result: Any) -> Any:
         try:
             answer = result.get(timeout=self._session_timeout)
-            for part in answer if isinstance(answer, list) else []:  # of a transaction: it is never raised
+            for part in answer if isinstance(answer, list) else []:  # a transaction: it never raises
                 if isinstance(part, kazoo_errors.KazooException) and not isinstance(part, _EXPECTED):
                     raise part
         except _EXPECTED as exc:
@@ -365,22 +368,22 @@ class Session:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Goes on to the next host when one is silent, as a machine without power is.
+    """Tries the next host when one is silent, such as a machine without power.
 
-    kazoo would wait for it as long as a session may last: so long that sessions end over it, and longer than
-    an operator's command waits at all.
+    kazoo would wait for it up to the session timeout, so that sessions end meanwhile, and longer than an
+    operator's command waits at all.
     """
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
-        """A connected socket, or kazoo's timeout exception."""
+        """Return a connected socket. Raises kazoo's timeout exception."""
         options["timeout"] = min(options["timeout"], _REACH_SECONDS)
         return super().create_connection(*args, **options)
 
 
 class _Problems(logging.Handler):
-    """Takes what kazoo logs: keeps the last problem to tell it in our words, passes on its errors.
+    """Handles kazoo's log lines: keeps the last problem for our messages, passes on its errors.
 
-    kazoo prints credentials at DEBUG and a line a second while it cannot connect; neither gets through.
+    kazoo prints credentials at DEBUG and a line a second while it cannot connect; both are dropped.
     """
 
     def __init__(self) -> None:
@@ -390,7 +393,7 @@ class _Problems(logging.Handler):
         self.logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging."""
+        """Handle a record; called by logging."""
         self.last = record.getMessage()
         if record.levelno >= logging.ERROR:
             log.error("zookeeper_client_error", message=self.last, exc_info=record.exc_info)

@@ -1,11 +1,11 @@
-"""What stands in ZooKeeper, and where. All data are JSON objects; readers ignore keys that they do not know.
+"""The nodes in ZooKeeper and their data. All data are JSON objects; readers ignore unknown keys.
 
 ::
 
     /toc/{cluster}/                      after the chroot
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine}
-        assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: nobody],
+        assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
         leader/{session}-{n}  ephemeral   {daemon: name}; the lowest n leads
@@ -16,12 +16,12 @@
         dead/{worker_id}                  {host, at}: this worker's process is known to have ended
 
 A worker_id is ``{host}-{place}-{random}.{mark}``, a daemon's name ``{host}-daemon-{random}.{mark}``: names
-that their processes hold (toc.coordination.presence); ``.{mark}`` is missing where these cannot.
+that their processes hold (toc.coordination.presence); ``.{mark}`` is missing where they cannot.
 
-None of this is truth. Whoever finds that his nodes are gone makes them again; an assignment that is gone
-stands in the memory of every daemon, and a leader without one begins with the claims.
+None of this is the source of truth. A daemon whose nodes are gone makes them again. A lost assignment stays
+in the memory of every daemon, and a leader without one begins with the claims.
 
-Instants are milliseconds since 1970 UTC. To change a format: add keys, never give one another meaning; a
+Instants are milliseconds since 1970 UTC. To change a format, add keys and never change the meaning of one: a
 cluster runs two versions while it is upgraded.
 """
 
@@ -48,38 +48,38 @@ class Paths:
 
     @classmethod
     def of(cls, chroot: str, cluster: str) -> Paths:
-        """Those of the cluster of that name, under the chroot ('' or '/...')."""
+        """Return the paths of cluster ``cluster``, under the chroot ('' or '/...')."""
         return cls(f"{chroot}/toc/{check_node_name('cluster', cluster)}")
 
     def directory(self, name: str) -> str:
-        """One of DIRECTORIES."""
+        """Return the path of one of DIRECTORIES."""
         return f"{self.root}/{name}"
 
     def node(self, directory: str, name: object) -> str:
-        """A node in one of DIRECTORIES; a Slot stands for its name."""
+        """Return the path of a node in one of DIRECTORIES; a Slot is converted to its name."""
         return f"{self.root}/{directory}/{name}"
 
 
 def check_node_name(what: str, name: str) -> str:
-    """Return ``name`` if it can be a node's. Raises InvalidInput."""
+    """Return ``name`` if it is a valid node name. Raises InvalidInput."""
     if not name or name in (".", "..") or any(char == "/" or not char.isprintable() for char in name):
         raise InvalidInput(f"{what} {shown(name)} cannot be a name: no '/', no control characters, not empty")
     return name
 
 
 def slot_of(name: str) -> Slot | None:
-    """The slot that a node's name means; None if it means none."""
+    """Return the slot that a node is named after, or None."""
     topic, _, number = name.rpartition("_")
     return Slot(topic, int(number)) if topic and number.isdecimal() else None
 
 
 def encode(**values: object) -> bytes:
-    """A node's data."""
+    """Encode a node's data."""
     return json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """A node's data; {} if it is not a JSON object (somebody else wrote it)."""
+    """Decode a node's data; {} if it is not a JSON object, which toc would not write."""
     try:
         values = json.loads(data)
     except ValueError:
@@ -88,13 +88,13 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def instant(values: dict[str, Any], key: str) -> int:
-    """An instant in a node's data; 0 if there is none."""
+    """Return an instant (ms) in a node's data; 0 if there is none."""
     value = values.get(key)
     return value if isinstance(value, int) else 0
 
 
 def member_data(member: Member, now_ms: int) -> bytes:
-    """The data of workers/{worker_id}."""
+    """Encode the data of workers/{worker_id}."""
     topics = None if member.topics is None else sorted(member.topics)
     return encode(
         host=member.host,
@@ -108,7 +108,7 @@ def member_data(member: Member, now_ms: int) -> bytes:
 
 
 def member_of(worker_id: str, data: bytes) -> Member | None:
-    """The member that workers/{worker_id} describes; None if the node makes no sense."""
+    """Return the member that workers/{worker_id} describes; None if the data are malformed."""
     values = decode(data)
     host, pid, weight, topics = (values.get(key) for key in ("host", "pid", "weight", "topics"))
     if not isinstance(host, str) or not isinstance(weight, (int, float)) or not 0 < weight < inf:
@@ -134,7 +134,7 @@ class Assigned(NamedTuple):
 
 
 def assignment_data(owners: Sequence[str | None], by: str, now_ms: int) -> bytes:
-    """The data of assignment/{topic}: each worker_id once, so that 1024 slots take a few KB."""
+    """Encode assignment/{topic}: each worker_id once, so that 1024 slots take a few KB."""
     workers = sorted({owner for owner in owners if owner is not None})
     index = {worker_id: position for position, worker_id in enumerate(workers)}
     slots = [-1 if owner is None else index[owner] for owner in owners]
@@ -142,7 +142,7 @@ def assignment_data(owners: Sequence[str | None], by: str, now_ms: int) -> bytes
 
 
 def owners_of(data: bytes) -> list[str | None]:
-    """The owner per slot number that assignment/{topic} tells; [] if it makes no sense."""
+    """Return the owner per slot number in assignment/{topic}; [] if the data are malformed."""
     values = decode(data)
     workers, slots = values.get("workers"), values.get("slots")
     if not isinstance(workers, list) or not isinstance(slots, list):

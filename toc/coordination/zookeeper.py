@@ -1,14 +1,14 @@
 """Coordination through ZooKeeper: one session per daemon, whose worker processes are the members.
 
-What is to be done there is written down here first (``_unjoined``, ``_departed``, ``_leftover``) and struck
-off when ZooKeeper has done it; so whatever breaks off is simply done again. Nothing that a worker consumes is
-taken from it because ZooKeeper is out of reach. What a worker leaves behind then goes to others of this
-daemon: claims stand for as long as the session does, which is the daemon's, so nobody else has it.
+Pending changes are recorded here first (``_unjoined``, ``_departed``, ``_leftover``) and removed when
+ZooKeeper has made them, so interrupted work is simply repeated. No worker loses a slot because ZooKeeper is
+out of reach. Slots that a worker leaves behind then go to others of this daemon: claims last as long as the
+daemon's session, so no other daemon has them.
 
-When a session has ended, its nodes are gone: of the slots that the workers still consume those that are
-still theirs are claimed again, and the workers join again; the rest vanishes from ``claimed``. The same is
-done when somebody has deleted nodes, which watches and a look every few seconds tell: nothing that stands in
-ZooKeeper is truth, and an assignment that is gone stays in force until a leader has written it again.
+When a session has ended, its nodes are gone. Of the slots that the workers still consume, those still
+assigned to them are claimed again, and the workers join again; the others vanish from ``claimed``. The same
+happens when nodes were deleted, which watches and a check every few seconds detect: nothing in ZooKeeper is
+the source of truth, and a lost assignment stays in force until a leader has written it again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
-_RETRY = 0.5  # seconds until the next attempt when ZooKeeper broke something off
-_VERIFY = 3.0  # seconds between two looks whether what is ours still stands there
-_VERIFY_SOON = 0.1  # the same once something was seen to go: who deletes a whole tree gets through it first
+_RETRY = 0.5  # seconds until the next attempt when ZooKeeper interrupted something
+_VERIFY = 3.0  # seconds between two checks that our nodes still exist
+_VERIFY_SOON = 0.1  # that interval after a loss: deleting a whole tree takes time, so let it finish first
 
 
 class _Departed(NamedTuple):
@@ -55,11 +55,11 @@ class _Departed(NamedTuple):
 
 
 class ZooKeeperCoordinator:
-    """See Coordinator for what each method promises.
+    """Spreads slots over the cluster through ZooKeeper. Implements Coordinator.
 
     ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
-    slots of a daemon that has fallen silent go to others after ``session_timeout``. ``gather``: see
-    toc.coordination.leader.
+    slots of a silent daemon go to others after ``session_timeout``. ``gather`` is how long a new leader waits
+    for missing workers (toc.coordination.leader).
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class ZooKeeperCoordinator:
         self._verify_at = 0.0  # monotonic
         self._dirty: set[str] = set()
         self._dirty_topics: set[str] = set()
-        self._blocked: set[Slot] = set()  # held by another; a watch tells when it is free
+        self._blocked: set[Slot] = set()  # held by another worker; a watch tells when it is free
 
-        # what is so in ZooKeeper, as far as is known
-        self._session_id = 0  # the session that our nodes are in; 0: none yet
-        self._stood: dict[str, Directory | None] = {}  # DIRECTORIES as they stood when last looked at
+        # the state in ZooKeeper, as far as known
+        self._session_id = 0  # the session of our nodes; 0: none yet
+        self._stood: dict[str, Directory | None] = {}  # DIRECTORIES as of the last check
         self._assignment: dict[str, Assigned] = {}
         self._dead: frozenset[str] = frozenset()
         self._drained = False
@@ -111,18 +111,18 @@ class ZooKeeperCoordinator:
         self._ours: set[str] = set()  # every worker that ever joined here, or was proved gone here
         self._claims: dict[Slot, str] = {}
         self._vacant: set[Slot] = set()
-        """Slots that workers of ours have let go, and whose claims stand in our session still: nobody else
-        can have them, and while ZooKeeper is out of reach others of ours may."""
+        """Slots that our workers have released while their claims are still in our session: no other daemon
+        can have them, and while ZooKeeper is out of reach our other workers may."""
 
-        # what is still to be done there
+        # changes still to be made in ZooKeeper
         self._unjoined: set[str] = set()
         self._departed: list[_Departed] = []
-        self._leftover: set[Slot] = set()  # claims that may be ours and must not be
+        self._leftover: set[Slot] = set()  # claims that may be ours and must be deleted
 
     # --- the daemon's thread ---
 
     def start(self) -> None:
-        """See Coordinator."""
+        """Connect. Raises CoordinationUnavailable."""
         self._presence = Presence(self._name)
         try:
             self._session.start()
@@ -133,14 +133,14 @@ class ZooKeeperCoordinator:
             raise
 
     def stop(self) -> None:
-        """See Coordinator. Ending the session removes all that is ours at once."""
+        """Disconnect. Ending the session removes all our nodes at once."""
         self._started = False
         self._session.stop()
         if self._presence is not None:
             self._presence.close()
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
-        """See Coordinator."""
+        """Set topic -> number of slots to assign."""
         self._topics = dict(topics)
         if self._leader.set_topics(topics):
             self._assignment = {
@@ -149,7 +149,7 @@ class ZooKeeperCoordinator:
             self._signal()
 
     def join(self, member: Member) -> None:
-        """See Coordinator."""
+        """Add a worker process to the cluster."""
         check_node_name("worker_id", member.worker_id)
         self._members[member.worker_id] = member
         self._ours.add(member.worker_id)
@@ -157,7 +157,7 @@ class ZooKeeperCoordinator:
         self._attempt(self._write_changes)
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """See Coordinator."""
+        """Remove a worker and its claims; mark it dead if ``known_dead``."""
         member = self._members.pop(worker_id, None)
         if member is not None:
             self._let_go([slot for slot, owner in self._claims.items() if owner == worker_id])
@@ -169,7 +169,7 @@ class ZooKeeperCoordinator:
             self._attempt(self._write_changes)
 
     def desired(self) -> dict[str, set[Slot]]:
-        """See Coordinator."""
+        """worker_id -> the slots that it should own, stand-ins included."""
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         left: list[Slot] = []
         for topic, assigned in self._assignment.items():
@@ -183,18 +183,18 @@ class ZooKeeperCoordinator:
         return wanted
 
     def claimed(self) -> dict[str, set[Slot]]:
-        """See Coordinator."""
+        """worker_id -> the slots that it holds."""
         held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for slot, worker_id in self._claims.items():
             held[worker_id].add(slot)
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """See Coordinator."""
+        """Claim slots; without ZooKeeper only vacant ones. Returns those the worker holds now."""
         if worker_id in self._members and self._session.id is None:
             again = self._vacant.intersection(slots)
             self._vacant -= again
-            self._claims.update(dict.fromkeys(again, worker_id))  # ``_write_changes`` says so there
+            self._claims.update(dict.fromkeys(again, worker_id))  # ``_write_changes`` writes them later
         with self._lock:
             wanted = [slot for slot in slots if slot not in self._claims and slot not in self._blocked]
         if wanted and worker_id in self._members:
@@ -202,39 +202,39 @@ class ZooKeeperCoordinator:
         return {slot for slot in slots if self._claims.get(slot) == worker_id}
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
-        """See Coordinator."""
+        """Drop the worker's claims on these slots."""
         freed = {slot for slot in slots if self._claims.get(slot) == worker_id}
         if freed:
             self._let_go(freed)
             self._attempt(self._write_changes)
-            self._signal()  # a sibling may be waiting for it
+            self._signal()  # another of our workers may wait for it
 
     def dead_workers(self) -> frozenset[str]:
-        """See Coordinator."""
+        """The workers whose process is known to have ended."""
         return self._dead.union(gone.worker_id for gone in self._departed if gone.known_dead)
 
     def connected(self) -> bool:
-        """See Coordinator."""
+        """Whether every claim can be granted now."""
         return self._current()
 
     def drained(self) -> bool:
-        """See Coordinator."""
+        """Whether this host is drained, as far as known."""
         return self._drained
 
     def unowned(self) -> frozenset[Slot]:
-        """See Coordinator."""
+        """If this daemon leads, the slots that no worker may have; else none."""
         if not self._leader.leading:
             return frozenset()
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 
     def wait(self, timeout: float) -> None:
-        """See Coordinator."""
+        """Wait for a change, at most ``timeout`` seconds, then call ``step``."""
         due = timeout if self._next_step is None else min(timeout, self._next_step)
         self._wake.wait(due)
         self.step()
 
     def step(self) -> float | None:
-        """See Coordinator. Blocks while ZooKeeper answers, at most about the session timeout."""
+        """Do what is due. Blocks while ZooKeeper answers, at most about the session timeout."""
         self._wake.clear()
         self._next_step = None
         if self._started:
@@ -252,27 +252,28 @@ class ZooKeeperCoordinator:
         return self._next_step
 
     def slots(self) -> list[SlotRow]:
-        """See Coordinator."""
+        """Every slot. Raises CoordinationUnavailable."""
         return operator.read_slots(self._session, self._paths)
 
     def workers(self) -> list[WorkerRow]:
-        """See Coordinator."""
+        """Every worker. Raises CoordinationUnavailable."""
         return operator.read_workers(self._session, self._paths)
 
-    # --- what workers leave behind ---
+    # --- slots that workers leave behind ---
 
     def _let_go(self, slots: Collection[Slot]) -> None:
-        """A worker of ours has them no more; their claims are to be deleted, if nobody of ours takes them."""
+        """Record that a worker of ours released slots; their claims are deleted unless another of ours takes
+        them."""
         for slot in slots:
             del self._claims[slot]
         self._leftover.update(slots)
         self._vacant.update(slots)
 
     def _stand_ins(self, left: Iterable[Slot], wanted: Mapping[str, Collection[Slot]]) -> dict[Slot, str]:
-        """Who of ours serves slots that are still assigned to workers of ours that have left.
+        """Return which workers of ours serve slots still assigned to workers of ours that have left.
 
-        Nobody but who does so already; while ZooKeeper is out of reach they are spread over all of ours,
-        whose own slots, ``wanted``, stay where they are.
+        Normally only those that serve them already. While ZooKeeper is out of reach, the slots are spread
+        over all our workers, whose own slots, ``wanted``, do not move.
         """
         served = {slot: self._claims[slot] for slot in left if slot in self._claims}
         if self._session.id is not None:
@@ -305,7 +306,8 @@ class ZooKeeperCoordinator:
     # --- catching up with ZooKeeper ---
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Do what needs ZooKeeper, if it can be done now; else, or if it breaks off, ``step`` will do it."""
+        """Do what needs ZooKeeper if possible now; otherwise, or if it is interrupted, ``step`` will do
+        it."""
         if not self._started or not self._current():
             return
         try:
@@ -316,7 +318,7 @@ class ZooKeeperCoordinator:
             self._signal()
 
     def _current(self) -> bool:
-        """Whether the session is the one that our nodes are in; if not, ``step`` enters the new one first."""
+        """Whether our nodes are in the current session; if not, ``step`` enters the new one first."""
         return self._session.id is not None and self._session.id == self._session_id
 
     def _catch_up(self, session_id: int) -> None:
@@ -334,7 +336,7 @@ class ZooKeeperCoordinator:
         self._next_step = verify if wait is None else min(wait, verify)
 
     def _enter_session(self, session_id: int | None) -> None:
-        """Make all that is ours, in a new session or because it was deleted.
+        """Create all our nodes, in a new session or because they were deleted.
 
         Claims come before workers: a leader that sees a worker sees what it holds.
         """
@@ -370,10 +372,10 @@ class ZooKeeperCoordinator:
         self._find_gone(leaders=True)
 
     def _verify(self, session_id: int) -> None:
-        """Look whether what is ours still stands, and make it again where it does not."""
+        """Check that our nodes still exist, and make the missing ones again."""
         self._verify_at = time.monotonic() + _VERIFY
         found = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
-        if self._session.behind:  # there is what our session had made by then, and is gone since
+        if self._session.behind:  # it shows nodes of our session that are gone since
             self._session.renew()
             raise CoordinationUnavailable("ZooKeeper shows an older state: another session begins")
         stands, before = dict(zip(DIRECTORIES, found, strict=True)), self._stood
@@ -402,10 +404,10 @@ class ZooKeeperCoordinator:
         self._find_gone()
 
     def _find_gone(self, *, leaders: bool = False) -> None:
-        """Take out what an earlier daemon of this host has left, whose session stands for a while yet.
+        """Remove what an earlier daemon of this host has left in a session that has not expired yet.
 
-        Of workers that are proved gone nothing is running, and their slots are free. A daemon may have ended
-        before its workers, and would lead for as long as its session stands.
+        Workers that are proved gone run nothing, and their slots are free. A daemon may have ended before its
+        workers, and would lead until its session expires.
         """
         names = self._session.children(self._paths.directory("workers"))
         gone = [name for name in names if name not in self._ours and self._neighbourhood.proves_gone(name)]
@@ -429,15 +431,15 @@ class ZooKeeperCoordinator:
             )
 
     def _write_changes(self) -> None:
-        """Do what is still to be done in ZooKeeper, in the order that others rely on."""
+        """Make the pending changes in ZooKeeper, in the order that other daemons rely on."""
         session_id, now_ms = self._session_id, self._clock.now_ms()
         dead = [gone for gone in self._departed if gone.known_dead]
-        # Before their nodes vanish: who takes over must see that nothing of them is running,
+        # Before their nodes vanish: a new owner must see that nothing of them is running,
         self._session.create(
             ((self._paths.node("dead", gone.worker_id), encode(host=gone.host, at=now_ms)) for gone in dead),
             ephemeral=False,
         )
-        # and what others of ours have taken over is not to be given to anybody else.
+        # and claims that others of ours have taken over must not become free.
         taken = {slot: self._claims[slot] for slot in self._leftover if slot in self._claims}
         lost = taken.keys() - self._make_claims(taken, session_id).keys()
         if lost:
@@ -451,7 +453,7 @@ class ZooKeeperCoordinator:
         slots = sorted(self._leftover - self._claims.keys())
         paths = [self._paths.node("slots", slot) for slot in slots]
         nodes = self._session.read(paths)
-        self._vacant.clear()  # what is gone may be another's at once
+        self._vacant.clear()  # once a claim is gone, another daemon may take the slot
         self._session.delete(
             path
             for path, node in zip(paths, nodes, strict=True)
@@ -468,7 +470,7 @@ class ZooKeeperCoordinator:
         made = self._session.create(nodes, ephemeral=True)
         there = [node for node, new in zip(nodes, made, strict=True) if not new]
         found = self._session.read(path for path, _ in there)
-        # of an earlier session of ours, about to vanish: in its place one that stays
+        # of an earlier session of ours, about to vanish: replace it by one that stays
         old = [
             each for each, node in zip(there, found, strict=True) if not node or node.session != session_id
         ]
@@ -478,13 +480,13 @@ class ZooKeeperCoordinator:
         self._unjoined.clear()
 
     def _read_members(self, worker_ids: Sequence[str]) -> list[Znode | None]:
-        """The nodes of workers of ours; a watch tells when one goes."""
+        """Read the nodes of our workers; a watch tells when one goes."""
         paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
         return self._session.read(paths, self._member_changed)
 
     def _make_claims(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
-        """Create claims, each for a worker of ours; those that succeeded. What others hold is watched."""
-        self._leftover.update(wanted)  # until it is known what became of each
+        """Create claims for workers of ours. Returns those that succeeded; watches those held by others."""
+        self._leftover.update(wanted)  # until the outcome of each is known
         self._vacant.difference_update(wanted)
         granted = self._create_claims(wanted)
         refused = [slot for slot in wanted if slot not in granted]
@@ -514,7 +516,7 @@ class ZooKeeperCoordinator:
         with self._lock:
             self._blocked -= granted.keys() | asked
         if not asked <= granted.keys():
-            self._signal()  # another was quicker: ask again
+            self._signal()  # another worker was quicker: claim again
         self._leftover -= wanted.keys()
         return granted
 
@@ -533,7 +535,7 @@ class ZooKeeperCoordinator:
         return {slot: wanted[slot] for slot, new in zip(wanted, made, strict=True) if new}
 
     def _pass_on(self, slots: Sequence[tuple[Slot, int]], wanted: Mapping[Slot, str]) -> dict[Slot, str]:
-        """Write other workers of ours into claims of these versions, which are not free for a moment."""
+        """Rewrite claims of these versions for other workers of ours; they are never free in between."""
         now_ms = self._clock.now_ms()
         done = self._session.rewrite(
             (self._paths.node("slots", slot), encode(worker_id=wanted[slot], since=now_ms), version)
@@ -576,11 +578,11 @@ class ZooKeeperCoordinator:
             if node is not None:
                 self._assignment[name] = Assigned(owners_of(node.data), node.version)
             elif (known := self._assignment.pop(name, None)) and name in self._topics:
-                # Somebody has deleted it: it stays in force, and whoever leads writes it again.
+                # It was deleted: it stays in force, and the leader writes it again.
                 self._assignment[name] = Assigned(known.owners, -1)
                 self._leader.inputs_changed()
 
-    # --- kazoo's threads: raise flags and return ---
+    # --- kazoo's threads: set flags and return ---
 
     def _connection_changed(self) -> None:
         with self._lock:
@@ -605,7 +607,7 @@ class ZooKeeperCoordinator:
             self._verify_at = min(self._verify_at, time.monotonic() + _VERIFY_SOON)
 
     def _topic_changed(self, event: Any) -> None:
-        if event.path:  # else the connection was lost, and all will be read again
+        if event.path:  # else the connection was lost, and everything is read again
             with self._lock:
                 self._dirty_topics.add(event.path.rpartition("/")[2])
             self._signal()
@@ -624,5 +626,5 @@ class ZooKeeperCoordinator:
 
 
 def _same(before: Directory | None, now: Directory | None) -> bool:
-    """Whether it is the directory that it was, whatever stands in it now."""
+    """Whether it is still the same directory, whatever it contains now."""
     return before is not None and now is not None and before.made == now.made

@@ -1,12 +1,12 @@
-"""Many calls in one go, and what is done about those that fail.
+"""Runs many calls at once and handles those that fail.
 
-Calls are grouped by node; each node gets its calls in one write, all nodes are written to before any is
-read, and every call gets a result of its own. A window bounds what is under way on a node, so that neither
-side has to buffer without bound.
+Calls are grouped by node. Each node gets its calls in one write; all nodes are written to before any is read;
+and every call gets a result of its own. A window bounds the calls in flight on a node, so that neither side
+has to buffer without bound.
 
-In a cluster nobody waits for one node longer than its patience: calls that are not answered by then get an
-IndexSlow, and a thread of its own reads what comes later. Nor does a node hold up others by what it says: who
-is in a hurry makes no pauses, and what was sent late is not waited for again.
+In a cluster, no caller waits for one node longer than its patience. Calls without a reply by then get an
+IndexSlow, and a background thread reads late replies. An error of one node does not delay the others either:
+a caller with a short patience makes no pauses, and calls sent late are not waited for again.
 
     the connection broke     the call is sent once more on a new one; if it must not be executed twice it
                              becomes a ReplyLost instead. A call that was not sent is simply sent again.
@@ -14,7 +14,7 @@ is in a hurry makes no pauses, and what was sent late is not waited for again.
     a state that passes      sent again after a short, jittered pause, a few times
     anything else            an IndexUnavailable that says what to do
 
-Pauses add up to about 0.1 s: callers are loops that come again, and the results of all other slots wait.
+Pauses add up to about 0.1 s: callers are loops that retry, and the results of all other slots wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from toc.index.refusals import Then, meaning_of
 from toc.model.errors import IndexUnavailable
 
 MAX_IDS = 500
-"""Most ids in one call of a script: about a millisecond of the server's time."""
+"""Most ids in one script call: about a millisecond of the server's time."""
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -52,15 +52,15 @@ class ReplyLost(IndexUnavailable):
 
 
 class IndexFull(IndexUnavailable):
-    """Redis is at its maxmemory: nothing can be added. Everything that removes or moves still works."""
+    """Redis is at its maxmemory: nothing can be added. Scripts that remove or move still work."""
 
 
 class IndexBroken(IndexUnavailable):
-    """A key of this slot holds what toc did not write: another type than it needs. Other slots work."""
+    """A key of this slot has another type than toc needs, so toc did not write it. Other slots work."""
 
 
 _KINDS: dict[str, type[IndexUnavailable]] = {"OOM": IndexFull, "WRONGTYPE": IndexBroken}
-"""The errors that have a class of their own."""
+"""Error codes with an error class of their own."""
 
 
 class Script:
@@ -74,16 +74,16 @@ class Script:
     def call(
         self, hash_slot: int, keys: Sequence[str], *words: str | bytes | int | float, again: bool = True
     ) -> Call:
-        """A call of this script."""
+        """Build a call of this script."""
         return Call(hash_slot, ("EVALSHA", self.sha, len(keys), *keys, *words), self, again)
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One command to the server of one hash slot, and what became of it.
+    """One command to the server of one hash slot, and its result.
 
-    ``again`` tells whether it may be executed twice. ``result`` is the reply, or an IndexUnavailable;
-    ``run_id`` that of the server process which replied.
+    ``again``: the command may be executed twice. ``result``: the reply, or an IndexUnavailable. ``run_id``:
+    that of the server process that replied.
     """
 
     hash_slot: int
@@ -93,26 +93,25 @@ class Call:
     result: Any = None
     run_id: str = ""
     asking: RedisNode | None = None
-    """where an ASK sends it, once"""
+    """Node that an ASK redirects to, once."""
     moved: bool = False
-    """it followed a MOVED before"""
+    """It followed a MOVED before."""
     load: bool = False
-    """the script must be loaded first"""
+    """The script must be loaded first."""
     lost: bool = False
-    """it was sent once and its reply was lost"""
+    """It was sent once and its reply was lost."""
     comes_late: bool = False
-    """it was sent, and its result is told to who wants late ones"""
+    """It was sent, and its result goes to the ``late`` callback."""
 
 
 Late = Callable[[list[Call]], None]
-"""Is told, by a thread of its own, of calls that have their results after ``Calls.run`` has returned."""
+"""Callback for calls that complete after ``Calls.run`` has returned. Runs on a background thread."""
 
 
 class Calls:
     """Runs calls over the servers of one URL.
 
-    ``patience``: how long one node may keep those waiting who need others as well, in seconds; None where
-    there are no others.
+    ``patience``: seconds that one node may delay callers that also need other nodes; None without others.
     """
 
     def __init__(self, nodes: RedisNodes, patience: float | None = None) -> None:
@@ -120,10 +119,9 @@ class Calls:
         self.patience = patience
 
     def run(self, calls: Sequence[Call], late: Late | None = None) -> None:
-        """Give every call its result. Raises nothing for a server's sake.
+        """Give every call its result. Raises nothing because of a server.
 
-        Where ``late`` is given, calls whose node is not waited for (``comes_late``) get theirs later: the
-        reply, or the error.
+        With ``late``, calls to a node that is too slow (``comes_late``) get their reply or error later.
         """
         todo = list(calls)
         hurry = self.patience is not None and self.patience < 2 * sum(_PAUSES_S)
@@ -146,12 +144,12 @@ class Calls:
     def one_each(
         self, calls: Mapping[Key, Call], read: Callable[[Any], Result]
     ) -> dict[Key, Result | IndexUnavailable]:
-        """Run one call for each key; what ``read`` makes of its reply, or the error in its place."""
+        """Run one call per key. Returns ``read`` of each reply, or the error."""
         self.run(list(calls.values()))
         return {key: understood(call.result, read) for key, call in calls.items()}
 
     def only(self, call: Call, read: Callable[[Any], Result]) -> Result:
-        """Run a call of its own; what ``read`` makes of its reply. Raises IndexUnavailable."""
+        """Run one call. Returns ``read`` of its reply. Raises IndexUnavailable."""
         self.run([call])
         result = understood(call.result, read)
         if isinstance(result, IndexUnavailable):
@@ -159,7 +157,7 @@ class Calls:
         return result
 
     def _rediscover(self) -> None:
-        # If that fails the old map stands, and its servers say what is wrong.
+        # If that fails, the old map stays, and its servers report the error.
         if self.patience is not None:
             self.nodes.look_again_within(self.patience)
             return
@@ -171,9 +169,9 @@ class Calls:
 
 
 def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnavailable:
-    """What ``read`` makes of a reply; an IndexUnavailable if it is one, or if it makes no sense.
+    """Return ``read`` of a reply, the IndexUnavailable that it is, or one if it cannot be parsed.
 
-    The call was executed then, and its reply came damaged.
+    In the last case the call was executed, and its reply came damaged.
     """
     if isinstance(reply, IndexUnavailable):
         return reply
@@ -184,7 +182,7 @@ def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnava
 
 
 class _Window:
-    """Calls that are sent to a node in one write, and how far their answers have been read."""
+    """Calls sent to a node in one write, and how many of their replies have been read."""
 
     def __init__(self, node: RedisNode, wire: Wire, calls: list[Call]) -> None:
         self.node = node
@@ -193,7 +191,7 @@ class _Window:
         self._sent_at = 0.0
         loads = _to_load(calls)
         self._replies: list[Script | Call | None] = [*loads]
-        """Of what the replies are, in order; None: of an ASKING."""
+        """The origin of each reply, in order; None for an ASKING."""
         for call in calls:
             self._replies += (None, call) if call.asking is not None else (call,)
         self._commands: list[Command] = [("SCRIPT", "LOAD", script.source) for script in loads]
@@ -201,7 +199,7 @@ class _Window:
         self._read = 0
 
     def send(self) -> None:
-        """Send them. Raises RedisError; some may then have been executed."""
+        """Send the calls. Raises RedisError; some calls may then have been executed."""
         commands = self._commands
         for call in self.calls:
             if call.asking is not None:
@@ -211,7 +209,8 @@ class _Window:
         self._wire.send(commands)
 
     def read(self, round_: _Round, until: float | None) -> bool:
-        """Read what is answered until then (monotonic time); whether that is all. Raises RedisError."""
+        """Read replies until ``until`` (monotonic seconds). Returns whether all are read. Raises
+        RedisError."""
         wire = self._wire
         while self._read < len(self._replies):
             if until is not None and not wire.has_reply(until - time.monotonic()):
@@ -228,7 +227,7 @@ class _Window:
                     round_.judge(self.node, whose, loaded if isinstance(loaded, RedisError) else reply)
                 else:
                     whose.result = reply
-        if wire.left():  # so some of them were other calls'
+        if wire.left():  # so some of the replies belong to other calls
             self._read = 0
             raise InvalidResponse("more replies than calls")
         return True
@@ -239,23 +238,23 @@ class _Window:
         return [whose for whose in self._replies[self._read :] if isinstance(whose, Call)]
 
     def give_back(self) -> None:
-        """All has been read: the connection can be used again."""
+        """Return the connection for reuse, after all replies have been read."""
         self.node.give(self._wire)
 
     def drop(self) -> None:
-        """The connection broke."""
+        """Drop the connection, which broke."""
         self.node.drop(self._wire)
 
     def gave_up(self) -> None:
-        """Nobody waits for the rest any more."""
+        """Record that no caller waits for the remaining replies."""
         self.node.gave_up(self._sent_at)
 
 
 class _Round:
     """One pass over the calls that have no final result yet.
 
-    ``again`` are those to be sent again at once, ``after_pause`` those that need a pause before that, with
-    the error that stands if there is none; ``unreachable`` are those whose node could not be reached.
+    ``again``: calls to send again at once. ``after_pause``: calls to send again after a pause, with the error
+    they keep if there is no pause. ``unreachable``: calls whose node could not be reached.
     """
 
     def __init__(self, nodes: RedisNodes, patience: float | None = None, late: Late | None = None) -> None:
@@ -298,7 +297,7 @@ class _Round:
             for call in calls:
                 node = call.asking or self._nodes.master(call.hash_slot)
                 waiting.setdefault(node, []).append(call)
-        except IndexUnavailable as exc:  # nobody tells who serves what, or nothing may be sent
+        except IndexUnavailable as exc:  # the map is unknown, or calls are refused
             for call in calls:
                 call.result = exc
             return {}
@@ -310,7 +309,7 @@ class _Round:
         try:
             wires[node] = node.take(self._patience)
         except IndexUnavailable as exc:
-            # Who has others to serve leaves it to the thread that tries whether the node is back.
+            # With a patience, the thread that tries to reach the node again reads the map.
             self.rediscover |= self._patience is None
             for call in waiting.pop(node):
                 call.result, call.asking = exc, None
@@ -345,7 +344,7 @@ class _Round:
         del wires[node]
 
     def _leave(self, window: _Window, unsent: list[Call]) -> None:
-        """Wait no longer: a thread of its own reads the rest."""
+        """Stop waiting; a background thread reads the rest."""
         slow = window.node.slow()
         for call in [*window.unanswered, *unsent]:
             call.result, call.asking = slow, None
@@ -360,7 +359,7 @@ class _Round:
         try:
             window.read(after, None)
             window.give_back()
-            if refused := [call for call in after.again if call.comes_late]:  # a script must be loaded, say
+            if refused := [call for call in after.again if call.comes_late]:  # such as: load a script
                 Calls(self._nodes).run(refused)
         except RedisError as exc:
             after._broke(window, exc)
@@ -384,7 +383,7 @@ class _Round:
                 call.result = ReplyLost(f"{text}; it is not known whether the call was executed")
 
     def judge(self, node: RedisNode, call: Call, error: RedisError) -> None:
-        """Apply the error table to what ``node`` replied to ``call``. The call was not executed."""
+        """Apply the error table to the error of ``node`` for ``call``. The call was not executed."""
         code, then, advice = meaning_of(error)
         name = call.script.name if call.script else str(call.command[0])
         kind = _KINDS.get(code, IndexUnavailable)
@@ -409,7 +408,7 @@ class _Round:
 
 
 def _cut_window(waiting: dict[RedisNode, list[Call]], node: RedisNode) -> list[Call]:
-    """Take from the calls that wait for ``node`` as many as may be under way at once."""
+    """Take as many calls from those that wait for ``node`` as may be in flight at once."""
     queue = waiting.pop(node)
     words = 0
     for count, call in enumerate(queue):
@@ -421,5 +420,5 @@ def _cut_window(waiting: dict[RedisNode, list[Call]], node: RedisNode) -> list[C
 
 
 def _to_load(window: list[Call]) -> list[Script]:
-    """The scripts that must be loaded before the calls of this window are sent, each once."""
+    """The scripts to load before the calls of this window, each once."""
     return list(dict.fromkeys(call.script for call in window if call.load and call.script))

@@ -1,15 +1,15 @@
-"""Connections, and which server serves which hash slot.
+"""Connections to Redis, and the map from hash slots to servers.
 
-A single server, a master behind sentinels and a cluster look alike from outside: a map of the 16384 hash
-slots to RedisNodes. Only how the map is found differs. It is read when it is first needed, and again when a
-server says that it is wrong or cannot be reached.
+A single server, a master behind sentinels and a cluster have the same interface: a map of the 16384 hash
+slots to RedisNodes. Only the way to find the map differs. It is read on first use, and again when a server
+reports that it is wrong or cannot be reached.
 
-One server that is away must not hold up those who need others as well. So a node that cannot be reached, or
-has not answered for the read timeout, is refused to everybody at once; a thread of its own tries whether it
-is back, while somebody asks for it. And who serves several nodes names a patience: a node that has been
-silent for longer is not waited for (``IndexSlow``), whatever is still to come of it.
+One unreachable server must not delay callers that also need others. So a node that cannot be reached, or has
+not answered for the read timeout, is refused at once to all callers; while callers ask for it, a background
+thread tries to reach it again. Callers of several nodes set a patience: they do not wait for a node that has
+been silent for longer (``IndexSlow``), even if its reply is still to come.
 
-Thread-safe: connections are taken by one thread at a time. Fork-safe: a child opens its own.
+Thread-safe: one thread at a time uses a connection. Fork-safe: a child opens its own.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ HASH_SLOTS = 16384
 Command = Sequence[str | bytes | int | float]
 
 NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
-"""What is raised, here or in the driver, where a reply is not what it should be."""
+"""Exceptions, of this code or the driver, that a malformed reply raises."""
 
 _REST_S = 0.1
 _MAX_REST_S = 0.5
-"""How long the tries to reach a node again are apart: the first, and at most."""
+"""First and longest pause, in seconds, between attempts to reach a node again."""
 _WANTED_S = 5.0
-"""How long after somebody asked for it a node is tried to be reached again."""
+"""Seconds after the last request for a node during which reconnecting continues."""
 _MIN_MAP_AGE_S = 0.05
 FRESH_SECONDS = 0.05
-"""A connection that was in use so short a time ago is not asked whether it still stands, unless another one
-to its server has just broken: each question is a moment in which other threads take the interpreter."""
+"""A connection used within these seconds is not checked before reuse, unless another one to its server has
+just broken: each check is a moment in which other threads take the interpreter."""
 
 
 class IndexSlow(IndexUnavailable):
-    """The node has not answered yet, and who asked serves others as well. It may well do so in a moment."""
+    """The node has not answered yet, and the caller serves other nodes too. It may answer in a moment."""
 
 
 class Wire:
     """An open connection to one server process.
 
-    ``run_id`` is that process's; it cannot change while the connection stands. The connection comes with
-    the timeout of the handshake; ``read_timeout`` is that of every reply after it, in seconds.
+    ``run_id`` is that of the process; it cannot change during the connection. The connection comes with the
+    timeout of the handshake; ``read_timeout`` (seconds) applies to every later reply.
     """
 
     def __init__(self, connection: Any, read_timeout: float) -> None:
         self._connection = connection
         self.used = 0.0
-        """When it was given back last, on the monotonic clock."""
+        """When it was last given back, on the monotonic clock."""
         connection.connect()
         info = str(self.ask("INFO", "server"), errors="replace")
         self.run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
@@ -76,24 +76,25 @@ class Wire:
     def send(self, commands: Iterable[Command]) -> None:
         """Write commands at once. Raises RedisError; some may then have been executed."""
         if threading.current_thread() is threading.main_thread():
-            # Its signal handlers run while an int is turned into text, too; if one raises then, hiredis 3.5
-            # goes on without the text, and the process dies of SIGSEGV. Python itself is prepared for it.
+            # Python signal handlers may run while an int is turned into text. If one raises then, hiredis 3.5
+            # continues without the text, and the process dies of SIGSEGV. Python itself handles this case.
             commands = [[w if isinstance(w, (str, bytes)) else repr(w) for w in words] for words in commands]
         self._connection.send_packed_command(
             [b"".join(hiredis.pack_command(tuple(command)) for command in commands)]  # type: ignore[arg-type]  # its stub says 1-tuple
         )
 
     def read(self) -> Any:
-        """The next reply, or the server's error as a value. Raises RedisError when the connection broke."""
+        """Return the next reply, or the server's error as a value. Raises RedisError if the connection
+        broke."""
         try:
             return self._connection.read_response(disconnect_on_error=False)
         except REPLIES as exc:
             return exc
-        except NONSENSE as exc:  # a damaged reply may be of any type, a map with lists for keys among them
+        except NONSENSE as exc:  # a damaged reply may have any type, such as a map with lists as keys
             raise InvalidResponse(f"a reply that makes no sense ({type(exc).__name__})") from exc
 
     def ask(self, *command: str | bytes | int | float) -> Any:
-        """One command and its reply. Raises RedisError, also for an error that the server replied."""
+        """Send one command and return its reply. Raises RedisError, also for an error reply."""
         self.send([command])
         reply = self.read()
         if isinstance(reply, RedisError):
@@ -101,22 +102,22 @@ class Wire:
         return reply
 
     def left(self) -> bool:
-        """Whether more has been received than was read."""
-        return bool(self._connection._parser._reader.has_data())  # the driver's own way asks the kernel, too
+        """Whether more has been received than read."""
+        return bool(self._connection._parser._reader.has_data())  # the driver's public way asks the kernel
 
     def is_quiet(self) -> bool:
-        """Whether the connection still stands with nothing left to read: only then can it be used again."""
+        """Whether the connection is open with nothing left to read, so that it can be reused."""
         try:
             return not self._connection.can_read(0)
         except (RedisError, OSError):
             return False
 
     def has_reply(self, seconds: float = 0) -> bool:
-        """Whether something can be read within so long. Raises RedisError when the server has hung up."""
+        """Whether data can be read within ``seconds``. Raises RedisError if the server has hung up."""
         return bool(self._connection.can_read(max(seconds, 0)))
 
     def fileno(self) -> int:
-        """The socket's file descriptor, for poll."""
+        """Return the socket's file descriptor, for poll."""
         return self._socket().fileno()
 
     def _socket(self) -> socket.socket:
@@ -124,15 +125,16 @@ class Wire:
         return sock
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.disconnect()
 
 
 class RedisNode:
-    """One server, with its idle connections. ``on_away`` is called, by a thread, while it is tried again.
+    """One server, with its idle connections. ``on_away`` runs on a background thread before each reconnect
+    attempt.
 
-    Those who ask for it with a patience (seconds) are told that it is slow instead of waiting for longer than
-    that, counted from when it fell silent.
+    A caller with a patience (seconds) gets an IndexSlow instead of waiting longer than that, counted from
+    when the node fell silent.
     """
 
     def __init__(
@@ -148,16 +150,16 @@ class RedisNode:
         self._on_away = on_away
         self._idle: deque[Wire] = deque()
         self._broke = 0.0
-        """When a connection broke last."""
+        """When a connection last broke, on the monotonic clock."""
         self._lock = threading.Lock()
         self.failure = ""
-        """Why it cannot be used, while a thread tries whether it is back."""
+        """Why the node cannot be used, while a thread tries to reach it again; else empty."""
         self._wanted = 0.0
-        """When somebody asked for it last meanwhile."""
+        """When a caller last asked for the failed node, on the monotonic clock."""
         self._closed = threading.Event()
-        """Ends that thread."""
+        """Ends the reconnect thread."""
         self._unanswered = 0
-        """How many waits have been given up whose answer is still to come."""
+        """Number of waits given up whose reply is still to come."""
         self._silent_since = 0.0
 
     def __repr__(self) -> str:
@@ -165,18 +167,18 @@ class RedisNode:
 
     @property
     def well(self) -> bool:
-        """Whether it has answered whatever it was asked, as far as is known."""
+        """Whether the node is not known to be unreachable or slow."""
         return not self.failure and not self._unanswered
 
     def take(self, patience: float | None = None) -> Wire:
-        """An open connection, for one thread until it gives it back. Raises IndexUnavailable."""
+        """Take an open connection, for one thread until it gives it back. Raises IndexUnavailable."""
         self._refuse()
         if patience is not None and self._unanswered and time.monotonic() - self._silent_since > patience:
             raise self.slow()
         while self._idle:
             try:
                 wire = self._idle.pop()
-            except IndexError:  # another thread was faster
+            except IndexError:
                 break
             fresh = wire.used > max(self._broke, time.monotonic() - FRESH_SECONDS)
             if fresh or wire.is_quiet():
@@ -185,12 +187,12 @@ class RedisNode:
         return self.open() if patience is None else self._open_within(patience)
 
     def open(self) -> Wire:
-        """A new connection. Raises IndexUnavailable."""
+        """Open a new connection. Raises IndexUnavailable."""
         self._refuse()
         try:
             return self._opened()
         except IndexUnavailable as exc:
-            if not none_left():  # else those who have a connection can go on
+            if not none_left():  # else existing connections are still usable
                 self.failed(str(exc))
             raise
 
@@ -210,7 +212,7 @@ class RedisNode:
             connection.disconnect()
             code, _, advice = meaning_of(exc)
             advice = advice or "check the user's permissions and the database number"
-            # The server's own words may hold the password, so they are not passed on.
+            # The server's text may hold the password, so it is not passed on.
             raise IndexUnavailable(
                 f"Redis at {self.address} refused the connection ({code}): {advice}"
             ) from None
@@ -219,7 +221,7 @@ class RedisNode:
             raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
 
     def _open_within(self, patience: float) -> Wire:
-        """A new connection, made by a thread of its own: it is kept for others if it comes too late."""
+        """Open a connection on a background thread; if it comes too late, it is kept for other callers."""
         future: Future[Wire] = Future()
         began = time.monotonic()
         threading.Thread(target=self._open_for, args=(future,), name="toc-connect", daemon=True).start()
@@ -250,23 +252,24 @@ class RedisNode:
     # --- trouble
 
     def slow(self) -> IndexSlow:
-        """What is told to who does not wait any longer."""
+        """Build the error for a caller that stops waiting."""
         return IndexSlow(f"Redis at {self.address} has not answered yet; others are served meanwhile")
 
     def gave_up(self, since: float) -> None:
-        """Somebody waits no more for what it was asked at ``since``; ``answered`` is called once it comes."""
+        """Record that a caller gave up on a request sent at ``since``. Its end is reported to
+        ``answered``."""
         with self._lock:
             self._silent_since = min(self._silent_since, since) if self._unanswered else since
             self._unanswered += 1
 
     def answered(self) -> None:
-        """What nobody waits for any more has come, or never will."""
+        """Record that a reply that was given up has come, or never will."""
         with self._lock:
             self._unanswered -= 1
             self._silent_since = time.monotonic()
 
     def lost(self, exc: Exception) -> None:
-        """A connection broke with this error: if it did not answer in time, it is out of reach."""
+        """Record that a connection broke with this error. After a timeout the node is out of reach."""
         if isinstance(exc, RedisTimeout) or isinstance(exc.__context__, BlockingIOError):
             self.failed(
                 f"Redis at {self.address} cannot be reached (no answer within {self._read_timeout:g} s); "
@@ -274,7 +277,7 @@ class RedisNode:
             )
 
     def failed(self, failure: str) -> None:
-        """It is out of reach: from now on everybody is told so at once, until it is back."""
+        """Mark the node as out of reach: callers get this failure at once until it is back."""
         with self._lock:
             if self.failure:
                 return
@@ -293,10 +296,10 @@ class RedisNode:
         try:
             while not closed.wait(rest * random.uniform(0.75, 1.0)):  # noqa: S311 - spreads load, guards nothing
                 if time.monotonic() - self._wanted > _WANTED_S:
-                    return  # who asks next tries anew
+                    return  # the next caller tries to connect
                 self._on_away()
                 if closed.is_set():
-                    return  # another one has taken its place
+                    return  # another thread has replaced this one
                 try:
                     self.give(self._opened())
                 except IndexUnavailable as exc:
@@ -308,7 +311,7 @@ class RedisNode:
             self.failure = ""
 
     def clock(self) -> float:
-        """Its clock minus this machine's, in seconds, as well as one round trip can tell.
+        """Return its clock minus this machine's, in seconds, as exactly as one round trip can measure.
 
         Raises IndexUnavailable.
         """
@@ -330,19 +333,19 @@ class RedisNode:
         self._idle.append(wire)
 
     def drop(self, wire: Wire) -> None:
-        """Close a connection that broke: the others may have, too."""
+        """Close a connection that broke. Other connections are then checked before reuse."""
         self._broke = time.monotonic()
         wire.close()
 
     def close(self) -> None:
-        """Close idle connections, and try no more whether it is back."""
+        """Close idle connections and stop reconnecting."""
         self._closed.set()
         while self._idle:
             self._idle.pop().close()
 
 
 def _no_connection(exc: BaseException) -> str:
-    """Why there is none, and what to look at."""
+    """Say why there is no connection and what to check."""
     cause: BaseException | None = exc
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -363,7 +366,7 @@ class RedisNodes:
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
         self.refusal: str | None = None
-        """Why nothing may be sent to any of them, if so."""
+        """Why no call may be sent to any server, or None."""
         self._start_anew()
 
     def __repr__(self) -> str:
@@ -378,9 +381,9 @@ class RedisNodes:
         self._looking: threading.Thread | None = None
 
     def master(self, hash_slot: int) -> RedisNode:
-        """The node that serves ``hash_slot``. Raises IndexUnavailable when no map can be had.
+        """Return the node that serves ``hash_slot``.
 
-        Or when nothing may be sent to any (``refusal``).
+        Raises IndexUnavailable if the map cannot be read or calls are refused (``refusal``).
         """
         if self.refusal is not None:
             raise IndexUnavailable(self.refusal)
@@ -393,16 +396,16 @@ class RedisNodes:
 
     @property
     def clustered(self) -> bool:
-        """Whether one call may have keys of one hash slot only."""
+        """Whether the keys of one call must share a hash slot."""
         return self.location.kind is Topology.CLUSTER
 
     def masters(self) -> list[RedisNode]:
-        """Every node that serves something. Raises IndexUnavailable."""
+        """Return every node that serves a hash slot. Raises IndexUnavailable."""
         self.master(0)
         return list(dict.fromkeys(self._map or ()))
 
     def at(self, address: Address, *, sentinel: bool = False) -> RedisNode:
-        """The node at an address."""
+        """Return the node at an address."""
         node = self._nodes.get(address)
         if node is None:
             location, timeout = self.location, self._connect_timeout
@@ -416,7 +419,7 @@ class RedisNodes:
         return node
 
     def redirected(self, error: AskError, asked: RedisNode) -> RedisNode:
-        """The node that a MOVED or ASK of ``asked`` points to."""
+        """Return the node that a MOVED or ASK of ``asked`` points to."""
         return self.at(Address(error.host or asked.address.host, int(error.port)))
 
     def moved(self, hash_slot: int, node: RedisNode) -> None:
@@ -425,12 +428,12 @@ class RedisNodes:
             self._map[hash_slot] = node
 
     def _look_again(self) -> None:
-        """A node is away: another one may have taken its place."""
+        """Read the map after a node became unreachable: another node may have taken its place."""
         with suppress(IndexUnavailable):
             self.rediscover()
 
     def look_again_within(self, patience: float) -> None:
-        """The same as ``rediscover``, by a thread of its own; returns when it is done, or after so long."""
+        """Read the map on a background thread. Returns when it is done, or after ``patience`` seconds."""
         looking = self._looking
         if looking is None or not looking.is_alive():
             looking = self._looking = threading.Thread(
@@ -463,9 +466,9 @@ class RedisNodes:
             addresses = [*{node.address: None for node in self._map or ()}, *addresses]
         trouble = None
         nodes = [self.at(address, sentinel=kind is Topology.SENTINEL) for address in dict.fromkeys(addresses)]
-        for node in sorted(nodes, key=lambda node: not node.well):  # those that are slow or away come last
+        for node in sorted(nodes, key=lambda node: not node.well):  # slow or unreachable nodes come last
             address = node.address
-            if node.failure:  # not asked for on its account: two that are away would be tried for ever
+            if node.failure:  # not marked as wanted: else two failed nodes would be tried forever
                 trouble = IndexUnavailable(node.failure)
                 continue
             try:
@@ -499,7 +502,7 @@ class RedisNodes:
             name = host.decode() if host else ""
             node = self.at(Address(asked.address.host if name in ("", "?") else name, port))
             served[first : last + 1] = [node] * (last + 1 - first)
-        # A hash slot that nobody serves is left to the node that was asked: it answers CLUSTERDOWN.
+        # A hash slot without a node is left to the node that was asked: it answers CLUSTERDOWN.
         return [node or asked for node in served]
 
     def _ask_sentinel(self, wire: Wire) -> list[RedisNode]:

@@ -1,4 +1,4 @@
-"""The names of everything that toc keeps in Redis: literal, since other tools find them by these names.
+"""Names of everything that toc keeps in Redis. Fixed, because other tools find the data by these names.
 
     StoreQueue      order.close_3                  scheduled tasks: job_id -> due time
     PrepareQueue    prepare_{order.close_3}        taken and not finished: job_id -> when, tries left, by whom
@@ -9,11 +9,11 @@
     wake channel    wake_{order.close_3}           pub/sub: the new first score of the StoreQueue
     owner           toc_owner                      hash: whose queues these are; one for all slots
 
-The braces are a cluster hash tag: all keys of one slot live on one node, the slots of a topic on many. With
-a namespace, ``ns:`` goes in front of the topic, inside the tag; and in front of ``toc_owner``.
+The braces are a cluster hash tag: the keys of one slot are on one node, the slots of a topic on many. With a
+namespace, ``ns:`` precedes the topic, inside the tag, and ``toc_owner``.
 
-The channel is plain pub/sub, not sharded: a cluster carries a message to all its nodes, so that one
-subscription connection to any node hears every slot. Channels have no hash slot and are not in KEYS.
+The channel is plain pub/sub, not sharded: a cluster sends each message to all its nodes, so a subscription to
+any node hears every slot. Channels have no hash slot and are not in KEYS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from toc.model.topic import NAMESPACE, NAMESPACE_HINT, Slot
 
 
 class SlotKeys(NamedTuple):
-    """The keys of one slot, and the cluster hash slot (0..16383) that all of them share."""
+    """The keys of one slot, and the cluster hash slot (0..16383) that they share."""
 
     store: str
     prepare: str
@@ -40,7 +40,7 @@ class SlotKeys(NamedTuple):
 
     @classmethod
     def of(cls, slot: Slot, namespace: str | None) -> SlotKeys:
-        """All keys of ``slot``."""
+        """Build all keys of ``slot``."""
         return cls(
             store_key(slot, namespace),
             prepare_key(slot, namespace),
@@ -54,14 +54,14 @@ class SlotKeys(NamedTuple):
 
 
 def check_namespace(namespace: str | None) -> str | None:
-    """Return ``namespace`` if it can go inside a hash tag. Raises ConfigError."""
+    """Return ``namespace`` if it can be part of a hash tag. Raises ConfigError."""
     if namespace is not None and not NAMESPACE.fullmatch(namespace):
         raise ConfigError(f"{namespace!r} is not a namespace: {NAMESPACE_HINT}")
     return namespace
 
 
 def store_key(slot: Slot, namespace: str | None = None) -> str:
-    """The StoreQueue: ``order.close_3``. It has no braces, so that the whole name is its hash tag."""
+    """The StoreQueue: ``order.close_3``. Without braces, the whole name is its hash tag."""
     return f"{namespace}:{slot}" if namespace else str(slot)
 
 
@@ -86,7 +86,7 @@ def generation_key(slot: Slot, namespace: str | None = None) -> str:
 
 
 def waiting_key(slot: Slot, namespace: str | None = None) -> str:
-    """What a worker has taken and cannot start yet: ``waiting_{order.close_3}``."""
+    """The note of what a worker has taken and cannot start yet: ``waiting_{order.close_3}``."""
     return f"waiting_{{{store_key(slot, namespace)}}}"
 
 
@@ -96,5 +96,5 @@ def wake_channel(slot: Slot, namespace: str | None = None) -> str:
 
 
 def owner_key(namespace: str | None = None) -> str:
-    """The hash that tells whose queues these are: ``toc_owner``."""
+    """The hash with the owner of these queues: ``toc_owner``."""
     return f"{namespace}:toc_owner" if namespace else "toc_owner"

@@ -1,8 +1,8 @@
-"""What a sorted set holds: entries, and strays that can be none.
+"""Separates the entries of a sorted set from strays that cannot be entries.
 
-Anybody who can write to Redis can leave anything in a queue: a member that is no job_id, a score that no
-task can have. Nothing of toc's could finish such a thing, so a worker must never get it: it is sorted out
-here and removed by whoever was given it.
+Another writer to Redis can leave anything in a queue: a member that is no job_id, a score that no task can
+have. No code of toc could finish such a member, so a worker must never get it: it is sorted out here, and its
+reader removes it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from toc.model.sharding import MAX_BIZ_ID
 
 MAX_JOB_ID = MAX_BIZ_ID
 _MAX_SCORE = 2.0**53
-"""Whole numbers from here on are not exact in a float64, so no fence would stand."""
+"""Larger whole numbers are not exact in a float64, so no fencing token would match."""
 _MAX_DUE_MS = 2.0**43
-"""The year 2248: no task can be due so late."""
+"""The year 2248: no task can be due this late."""
 _SHOWN_CHARS = 40
 
 
 def sort_out(flat: list[bytes]) -> tuple[list[tuple[int, float]], list[bytes]]:
-    """The entries in a list of member, score, member, score, ... and the members of what is none.
+    """Split a list of member, score, member, score, ... into entries and the members that are strays.
 
-    A job_id is written in one way alone, without sign or leading zero: a script is given the number and
-    would not find another spelling of it.
+    A job_id has one spelling, without sign or leading zero: a script gets the number and would not find
+    another spelling.
     """
     entries, strays = [], []
     for member, text in zip(flat[::2], flat[1::2], strict=True):
@@ -42,14 +42,14 @@ def sort_out(flat: list[bytes]) -> tuple[list[tuple[int, float]], list[bytes]]:
 
 
 def first_due(score: bytes | None) -> float | None:
-    """When a StoreQueue is next due, by its first score; None when it is empty or never due.
+    """Return when a StoreQueue is next due (ms) by its first score; None if it is empty or never due.
 
-    Before 1970 counts as 1970.
+    A time before 1970 counts as 1970.
     """
     due = inf if score is None else float(score)
     return max(due, 0.0) if due < _MAX_DUE_MS else None
 
 
 def shown(member: bytes) -> str:
-    """A member for a log line: printable, and cut short."""
+    """Return a member for a log line: printable, and truncated."""
     return ascii(member[:_SHOWN_CHARS].decode("ascii", "backslashreplace"))[1:-1][:_SHOWN_CHARS]

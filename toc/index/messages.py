@@ -1,4 +1,4 @@
-"""What the transitions of the index take and return, in plain values."""
+"""Arguments and results of the transitions of the index, in plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_CHARS = 200
 
 
 class PrepareRequest(NamedTuple):
-    """Take up to ``limit`` due ids of ``slot`` (never more than MAX_IDS at a time) under number ``claim``.
+    """Take up to ``limit`` due ids of ``slot`` (at most MAX_IDS per call) under number ``claim``.
 
     ``retries`` is the topic's: the tries of an entry that used up none.
     """
@@ -27,10 +27,10 @@ class PrepareRequest(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What was taken, each id with its fence.
+    """The ids taken, each with its fencing token.
 
-    ``next_due`` is the first score left in the StoreQueue, None when nothing there will ever be due; ``left``
-    is how many stand there that are due now.
+    ``next_due`` is the first score left in the StoreQueue, None if nothing in it will ever be due. ``left``
+    is the number of entries there that are due now.
     """
 
     entries: list[tuple[int, float]]
@@ -40,7 +40,7 @@ class Prepared(NamedTuple):
 
 
 class CancelReply(NamedTuple):
-    """``removed``: a StoreQueue entry stood (it is removed or moved); ``prepared``: a worker has the id."""
+    """``removed``: there was a StoreQueue entry (now removed or moved); ``prepared``: a worker has the id."""
 
     removed: bool
     prepared: bool
@@ -48,7 +48,7 @@ class CancelReply(NamedTuple):
 
     @classmethod
     def of(cls, reply: list[int]) -> CancelReply:
-        """What cancel.lua or reschedule.lua says."""
+        """Parse the reply of cancel.lua or reschedule.lua."""
         removed, prepared, now_ms = map(int, reply)
         return cls(removed == 1, prepared == 1, now_ms)
 
@@ -56,7 +56,7 @@ class CancelReply(NamedTuple):
 class ExpiredRequest(NamedTuple):
     """List up to ``limit`` (and MAX_IDS) entries not kept alive for more than ``timeout_s`` seconds.
 
-    And all those under the given claim numbers, however fresh.
+    Also lists all entries under the given claim numbers, whatever their age.
     """
 
     slot: Slot
@@ -68,9 +68,9 @@ class ExpiredRequest(NamedTuple):
 class Waiting(NamedTuple):
     """What a worker has taken of a slot and cannot start yet, once that is late.
 
-    ``since`` is the millisecond at which the first of it was due, ``tasks`` how much of it the worker holds;
-    the rest it has put back for a while. It holds for ``seconds``: so long after their worker's last word
-    these entries are anybody's.
+    ``since`` is when the first of it was due (ms). ``tasks`` is how much of it the worker holds; it has put
+    back the rest for a while. The note expires after ``seconds``: that long after their worker's last
+    heartbeat any worker may take these entries.
     """
 
     since: int
@@ -79,10 +79,10 @@ class Waiting(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """``next_due`` is as in ``Prepared``; the counts are entries.
+    """The state of a slot. ``next_due`` is as in ``Prepared``; the counts are entries.
 
-    ``waiting`` of the ``prepared`` have not started, though the first was due at ``waiting_since``
-    (milliseconds): None unless that is late. That holds with 0, too, for what was put back for a while.
+    ``waiting`` of the ``prepared`` have not started, though the first was due at ``waiting_since`` (ms); None
+    unless that is late. ``waiting`` may then be 0: the entries were put back for a while.
     """
 
     next_due: float | None
@@ -95,7 +95,7 @@ class Peek(NamedTuple):
 
     @classmethod
     def each_of(cls, reply: list[Any]) -> Iterator[Peek]:
-        """What peek.lua says, slot by slot."""
+        """Parse the reply of peek.lua, slot by slot."""
         now_ms = int(reply[0])
         for at in range(1, len(reply), 5):
             first, store, prepared, dead, note = reply[at : at + 5]
@@ -104,12 +104,12 @@ class Peek(NamedTuple):
 
     @property
     def oldest(self) -> float | None:
-        """When the first task that has not started is or was due, taken or not; None if there is none."""
+        """Return when the oldest task not yet started is or was due, taken or not; None if there is none."""
         return _first(self.next_due, self.waiting_since)
 
 
 class Depth(NamedTuple):
-    """How much stands in a slot: ``due`` of the ``store`` entries are due. The rest is as in ``Peek``."""
+    """The backlog of a slot: ``due`` of the ``store`` entries are due. The rest is as in ``Peek``."""
 
     next_due: float | None
     store: int
@@ -122,26 +122,26 @@ class Depth(NamedTuple):
 
     @classmethod
     def of(cls, reply: list[Any]) -> Depth:
-        """What depth.lua says."""
+        """Parse the reply of depth.lua."""
         first, store, due, prepared, dead, note, now_ms = reply
         counts = int(store), int(due), int(prepared), int(dead)
         return cls(first_due(first), *counts, *noted(note, int(prepared)), int(now_ms))
 
     @property
     def oldest(self) -> float | None:
-        """When the first task that has not started is or was due, taken or not; None if there is none."""
+        """Return when the oldest task not yet started is or was due, taken or not; None if there is none."""
         return _first(self.next_due, self.waiting_since)
 
 
 class Claim(NamedTuple):
-    """The ``number`` (0..4095) under which the worker takes entries, and who holds which ``others``."""
+    """The ``number`` (0..4095) under which the worker takes entries; ``others`` maps numbers to workers."""
 
     number: int
     others: dict[int, str]
 
     @classmethod
     def of(cls, reply: list[Any]) -> Claim | IndexUnavailable:
-        """What claim.lua says; no number is free when it says -1."""
+        """Parse the reply of claim.lua; -1 means that no number is free."""
         number, others = reply
         if number < 0:
             return IndexUnavailable(
@@ -151,7 +151,7 @@ class Claim(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """``recorded``: run_id of the server on which the slot was last rebuilt; ``serving``: of where it is now.
+    """``recorded``: run_id of the server of the last rebuild; ``serving``: that of the current server.
 
     A slot whose two differ must be rebuilt from the task table.
     """
@@ -161,9 +161,8 @@ class Generation(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Whose index it is: the ``identity`` of a task table, the ``name`` of its cluster, and ``seconds`` since
-    its workers asked last. ``rival``: another cluster that asked ``rival_seconds`` ago, or "".
-    """
+    """The owner of the index: the ``identity`` of a task table, the ``name`` of its cluster, and ``seconds``
+    since its workers last asked. ``rival``: another cluster that asked ``rival_seconds`` ago, or ""."""
 
     identity: str
     name: str
@@ -173,13 +172,13 @@ class Owner(NamedTuple):
 
     @classmethod
     def of(cls, reply: list[Any]) -> Owner:
-        """What own.lua says."""
+        """Parse the reply of own.lua."""
         identity, name, seconds, rival, rival_seconds = reply
         return cls(_text(identity), _text(name), seconds, _text(rival), rival_seconds)
 
     @classmethod
     def stored(cls, flat: list[bytes], now: int) -> Owner | None:
-        """What the hash says at that second of Redis's clock; None where it names nobody."""
+        """Parse the stored hash; ``now`` is in seconds of Redis's clock. None if it names no owner."""
         found = dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
 
         def since(field: str) -> int:
@@ -197,10 +196,10 @@ def _text(value: bytes) -> str:
 
 
 def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
-    """How many entries wait for a handler, and since when the first was due, by the note of their worker.
+    """Parse a worker's note: how many entries wait for a handler, and since when the first was due (ms).
 
-    0 of them: what was taken was put away again. What is no such note is none; nor is that of a worker that
-    has died, where nothing is prepared any more.
+    0 entries: what was taken was put back. A malformed note counts as none; so does the note of a worker that
+    has died and under which nothing is prepared any more.
     """
     words = (note or b"").split()
     if len(words) != 2 or not all(word.isdigit() and len(word) <= 18 for word in words):
@@ -214,6 +213,6 @@ def _first(*times: float | None) -> float | None:
 
 
 def holders(flat: list[bytes]) -> dict[int, str]:
-    """Who holds which claim number, of a hash or a list of number, worker, ...; the counter is left out."""
+    """Parse a hash or list of number, worker, ... into claim numbers and workers, without the counter."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return {int(number): worker.decode(errors="replace") for number, worker in pairs if number.isdigit()}

@@ -1,4 +1,4 @@
-"""Is this Redis fit to hold the index? Asked once at start, and by ``toc doctor``."""
+"""Checks whether this Redis is fit to hold the index, once at start and for ``toc doctor``."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _MIN_MAJOR = 7
 _ANOTHER = "give one of the two another TOC_NAMESPACE, or another Redis"
 _BRING_BACK = "bring it back, or promote a replica"
 _NO_SLOT = Slot("toc.operate.doctor", 0)
-"""Where rights are tried out: nobody's."""
+"""A slot that no topic uses, for testing rights."""
 NEARLY_FULL = 0.8
 _COVERAGE: Command = ("CONFIG", "GET", "cluster-require-full-coverage")
-"""Often forbidden: then it is not known."""
+"""Often forbidden; the answer is then unknown."""
 
 
 def check(queues: Queues) -> list[Finding]:
-    """Everything that is wrong, of every master; empty when all is well. One round trip per master.
+    """Return all problems of every master; empty if there are none. One round trip per master.
 
-    A master that is out of reach is a warning: what is due there is run from the rows. Raises
-    IndexUnavailable, which names every master, when all are: nothing is known of their fitness.
+    An unreachable master is a warning: its due tasks run from the rows. If all are unreachable, their fitness
+    is unknown: raises IndexUnavailable, which names every master.
     """
     kind = queues.nodes.location.kind
     found: list[Finding] = []
@@ -51,7 +51,7 @@ def check(queues: Queues) -> list[Finding]:
 
 
 def broken(queues: Queues, slots: Sequence[Slot]) -> list[Finding]:
-    """The slots whose keys hold what toc did not write: their tasks are run from the rows meanwhile."""
+    """Return the slots with keys that toc did not write. Their tasks run from the rows meanwhile."""
     return [
         Finding(Level.REFUSE, str(slot), str(answer), "its tasks run from the rows until then")
         for slot, answer in queues.generations(slots).items()
@@ -60,12 +60,12 @@ def broken(queues: Queues, slots: Sequence[Slot]) -> list[Finding]:
 
 
 def owner(queues: Queues, identity: str) -> list[Finding]:
-    """Whether the queues of this namespace are those of the task table with that identity."""
+    """Check whether the queues of this namespace belong to the task table with that identity."""
     server = queues.namespace or "-"
     try:
         found = queues.owner()
     except IndexUnavailable:
-        return []  # said elsewhere
+        return []  # reported elsewhere
     if found is None:
         return []
     if found.identity != identity and found.seconds <= OWNER_LAPSE_SECONDS:
@@ -78,7 +78,7 @@ def owner(queues: Queues, identity: str) -> list[Finding]:
 
 
 def advice(refusal: str) -> str:
-    """What to do about what a node said; ``refusal`` is the text of an IndexUnavailable."""
+    """Return advice on a node's error; ``refusal`` is the text of an IndexUnavailable."""
     if "(NOPERM)" in refusal or "(NOAUTH)" in refusal:
         return "deploy/redis-acl.conf has the rights of the account"
     if "(CLUSTERDOWN)" in refusal:
@@ -89,7 +89,7 @@ def advice(refusal: str) -> str:
 
 
 def examine(queues: Queues) -> list[Finding]:
-    """What can be said of every master, also what is well; one out of reach is a finding."""
+    """Return findings about every master, also good ones. An unreachable master is a finding too."""
     try:
         masters = queues.nodes.masters()
     except IndexUnavailable as exc:
@@ -125,7 +125,7 @@ def examine(queues: Queues) -> list[Finding]:
 
 
 def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding]]:
-    """What a node says of itself, and what is wrong with that."""
+    """Return a node's facts about itself, and what is wrong with them."""
     server = str(node.address)
     wire = node.take()
     try:
@@ -155,7 +155,7 @@ def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding
 
 
 def _rights(node: RedisNode, queues: Queues) -> Finding:
-    """Whether the account may do all that toc and its scripts do; a script may do what its caller may."""
+    """Check whether the account may do all that toc and its scripts do. A script has its caller's rights."""
     server = str(node.address)
     probes = _probes(queues.keys(_NO_SLOT), queues.nodes.location.kind)
     try:
@@ -182,10 +182,10 @@ def _rights(node: RedisNode, queues: Queues) -> Finding:
 
 
 def _probes(keys: SlotKeys, kind: Topology) -> dict[str, Command]:
-    """Each command that needs a right, such that it changes nothing.
+    """Return each command that needs a right, in a form that changes nothing.
 
-    Rights are looked at before anything else: a node of a cluster says MOVED, and a command that cannot be
-    meant is told so, only to who may send it.
+    Redis checks rights before anything else: only a caller with the right sees MOVED or an error about the
+    arguments.
     """
     probes: dict[str, Command] = {
         "EVALSHA": ("EVALSHA", "0" * 40, 1, keys.store),
@@ -211,7 +211,7 @@ def _probes(keys: SlotKeys, kind: Topology) -> dict[str, Command]:
     if kind is Topology.CLUSTER:
         probes |= {"CLUSTER SLOTS": ("CLUSTER", "SLOTS"), "CLUSTER INFO": ("CLUSTER", "INFO")}
         probes["ASKING"] = ("ASKING",)
-    return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # last: nothing else may follow it
+    return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # last: no other command may follow it
 
 
 _Wrong = tuple[Level, str, str] | None
@@ -223,7 +223,7 @@ def _facts(info: bytes) -> dict[str, str]:
 
 
 def _name(facts: dict[str, str]) -> str:
-    # Valkey goes on telling the version of Redis that it is compatible with; its own one is beside it.
+    # Valkey also reports the Redis version that it is compatible with; its own version is beside it.
     name = "Valkey" if "valkey_version" in facts else "Redis"
     return f"{name} {facts.get('valkey_version') or facts.get('redis_version') or 'of an unknown version'}"
 

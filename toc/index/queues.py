@@ -1,17 +1,16 @@
-"""The transitions of the index: one method per Lua script, for many slots in one go.
+"""The transitions of the index: one method per Lua script, for many slots at once.
 
     StoreQueue ──prepare──▶ PrepareQueue ──commit──▶ gone
         ▲                     │   │
         └─────rollback────────┘   └──bury──▶ DeadQueue ──redrive──▶ StoreQueue
 
-Methods over many slots never raise for one server's sake: what a slot gets is its result, or in its place
-the IndexUnavailable that says what is wrong with its server. Where a slot's ids went in several calls and
-one of them failed, the slot gets the error; doing all of it again is right, every script is safe to repeat
-except ``prepare``, which is never repeated.
+Methods over many slots never raise because of one server: each slot gets its result, or the IndexUnavailable
+of its server. If a slot's ids went in several calls and one failed, the slot gets the error. Repeating the
+whole is then right: every script is safe to repeat except ``prepare``, which is never repeated.
 
-Ids are ints of up to 63 bits; scores and fences are floats as in ``toc.model.scores``. A member that can be
-no entry (``toc.index.members``) is never returned: ``prepare``, ``expired`` and ``dead`` remove what they
-meet of it, with the alarm ``orphan_dropped``. If that fails, whoever meets it next removes it.
+Ids are ints of up to 63 bits; scores and fencing tokens are floats as in ``toc.model.scores``. A member that
+cannot be an entry (``toc.index.members``) is never returned: ``prepare``, ``expired`` and ``dead`` remove
+such members, with the alarm ``orphan_dropped``. If that fails, the next reader removes them.
 """
 
 from __future__ import annotations
@@ -80,25 +79,24 @@ _DEAD_QUEUE = attrgetter("dead")
 log = get_logger(__name__)
 
 CONNECT_SECONDS, READ_SECONDS = 0.5, 2.0
-"""How long each step to a connection, and a reply, is waited for at most. A Redis that takes longer is out of
-reach: the row is the promise, and what is due is run from the rows meanwhile."""
+"""Longest wait, in seconds, for each step of connecting, and for a reply. A slower Redis counts as out of
+reach: the rows are authoritative, and due tasks run from them meanwhile."""
 PATIENCE_SECONDS = 0.25
-"""How long one node of a cluster may keep those waiting who ask for what others hold as well."""
+"""Seconds that one node of a cluster may delay callers that also need other nodes."""
 OWNER_LAPSE_SECONDS = 10
-"""How long after its workers asked last the index belongs to nobody, and the next who asks has it."""
+"""Seconds after its workers last asked until the index has no owner; the next to ask becomes owner."""
 OWNER_REFRESH_SECONDS = 2
-"""How often its workers note that they go on."""
+"""Seconds between the owner's notes that it is alive."""
 SLOTS_TOGETHER = 100
-"""Slots that one call asks about: well below a millisecond of the server's time."""
+"""Slots in one call: well below a millisecond of the server's time."""
 
 
 class Queues:
     """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
 
-    Connects when first used. Timeouts are seconds, ``connect_timeout`` for each step (reach, log in); more
-    than CONNECT_SECONDS and READ_SECONDS is never waited. Who serves others as well has less patience with
-    one node of a cluster than these say: ``within``.
-    Raises ConfigError for a URL or namespace that cannot be used.
+    Connects on first use. Timeouts are seconds; ``connect_timeout`` applies to each step (reach, log in).
+    CONNECT_SECONDS and READ_SECONDS bound both. ``within`` gives a shorter patience with one node of a
+    cluster. Raises ConfigError for an unusable URL or namespace.
     """
 
     def __init__(
@@ -119,8 +117,9 @@ class Queues:
         self._keys: dict[Slot, SlotKeys] = {}
 
     def within(self, patience: float) -> Self:
-        """This index, over the same connections, for somebody who waits no longer than so many seconds for
-        one node of a cluster: what is not answered by then is an IndexSlow. A single server is waited for.
+        """Return this index, over the same connections, with a patience (seconds) for one node of a cluster.
+
+        Calls without a reply by then get an IndexSlow. A single server is waited for.
         """
         other = copy.copy(self)
         other._calls = Calls(self.nodes, patience if self.nodes.clustered else None)
@@ -130,7 +129,7 @@ class Queues:
         return f"Queues({self.nodes!r}, namespace={self.namespace!r})"
 
     def keys(self, slot: Slot) -> SlotKeys:
-        """The names of what the slot has in Redis."""
+        """Return the names of the slot's keys."""
         keys = self._keys.get(slot)
         if keys is None:
             keys = self._keys[slot] = SlotKeys.of(slot, self.namespace)
@@ -143,7 +142,7 @@ class Queues:
     # --- transitions -------------------------------------------------------------------------------------
 
     def add(self, entries: Mapping[Slot, Sequence[tuple[int, float]]]) -> dict[Slot, int | IndexUnavailable]:
-        """Put (job_id, score) into the StoreQueues or move them earlier; never later, never what is prepared.
+        """Put (job_id, score) into the StoreQueues or move them earlier; never later, never prepared ids.
 
         Returns how many were added or became earlier. IndexFull when Redis is at its maxmemory.
         """
@@ -156,8 +155,10 @@ class Queues:
     def lacking(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
-        """Those (job_id, score) that do not stand in the StoreQueues by then: ``add`` knows what to do about
-        them. Asking costs the server a fraction of adding what is there already.
+        """Return those (job_id, score) that are not in the StoreQueues at that score or earlier; ``add``
+        decides about them.
+
+        Costs the server a fraction of adding entries that are there already.
         """
         calls: dict[Slot, list[Call]] = {}
         for slot, items in entries.items():
@@ -180,12 +181,12 @@ class Queues:
         requests: Sequence[PrepareRequest],
         late: Callable[[dict[Slot, Prepared | IndexUnavailable]], None] | None = None,
     ) -> dict[Slot, Prepared | IndexUnavailable]:
-        """Take what is due by the Redis clock, one request per slot.
+        """Take due entries by the Redis clock, one request per slot.
 
-        Sent at most once: a ReplyLost means that entries may stand under the claim that nobody runs; list
-        them with ``expired``. Any other IndexUnavailable means that nothing was taken. Without ``late`` an
-        IndexSlow may be either; with it, a slot whose node was not waited for has no answer here, and
-        ``late`` is told it, by a thread of its own.
+        Sent at most once: after a ReplyLost, entries may be prepared under the claim although no worker runs
+        them; list them with ``expired``. After any other IndexUnavailable nothing was taken. Without
+        ``late``, an IndexSlow may mean either; with it, a slot whose node is too slow has no answer here, and
+        ``late`` gets it on a background thread.
         """
         calls = {}
         for slot, limit, retries, claim in requests:
@@ -210,13 +211,13 @@ class Queues:
                 prepared[slot] = reply
             else:
                 prepared[slot], strays[slot] = reply
-        self._drop(strays, _PREPARE_QUEUE)  # where the script has moved them
+        self._drop(strays, _PREPARE_QUEUE)  # the script has moved them there
         return prepared
 
     def extend(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
-        """Keep (job_id, fence) alive. False: the fence no longer stands."""
+        """Keep (job_id, fencing token) alive. False: the token no longer matches."""
 
         def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
             return _EXTEND.call(keys.hash_slot, (keys.prepare,), *words)
@@ -226,12 +227,12 @@ class Queues:
     def commit(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
-        """Remove finished (job_id, fence) from the PrepareQueues.
+        """Remove finished (job_id, fencing token) from the PrepareQueues.
 
-        A fence is score mod 1000, whose entry may be kept alive meanwhile; or the whole score, which stands
-        only while nobody does.
+        A token is score mod 1000, which matches even after a keep-alive, or the whole score, which a
+        keep-alive invalidates.
 
-        False: the fence no longer stands, or a first send whose reply was lost has removed the entry.
+        False: the token no longer matches, or a first send whose reply was lost has removed the entry.
         """
 
         def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
@@ -242,7 +243,7 @@ class Queues:
     def rollback(
         self, entries: Mapping[Slot, Sequence[tuple[int, float, float]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
-        """Give (job_id, fence, StoreQueue score) back. False as in ``commit``."""
+        """Move (job_id, fencing token, StoreQueue score) back to the StoreQueues. False as in ``commit``."""
 
         def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
             return _ROLLBACK.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, *words)
@@ -252,7 +253,7 @@ class Queues:
     def bury(
         self, entries: Mapping[Slot, Sequence[tuple[int, float, int]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
-        """Move (job_id, fence, millisecond of death) to the DeadQueues. False as in ``commit``."""
+        """Move (job_id, fencing token, millisecond of death) to the DeadQueues. False as in ``commit``."""
 
         def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
             return _BURY.call(keys.hash_slot, (keys.dead, keys.prepare), *words)
@@ -262,8 +263,10 @@ class Queues:
     def restore_dead(
         self, entries: Mapping[Slot, Sequence[tuple[int, int]]]
     ) -> dict[Slot, int | IndexUnavailable]:
-        """Give dead (job_id, millisecond of death) their DeadQueue entries back and take them out of the
-        StoreQueues; what is prepared is left alone. Returns how many were missing.
+        """Put (job_id, millisecond of death) of dead tasks back into the DeadQueues and out of the
+        StoreQueues.
+
+        Leaves prepared ids alone. Returns how many were missing.
         """
 
         def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
@@ -274,7 +277,7 @@ class Queues:
     def redrive(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, int | IndexUnavailable]:
-        """Move (job_id, StoreQueue score) out of the DeadQueues. Returns how many stood there."""
+        """Move (job_id, StoreQueue score) out of the DeadQueues. Returns how many were there."""
 
         def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
             return _REDRIVE.call(keys.hash_slot, (keys.store, keys.dead, keys.prepare), keys.channel, *words)
@@ -282,13 +285,13 @@ class Queues:
         return self._in_batches(entries, call, sum)
 
     def cancel(self, slot: Slot, job_id: int) -> CancelReply:
-        """Take one id out of the StoreQueue. Raises IndexUnavailable."""
+        """Remove one id from the StoreQueue. Raises IndexUnavailable."""
         keys = self.keys(slot)
         call = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
         return self._calls.only(call, CancelReply.of)
 
     def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, CancelReply | IndexUnavailable]:
-        """Take ids out of their StoreQueues, each with its slot."""
+        """Remove ids, each with its slot, from their StoreQueues."""
         calls = {}
         for job_id, slot in slots.items():
             keys = self.keys(slot)
@@ -305,7 +308,7 @@ class Queues:
         return self._calls.only(call, CancelReply.of)
 
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
-        """Remove ids from the DeadQueues for good. Returns how many stood there."""
+        """Remove ids from the DeadQueues for good. Returns how many were there."""
         return self._remove(entries, _DEAD_QUEUE)
 
     # --- looking -----------------------------------------------------------------------------------------
@@ -313,7 +316,7 @@ class Queues:
     def expired(
         self, requests: Sequence[ExpiredRequest]
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
-        """List (job_id, PrepareQueue score) of entries that must be given back. Moves none."""
+        """List (job_id, PrepareQueue score) of entries that must be rolled back. Moves none."""
         calls = {}
         for slot, timeout_s, _, limit in requests:
             keys = self.keys(slot)
@@ -335,7 +338,7 @@ class Queues:
     def _add_held(
         self, listed: dict[Slot, list[bytes] | IndexUnavailable], claims: Mapping[Slot, Sequence[int]]
     ) -> None:
-        """Add what stands under these claim numbers, in pages, until each slot has been gone through."""
+        """Add the entries under these claim numbers, page by page, until each slot is complete."""
         cursors = dict.fromkeys(claims, b"0")
         while cursors:
             calls = {}
@@ -356,7 +359,7 @@ class Queues:
                     cursors[slot] = cursor
 
     def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
-        """When each slot is next due, and how much stands in it."""
+        """Return when each slot is next due, and how many entries it has."""
         return self._together(
             _PEEK,
             slots,
@@ -365,7 +368,8 @@ class Queues:
         )
 
     def depths(self, slots: Iterable[Slot]) -> dict[Slot, Depth | IndexUnavailable]:
-        """The same, and how much of it is due: for measuring, a little dearer."""
+        """Return the number of entries of each slot and how many are due, for metrics. Costs more than
+        ``peek``."""
         calls = {}
         for slot in slots:
             keys = self.keys(slot)
@@ -373,7 +377,7 @@ class Queues:
         return self._calls.one_each(calls, Depth.of)
 
     def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
-        """Those of the ids that stand in the PrepareQueues."""
+        """Return the ids that are in the PrepareQueues."""
 
         def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
             return Call(keys.hash_slot, ("ZMSCORE", keys.prepare, *words))
@@ -389,9 +393,9 @@ class Queues:
         }
 
     def clocks(self) -> dict[str, float | IndexUnavailable]:
-        """Each server, by its address, with its clock minus this machine's in seconds, or why it is unknown.
+        """Return, per server address, its clock minus this machine's in seconds, or the error.
 
-        Raises IndexUnavailable when nobody tells which servers there are.
+        Raises IndexUnavailable if the servers are unknown.
         """
         clocks: dict[str, float | IndexUnavailable] = {}
         for node in self.nodes.masters():
@@ -402,7 +406,8 @@ class Queues:
         return clocks
 
     def dead(self, slot: Slot, limit: int) -> list[tuple[int, int]]:
-        """(job_id, millisecond of death) from the DeadQueue, last death first. Raises IndexUnavailable."""
+        """Return (job_id, millisecond of death) from the DeadQueue, last death first. Raises
+        IndexUnavailable."""
         keys = self.keys(slot)
         words = ("ZRANGE", keys.dead, 0, limit - 1, "REV", "WITHSCORES")
         entries, strays = self._calls.only(Call(keys.hash_slot, words), sort_out)
@@ -410,7 +415,7 @@ class Queues:
         return [(job_id, int(score)) for job_id, score in entries]
 
     def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> dict[Slot, list[int] | IndexUnavailable]:
-        """Up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
+        """Return up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
         calls = {}
         for slot, rank in ranks.items():
             keys = self.keys(slot)
@@ -427,10 +432,10 @@ class Queues:
         self._drop(strays, _DEAD_QUEUE)
         return pages
 
-    # --- who holds a slot, and where it was built ----------------------------------------------------------
+    # --- claims and generations of a slot -------------------------------------------------------------------
 
     def note_waiting(self, notes: Mapping[Slot, Waiting | None]) -> dict[Slot, bool | IndexUnavailable]:
-        """Note for whoever looks what a worker has taken of these slots and cannot start; None: nothing."""
+        """Publish what a worker has taken of these slots and cannot start yet; None for nothing."""
         calls = {}
         for slot, note in notes.items():
             keys = self.keys(slot)
@@ -439,8 +444,9 @@ class Queues:
         return self._calls.one_each(calls, bool)
 
     def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:
-        """Draw the worker's claim numbers; one that it holds already stays. ``worker_id`` must be unique per
-        process that ever lived.
+        """Draw the worker's claim numbers; a number that it already holds stays.
+
+        ``worker_id`` must be unique over all processes that ever lived.
         """
         calls = {}
         for slot in slots:
@@ -450,7 +456,7 @@ class Queues:
         return self._calls.one_each(calls, Claim.of)
 
     def claims(self, slots: Iterable[Slot]) -> dict[Slot, dict[int, str] | IndexUnavailable]:
-        """Who holds which claim number of each slot; dead workers too, until somebody clears them."""
+        """Return the claim numbers of each slot and their workers, including dead workers not yet cleared."""
         calls = {}
         for slot in slots:
             keys = self.keys(slot)
@@ -458,7 +464,7 @@ class Queues:
         return self._calls.one_each(calls, holders)
 
     def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
-        """Give claim numbers back. Returns how many were held."""
+        """Release claim numbers. Returns how many were held."""
 
         def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
             return _UNCLAIM.call(keys.hash_slot, (keys.claims,), *words)
@@ -466,10 +472,10 @@ class Queues:
         return self._in_batches({slot: [(n,) for n in held] for slot, held in numbers.items()}, call, sum)
 
     def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
-        """On which server each slot was last rebuilt, and which one serves it now.
+        """Return on which server each slot was last rebuilt, and which one serves it now.
 
-        An answer also says that transitions are possible there: the script is refused where they would be. A
-        slot has an IndexBroken, which names the keys, where they hold what toc did not write.
+        An answer also means that transitions are possible: the script is refused where they would be. A slot
+        with keys that toc did not write gets an IndexBroken, which names them.
         """
         return self._together(
             _REACH,
@@ -479,8 +485,9 @@ class Queues:
         )
 
     def set_generations(self, rebuilt: Mapping[Slot, str]) -> dict[Slot, bool | IndexUnavailable]:
-        """Record rebuilt slots with the run_id that served them *before* the rebuild began: if the server was
-        replaced meanwhile, the two differ and the slot is rebuilt once more.
+        """Record rebuilt slots with the run_id of their server *before* the rebuild began.
+
+        If the server was replaced meanwhile, the two differ and the slot is rebuilt once more.
         """
         calls = {}
         for slot, run_id in rebuilt.items():
@@ -488,39 +495,40 @@ class Queues:
             calls[slot] = Call(keys.hash_slot, ("SET", keys.generation, run_id))
         return self._calls.one_each(calls, bool)
 
-    # --- whose index it is ---------------------------------------------------------------------------------
+    # --- the owner of the index -----------------------------------------------------------------------------
 
     def own(self, identity: str, name: str) -> Owner:
-        """Ask for the index in the name of a task table; who has it is told. Raises IndexUnavailable."""
+        """Claim the index for a task table. Returns its owner. Raises IndexUnavailable."""
         key = owner_key(self.namespace)
         words = (identity, name, OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS)
         return self._calls.only(_OWN.call(key_slot(key.encode()), (key,), *words), Owner.of)
 
     def owner(self) -> Owner | None:
-        """Who has the index, if anybody. Raises IndexUnavailable."""
+        """Return the owner of the index, or None. Raises IndexUnavailable."""
         key = owner_key(self.namespace)
         hash_slot = key_slot(key.encode())
         now = self._calls.only(Call(hash_slot, ("TIME",)), lambda reply: int(reply[0]))
         return self._calls.only(Call(hash_slot, ("HGETALL", key)), lambda reply: Owner.stored(reply, now))
 
     def refuse(self, why: str | None) -> None:
-        """From now on every call fails for this reason, and nothing is sent; None: no more."""
+        """Make every call fail with this reason, without sending it; None allows calls again."""
         self.nodes.refusal = why
 
     # -------------------------------------------------------------------------------------------------------
 
     def node_of(self, slot: Slot) -> object:
-        """What stands for the server of a slot, as far as is known: equal for slots that share one."""
+        """Return a token of the slot's server, as far as known: equal for slots that share one."""
         try:
             return self.nodes.master(self.keys(slot).hash_slot)
         except IndexUnavailable:
-            return None  # nobody tells who serves what: then all of them share that trouble
+            return None  # the map is unknown, and that affects all slots alike
 
     def listener(self) -> WakeListener:
-        """A subscription to wake-ups, with a connection of its own."""
+        """Create a subscription to wake-ups, with a connection of its own."""
         return WakeListener(self.nodes, self.keys)
 
-    # --- how calls are made and their results put together -------------------------------------------------
+    # --- making calls and combining their results
+    # ------------------------------------------------------------
 
     def _together(
         self,
@@ -530,10 +538,11 @@ class Queues:
         read: Callable[[Call], Iterable[Result | IndexUnavailable]],
         size: int = SLOTS_TOGETHER,
     ) -> dict[Slot, Result | IndexUnavailable]:
-        """Ask about many slots in few calls of a script that takes the keys of many: ``read`` tells of each.
+        """Run a script that takes the keys of many slots, in few calls. ``read`` yields the result of each
+        slot.
 
-        In a cluster a call can have keys of one hash slot only, so of one slot. What a server refuses to tell
-        of many it may refuse for one slot's sake: each is asked about alone then.
+        In a cluster the keys of a call must share a hash slot, so a call has one slot. If a server refuses a
+        call for many slots, one slot may be the cause: each is then asked about alone.
         """
         asked = list(slots)
         size = 1 if self.nodes.clustered else size
@@ -548,14 +557,14 @@ class Queues:
             answers = understood(call.result, partial(_by_slot, part, read, call))
             if not isinstance(answers, IndexUnavailable):
                 found.update(answers)
-            elif call.run_id and len(part) > 1:  # it was answered
+            elif call.run_id and len(part) > 1:  # the server replied
                 found |= self._together(script, part, names, read, size=1)
             else:
                 found |= dict.fromkeys(part, answers)
         return found
 
     def _drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
-        """Remove what can be no entry, with one alarm per slot. Who else was given it too says nothing."""
+        """Remove strays, with one alarm per slot. A reader that finds them gone logs nothing."""
         met = {slot: members for slot, members in strays.items() if members}
         if not met:
             return
@@ -595,7 +604,7 @@ class Queues:
 
 
 def _taken(reply: list[Any]) -> tuple[Prepared, list[bytes]]:
-    """What prepare.lua says, and the members of what can be no entry."""
+    """Parse the reply of prepare.lua: what was taken, and the members that are strays."""
     flat, first, left, now_ms = reply
     entries, strays = sort_out(flat)
     taken = [(job_id, fmod(score, 1000.0)) for job_id, score in entries]
@@ -603,13 +612,13 @@ def _taken(reply: list[Any]) -> tuple[Prepared, list[bytes]]:
 
 
 def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
-    """What held.lua says: the next cursor, and what is held."""
+    """Parse the reply of held.lua: the next cursor, and the entries."""
     cursor, held = reply
     return bytes(cursor), list(held)
 
 
 def _lacking(items: Sequence[tuple[int, float]], parts: list[list[bytes | None]]) -> list[tuple[int, float]]:
-    """Those of (job_id, score) that do not stand by then, by the scores that stand."""
+    """Return those (job_id, score) that are not there at that score or earlier, given the scores found."""
     standing = chain.from_iterable(parts)
     return [
         item for item, score in zip(items, standing, strict=True) if score is None or float(score) > item[1]
@@ -617,7 +626,7 @@ def _lacking(items: Sequence[tuple[int, float]], parts: list[list[bytes | None]]
 
 
 def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) -> Result:
-    """What several calls have replied; if it is a list, then of one answer for each of so many entries."""
+    """Combine the replies of several calls; lists must have one answer for each of ``count`` entries."""
     whole = unite(parts)
     if isinstance(whole, list) and len(whole) != count:
         raise ValueError("replies to others")
@@ -627,7 +636,7 @@ def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) 
 def _by_slot(
     slots: Sequence[Slot], read: Callable[[Call], Iterable[Result]], call: Call, _reply: object
 ) -> dict[Slot, Result]:
-    """What a call tells of each of its slots."""
+    """Return a call's result for each of its slots."""
     return dict(zip(slots, read(call), strict=True))
 
 

@@ -1,6 +1,6 @@
-"""What a server means when it replies with an error: the one error table.
+"""The one table of error replies: what each means and what to do.
 
-The driver knows some codes as classes and cuts them off the text; the others are the text's first word.
+The driver has classes for some codes and cuts them off the text; other codes are the text's first word.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from redis.exceptions import (
 )
 
 REPLIES = (ResponseError, BusyLoadingError, AuthenticationError, AuthorizationError)
-"""The driver's classes for what a server said, as against a connection that broke: nothing was executed."""
+"""The driver's classes for error replies, not broken connections: the command was not executed."""
 
 
 class Then(Enum):
-    """What is done about a call that was refused. It was not executed, so it may be sent again."""
+    """What to do with a refused call. It was not executed, so it may be sent again."""
 
     GIVE_UP = auto()
     LOAD_SCRIPT = auto()
@@ -38,7 +38,7 @@ class Then(Enum):
     FOLLOW_ASK = auto()
     PAUSE = auto()
     REDISCOVER = auto()
-    """look again who serves what, pause, send again"""
+    """Read the map again, pause, send again."""
 
 
 _CODES: tuple[tuple[type[RedisError], str], ...] = (
@@ -85,7 +85,7 @@ _ERROR_TABLE: dict[str, tuple[Then, str]] = {
 
 
 class Meaning(NamedTuple):
-    """The error's code, what to do, and advice for the operator (None: only the server's text tells)."""
+    """The error's code, what to do, and advice for operators (None: only the server's text explains it)."""
 
     code: str
     then: Then
@@ -93,7 +93,7 @@ class Meaning(NamedTuple):
 
 
 def meaning_of(error: RedisError) -> Meaning:
-    """Look an error up. Codes that are not in the table are given up."""
+    """Look up an error. Codes that are not in the table are given up."""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), str(error).partition(" ")[0])
     then, advice = _ERROR_TABLE.get(code, (Then.GIVE_UP, None))
     return Meaning(code, then, advice)

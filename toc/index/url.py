@@ -1,4 +1,4 @@
-"""What TOC_REDIS_URL says.
+"""Parses TOC_REDIS_URL.
 
     redis://[user:password@]host[:6379][/db]             rediss:// for TLS
     unix://[user:password@]/path/redis.sock[?db=0]
@@ -7,8 +7,8 @@
 
 User and password are those of the data servers, percent-encoded where they hold ``@ : / ? # %``. Options
 follow ``?``: db, ssl_ca_certs, ssl_ca_path, ssl_certfile, ssl_keyfile, ssl_password, ssl_cert_reqs (required,
-optional, none), ssl_check_hostname, sentinel_username, sentinel_password. Over TLS a server must prove its
-name unless an option says otherwise.
+optional, none), ssl_check_hostname, sentinel_username, sentinel_password. With TLS, the server's name is
+verified unless an option says otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXAMPLE = "redis://host:6379, redis+cluster://h1:p1,h2:p2 or redis+sentinel://h
 
 
 class Topology(Enum):
-    """How the server that serves a key is found."""
+    """How to find the server of a key."""
 
     SINGLE = "single"
     CLUSTER = "cluster"
@@ -38,7 +38,7 @@ class Topology(Enum):
 
 
 class Address(NamedTuple):
-    """Where a server listens; ``port`` is 0 for a Unix socket, whose path ``host`` is."""
+    """A server's address. For a Unix socket ``port`` is 0 and ``host`` is the path."""
 
     host: str
     port: int
@@ -62,7 +62,7 @@ class Location:
     sentinel_options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def connection(self, address: Address, timeout: float, *, sentinel: bool) -> Any:
-        """A connection, not yet open, to a data server or to a sentinel; ``timeout`` is in seconds.
+        """Create an unopened connection to a data server or a sentinel. ``timeout`` is in seconds.
 
         Any, because the driver has no types for it.
         """
@@ -80,13 +80,13 @@ class Location:
 
 
 def parse(url: str) -> Location:
-    """The meaning of ``url``. Raises ConfigError, whose text never holds the URL."""
+    """Parse ``url``. Raises ConfigError, whose text never holds the URL."""
     try:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     except ValueError:
         raise ConfigError(f"TOC_REDIS_URL cannot be read; it looks like {_EXAMPLE}") from None
-    if parts.fragment:  # whoever meant "user:1#2@host" would go to the host "user"
+    if parts.fragment:  # "user:1#2@host" would connect to the host "user"
         raise ConfigError('TOC_REDIS_URL has a "#"; in a password it is %23')
     scheme, _, kind_name = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss", "unix") or kind_name not in ("", "cluster", "sentinel"):
@@ -102,7 +102,7 @@ def parse(url: str) -> Location:
     sentinel_options = _sentinel_options(query)
     tls_options = _tls_options(query)
     if scheme == "rediss":
-        # not left to the driver, whose former versions did not look at names
+        # not left to the driver, whose former versions did not check names
         tls_options.setdefault("ssl_check_hostname", tls_options.get("ssl_cert_reqs") != "none")
     elif tls_options:
         raise ConfigError("TOC_REDIS_URL has ssl options but no TLS: begin it with rediss")
@@ -159,7 +159,7 @@ def _tls_options(query: dict[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {name: query.pop(name) for name in _TEXT_OPTIONS & query.keys()}
     if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
         raise ConfigError("ssl_cert_reqs in TOC_REDIS_URL must be required, optional or none")
-    for name in _PATH_OPTIONS & options.keys():  # the driver would take it for a broken connection, for ever
+    for name in _PATH_OPTIONS & options.keys():  # else the driver would report a broken connection forever
         if not Path(options[name]).exists():
             raise ConfigError(f"TOC_REDIS_URL names {name}={options[name]}, which is not there")
     if "ssl_check_hostname" in query:

@@ -1,10 +1,10 @@
-"""Hears of tasks that are due earlier than what a slot's owner sleeps for.
+"""Listens for tasks that are due earlier than a slot's owner expects.
 
-One subscription connection to each master carries the channels of the slots that it serves: when one hangs,
-those of the others are heard on. (A cluster brings a message to all its nodes, so a slot that has moved is
-heard where it was as well.) Messages can be lost, so every time that all channels of a connection are
-subscribed, the listener says "look at everything": what came before is then to be seen, what comes after
-will be heard. It sleeps in poll(), and asks a server for a sign of life after a silence of 10 s.
+One subscription connection per master carries the channels of its slots: if one hangs, the others are still
+heard. (A cluster sends a message to all its nodes, so a slot that has moved is heard on its former node too.)
+Messages can be lost. So whenever all channels of a connection are subscribed, the listener says "look at
+everything": earlier changes are then visible, later ones will be heard. It sleeps in poll(), and pings a
+server after 10 s of silence.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_CHANNELS = 500
 _RECONNECT_S = 0.05
 _MAX_RECONNECT_S = 1.0
 _PATIENCE_S = 0.03
-"""How long a connection to one of several masters is waited for: the others are not heard meanwhile."""
+"""Seconds to wait for a connection to one of several masters: the others are not heard meanwhile."""
 
 Callback = Callable[[Slot | None, int | None], None]
 _Event = tuple[Slot | None, int | None]
@@ -41,7 +41,7 @@ log = get_logger(__name__)
 
 
 class WakeListener:
-    """Runs in one thread, once; ``set_slots`` and ``stop`` may be called from any."""
+    """Runs once, in one thread. Any thread may call ``set_slots`` and ``stop``."""
 
     def __init__(self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys]) -> None:
         self._nodes = nodes
@@ -52,14 +52,14 @@ class WakeListener:
         self._nudge: socket.socket | None = None
 
     def set_slots(self, slots: Iterable[Slot]) -> None:
-        """From now on hear of exactly these slots."""
+        """Listen for exactly these slots from now on."""
         wanted = {self._keys(slot).channel.encode(): slot for slot in slots}
         with self._lock:
             self._wanted = wanted
         self._wake()
 
     def stop(self) -> None:
-        """Make ``run`` return at once. May come before it, and twice."""
+        """Make ``run`` return at once. May be called before it, and twice."""
         self._stopping = True
         self._wake()
 
@@ -72,8 +72,8 @@ class WakeListener:
     def run(self, callback: Callback) -> None:
         """Listen until stopped; reconnects by itself.
 
-        ``callback(slot, due_ms)``: the earliest task of the slot is now due at that millisecond.
-        ``callback(None, None)``: anything may have been missed, look at every slot.
+        ``callback(slot, due_ms)``: the slot's earliest task is now due at that millisecond.
+        ``callback(None, None)``: messages may have been lost; look at every slot.
         An error of the callback ends it.
         """
         nudged, nudge = socket.socketpair()
@@ -99,7 +99,7 @@ class WakeListener:
                     grouped = wanted
                 for node, ear in ears.items():
                     if not self._listen(node, ear, callback):
-                        grouped = None  # others may serve its slots by now
+                        grouped = None  # other nodes may serve its slots now
                 until = min(ear.next_at() for ear in ears.values())
                 poll = select.poll()
                 poll.register(nudged, select.POLLIN)
@@ -114,7 +114,7 @@ class WakeListener:
                 ear.close()
 
     def _group(self, wanted: Mapping[bytes, Slot], ears: dict[RedisNode | None, _Ear]) -> None:
-        """Tell the ear of each master its channels; that of None all, where nobody tells who serves what."""
+        """Set the channels of each master's ear; the ear of None gets all if the map is unknown."""
         groups: dict[RedisNode | None, dict[bytes, Slot]] = {}
         try:
             for channel, slot in wanted.items():
@@ -130,7 +130,7 @@ class WakeListener:
             ears.setdefault(node, _Ear(lost=lost)).wanted = channels
 
     def _listen(self, node: RedisNode | None, ear: _Ear, callback: Callback) -> bool:
-        """Connect if it is time, and hear what has been said; False when the connection was lost."""
+        """Connect if it is time, and pass on messages. False if the connection was lost."""
         if ear.wire is None and time.monotonic() < ear.retry_at:
             return True
         try:
@@ -159,7 +159,7 @@ class WakeListener:
 
 
 class _Ear:
-    """A subscription: to one master, for the channels of ``wanted``."""
+    """A subscription to one master, for the channels of ``wanted``."""
 
     def __init__(self, *, lost: bool) -> None:
         self.wanted: Mapping[bytes, Slot] = {}
@@ -176,7 +176,7 @@ class _Ear:
         self._asked = False
 
     def events(self) -> Iterator[_Event]:
-        """What it has heard by now."""
+        """Yield the events received so far."""
         wire, wanted = self.wire, self.wanted
         if wire is None:
             return
@@ -208,11 +208,11 @@ class _Ear:
             self._heard_at, self._asked = time.monotonic(), True
 
     def next_at(self) -> float:
-        """When something is to be done even if nothing is heard, on the monotonic clock."""
+        """When the next action is due without a message, on the monotonic clock."""
         return self.retry_at if self.wire is None else self._heard_at + _SILENCE_S
 
     def disconnected(self) -> None:
-        """It is lost; rests before the next try."""
+        """Record the loss of the connection and pause before the next try."""
         self.close()
         self.lost = True
         self.retry_at = time.monotonic() + self.pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
@@ -220,18 +220,18 @@ class _Ear:
         self._reset()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.wire is not None:
             self.wire.close()
             self.wire = None
 
 
 class _Disconnected(Exception):
-    """The subscription is gone, or was not to be had."""
+    """The subscription was lost or could not be made."""
 
 
 def _due_ms(data: bytes) -> int:
-    """The instant in a message; 0, to look now, for what is none: its sender may have had a reason."""
+    """Return the instant (ms) in a message; 0, look now, if it has none: its sender may have had a reason."""
     try:
         due = first_due(data)
     except ValueError:

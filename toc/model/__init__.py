@@ -1,1 +1,1 @@
-"""Nouns and pure decisions: they import nothing of toc but each other."""
+"""Nouns and pure decisions. Modules here import nothing of toc except each other."""

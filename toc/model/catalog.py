@@ -1,4 +1,4 @@
-"""A process's view of the topic table: read when needed, refreshed now and then."""
+"""A process's view of the topic table, refreshed every few seconds while it is in use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from toc.model.errors import SchemaBehind, StoreUnavailable, UnknownTopic
 from toc.model.topic import Topic, check_topic_name
 
 REFRESH_SECONDS = 2.0
-"""How old the view may be before it is read again: a change of policy shows within that time."""
+"""Seconds before the view is read again: a policy change takes effect within this time."""
 
 PATIENCE_SECONDS = 0.02
-"""How long a caller who knows the topic waits for news of it."""
+"""Seconds a caller with a stale view of a known topic waits for the refresh."""
 
 
 class TopicCatalog:
@@ -28,23 +28,22 @@ class TopicCatalog:
         self._clock = clock
         self._read_at = float("-inf")
         self._refreshing: threading.Thread | None = None
-        """Reads the topic table for those who have a view that is a little old."""
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
-        """By name and by biz_type: one value, put there at once, so that no lock is needed."""
+        """By name and by biz_type. Replaced in one assignment, so no lock is needed."""
 
     def refresh(self) -> dict[str, Topic]:
-        """Read the topic table now. Raises StoreUnavailable; the old view stays then."""
+        """Read the topic table now. Raises StoreUnavailable, and keeps the old view then."""
         self._show(self._read())
         self._read_at = self._clock.monotonic()
         return self.known()
 
     def learn(self, topics: Iterable[Topic]) -> None:
-        """Take over what another process has read, until this one has read it itself."""
+        """Use topics that another process has read, until this process has read its own."""
         if not self._view[0]:
             self._show(topics)
 
     def get(self, name: str) -> Topic:
-        """The topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
+        """Return topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
         topic = self.known().get(name) if isinstance(name, str) else None
         if topic is None:
             check_topic_name(name)
@@ -60,13 +59,13 @@ class TopicCatalog:
         return topic
 
     def _refresh_soon(self) -> None:
-        """Read the topic table, but wait for it no longer than a moment: a view that is a little old will do.
+        """Refresh in the background and wait at most PATIENCE_SECONDS: a slightly stale view is good enough.
 
-        Its server may be away while the one that the task goes to is well.
+        The topic table's server may be out of reach while the server of the caller's task is fine.
         """
         refreshing = self._refreshing
         if refreshing is None or not refreshing.is_alive():
-            self._read_at = self._clock.monotonic()  # while it is away, each so often
+            self._read_at = self._clock.monotonic()  # also limits how often an unreachable server is tried
             refreshing = threading.Thread(target=self._try_refresh, name="toc-topics", daemon=True)
             refreshing.start()
             self._refreshing = refreshing
@@ -77,11 +76,11 @@ class TopicCatalog:
             self.refresh()
 
     def known_type(self, biz_type: int) -> Topic | None:
-        """The topic of a biz_type as last read, or None. Asks nobody."""
+        """Return the topic of ``biz_type`` as last read, or None. Never reads the table."""
         return self._view[1].get(biz_type)
 
     def of_type(self, biz_type: int) -> Topic | None:
-        """The topic of a biz_type, or None. Raises StoreUnavailable."""
+        """Return the topic of ``biz_type``, or None. Raises StoreUnavailable."""
         topic = self.known_type(biz_type)
         if topic is None:
             self.refresh()
@@ -89,7 +88,7 @@ class TopicCatalog:
         return topic
 
     def known(self) -> dict[str, Topic]:
-        """The topics by name as last read."""
+        """Return the topics by name as last read."""
         return self._view[0]
 
     def _show(self, topics: Iterable[Topic]) -> None:

@@ -1,4 +1,4 @@
-"""Time, injected. Instants are whole milliseconds since 1970 UTC; durations use the monotonic clock."""
+"""Injected time. Instants are whole milliseconds since 1970 UTC; durations use the monotonic clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic, time, time_ns
 
 MAX_CLOCK_SKEW_MS = 100
-"""How far the clocks of servers and workers may be apart before toc stops trusting one of them."""
+"""Milliseconds the clocks of servers and workers may differ before toc stops trusting one of them."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -15,20 +15,20 @@ _MILLISECOND = timedelta(milliseconds=1)
 class Clock:
     """The machine's clocks. Tests pass a subclass that they can set.
 
-    They are those of when this was imported: a handler that puts others into the module ``time``, as tests
-    do, and does not take them back must not stop the clock of its neighbours.
+    The functions are bound at import: a handler that patches the module ``time``, as tests do, and does not
+    undo it must not stop the clock of other handlers.
     """
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since 1970 UTC, rounded down (so it never runs ahead of the instant)."""
+        """Wall clock in milliseconds since 1970 UTC, rounded down (so it never runs ahead)."""
         return time_ns() // 1_000_000
 
     def time(self) -> float:
-        """Wall clock in seconds, unrounded: only for how long to sleep until an instant."""
+        """Wall clock in seconds, unrounded. Use it only to compute how long to sleep until an instant."""
         return time()
 
     def monotonic(self) -> float:
-        """Seconds on a clock that is never set back; only differences mean something."""
+        """Seconds on a clock that is never set back. Only differences are meaningful."""
         return monotonic()
 
 
@@ -38,5 +38,5 @@ def to_ms(instant: datetime) -> int:
 
 
 def from_ms(milliseconds: int) -> datetime:
-    """The aware UTC datetime of an instant in milliseconds."""
-    return _EPOCH + timedelta(0, 0, milliseconds * 1000)  # by its place: a name would cost as much again
+    """Aware UTC datetime of an instant in milliseconds."""
+    return _EPOCH + timedelta(0, 0, milliseconds * 1000)  # positional: a keyword would double the cost

@@ -1,8 +1,8 @@
-"""Every error that toc raises on purpose, in one tree. Imports nothing.
+"""All errors that toc raises on purpose, in one tree. Imports nothing.
 
-A message names the value that was refused and what to do about it. Drivers' errors are translated
-where they enter (``toc.store``, ``toc.index``, ``toc.coordination``) with ``from exc``; their texts are
-never passed on where they could hold a password.
+A message names the refused value and what to do about it. Drivers' errors are translated where they enter
+(``toc.store``, ``toc.index``, ``toc.coordination``) with ``from exc``. A driver's text that could hold a
+password is never passed on.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ SHOWN_CHARS = 100
 
 
 def shown(value: object) -> str:
-    """A value for a message: as Python writes it, cut short, whatever it is."""
+    """Return the repr of any value, truncated, for use in a message."""
     try:
         text = repr(value)
-    except Exception:  # an int of thousands of digits, say
+    except Exception:  # such as an int of thousands of digits
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 class TocError(Exception):
-    """Base of all errors below. ``exit_code`` is what the command line ends with."""
+    """Base of all errors below. ``exit_code`` is the exit code of the command line."""
 
     exit_code = 1
 
 
-# --- what the caller said is wrong; nothing was written
+# --- invalid input; nothing was written
 
 
 class InvalidInput(TocError, ValueError):
@@ -40,7 +40,7 @@ class InvalidInput(TocError, ValueError):
 
 
 class NaiveDatetime(InvalidInput):
-    """An ``action_time`` without a time zone: the instant that it means is unknown."""
+    """An ``action_time`` without a time zone: its instant is unknown."""
 
 
 class NotInFuture(InvalidInput):
@@ -48,7 +48,7 @@ class NotInFuture(InvalidInput):
 
 
 class InvalidDelay(InvalidInput):
-    """A delay that is NaN, infinite, negative, or further ahead than ``max_delay`` allows."""
+    """A delay that is NaN, infinite, negative, or longer than ``max_delay``."""
 
 
 class InvalidAttribute(InvalidInput):
@@ -64,15 +64,15 @@ class InvalidKey(InvalidInput):
 
 
 class InvalidTopic(InvalidInput):
-    """A topic name or one of a topic's policies is out of its range."""
+    """A topic name or policy is out of range."""
 
 
 class UnknownTopic(InvalidInput):
-    """No topic of that name, or of that biz_type, is in the topic table."""
+    """The topic table has no topic with that name or biz_type."""
 
 
 class TopicExists(InvalidInput):
-    """A topic with that name or biz_type is there already."""
+    """A topic with that name or biz_type exists already."""
 
 
 class DuplicateHandler(InvalidInput):
@@ -80,7 +80,7 @@ class DuplicateHandler(InvalidInput):
 
 
 class InvalidHandler(InvalidInput):
-    """What was registered as a handler cannot be called as one."""
+    """The registered handler cannot be called with one argument."""
 
 
 class AppNotFound(InvalidInput):
@@ -92,7 +92,7 @@ class ConfigError(InvalidInput):
 
 
 class DedupConflict(InvalidInput):
-    """The dedup_key is taken by a task with another attribute. ``job_id`` is that task's."""
+    """A task with another attribute already uses the dedup_key. ``job_id`` is that task's."""
 
     def __init__(self, message: str, job_id: int | None = None) -> None:
         super().__init__(message)
@@ -100,18 +100,19 @@ class DedupConflict(InvalidInput):
 
 
 class WrongShardConnection(InvalidInput):
-    """The connection that the caller passed does not lead to the server that holds the task's shard."""
+    """The caller's connection does not lead to the server that holds the task's shard."""
 
 
 # --- the state of the system forbids it
 
 
 class UnknownTask(TocError):
-    """A command asks for a job_id that no row has."""
+    """No row has the job_id that a command names."""
 
 
 class UnreadableTask(TocError):
-    """The row of task ``job_id`` holds what no submit has written, as an attribute that is no JSON object."""
+    """The row of task ``job_id`` holds data that toc never writes, such as an attribute that is no JSON
+    object."""
 
     def __init__(self, job_id: int, what: str) -> None:
         super().__init__(f"the row of task {job_id} cannot be read ({what}); somebody else has changed it")
@@ -119,18 +120,18 @@ class UnreadableTask(TocError):
 
 
 class UnknownHost(TocError):
-    """A command names a host or worker that the cluster does not have now."""
+    """A command names a host or worker that is not in the cluster now."""
 
 
 class SchemaBehind(TocError):
-    """At least one shard has not the schema that this code needs: run ``toc db upgrade``. Or its tables were
+    """At least one shard lacks the schema that this code needs (run ``toc db upgrade``), or its tables were
     made for other numbers of databases and tables than are configured."""
 
     exit_code = 3
 
 
 class UnfitServer(TocError):
-    """A server answers but must not be used as it is: too old, evicting, read-only."""
+    """A server answers but must not be used in its present state: too old, evicting, read-only."""
 
     exit_code = 3
 
@@ -139,13 +140,13 @@ class UnfitServer(TocError):
 
 
 class Unavailable(TocError):
-    """A server could not be reached or did not answer in time. Trying again later is right."""
+    """A server could not be reached or did not answer in time. Try again later."""
 
     exit_code = 4
 
 
 class StoreUnavailable(Unavailable):
-    """MySQL (the task table) is out of reach; nothing was acknowledged."""
+    """MySQL (the task table) is out of reach. Nothing was acknowledged."""
 
 
 class IndexUnavailable(Unavailable):
@@ -157,7 +158,7 @@ class CoordinationUnavailable(Unavailable):
 
 
 class SubmitUnknown(Unavailable):
-    """The connection broke at COMMIT and stayed broken: task ``job_id`` may or may not have been stored.
+    """The connection broke at COMMIT and could not be reopened: task ``job_id`` may or may not be stored.
 
     ``get(job_id)`` tells once the server is back. A submit with a dedup_key can simply be repeated.
     """
@@ -171,10 +172,10 @@ class SubmitUnknown(Unavailable):
 
 
 class PartialCancel(Unavailable):
-    """Some of the tasks of one cancel_by_biz are dealt with; of the others it is not known.
+    """A cancel_by_biz cancelled some tasks; the outcome of the others is unknown.
 
-    ``outcomes`` holds the CancelOutcome of each that is; ``unknown`` the other job_ids. Cancelling again is
-    right: it says of each what this call has not.
+    ``outcomes`` holds the known CancelOutcomes by job_id, ``unknown`` the other job_ids. Cancel again to
+    learn the outcomes that are missing here.
     """
 
     def __init__(self, outcomes: dict[int, CancelOutcome], unknown: list[int]) -> None:
@@ -187,10 +188,10 @@ class PartialCancel(Unavailable):
 
 
 class PartialSubmit(Unavailable):
-    """Some of the tasks of one submit_many are stored and others are not.
+    """A submit_many stored some tasks and not others.
 
-    ``job_ids`` is in the order of the input: the id where the task is stored, None where it is not;
-    ``unknown`` holds the ids of which it is not known.
+    ``job_ids`` is in input order: the id of a stored task, None for one that is not stored. ``unknown`` holds
+    the ids that may or may not be stored.
     """
 
     def __init__(self, job_ids: list[int | None], unknown: list[int]) -> None:

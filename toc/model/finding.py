@@ -1,4 +1,4 @@
-"""What was found when a server, or the whole, was looked at."""
+"""Findings of a health check of a server or of the whole system."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ class Level(Enum):
     """How bad a finding is."""
 
     OK = "ok"
-    """As it should be."""
+    """No problem."""
     NOTE = "note"
-    """Nothing to do, and good to know."""
+    """For information; no action needed."""
     WARN = "warn"
-    """It works, and an operator should see to it."""
+    """It works, but an operator should act."""
     REFUSE = "wrong"
-    """Tasks would be late, or lost from the index or for good: a daemon does not start on such a server."""
+    """Tasks would be late, or lost from the index or for good: a daemon refuses to start."""
 
 
 class Finding(NamedTuple):
-    """One fact about one server or part, and what to do about it ('' where there is nothing to do)."""
+    """One fact about one server or part. ``do`` says what to do about it ('' for nothing)."""
 
     level: Level
     server: str
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 def clock_finding(server: str, ahead_ms: float, unsure_ms: float, limit_ms: float) -> Finding:
-    """How far a server's clock is ahead of this machine's, known to within ``unsure_ms``."""
+    """Report how far a server's clock is ahead of this machine's, in ms, within ``unsure_ms``."""
     off = abs(ahead_ms) - unsure_ms > limit_ms
     side = "ahead of" if ahead_ms >= 0 else "behind"
     what = f"its clock is {abs(ahead_ms):.0f} ms {side} this machine's (+/- {unsure_ms:.0f})"

@@ -12,11 +12,11 @@ from toc.model.errors import InvalidHandler
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler of one topic.
+    """The handler of one topic.
 
-    ``batch`` is None for a handler of single tasks, else the largest list it takes. A handler that
-    returns has processed its task; one that raises has failed a try. A batch handler may return a
-    dict of job_id to an exception (that task failed) or None (processed); tasks not named are processed.
+    ``batch`` is None for a handler of single tasks, else the largest list it takes. A handler that returns
+    has processed its task; a handler that raises has failed the try. A batch handler may return a dict of
+    job_id to exception (that task failed) or None (processed). Tasks not in the dict are processed.
     """
 
     topic: str
@@ -26,7 +26,7 @@ class Handler:
 
     @classmethod
     def of(cls, topic: str, call: object, batch: int | None) -> Handler:
-        """Describe ``call``. Raises InvalidHandler when it cannot be called with one argument."""
+        """Describe ``call``. Raises InvalidHandler if it cannot be called with one argument."""
         if not callable(call):
             raise InvalidHandler(f"the handler of {topic!r} is a {type(call).__name__}, not a function")
         if batch is not None and (
@@ -39,7 +39,7 @@ class Handler:
             takes = "a list of tasks" if batch else "a task"
             raise InvalidHandler(f"the handler of {topic!r} must take {takes} as its one argument") from exc
         except ValueError:
-            pass  # built-ins may have no signature; calling them will tell
+            pass  # built-ins may have no signature
         is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise InvalidHandler(f"the handler of {topic!r} is a generator; it must return, not yield")

@@ -1,7 +1,7 @@
-"""What a handler raised, in words.
+"""The exception of a handler, reduced to bounded text.
 
-An exception is the handler's own code: its ``__str__`` may take its time, or raise, or be as large as memory.
-So what is needed of it is put into words on the handler's thread, before others have to do with it.
+An exception is the handler's own code: its ``__str__`` may be slow, raise, or return a huge text. So it is
+converted on the handler's thread, and no other thread touches the exception.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ class Raised(NamedTuple):
     """How a try failed."""
 
     name: str
-    """Its class."""
+    """Name of the exception's class."""
     text: str
-    """As it is kept on the row."""
+    """The error text kept on the row."""
     dead: bool = False
-    """Whether the task can never succeed."""
+    """The task can never succeed."""
     after_ms: int | None = None
-    """When it is to run again, if the handler said so with Retry."""
+    """Milliseconds until the next try, if the handler raised Retry with a delay."""
     crashed: bool = False
-    """Whether the task ended the process in which it ran alone: its crashes stay on the row."""
+    """The task ended the process in which it ran alone. Its crash count stays on the row."""
     disturbed: bool = False
-    """Whether it is another handler's doing, see ``Disturbed``."""
+    """Another handler caused the failure (``Disturbed``)."""
 
 
 class Disturbed(Exception):
-    """A handler did to its process what ended the try of another, and nobody can tell whose task did it.
+    """Another handler of the process broke off this try; which task did so is unknown.
 
-    No try is used up, and the task runs again at once. But it counts as a crash, so that a task that this
-    happens to again and again runs alone, where it is its own doing or does not happen.
+    The try is not used up, and the task runs again at once. But it counts as a crash: after several of them
+    the task runs alone, which shows whether it is the cause itself.
     """
 
 
 def raised(error: BaseException) -> Raised:
-    """An error in words, whatever it does when it is asked. Takes as long as it takes."""
+    """Convert an exception to text, however it misbehaves. May take as long as the exception's own code
+    does."""
     kind = type(error)
-    name = type.__dict__["__name__"].__get__(kind)[:MAX_ERROR_CHARS]  # what a metaclass says may be anything
+    name = type.__dict__["__name__"].__get__(kind)[:MAX_ERROR_CHARS]  # a metaclass may give any name
     dead, retry = issubclass(kind, Dead), issubclass(kind, Retry)
     text = _text(error)
     disturbed = kind is Disturbed
@@ -53,7 +54,7 @@ def raised(error: BaseException) -> Raised:
 
 
 def overran(max_runtime: float) -> Raised:
-    """That a handler ran for longer than it may."""
+    """Return the failure of a handler that exceeded ``max_runtime`` seconds."""
     return raised(TimeoutError(f"the handler ran longer than max_runtime ({max_runtime} s)"))
 
 

@@ -1,11 +1,11 @@
-"""Where a task lives: its table, its slot and its job_id, all from one CRC32. A stored format.
+"""Maps a task to its table, slot and job_id, all from one CRC32. A stored format.
 
     crc    = CRC32(str(biz_id))                       zlib's, over UTF-8
     table  = crc mod tables; database = table mod databases
     slot   = CRC32(slot_basis or str(biz_id)) mod slot_amount
     job_id = milliseconds since 2020-01-01 UTC << 22 | (crc & 1023) << 12 | 12 bits that make it unique
 
-A stored format: changing any of it orphans every row and index entry that exists.
+Changing any of this orphans all existing rows and index entries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_KEY_BYTES = 255
 
 
 def crc32(text: str) -> int:
-    """zlib's CRC32 of the UTF-8 bytes of ``text``."""
+    """Return zlib's CRC32 of the UTF-8 bytes of ``text``."""
     return zlib.crc32(text.encode())
 
 
@@ -39,7 +39,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 def check_key(name: str, text: object) -> str:
-    """Return ``text`` if it can be a key: 1..255 bytes of UTF-8 without control characters.
+    """Return ``text`` if it is a valid key: 1..255 bytes of UTF-8 without control characters.
 
     Raises InvalidKey.
     """
@@ -57,10 +57,10 @@ def check_key(name: str, text: object) -> str:
 
 
 class BizId(NamedTuple):
-    """A business id as it is stored.
+    """A business id as stored.
 
-    ``number`` is the biz_id column, ``key`` the text where the id was given as one (else None), ``crc``
-    decides the table and, by default, the slot. ``5`` and ``"5"`` share a table but are two ids.
+    ``number`` is the biz_id column, ``key`` the text of a textual id (else None). ``crc`` decides the table
+    and, by default, the slot. ``5`` and ``"5"`` share a table but are two ids.
     """
 
     number: int
@@ -69,7 +69,7 @@ class BizId(NamedTuple):
 
     @classmethod
     def of(cls, biz_id: object) -> BizId:
-        """The stored form of an int in 0 .. 2**63-1 or of a text of 1..255 bytes. Raises InvalidBizId."""
+        """Convert an int in 0 .. 2**63-1 or a text of 1..255 bytes. Raises InvalidBizId."""
         if isinstance(biz_id, int) and not isinstance(biz_id, bool):
             if not 0 <= biz_id <= MAX_BIZ_ID:
                 raise InvalidBizId("biz_id is out of range; 0 .. 2**63-1 is allowed")
@@ -85,21 +85,21 @@ class BizId(NamedTuple):
 
 
 def table_of_job(job_id: int, tables: int) -> int:
-    """The index of the one table that can hold ``job_id`` when there are ``tables`` of them."""
+    """Return the index of the only table, out of ``tables``, that can hold ``job_id``."""
     return (job_id >> 12 & (MAX_TABLES - 1)) % tables
 
 
 def valid_job_id(job_id: object) -> bool:
-    """Whether ``job_id`` can be one at all: an int in 1 .. 2**63-1."""
+    """Whether ``job_id`` has a possible value: an int in 1 .. 2**63-1."""
     return isinstance(job_id, int) and not isinstance(job_id, bool) and 0 < job_id <= MAX_BIZ_ID
 
 
 class JobIds:
-    """Makes job_ids without asking anybody. Thread-safe; starts elsewhere after a fork.
+    """Generates job_ids locally. Thread-safe; restarts from another value after a fork.
 
-    Within a process ids never repeat: a millisecond gives out 4096, then the next one is borrowed. Two
-    processes may meet on one id; the primary key of the one table it can live in shows that, and the
-    loser takes a new id.
+    Within a process ids never repeat: a millisecond has 4096 ids, then the next millisecond is used ahead of
+    time. Two processes may generate the same id; the primary key of its table detects that, and the second
+    one takes a new id.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -116,7 +116,7 @@ class JobIds:
         self._given = 0
 
     def make(self, crc: int) -> int:
-        """A new job_id for a task whose biz_id has this CRC32."""
+        """Return a new job_id for a task whose biz_id has this CRC32."""
         with self._lock:
             now = self._clock.now_ms() - JOB_ID_EPOCH_MS
             if now > self._millisecond:

@@ -1,4 +1,4 @@
-"""Tasks: what a caller hands in, what a handler gets, what a row holds, and how a task may change."""
+"""Tasks: what callers submit, what handlers get, what rows hold, and the outcomes of changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MAX_ATTRIBUTE_BYTES = 4 * MAX_ATTRIBUTE_CHARS
 
 
 class TaskStatus(IntEnum):
-    """The status column. A pending task may be waiting, prepared or running: that is the index's matter."""
+    """The status column. Whether a pending task is waiting, prepared or running is known only by the
+    index."""
 
     PENDING = 0
     """Acknowledged; its handler has not succeeded yet."""
@@ -26,37 +27,37 @@ class TaskStatus(IntEnum):
     CANCELLED = 3
     """Cancelled or withdrawn before it was processed. Final."""
     DEAD = 4
-    """Out of tries. Stays so until an operator redrives or purges it."""
+    """Out of tries. Final until an operator redrives or purges it."""
 
 
 class CancelOutcome(Enum):
-    """What a cancel came to."""
+    """The outcome of a cancel."""
 
     CANCELLED = "cancelled"
-    """The handler has not run for the present deadline and never will."""
+    """The handler has not run for the current deadline and never will."""
     MAY_HAVE_STARTED = "may_have_started"
-    """Cancelled, but a try may be running or has run; there will be no later one."""
+    """Cancelled, but a try may be running or may have run. No later try follows."""
     TOO_LATE = "too_late"
-    """The task was processed or dead already."""
+    """The task was already processed or dead."""
     UNKNOWN = "unknown"
-    """There is no such task."""
+    """No such task exists."""
 
 
 class RescheduleOutcome(Enum):
-    """What a reschedule came to."""
+    """The outcome of a reschedule."""
 
     RESCHEDULED = "rescheduled"
     """The handler has not run for the old time and will run at the new one."""
     MAY_HAVE_STARTED = "may_have_started"
-    """It will run at the new time, but a try for the old one may be running or has run."""
+    """The handler will run at the new time, but a try for the old time may be running or may have run."""
     TOO_LATE = "too_late"
-    """The task was processed, cancelled or dead already."""
+    """The task was already processed, cancelled or dead."""
     UNKNOWN = "unknown"
-    """There is no such task."""
+    """No such task exists."""
 
 
 class Retry(Exception):
-    """Raised by a handler: this try failed, run the task again after ``after`` (a number is seconds).
+    """Raised by a handler: this try failed; run the task again after ``after`` (a number is seconds).
 
     Uses up a try.
     """
@@ -72,7 +73,7 @@ class Retry(Exception):
 
 
 class Dead(Exception):
-    """Raised by a handler: the task can never succeed; it is dead at once, with this reason."""
+    """Raised by a handler: the task can never succeed. It becomes dead at once, with this reason."""
 
     def __init__(self, reason: str = "no reason given") -> None:
         super().__init__(reason)
@@ -82,9 +83,9 @@ class Dead(Exception):
 class Task(NamedTuple):
     """A task as handlers and callers see it.
 
-    ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the try that runs or
-    would run next, 1 for the first. ``biz_id`` is the int or the text that was submitted.
-    ``version`` counts reschedules and redrives.
+    ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the running or next try,
+    starting at 1. ``biz_id`` is the int or text that was submitted. ``version`` counts reschedules and
+    redrives.
     """
 
     job_id: int
@@ -99,7 +100,7 @@ class Task(NamedTuple):
 
 
 class NewTask(NamedTuple):
-    """A task to submit. Give ``delay`` or ``action_time``, not both (neither on an instant topic: now).
+    """A task to submit. Give ``delay`` or ``action_time``, not both. On an instant topic, neither means now.
 
     ``delay`` is a timedelta or a number of seconds.
     """
@@ -114,13 +115,13 @@ class NewTask(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """A row of the task table, in its plain types. Instants are milliseconds since 1970 UTC.
+    """A row of the task table, in plain types. Instants are milliseconds since 1970 UTC.
 
-    ``next_time`` is when the next try is due: action_time until a try fails; once the row has ended, it is
-    when it ended (one index serves sweep, dead list and purge). ``attempts`` counts tries
-    used up; ``crashes`` those tries in a row that ended because their worker died or fell silent, or another
-    handler broke them off. (attempts, crashes, version) never repeats for one pending row: it is the fence of
-    failures.
+    ``next_time`` is when the next try is due: action_time until a try fails. After the task has ended, it is
+    when it ended (one index serves sweep, dead list and purge). ``attempts`` counts tries used up.
+    ``crashes`` counts consecutive tries that ended because their worker died or fell silent, or another
+    handler broke them off. (attempts, crashes, version) never repeats for one pending row: it is the fencing
+    token of failures.
     """
 
     job_id: int
@@ -142,15 +143,15 @@ class TaskRow(NamedTuple):
     gmt_modified: int
 
     def to_task(self, topic: str) -> Task:
-        """The row as callers see it. Raises UnreadableTask."""
+        """Return the row as callers see it. Raises UnreadableTask."""
         return _task(self, self.status, topic)
 
 
 class TryRow(NamedTuple):
-    """As much of a row as a try needs: the row check, the handler's Task, and how the try ends.
+    """The columns that a try needs: for the row check, the handler's Task, and the end of the try.
 
-    Fields as in TaskRow. ``lease``: 0 if no other worker has a lease on the row; the milliseconds that it
-    lasts yet if a living one has; -1 if its owner died or fell silent.
+    Fields as in TaskRow. ``lease`` is 0 if no other worker has a lease on the row, the milliseconds left of a
+    live worker's lease, or -1 if the lease's worker died or fell silent.
     """
 
     job_id: int
@@ -167,7 +168,7 @@ class TryRow(NamedTuple):
     attribute: str
 
     def to_task(self, topic: str) -> Task:
-        """The row, which the row check has found pending, as the handler sees it. Raises UnreadableTask."""
+        """Return the Task for the handler of a row known to be pending. Raises UnreadableTask."""
         return _task(self, TaskStatus.PENDING, topic)
 
 
@@ -189,7 +190,7 @@ def _task(row: TaskRow | TryRow, status: int, topic: str) -> Task:
 
 
 def decode_attribute(text: str) -> dict[str, Any]:
-    """An attribute as it was given. Raises ValueError for what is no JSON object."""
+    """Parse a stored attribute. Raises ValueError if it is no JSON object."""
     attribute = json.loads(text) if text != "{}" else {}
     if not isinstance(attribute, dict):
         raise ValueError  # noqa: TRY004 - of the text's kind, as json's own are
@@ -197,9 +198,9 @@ def decode_attribute(text: str) -> dict[str, Any]:
 
 
 def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
-    """The attribute as it is stored: a JSON object, keys sorted, so that equal ones are equal texts.
+    """Encode the attribute as stored: a JSON object with sorted keys, so that equal ones are equal texts.
 
-    Raises InvalidAttribute when it is not JSON (NaN and infinity are not) or longer than its column.
+    Raises InvalidAttribute if it is not JSON (NaN and infinity are not) or longer than its column.
     """
     if attribute is None:
         return "{}"

@@ -23,18 +23,18 @@ class TopicType(StrEnum):
     """When tasks of a topic may be due."""
 
     TIMED = "timed"
-    """action_time must lie after now."""
+    """action_time must be after now."""
     INSTANT = "instant"
-    """action_time may be now or past, and is now if none is given."""
+    """action_time may be now or past, and defaults to now."""
 
 
 class Backoff(StrEnum):
-    """How long a task that failed waits before its next try."""
+    """How long a failed task waits before its next try."""
 
     EXPONENTIAL = "exponential"
     """uniform(0, min(base * 2**tries_used, cap)): full jitter."""
     IMMEDIATE = "immediate"
-    """not at all"""
+    """No wait."""
 
 
 class Slot(NamedTuple):
@@ -51,14 +51,14 @@ class Slot(NamedTuple):
 class Topic:
     """A named stream of tasks of one biz_type, with its policies. All durations are seconds.
 
-    ``retries`` counts tries in all (1..31). An entry in the PrepareQueue is timed out
-    ``prepare_timeout`` seconds after it was taken or last kept alive. A try may run ``max_runtime`` seconds.
-    Tasks due later than ``horizon`` from now wait in MySQL only. Finished rows are kept for ``retention``.
-    A worker process runs at most ``concurrency`` handlers of the topic at once; 0: as many as it can.
+    ``retries`` is the total number of tries (1..31). A PrepareQueue entry times out ``prepare_timeout``
+    seconds after it was taken or last kept alive. A try may run ``max_runtime`` seconds. Tasks due later than
+    ``horizon`` from now wait in MySQL only. Finished rows are kept for ``retention``. A worker process runs
+    at most ``concurrency`` handlers of the topic at once (0: unlimited).
 
-    ``former_slots``: after slot_amount was lowered, the largest one that pending rows may still be stamped
-    with; 0 when there are none. ``resume_rate``: how many tasks a second all workers together start of those
-    that were due before ``resumed_at`` (milliseconds); 0: as many as they can.
+    ``former_slots``: after slot_amount was lowered, the largest slot_amount that a pending row may still
+    have; 0 if none. ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all
+    workers together start per second; 0: unlimited.
     """
 
     name: str
@@ -101,9 +101,10 @@ class Topic:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """The topic with these fields, enums by their values; fields that this version lacks are left out.
+        """Build a topic from field values, with enums as their values. Ignores fields that this version
+        lacks.
 
-        Raises ValueError or TypeError for what is no topic.
+        Raises ValueError or TypeError if the values are no topic.
         """
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         for name, kind in (("topic_type", TopicType), ("backoff", Backoff), ("paused", bool)):
@@ -112,24 +113,25 @@ class Topic:
         return cls(**known)
 
     def values(self) -> dict[str, Any]:
-        """Its fields, as JSON can carry them; ``of`` takes them back."""
+        """Return the fields as JSON can carry them. ``of`` is the inverse."""
         return asdict(self)
 
     def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
-        """The slot of a task with this slot_crc, under the slot_amount its row is stamped with."""
+        """Return the slot for a slot_crc, under the slot_amount stored in the row (default: the topic's)."""
         return Slot(self.name, crc % (slot_amount or self.slot_amount))
 
     @property
     def consumed(self) -> int:
-        """How many slots are consumed: those of a larger slot_amount too, until no pending row needs them."""
+        """Number of slots consumed, including those of a former, larger slot_amount that pending rows
+        need."""
         return max(self.slot_amount, self.former_slots)
 
     def slots(self) -> list[Slot]:
-        """Every slot of the topic that is consumed."""
+        """Return all slots of the topic that are consumed."""
         return [Slot(self.name, number) for number in range(self.consumed)]
 
     def retry_delay_ms(self, tries_used: int) -> int:
-        """Milliseconds to wait after ``tries_used`` failed tries.
+        """Return the milliseconds to wait after ``tries_used`` failed tries.
 
         Full jitter, as in Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
         """
@@ -139,7 +141,7 @@ class Topic:
         return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
 
     def remaining(self, attempts: int) -> int:
-        """Tries left of a pending task that used up ``attempts``: at least the one that it waits for."""
+        """Return the tries left of a pending task that used up ``attempts``; at least 1, its next try."""
         return max(self.retries - attempts, 1)
 
 

@@ -1,14 +1,14 @@
-"""What a row says about its task, and what a try makes of the row: the decisions of the protocol.
+"""Decisions of the protocol: what a row says about its task, and how a try changes the row.
 
-Pure functions: who meets a task reads its row, asks here and applies the answer. Their table of cases is
-``tests/unit/test_verdict.py``; the tags name the rules of the model in ``spec/``.
+Pure functions: callers read a task's row, call one of these and apply the result. The table of cases is
+``tests/unit/test_verdict.py``. The tags name the rules of the model in ``spec/``.
 
     belongs        where the index entry of a task belongs
-    check          whether an entry that was taken may start
+    check          whether a prepared entry may start
     entry_score    the StoreQueue score that follows from a row
     beyond_horizon whether a task waits in its row alone
-    after_failure  what a try that failed makes of the row
-    after_crash    what a try makes of it whose worker died or fell silent
+    after_failure  how a failed try changes the row
+    after_crash    how a try changes it whose worker died or fell silent
     is_suspect     whether a task may run only alone
 """
 
@@ -24,7 +24,7 @@ from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.model.topic import Topic
 
 MAX_CRASHES = 60_000
-"""What the column holds; a task that has killed its worker so often is not counted further."""
+"""Largest value of the column. Further crashes of a task are not counted."""
 CRASHED = "the worker that ran it died or fell silent"
 
 
@@ -32,7 +32,7 @@ class Place(Enum):
     """Where the index entry of a task belongs."""
 
     STORE_QUEUE = "store queue"
-    """The task is pending: at the time of its row."""
+    """The task is pending: its entry is due at the time in the row."""
     DEAD_QUEUE = "dead queue"
     """The task is dead."""
     NOWHERE = "nowhere"
@@ -40,7 +40,7 @@ class Place(Enum):
 
 
 def belongs(row: TryRow | TaskRow | None) -> Place:
-    """Where the entry of this row's task belongs; ``None`` is a task without a row."""
+    """Return where the entry of this row's task belongs. ``None`` is a task without a row."""
     # [rule: row-decides]
     if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
         return Place.NOWHERE
@@ -48,21 +48,21 @@ def belongs(row: TryRow | TaskRow | None) -> Place:
 
 
 class Check(Enum):
-    """What becomes of an entry that was taken from the StoreQueue, by its row."""
+    """What to do with an entry taken from the StoreQueue, according to its row."""
 
     START = "start"
     SOON = "soon"
-    """It is due in a moment: it waits here."""
+    """It is due within MAX_CLOCK_SKEW_MS and waits in the worker."""
     LEASED = "leased"
-    """Another worker has a lease on the row, or had one that ran out."""
+    """Another worker has a lease on the row, or its lease ran out."""
     CLOCK_BEHIND = "clock behind"
-    """It is due by Redis's clock and not by ours."""
+    """It is due by Redis's clock but not by this machine's."""
     ELSEWHERE = "elsewhere"
-    """The entry is wrong: it goes to where it ``belongs``."""
+    """The entry is wrong: it moves to where it ``belongs``."""
 
 
 def check(row: TryRow, *, now: int, taken: int) -> Check:
-    """Whether an entry may start, in ms: ``now`` is this machine's time, ``taken`` Redis's of the prepare."""
+    """Decide whether an entry may start. ``now``: this machine's ms; ``taken``: Redis's ms at the prepare."""
     if row.status != TaskStatus.PENDING:
         return Check.ELSEWHERE
     ahead = row.next_time - now
@@ -74,22 +74,23 @@ def check(row: TryRow, *, now: int, taken: int) -> Check:
 
 
 def entry_score(topic: Topic, due: int, attempts: int) -> float:
-    """The StoreQueue score of a pending task: due at ``due`` (ms), with ``attempts`` tries used up."""
+    """Return the StoreQueue score of a pending task due at ``due`` (ms) that used up ``attempts`` tries."""
     return store_score(due, topic.remaining(attempts), attempts)
 
 
 def beyond_horizon(topic: Topic, due: int, now: int) -> bool:
-    """Whether a task that is due at ``due`` waits in its row alone. The sweep indexes it in time."""
+    """Whether a task due at ``due`` (ms) waits in its row alone, until the sweep indexes it."""
     return due - now > topic.horizon * 1000
 
 
 def is_suspect(row: TryRow, max_crashes: int) -> bool:
-    """Whether so many tries in a row ended with their worker that the task may run only alone."""
+    """Whether ``max_crashes`` consecutive tries or more ended with their worker: the task may run only
+    alone."""
     return row.crashes >= max_crashes
 
 
 class Failure(NamedTuple):
-    """A try that failed: the row as it was read, and what it becomes. Instants are milliseconds."""
+    """A failed try: the row as read, and its new values. Instants are milliseconds."""
 
     job_id: int
     version: int
@@ -99,29 +100,29 @@ class Failure(NamedTuple):
     new_crashes: int
     next_time: int
     error: str | None
-    """None: the row keeps the error that it has."""
+    """None keeps the row's error."""
 
     @classmethod
     def of(
         cls, row: TryRow, *, attempts: int, crashes: int, next_time: int, error: str | None = None
     ) -> Failure:
-        """What makes a row of these values out of one that is still as ``row``."""
+        """Build the change to these values. It applies only while the row is unchanged."""
         return cls(row.job_id, row.version, row.attempts, row.crashes, attempts, crashes, next_time, error)
 
 
 class Outcome(NamedTuple):
-    """What a failed try makes of its row, and whether the task is dead by that."""
+    """How a failed try changes its row, and whether the task is then dead."""
 
     failure: Failure
     dead: bool
 
 
 def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcome:
-    """What a try that failed at ``now`` (ms) makes of its row.
+    """Return how a try that failed at ``now`` (ms) changes its row.
 
-    The try is used up, and crashes are forgotten, since it ended by itself. Two are different: a task that
-    ended the process in which it ran alone keeps its crashes; and a try that another handler has broken off
-    uses up nothing, but counts as a crash, so that a task to which that happens again and again runs alone.
+    The try is used up. The crash count is reset, since the try ended by itself, with two exceptions: a task
+    that ended the process in which it ran alone keeps its crash count; and a try that another handler broke
+    off uses up nothing but counts as a crash, so that a task to which that happens repeatedly runs alone.
     """
     if raised.disturbed:
         attempts, dead, crashes = row.attempts, False, min(row.crashes + 1, MAX_CRASHES)
@@ -133,7 +134,7 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
         delay = 0
     else:
         delay = topic.retry_delay_ms(attempts) if raised.after_ms is None else raised.after_ms
-    next_time = max(now + delay, row.action_time)  # not before it, even if the clock was set back
+    next_time = max(now + delay, row.action_time)  # also if the clock was set back
     failure = Failure.of(row, attempts=attempts, crashes=crashes, next_time=next_time, error=raised.text)
     return Outcome(failure, dead)
 
@@ -141,15 +142,16 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
 def after_crash(
     row: TryRow | None, topic: Topic, remaining: int, now: int, max_crashes: int, *, dead: bool
 ) -> Failure | None:
-    """How a row changes because a try ended with its worker; None when it stays as it is.
+    """Return how a try that ended with its worker changes the row, or None for no change.
 
-    ``remaining`` are the tries left by the entry. Charges a try, but never the last one: no task dies of a
-    crash of its worker. Where the row was written before (more tries are used up than by the entry), a try is
-    not charged again. But unless its worker is known to be ``dead``, the crash is counted all the same: the
-    entry may carry stale tries, its holder may be running on, and its late failure must find another row.
+    ``remaining`` is the tries left according to the entry. Charges a try, but never the last one: no task
+    becomes dead by a crash of its worker. A try is not charged twice: if the row has more tries used up than
+    the entry, it was charged before. The crash is counted even then, unless the worker is known to be
+    ``dead``: the entry's tries may be stale, its owner may still run it, and the owner's late failure must
+    find a changed row.
 
-    Not counted: a suspect, since the quarantine counts its runs when they begin; and what a living worker has
-    leased, since that has lost Redis and still runs the task.
+    Two are not counted: a suspect, because the quarantine counts its runs when they begin; and a row that a
+    live worker has leased, because that worker has lost Redis and still runs the task.
     """
     if row is None or row.status != TaskStatus.PENDING or row.lease > 0:  # [rule: reclaim-waits]
         return None
@@ -158,13 +160,13 @@ def after_crash(
         return None
     attempts, error = row.attempts, None
     if not written:
-        # max, as retries may have been lowered  [rule: never-the-last]
+        # max, because retries may have been lowered  [rule: never-the-last]
         attempts = max(attempts, min(attempts + 1, topic.retries - 1))
         error = CRASHED
     return Failure.of(
         row,
         attempts=attempts,
         crashes=min(row.crashes + 1, MAX_CRASHES),
-        next_time=max(now, row.action_time),  # not before it, even if the clock was set back
+        next_time=max(now, row.action_time),  # also if the clock was set back
         error=error,
     )

@@ -1,6 +1,6 @@
 """The task table: the only importer of sqlalchemy, pymysql and alembic.
 
-``toc.store.migrate`` is imported by itself: programs that do not migrate need no alembic in memory.
+``toc.store.migrate`` is imported separately: programs that do not migrate need no alembic in memory.
 """
 
 from toc.model.verdict import Failure

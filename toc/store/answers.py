@@ -1,11 +1,11 @@
-"""What a MySQL server answers to a batch of statements, read from the wire.
+"""Reads a MySQL server's answers to a batch of statements from the wire.
 
-The driver makes an object of every packet and wakes up for each: reading two rows takes it 13 packets. Here a
-read takes all that has come, and values are cut out of it where they stand. Sending, logging in, TLS and
-errors are the driver's. The format: MySQL's "Client/Server Protocol, Text Protocol".
+The driver makes an object of every packet and wakes up for each: to read two rows it reads 13 packets. Here
+one read takes everything received, and values are cut out of it in place. Sending, logging in, TLS and errors
+are the driver's. The format: MySQL's "Client/Server Protocol, Text Protocol".
 
-What has come may be cut off or damaged. Whatever does not add up, to the last byte, raises the driver's error
-for a packet that makes no sense; nobody knows then what became of the statements.
+Answers may be truncated or damaged. Any mismatch, to the last byte, raises the driver's error for a malformed
+packet; the outcome of the statements is then unknown.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from toc.store.server import Result
 
 _OK, _NULL, _EOF, _ERROR = 0x00, 0xFB, 0xFE, 0xFF
 _EOF_BELOW = 9
-"""A packet that begins like an end and is as long as this is a row with a very long value."""
+"""A packet that begins like an end packet but is at least this long is a row with a very long value."""
 _MORE_RESULTS = 0x08
-"""Of the status: the answer to another statement follows."""
+"""Status flag: the answer to another statement follows."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
-"""How many bytes hold a length that one byte cannot."""
+"""Number of bytes of a length that does not fit in one byte."""
 _WHOLE = 0xFFFFFF
-"""A packet of this size goes on in the next one."""
+"""A packet of this size continues in the next one."""
 _MOST_COLUMNS = 4096
-"""As many as a result of MySQL can have."""
+"""Most columns of a MySQL result."""
 _FIRST_CODE = 1000
-"""The lowest code of an error of a server."""
+"""Lowest error code of a server."""
 _BINARY = 63
 _TEXTS = frozenset(
     {
@@ -55,11 +55,11 @@ Convert = Callable[[bytes], Any]
 def read_answers(
     receive: Callable[[], bytes], decoders: Mapping[int, Any], count: int, sequence: int = 1
 ) -> list[Result]:
-    """The results of all ``count`` statements of a query that was sent. Nothing of them is left unread.
+    """Return the results of all ``count`` statements of a query that was sent, and leave nothing unread.
 
-    ``receive`` returns what has come, at least one byte; ``decoders`` are the driver's, by type of column,
-    for what is neither text nor integer. ``sequence`` is how many packets the query had: they are numbered
-    on. Raises the driver's error for the first statement that failed.
+    ``receive`` returns the bytes received, at least one. ``decoders`` are the driver's, by column type, for
+    values that are neither text nor integer. ``sequence`` is the number of packets of the query: the answer's
+    packets are numbered from it. Raises the driver's error for the first statement that failed.
     """
     try:
         return _read_answers(_Packets(receive, sequence), decoders, count)
@@ -76,7 +76,7 @@ def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) ->
         first = packets.next()
         if first[0] == _OK:
             matched, at = _length(first, 1)
-            _, at = _length(first, at)  # the last number that AUTO_INCREMENT gave
+            _, at = _length(first, at)  # the last AUTO_INCREMENT value
             more = bool(first[at] & _MORE_RESULTS)
             results.append(Result((), matched))
             continue
@@ -89,7 +89,7 @@ def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) ->
         one = converts[0] if len(converts) == 1 else None
         rows = []
         while not _is_end(packet := packets.next()):
-            if one is not None and packet[0] == len(packet) - 1 < _NULL:  # what is read most: one short text
+            if one is not None and packet[0] == len(packet) - 1 < _NULL:  # the usual case: one short text
                 rows.append((one(packet[1:]),))
             else:
                 rows.append(_row(packet, converts))
@@ -109,7 +109,7 @@ def _is_end(packet: bytes) -> bool:
 
 
 class _Packets:
-    """Cuts what comes into packets."""
+    """Cuts the received bytes into packets."""
 
     __slots__ = ("_at", "_data", "_receive", "_sequence")
 
@@ -120,7 +120,7 @@ class _Packets:
         self._sequence = sequence & 0xFF
 
     def next(self) -> bytes:
-        """The next packet. Raises what it says if it is an error."""
+        """Return the next packet. Raises the error that it holds, if any."""
         packet = self._one()
         if len(packet) == _WHOLE:
             parts = [packet]
@@ -128,15 +128,15 @@ class _Packets:
                 parts.append(self._one())
             packet = b"".join(parts)
         if packet[0] == _ERROR:
-            # With its state, and a code that a server gives: a damaged packet must not say that nothing was
-            # done where something was.
+            # A server's error has a state and a code from 1000. A damaged packet without them must not count
+            # as proof that nothing was done.
             if packet[3:4] != b"#" or int.from_bytes(packet[1:3], "little") < _FIRST_CODE:
                 raise _malformed("an error that is none")
             raise_mysql_exception(packet)
         return packet
 
     def left(self) -> bool:
-        """Whether more has come than was asked for."""
+        """Whether more bytes were received than read."""
         return self._at != len(self._data)
 
     def _one(self) -> bytes:
@@ -162,7 +162,7 @@ class _Packets:
 
 
 def _length(packet: bytes, at: int) -> tuple[int, int]:
-    """A number of variable width, and where it ends."""
+    """Return a number of variable width, and its end."""
     first = packet[at]
     if first < _NULL:
         return first, at + 1
@@ -187,7 +187,8 @@ def _row(packet: bytes, converts: Sequence[Convert]) -> tuple[Any, ...]:
 
 
 def _convert(column: bytes, decoders: Mapping[int, Any]) -> Convert:
-    """How values of a column are read, by the end of its description: character set, length, type, ..."""
+    """Return how to read a column's values, from the end of its description: character set, length, type,
+    ..."""
     kind = column[-6]
     if kind in _NUMBERS:
         return int

@@ -1,8 +1,8 @@
 """Many tasks in one round trip per server: read, finish, fail, die, redrive, scan.
 
-Every update is guarded by what its caller had read, so that it can be sent twice, and every guard's answer
-has a name. A row that ends (status 2, 3, 4) gets the time of its end as next_time: the index (status,
-next_time) then serves the sweep (toc.store.scan), the list of the dead and the purge alike.
+Every update is guarded by what its caller had read, so it can be sent twice, and every outcome of a guard has
+a name. A row that ends (status 2, 3, 4) gets the time of its end as next_time: the index (status, next_time)
+then serves the sweep (toc.store.scan), the list of dead letters and the purge.
 """
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
@@ -36,16 +36,16 @@ CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
 R = TypeVar("R")
 
 SLICE_SECONDS = 0.001
-"""How long each of several servers is waited for before the next one is looked at."""
+"""Seconds to wait for each of several servers before looking at the next one."""
 
 TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
-"""Gets ids whose rows were to be read, and what came of it."""
+"""Callback that gets the ids whose rows were to be read, and the answers."""
 
 
 class Owing(StoreUnavailable):
-    """The server has yet to answer to others; then it is known whether it is away.
+    """The server still owes answers to other callers; those will show whether it is out of reach.
 
-    ``seconds``: when it will, where the server is far away; None: it should have.
+    ``seconds``: when it will have answered, for a far server; None: the answers are overdue.
     """
 
     def __init__(self, text: str, seconds: float | None) -> None:
@@ -54,18 +54,18 @@ class Owing(StoreUnavailable):
 
 
 class _Begun(NamedTuple):
-    """A server was asked for the rows of these ids, by table."""
+    """A request to one server for the rows of these ids, by table."""
 
     server: DatabaseServer
     ids: Mapping[int, Sequence[int]]
     exchange: Exchange | None
     future: Future[Answers[TryRow]] | None
-    """In place of an exchange, where no connection stood idle."""
+    """Replaces the exchange if there was no idle connection."""
     at: float
-    """When, on the monotonic clock."""
+    """When the request was sent, on the monotonic clock."""
 
     def answered(self, seconds: float) -> bool:
-        """Wait so long at most; whether the answers are there."""
+        """Wait at most ``seconds``. Returns whether the answers are there."""
         if self.exchange is not None:
             return self.exchange.answered(seconds)
         assert self.future is not None  # noqa: S101 - it is one of the two
@@ -73,28 +73,28 @@ class _Begun(NamedTuple):
 
 
 class Finish(Enum):
-    """What finishing a task came to."""
+    """The outcome of finishing a task."""
 
     DONE = "done"
-    """Our update marked the row as processed."""
+    """This update marked the row as processed."""
     ALREADY = "already"
     """The row was processed before: this run was a duplicate."""
     CANCELLED = "cancelled"
-    """The row is cancelled; it is marked as tried now, so that a cancel cannot claim otherwise."""
+    """The row is cancelled. It is now marked as tried, so that a cancel cannot claim otherwise."""
     DEAD = "dead"
     """The row is dead."""
     RESCHEDULED = "rescheduled"
     """The row is pending under another version: the task has a new deadline."""
     MISSING = "missing"
-    """There is no row."""
+    """The task has no row."""
 
 
 class Guard(Enum):
-    """What a guarded update of one row came to."""
+    """The outcome of a guarded update of one row."""
 
     APPLIED = "applied"
     LOST = "lost"
-    """The row is no longer as it was read: somebody else was first."""
+    """The row is no longer as it was read: another update came first."""
 
 
 _ENDED = {
@@ -106,7 +106,8 @@ _ENDED = {
 
 
 class Batches:
-    """The batch operations. ``stamp`` gives the instant of a change, a new one at each call. Thread-safe."""
+    """The batch operations. ``stamp`` returns the instant of a change (ms), a new one per call.
+    Thread-safe."""
 
     def __init__(self, shards: Shards, leases: Leases, stamp: Callable[[], int]) -> None:
         self._shards = shards
@@ -117,12 +118,12 @@ class Batches:
     # --- reading -------------------------------------------------------------------------------------------
 
     def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
-        """The rows that there are, by job_id."""
+        """Return the existing rows by job_id."""
         parts = self._shards.each(self._shards.group(job_ids), self._read, gated=False).whole()
         return {job_id: row for part in parts for job_id, row in part.items()}
 
     def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
-        """As much of the rows as a try needs, by job_id."""
+        """Return the columns that a try needs, by job_id."""
         return self._tries(self._shards.group(job_ids))
 
     def _tries(self, ids: Mapping[DatabaseServer, Mapping[int, Sequence[int]]]) -> Answers[TryRow]:
@@ -137,11 +138,11 @@ class Batches:
         return sql.select_by_id(server, self._try_columns[server], self._shards.names, ids)
 
     def check_tries(self, job_ids: Iterable[int], take: TakeTries) -> None:
-        """The same for those who cannot wait: ``take`` gets the ids of each server, and its answers.
+        """Read the rows for tries without waiting: ``take`` gets the ids of each server, and its answers.
 
-        It is called as the answers come; for a server that does not answer within PATIENCE_SECONDS later, and
-        on another thread; so it is at once for one of several servers that is usually slow. In the meantime
-        that server is asked nothing more: its ids are not answered.
+        ``take`` is called as answers come. For a server without an answer within PATIENCE_SECONDS it is
+        called later, on another thread; for one of several servers that is usually slow, always so. Until
+        then that server gets no further requests: its ids are reported as not answered.
         """
         begun: list[_Begun] = []
         for server, ids in self._shards.group(job_ids).items():
@@ -176,7 +177,8 @@ class Batches:
             begun = waiting
 
     def _answered(self, one: _Begun, seconds: float) -> bool:
-        """Wait so long at most; whether the answers are there. The server's health hears how long it took."""
+        """Wait at most ``seconds``. Returns whether the answers are there, and records the time in the
+        health."""
         if not one.answered(seconds):
             return False
         if one.exchange is not None:
@@ -184,13 +186,13 @@ class Batches:
         return True
 
     def _take_later(self, one: _Begun, take: TakeTries) -> None:
-        """Leave it to another thread to wait for the answers."""
+        """Let another thread wait for the answers."""
         self._shards.health[one.server].owes(1, one.at)
         self._shards.soon(partial(self._wait_for_tries, one, take))
 
     def _begin_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> _Begun:
         exchange, at = None, time.monotonic()
-        # What fails here is asked once more, where it may take its time.
+        # Rows that fail here are read once more, on a thread that may wait.
         with contextlib.suppress(StoreUnavailable):
             exchange = server.begin(self._select_tries(server, ids))
         if exchange is not None:
@@ -198,7 +200,7 @@ class Batches:
         return _Begun(server, ids, None, self._shards.soon(lambda: self._tries({server: ids})), at)
 
     def _take_tries(self, one: _Begun, take: TakeTries) -> None:
-        """The answers are there."""
+        """Pass on the answers, which are there."""
         server, ids, exchange, future, _ = one
         asked = [job_id for part in ids.values() for job_id in part]
         if future is not None:
@@ -208,7 +210,7 @@ class Batches:
         try:
             rows = sql.try_rows(exchange.results())
         except (StoreUnavailable, SchemaBehind):
-            # A connection that broke, mostly.
+            # Usually a broken connection.
             self._shards.soon(lambda: take(asked, self._tries({server: ids})))
             return
         foreign = any(map(self._leases.of_others, rows))
@@ -217,7 +219,7 @@ class Batches:
         elif foreign:
             take(asked, self._judged(server, asked, rows))
         else:
-            # Its own leases are none to a worker, which runs under them what it takes from the table.
+            # A worker ignores its own leases: it runs under them what it takes from the table.
             take(asked, Answers({row.job_id: row for row in self._leases.judged(server, rows)}))
 
     def _judged(self, server: DatabaseServer, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
@@ -227,7 +229,7 @@ class Batches:
             return Answers({}, dict.fromkeys(ids, exc))
 
     def _wait_for_tries(self, one: _Begun, take: TakeTries) -> None:
-        """Find out why a server does not answer; take what can be had, and wait for the rest."""
+        """Find out why a server does not answer. Take what is available, and wait for the rest."""
         server, ids, exchange, _, at = one
         health = self._shards.health[server]
         if self._answered(one, max(at + health.patience - time.monotonic(), 0.0)):
@@ -252,7 +254,7 @@ class Batches:
             drain(exchange)
 
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
-        """Those of the tables in which a pending row carries a larger slot_amount."""
+        """Return those tables in which a pending row has a larger slot_amount."""
         where = _above(biz_type, slot_amount)
         results = self._scan(
             tables, lambda table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
@@ -260,7 +262,7 @@ class Batches:
         return {row[0] for result in results for row in result.rows}
 
     def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
-        """How many pending rows of these tables carry each slot_amount."""
+        """Count the pending rows of these tables by slot_amount."""
         results = self._scan(
             tables,
             lambda _table, name: (
@@ -277,7 +279,7 @@ class Batches:
     # --- guarded changes -------------------------------------------------------------------------------
 
     def finish(self, items: Iterable[tuple[int, int]]) -> Answers[Finish]:
-        """Mark rows as processed, if they are pending under the version that was read."""
+        """Mark rows as processed if they are pending under the version that was read."""
         versions = dict(items)
         now = self._stamp()
         parts = self._shards.each(
@@ -321,23 +323,24 @@ class Batches:
                 row = rows.get(job_id)
                 if row is None:
                     cases[job_id] = Finish.MISSING
-                elif row.status != PROCESSED or row.gmt_modified != now:  # else: processed by this very call
-                    cases[job_id] = _ENDED.get(row.status, Finish.MISSING)  # a status of somebody else's
+                elif row.status != PROCESSED or row.gmt_modified != now:  # else: by this call
+                    cases[job_id] = _ENDED.get(row.status, Finish.MISSING)  # a status that toc does not write
         self._mark_tried(server, self._shards.group(_those(cases, Finish.CANCELLED)).get(server, {}))
         return cases
 
     def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Write failed tries on rows that are still as they were read, and that nobody else has leased."""
+        """Write failed tries on rows that are unchanged since they were read and not leased by another
+        worker."""
         return self._fail(items, self._leases.free)  # [rule: lease-fence]
 
     def count(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """The same for tries that begin: they keep the lease that this worker has."""
+        """Count tries that begin, on rows that are unchanged. They keep this worker's lease."""
         return self._fail(items, self._leases.free, self._leases.kept())
 
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Write tries that ended with their workers; not where a living worker has a lease by now.
+        """Write tries that ended with their workers, except on rows that a live worker has leased by now.
 
-        Nor where this one has: its fallback may have taken the row since its reclaim has read it.
+        Not even if this worker has: its fallback may have taken the row since its reclaim read it.
         """
         return self._fail(items, self._leases.unleased)  # [rule: crash-unleased]
 
@@ -357,7 +360,7 @@ class Batches:
         )
 
     def die(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Mark rows as dead that are still as they were read."""
+        """Mark rows as dead if they are unchanged since they were read."""
         now = self._stamp()
         return self._guarded(
             items,
@@ -404,11 +407,11 @@ class Batches:
         return _joined(self._shards.each(self._shards.group(by_id), send, writes=True))
 
     def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
-        """Cancelled rows get attempts >= 1. Returns those whose tables do not answer."""
+        """Set attempts >= 1 on cancelled rows. Returns those whose tables do not answer."""
         return self._shards.each(self._shards.group(job_ids), self._mark_tried, writes=True).failed
 
     def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
-        """Rows that are pending, or were cancelled a moment ago, get a last_error if they have none.
+        """Set last_error, if empty, on rows that are pending or were cancelled a moment ago.
 
         Returns those whose tables do not answer.
         """
@@ -430,7 +433,7 @@ class Batches:
         return self._shards.each(self._shards.group(job_ids), send, writes=True).failed
 
     def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
-        """Dead rows become pending and due at ``now_ms``; returns them as they are now."""
+        """Make dead rows pending and due at ``now_ms``. Returns the changed rows."""
         changed = self._stamp()
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
@@ -445,7 +448,7 @@ class Batches:
                         f"WHERE {where} AND status={DEAD}"
                     )
                 )
-                # by its stamp, so that sending all of it again after a lost answer still finds the rows
+                # by its stamp, so that a resend after a lost answer still finds the rows
                 statements.append(
                     Statement(
                         f"SELECT {what} FROM {name} "
@@ -464,7 +467,7 @@ class Batches:
         return {row.job_id: row for row in sql.task_rows(results)}
 
     def _scan(self, tables: Iterable[int], select: Callable[[int, str], str]) -> list[Result]:
-        """The same SELECT over tables, given each and its name, in one round trip per server."""
+        """Run the same SELECT on tables, given each table's number and name, in one round trip per server."""
         names = self._shards.names
         parts = self._shards.each(
             self._shards.group_tables(dict.fromkeys(tables)),
@@ -490,14 +493,14 @@ class Batches:
 
 
 def _refuse(ids: Mapping[int, Sequence[int]], failed: Mapping[int, Trouble], take: TakeTries) -> None:
-    """Say of these tables' ids that they are not answered."""
+    """Report the ids of these tables as not answered."""
     if failed:
         refused = {job_id: error for table, error in failed.items() for job_id in ids[table]}
         take(list(refused), Answers({}, refused))
 
 
 def _joined(parts: Parts[dict[int, R]]) -> Answers[R]:
-    """The answers of all parts."""
+    """Join the answers of all parts."""
     return Answers(
         {job_id: answer for part in parts.results for job_id, answer in part.items()}, parts.failed
     )
@@ -512,7 +515,7 @@ def _those(cases: Mapping[int, Finish], case: Finish) -> list[int]:
 
 
 def _noted(server: DatabaseServer, item: Failure, now: int) -> str:
-    """What adds a failed try to the row's history."""
+    """Return the SQL that adds a failed try to the row's history."""
     if item.error is None:
         return ""
     failed = FailedTry(item.new_attempts, item.new_crashes, item.version, now, item.error)
@@ -520,5 +523,5 @@ def _noted(server: DatabaseServer, item: Failure, now: int) -> str:
 
 
 def _error_text(error: str) -> str:
-    """As much of an error as is kept, without what UTF-8 cannot carry."""
+    """Truncate an error for storage, without characters that UTF-8 cannot encode."""
     return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Does every shard have the schema that this code needs?"""
+"""Checks that every shard has the schema that this code needs."""
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
 
@@ -25,9 +25,9 @@ _OTHER_LAYOUT = "TOC_DATABASES and TOC_TABLES are not those that the tables were
 class ShardStatus:
     """The schema of one database.
 
-    ``revision`` is what was last migrated to (None: never), ``head`` what this code needs. A database that
-    is further on is not behind: schemas expand before programs use it. ``unexpected_tables`` are task tables
-    that belong to other numbers of tables and databases than are configured; those cannot change.
+    ``revision`` is the last migration applied (None: none), ``head`` the one that this code needs. A later
+    revision is not behind: schemas expand before programs use them. ``unexpected_tables`` are task tables of
+    another layout than the configured numbers of tables and databases, which cannot change.
     """
 
     server: str
@@ -56,16 +56,16 @@ class ShardStatus:
 
 
 def check(shards: Shards) -> list[ShardStatus]:
-    """The state of every database, in order; two short queries per server. Raises StoreUnavailable."""
+    """Return the state of every database, in order; two short queries per server. Raises StoreUnavailable."""
     parts = shards.every(lambda server: check_server(shards, server))
     return [status for part in parts.values() for status in part]
 
 
 def require(shards: Shards) -> None:
-    """Raise SchemaBehind, naming the shards, unless every one that answers is fit.
+    """Raise SchemaBehind, naming the shards, unless every shard that answers is fit.
 
-    One of several servers may be out of reach: the tasks of the others need not wait for it. Raises
-    StoreUnavailable if that is the one that holds the topic table.
+    One of several servers may be out of reach: tasks of the others need not wait for it. Raises
+    StoreUnavailable if it is the server of the topic table.
     """
 
     def states(server: DatabaseServer) -> list[ShardStatus]:
@@ -91,8 +91,8 @@ def require(shards: Shards) -> None:
 def require_layout(shards: Shards) -> None:
     """Raise SchemaBehind if the tables were made for other TOC_DATABASES and TOC_TABLES.
 
-    A task would else be written into a table in which nobody looks for its job_id. The tables of the first
-    database tell; that one is missing is left to whoever needs it.
+    Otherwise a task would be written into a table in which its job_id is never looked up. Only the tables of
+    the first database are read; if they are missing, their user raises the error.
     """
     name = shards.layout.database_name(0)
     expected = {task_table_name(table) for table in shards.layout.tables_of(0)}
@@ -106,7 +106,7 @@ def require_layout(shards: Shards) -> None:
 
 
 def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dict[str, set[str]]:
-    """The names of the tables in each of these databases."""
+    """Return the names of the tables in each of these databases."""
     if shards.layout.sqlite:
         query = f"SELECT '{names[0]}', name FROM sqlite_master WHERE type = 'table'"
     else:
@@ -122,7 +122,7 @@ def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dic
 
 
 def check_server(shards: Shards, server: DatabaseServer) -> list[ShardStatus]:
-    """The state of the databases of one server. Raises StoreUnavailable."""
+    """Return the state of the databases of one server. Raises StoreUnavailable."""
     layout = shards.layout
     names = [layout.database_name(database) for database in server.databases]
     tables = _tables(shards, server, names)

@@ -1,7 +1,7 @@
-"""Rows that have ended and may go: found in the order of their end, deleted by their ids.
+"""Finds finished rows in the order of their end, and deletes them by id.
 
-A row that ended carries the time of its end as next_time, so the index (status, next_time), whose entries end
-with job_id, leads from the oldest on. Every page is bounded by what it reads, not by what it finds.
+A finished row has the time of its end as next_time, so the index (status, next_time), whose entries end with
+job_id, yields the oldest first. A page is bounded by what it reads, not by what it finds.
 """
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
@@ -19,11 +19,11 @@ from toc.store.shards import Shards, Trouble
 FINAL = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
 
 Place = tuple[int, int]
-"""(next_time, job_id): where a page begins, after that row."""
+"""(next_time, job_id) of a row; a page begins after it."""
 
 
 class EndedRow(NamedTuple):
-    """As much of a processed or cancelled row as its purge needs. ``ended`` is milliseconds."""
+    """The columns of a processed or cancelled row that its purge needs. ``ended`` is in milliseconds."""
 
     table: int
     status: int
@@ -33,7 +33,7 @@ class EndedRow(NamedTuple):
 
 
 class Ended:
-    """Finds and deletes. Thread-safe. Raises StoreUnavailable."""
+    """Finds and deletes finished rows. Thread-safe. Raises StoreUnavailable."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
@@ -41,8 +41,10 @@ class Ended:
     def page(
         self, after: Mapping[tuple[int, int], Place], before: int, limit: int
     ) -> tuple[list[EndedRow], Mapping[int, Trouble]]:
-        """Rows that ended before an instant, by (table, status): of each those that come after its place, in
-        their order, at most ``limit``. Also the tables that do not answer."""
+        """Return rows that ended before ``before`` (ms), and the tables that do not answer.
+
+        For each (table, status): the rows after its place, in order, at most ``limit``.
+        """
         by_table: dict[int, list[tuple[int, Place]]] = {}
         for (table, status), place in after.items():
             by_table.setdefault(table, []).append((status, place))
@@ -68,9 +70,9 @@ class Ended:
         return rows, parts.failed
 
     def delete(self, job_ids: Iterable[int], statuses: Collection[int]) -> int:
-        """Delete those of the rows that have one of these statuses. Returns how many went.
+        """Delete those rows that have one of these statuses. Returns how many were deleted.
 
-        Raises StoreUnavailable when some stay because their tables do not answer.
+        Raises StoreUnavailable if rows remain because their tables do not answer.
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> int:

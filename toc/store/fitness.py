@@ -1,7 +1,7 @@
-"""Is each server of the task table fit for it: version, durability, rights, room, clock, schema?
+"""Checks whether each server of the task table is fit: version, durability, rights, space, clock, schema.
 
-For ``toc doctor``. It needs no right that toc does not need anyhow: rights are found out by statements that
-touch no row, and the rest every account may read.
+For ``toc doctor``. It needs only rights that toc needs anyway: it tests them with statements that touch no
+row, and every account may read the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
 PACKET_BYTES = 16 * 2**20
-"""What a batch of rows can come to, with room to spare."""
+"""Enough for a batch of rows, with a margin."""
 NEARLY_ALL = 0.8
 OLDEST = {"MySQL": (8, 0), "MariaDB": (10, 6)}
 
@@ -39,7 +39,7 @@ _DENIED = re.compile(r"\((1044|1142|1143|1227|1370)\)$")
 
 
 def examine(shards: Shards) -> list[Finding]:
-    """What can be said of every server, also what is well; one out of reach is a finding."""
+    """Return findings about every server, also good ones. A server out of reach is a finding too."""
     parts = shards.every(lambda server: list(_examine(shards, server)))
     return [finding for part in parts.values() for finding in part]
 
@@ -149,7 +149,7 @@ def _wrong(facts: Mapping[str, str]) -> Iterator[tuple[Level, str, str]]:
 
 
 def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
-    """Whether the account may do what toc does in each database."""
+    """Check whether the account may do what toc does in each database."""
     missing: dict[str, list[str]] = {}
     layout = shards.layout
     for database in server.databases:
@@ -159,7 +159,7 @@ def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
             try:
                 server.run([Statement(probe.replace("{name}", name))], again=False)
             except SchemaBehind:
-                break  # no such table: the schema tells
+                break  # no such table: the schema check reports it
             except StoreUnavailable as exc:
                 if not _DENIED.search(str(exc)):
                     raise

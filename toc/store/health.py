@@ -1,8 +1,8 @@
-"""Health of a server of the task table: whether it answers at all, and which of its tables are locked.
+"""Health of a server of the task table: whether it answers, and which of its tables are locked.
 
-Who finds out that a server is away, or that somebody has locked a table of it (LOCK TABLES, a long ALTER),
-marks it here, so that nobody else waits for the same thing: calls that go by the marks are told at once, and
-go on with other servers and tables. A thread asks what is marked until it answers again; it lives no longer.
+The first caller to find a server out of reach or a table locked (LOCK TABLES, a long ALTER) marks it here, so
+that no other caller waits for it: calls that obey the marks fail at once for it and continue with other
+servers and tables. A thread probes marked ones until they answer again, and then ends.
 
     away      the server does not answer, refuses, or has lost its connections
     locked    a table that cannot be read, nor written
@@ -29,20 +29,19 @@ log = get_logger(__name__)
 P = TypeVar("P")
 
 PATIENCE_SECONDS = 0.05
-"""How long tasks of other servers wait for an answer of this one. It answers within a few milliseconds, and
-nothing that could run may be late by a tenth of a second."""
+"""Seconds that tasks of other servers wait for this server's answer. It usually answers within a few
+milliseconds, and no task that could run may be late by a tenth of a second."""
 SLOW_SECONDS = PATIENCE_SECONDS / 2
-"""Who usually takes longer is not waited for at all by tasks of other servers."""
+"""Tasks of other servers do not wait at all for a server that usually takes longer than this."""
 PATIENCE_TIMES = 4
-"""How many times as long as usually an answer may take until the server is taken for away, where that is
-more."""
+"""An answer may take this multiple of the usual time, if that is longer, before the server counts as away."""
 MOST_PATIENCE_SECONDS = 2.0
-"""The most of that, and as long as it is not known what is usual."""
+"""Upper bound of that time, and its value while the usual time is unknown."""
 APART_SECONDS = 0.2
-"""How much longer an answer may take while no connection stands idle, and then each step of opening one, to
-find out how the server is. Nobody else waits for that."""
+"""Extra seconds for an answer while no connection is idle, and then for each step of opening one, to learn
+the server's state. No other caller waits for that."""
 AGAIN_SECONDS = 0.25
-"""How often what is marked is asked whether it is well again."""
+"""Seconds between probes of what is marked."""
 
 _ALIVE = Statement("SELECT 1")
 
@@ -52,9 +51,9 @@ class Ail(Enum):
 
     AWAY = "away"
     LOCKED = "locked"
-    """It waits for a lock that somebody else has."""
+    """It waits for a lock held by another transaction."""
     SLOW = "slow"
-    """It works."""
+    """It works, slowly."""
 
 
 class Health:
@@ -70,36 +69,36 @@ class Health:
         """Why the server does not answer; None while it does."""
         self._away_since = 0.0
         self._marks: dict[tuple[int, bool], StoreUnavailable] = {}
-        """(table, whether it is writing that fails) -> why."""
+        """(table, whether only writing fails) -> why."""
         self._probes: dict[tuple[int, bool], Exchange] = {}
-        """Probes of these that have yet to be answered."""
+        """Probes of these marks that are not answered yet."""
         self._questions: list[Exchange] = []
-        """What the server was asked when it was found to be away, and may answer yet."""
+        """Requests sent before the server was marked as away, which it may still answer."""
         self.owing = 0
-        """How many exchanges the server has not answered in time and may answer yet."""
+        """Number of exchanges not answered in time that the server may still answer."""
         self._owing_since = 0.0
         self._average: float | None = None
-        """How many seconds answers have taken: a moving average."""
+        """Moving average of answer times, in seconds."""
 
     def answered(self, seconds: float) -> None:
-        """An answer has taken so long."""
+        """Record how many seconds an answer took."""
         seconds = min(seconds, MOST_PATIENCE_SECONDS)
         usual = self._usual
         self._average = seconds if usual is None else usual + (seconds - usual) / 4
 
     @property
     def _usual(self) -> float | None:
-        """How many seconds an answer usually takes; None: it has given none."""
+        """Usual seconds per answer; None before the first answer."""
         return self._server.first_answer if self._average is None else self._average
 
     @property
     def slow(self) -> bool:
-        """Whether it usually takes so long to answer that nobody else may wait for it: it is far away."""
+        """Whether the server usually answers too slowly for other tasks to wait: it is far away."""
         return self._usual is not None and self._usual > SLOW_SECONDS
 
     @property
     def patience(self) -> float:
-        """How long an answer may take until the server is taken for away."""
+        """Seconds an answer may take before the server counts as away."""
         if self._usual is None:
             return MOST_PATIENCE_SECONDS
         return min(max(PATIENCE_SECONDS, PATIENCE_TIMES * self._usual), MOST_PATIENCE_SECONDS)
@@ -112,7 +111,7 @@ class Health:
     def sort_out(
         self, tables: Mapping[int, P], *, writes: bool
     ) -> tuple[Mapping[int, P], dict[int, StoreUnavailable]]:
-        """The tables that can be asked, and why each of the others cannot."""
+        """Split tables into those that can be asked and those that cannot, with the reason."""
         away = self.away
         if away is not None:
             return {}, dict.fromkeys(tables, away)
@@ -124,7 +123,7 @@ class Health:
         return {table: part for table, part in tables.items() if table not in failed}, failed
 
     def owes(self, more: int, since: float = 0.0) -> None:
-        """So many exchanges more, that were begun at ``since`` (monotonic), or fewer, are late."""
+        """Add to the number of late exchanges, begun at ``since`` (monotonic seconds); negative subtracts."""
         with self._lock:
             self.owing += more
             if more > 0:
@@ -132,11 +131,11 @@ class Health:
 
     @property
     def owing_seconds(self) -> float:
-        """In how many seconds it will have answered what is late, if that takes as long as usually."""
+        """Seconds until all late exchanges are answered, at the usual speed."""
         return max((self._usual or 0.0) - (time.monotonic() - self._owing_since), 0.0)
 
     def mark_away(self, error: StoreUnavailable, question: Exchange | None = None) -> None:
-        """The server failed in a way that will not be over at once; it may yet answer a question."""
+        """Mark the server as away after a lasting failure; it may still answer ``question``."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -149,14 +148,14 @@ class Health:
             self._look_after()
 
     def examine(self, exchange: Exchange | None, answered: Callable[[float], bool]) -> Ail:
-        """Why an exchange is not answered in time, or no connection is free. Marks a server that is away.
+        """Find out why an exchange is late, or why no connection is free. Marks a server that is away.
 
-        It is not, if ``answered`` tells, having waited so many seconds, that the answer has come meanwhile.
+        ``answered(seconds)`` waits and returns whether the answer has come: then the server is not away.
         """
         patience, began = self.patience, time.monotonic()
         try:
             question = self._server.begin([self._server.connections()])
-            if question is None:  # all connections are lent, or none is open yet: neither says how it is
+            if question is None:  # all connections are lent, or none is open yet: its state is unknown
                 if answered(APART_SECONDS):
                     return Ail.SLOW
                 seconds = max(patience, APART_SECONDS)
@@ -181,14 +180,14 @@ class Health:
         return Ail.SLOW
 
     def find_locked(self, tables: Iterable[int], *, writes: bool) -> None:
-        """Mark those of the tables that are locked; the server answers."""
+        """Mark those tables that are locked, on a server that answers."""
         for table in tables:
             if (table, writes) in self._marks or (table, False) in self._marks:
                 continue
             try:
                 probe = self._server.begin([self._probe(table, writes=writes)])
                 if probe is None:
-                    return  # so many wait already; who needs the rest finds out for itself
+                    return  # enough callers wait already; later ones find out for themselves
                 if probe.answered(self.patience / 2):
                     probe.results()
                     continue
@@ -200,7 +199,7 @@ class Health:
             self._mark_locked(table, probe, writes=writes)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop probing."""
         with self._lock:
             self._closed.set()
             thread, self._thread = self._thread, None
@@ -209,7 +208,7 @@ class Health:
         self._closed.clear()
 
     def after_fork(self) -> None:
-        """In a child: nothing is known, and no thread asks."""
+        """In a forked child: forget all marks; no thread probes."""
         self._lock = threading.Lock()
         self._thread, self._closed = None, threading.Event()
         self.away, self.owing, self._average = None, 0, None
@@ -274,7 +273,7 @@ class Health:
         except Locked:
             return
         except SchemaBehind:
-            pass  # whoever asks for the table is told so
+            pass  # callers of the table get the reason
         except StoreUnavailable as exc:
             self.mark_away(exc)
             return
@@ -290,6 +289,6 @@ class Health:
 
 
 def drain(exchange: Exchange) -> None:
-    """Read an answer that nobody needs, so that its connection can be used again."""
+    """Read and discard an answer, so that its connection can be reused."""
     with contextlib.suppress(StoreUnavailable, SchemaBehind):
         exchange.results()

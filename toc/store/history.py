@@ -1,9 +1,9 @@
-"""What a row keeps of its failed tries: a line of JSON for each, the newest last, the oldest cut off.
+"""The failed tries kept on a row: one line of JSON each, newest last, oldest cut off.
 
     {"attempt":2,"crashes":0,"version":0,"at":1700000000000,"error":"ConnectionError: refused"}
 
-``attempt`` is the number of that try (how many were used up then), ``crashes`` how many in a row had ended
-with their worker, ``at`` milliseconds. To change it: add keys, and be content with lines that lack them.
+``attempt`` is the number of tries used up then, ``crashes`` the consecutive tries that had ended with their
+worker, ``at`` milliseconds. To change the format, add keys and accept lines without them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import json
 from typing import NamedTuple
 
 LINE_CHARS = 200
-"""How much of each error is kept; the last one is kept in full."""
+"""Characters kept of each error; the last error is kept in full."""
 
 
 class FailedTry(NamedTuple):
-    """A try that failed, or a crash. ``at`` is in milliseconds."""
+    """A failed try or a crash. ``at`` is in milliseconds."""
 
     attempt: int
     crashes: int
@@ -26,7 +26,7 @@ class FailedTry(NamedTuple):
 
 
 def line(failed: FailedTry) -> str:
-    """As it is appended to the row."""
+    """Encode a failed try as appended to the row."""
     error = failed.error[:LINE_CHARS].encode(errors="replace").decode()
     return (
         json.dumps(failed._replace(error=error)._asdict(), ensure_ascii=False, separators=(",", ":")) + "\n"
@@ -34,12 +34,12 @@ def line(failed: FailedTry) -> str:
 
 
 def parse(text: str | None) -> list[FailedTry]:
-    """All that is still there, the oldest first."""
+    """Parse what is left of the history, oldest first."""
     found = []
     for each in (text or "").split("\n"):
         try:
             values = json.loads(each)
             found.append(FailedTry(*(values[name] for name in FailedTry._fields)))
-        except (ValueError, KeyError, TypeError):  # the first, cut off, or what somebody else wrote
+        except (ValueError, KeyError, TypeError):  # the first line, cut off, or foreign data
             continue
     return found

@@ -1,7 +1,7 @@
-"""The identity of a task table: one row in its first database, written by the first program that asks.
+"""The identity of a task table: one row in its first database, written by the first program that reads it.
 
-Two clusters that by mistake use one Redis and one namespace tell themselves apart by it. A copy of the
-databases has the identity of its original.
+It tells apart two clusters that use one Redis and one namespace by mistake. A copy of the databases has the
+identity of its original.
 """
 
 # ruff: noqa: S608 - SQL is made of our own names; texts are parameters (toc.store.server)
@@ -16,7 +16,7 @@ from toc.store.server import DatabaseServer, Duplicate, Statement
 
 
 class IdentityTable:
-    """The table with that row. Raises StoreUnavailable or SchemaBehind."""
+    """The table of that row. Raises StoreUnavailable or SchemaBehind."""
 
     def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
         self._server = server
@@ -24,18 +24,18 @@ class IdentityTable:
         self._clock = clock
 
     def get(self) -> str:
-        """The identity: 32 hexadecimal digits that no other task table has."""
+        """Return the identity: 32 hexadecimal digits, unique to this task table."""
         if (found := self._read()) is None:
             now = self._server.instant(self._clock.now_ms())
             insert = f"INSERT INTO {self._table} (number,identity,gmt_create) VALUES (1,%s,{now})"
-            with suppress(Duplicate):  # another was faster
+            with suppress(Duplicate):  # another program was faster
                 self._server.run([Statement(insert, [secrets.token_hex(16)])], again=False)
             found = self._read()
         return found or ""
 
     @property
     def place(self) -> str:
-        """Where it is, for a message."""
+        """Return the table's location, for a message."""
         return self._server.name
 
     def _read(self) -> str | None:

@@ -1,9 +1,9 @@
-"""Leases on rows: who runs a task that the index cannot speak for.
+"""Leases of rows: they name the worker of a task when the index cannot.
 
-A worker that holds a task for longer than a moment writes so on its row, and so does one that takes it
-without Redis, before its handler starts. ``lease_owner`` is a number made from the worker_id; ``lease_until``
-is an instant of the *server's* clock, and only that clock is ever compared with it: a row lives on one
-server, so whatever the clocks of workers say, they agree about each lease.
+A worker that holds a task for longer than a moment takes a lease on its row; so does a worker that takes a
+task without Redis, before its handler starts. ``lease_owner`` is a number made from the worker_id.
+``lease_until`` is an instant of the *server's* clock and is compared only with that clock: a row lives on one
+server, so workers agree about each lease whatever their own clocks say.
 """
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
@@ -20,16 +20,16 @@ from toc.store.shards import Answers, Shards
 
 PENDING = int(TaskStatus.PENDING)
 RAN_OUT = -1
-"""What ``TryRow.lease`` says of a lease whose owner died or fell silent: a try ended with it."""
+"""``TryRow.lease`` of a lease whose owner died or fell silent: a try ended with it."""
 
 NO_LEASE = "lease_owner=NULL,lease_until=NULL"
-"""The assignments by which a row has no lease any more."""
+"""Assignments that remove a row's lease."""
 LEASED_IS_TRIED = "CASE WHEN lease_owner IS NULL THEN attempts ELSE {greatest}(attempts,1) END"
-"""The attempts of a row of which somebody may be running the first try."""  # [rule: lease-is-tried]
+"""The attempts of a row whose first try may be running."""  # [rule: lease-is-tried]
 
 
 def owner_number(worker_id: str) -> int:
-    """What stands for a worker in ``lease_owner``: 63 bits, not 0."""
+    """Map a worker to its ``lease_owner``: 63 bits, not 0."""
     return int.from_bytes(hashlib.sha256(worker_id.encode()).digest()[:8], "big") >> 1 | 1
 
 
@@ -42,29 +42,29 @@ class Leases:
         self._dead: frozenset[int] = frozenset()
 
     def identify(self, worker_id: str) -> None:
-        """Who takes leases here. Without it nobody does: a row with a lease is another's."""
+        """Set the worker that takes leases here. Without it, every lease counts as another worker's."""
         self._me = owner_number(worker_id)
 
     def set_dead(self, worker_ids: Iterable[str]) -> None:
-        """Workers known to be dead: their leases are free, and tell of a try that ended with them."""
+        """Set the workers known to be dead: their leases are free, and show a try that ended with them."""
         self._dead = frozenset(map(owner_number, worker_ids))
 
-    # --- for the statements of others
+    # --- for other modules' statements
 
     def of_others(self, row: TryRow) -> bool:
-        """Whether another worker has or had a lease on a row as ``try_rows`` gives it."""
+        """Whether another worker has or had a lease on a row from ``try_rows``."""
         return row.lease != 0 and row.lease != self._me
 
     def judged(self, server: DatabaseServer, rows: list[TryRow]) -> list[TryRow]:
-        """Rows as ``try_rows`` gives them, with ``lease`` as TryRow explains it.
+        """Set ``lease`` of rows from ``try_rows`` as TryRow describes it.
 
-        How long a lease of another lasts is asked for apart: rows with one are rare, and each expression more
-        in the row check costs a tenth of its time.
+        How long another worker's lease lasts takes a query of its own: such rows are rare, and each
+        expression more in the row check costs a tenth of its time.
         """
         foreign = [row.job_id for row in rows if self.of_others(row)]
         if not foreign:
             return [row._replace(lease=0) if row.lease else row for row in rows]
-        left = dict.fromkeys(foreign, 1)  # if it is gone by then, the row is another: look again in a moment
+        left = dict.fromkeys(foreign, 1)  # if the lease is gone by then, the row has changed: look again soon
         until, now = server.milliseconds("lease_until"), server.milliseconds(server.from_now(0))
         ids = self._shards.group(foreign)[server]
         select = sql.select_by_id(server, f"job_id,lease_owner,{until}-{now}", self._shards.names, ids)
@@ -76,27 +76,28 @@ class Leases:
         return [row._replace(lease=left.get(row.job_id, 0)) if row.lease else row for row in rows]
 
     def free(self, server: DatabaseServer) -> str:
-        """The condition that no other worker, of those that may be living, has a lease on a row."""
+        """Return the SQL condition that no other worker that may be alive has a lease on a row."""
         return self._none_but(server, self._me)
 
     def unleased(self, server: DatabaseServer) -> str:
-        """The condition that no worker that may be living has a lease on a row, this one included."""
+        """Return the SQL condition that no worker that may be alive, this one included, has a lease on a
+        row."""
         return self._none_but(server, 0)
 
     def kept(self) -> str:
-        """The assignments by which a row keeps the lease of this worker, and no other."""
+        """Return the assignments by which a row keeps this worker's lease, and no other."""
         mine = f"CASE WHEN lease_owner={self._me:d} THEN"
         return f"lease_until={mine} lease_until END,lease_owner={mine} lease_owner END"
 
     def untaken(self) -> str:
-        """The same for reading rows that can be taken, on any server: they are of one kind."""
+        """Return the SQL condition that a row can be taken, for reads on any server: all are of one kind."""
         return self.unleased(self._shards.servers[0])
 
     def _none_but(self, server: DatabaseServer, owner: int) -> str:
         owners = sql.numbers((owner, *self._dead))
         return f"(lease_owner IS NULL OR lease_until<{server.from_now(0)} OR lease_owner IN ({owners}))"
 
-    # --- statements of its own
+    # --- its own statements
 
     def take(
         self,
@@ -104,12 +105,12 @@ class Leases:
         tries: Mapping[int, TryRow] | None = None,
         renew: Collection[int] = frozenset(),
     ) -> Answers[bool]:
-        """Take or renew leases on pending rows on which no other has one, each for so many seconds from now.
+        """Take or renew leases of these seconds from now on pending rows that no other worker has leased.
 
-        One that ran out is not taken over: first the try that ended with it is charged (``Batches.fail``).
-        Nor is a row leased on which the failure of the try that asks was written: ``tries`` are the rows as
-        these had read them. The leases of those in ``renew`` are renewed only: not taken where nobody has
-        one. Returns whether each row's lease is ours now. May be repeated after a lost answer.
+        An expired lease is not taken over: first the try that ended with it is charged (``Batches.fail``).
+        Nor is a row leased if the failure of the requesting try is already written: ``tries`` are the rows as
+        the tries read them. Leases of ``renew`` are only renewed, never taken anew. Returns whether this
+        worker now has each row's lease. May be repeated after a lost answer.
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> set[int]:
@@ -145,7 +146,7 @@ class Leases:
         return Answers({one: one in ours for one in seconds if one not in parts.failed}, parts.failed)
 
     def release(self, job_ids: Iterable[int]) -> Answers[None]:
-        """Give up leases: nothing of these runs here. Those that are not answered run out by themselves."""
+        """Release leases: no task of these runs here. Leases without an answer expire."""
         ids = list(job_ids)
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
@@ -166,7 +167,8 @@ class Leases:
 
 
 def _unfailed(row: TryRow | None) -> str:
-    """The condition that the failure of the try that has read this row is not written; a crash is another."""
+    """Return the condition that the failure of the try that read this row is not written; a crash does not
+    count."""
     if row is None:
         return ""
     return (

@@ -1,8 +1,8 @@
-"""alembic over every shard: ``toc db upgrade``.
+"""Runs alembic on every shard: ``toc db upgrade``.
 
-MySQL has no transactions over DDL, so a migration may stop between any two tables. Its steps can be done
-again, and its revision is written last: running the upgrade again resumes it. A lock on each server keeps two
-upgrades from working on it at once; the connection that runs the DDL holds it, so it goes when that ends.
+MySQL has no transactions over DDL, so a migration may stop between any two tables. Its steps can be repeated,
+and its revision is written last: running the upgrade again resumes it. A lock on each server prevents two
+upgrades at once; the connection that runs the DDL holds it, so the lock ends with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toc.store.server import DatabaseServer
 from toc.store.shards import Layout, Shards
 
 LOCK_SECONDS = 600
-"""How long an upgrade waits for another one on the same server."""
+"""Seconds an upgrade waits for another one on the same server."""
 
 Progress = Callable[[str, str, str, int, int, float], None]
 """Called with server, database, revision, tables done, tables in all, seconds so far (for this database)."""
@@ -35,7 +35,7 @@ Progress = Callable[[str, str, str, int, int, float], None]
 class Migrator:
     """Creates and changes the schema of all shards. Arguments as of Store. Raises ConfigError.
 
-    Its methods raise StoreUnavailable. Not for several threads of one process: alembic is not.
+    Its methods raise StoreUnavailable. Not thread-safe, because alembic is not.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Migrator:
         self._read_timeout = read_timeout
 
     def upgrade(self, progress: Progress | None = None) -> None:
-        """Bring every database to the newest revision; creates databases that are missing.
+        """Bring every database to the newest revision; creates missing databases.
 
-        Raises ConfigError, before anything is changed, if the tables that are there were made for other
-        numbers of databases or tables.
+        Raises ConfigError, before any change, if existing tables were made for other numbers of databases or
+        tables.
         """
         for status in self.check():
             made_for_other = status.unexpected_tables or (status.revision and status.missing_tables)
@@ -69,11 +69,11 @@ class Migrator:
         self._each_database(lambda config: command.upgrade(config, "head"), progress)
 
     def downgrade(self, revision: str, progress: Progress | None = None) -> None:
-        """Take every database back to a revision; ``base`` drops all tables, with what is in them."""
+        """Take every database back to a revision; ``base`` drops all tables with their data."""
         self._each_database(lambda config: command.downgrade(config, revision), progress)
 
     def check(self) -> list[ShardStatus]:
-        """The schema of every database, in order."""
+        """Return the schema of every database, in order."""
         shards = Shards(
             self._layout,
             connect_timeout=self._connect_timeout,
@@ -137,12 +137,12 @@ class Migrator:
 
     @contextmanager
     def _connection(self, url: URL, name: str) -> Iterator[Connection]:
-        """A connection in autocommit mode that holds the lock of its server."""
+        """Open a connection in autocommit mode that holds the lock of its server."""
         if self._layout.sqlite:
             connect = sqlite.connector(url, LOCK_SECONDS)
             take, give = "BEGIN IMMEDIATE", "COMMIT"  # all of SQLite's DDL is one transaction
         else:
-            # No read timeout: changing a big table takes its time.
+            # No read timeout: changing a big table is slow.
             connect = mysql.connector(url, self._connect_timeout, None, self._write_timeout, name)
             take, give = f"SELECT GET_LOCK('toc.migrate', {LOCK_SECONDS})", "DO RELEASE_LOCK('toc.migrate')"
         engine = create_engine(
@@ -162,14 +162,14 @@ class Migrator:
 
 
 def directory() -> Path:
-    """Where the migrations are: in the package when installed, beside it in a checkout."""
+    """Return the directory of the migrations: in the package when installed, beside it in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "migrations"
 
 
 def _execute(connection: Connection, statements: Sequence[str]) -> None:
-    """Run DDL, in one round trip where the server takes that."""
+    """Run DDL, in one round trip if the server allows it."""
     if connection.dialect.name == "sqlite":
         for statement in statements:
             for part in statement.split(";"):

@@ -1,4 +1,4 @@
-"""MySQL 8 and MariaDB: connections, multi-statement batches, and what the error codes mean."""
+"""MySQL 8 and MariaDB: connections, multi-statement batches, and the meaning of error codes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from toc.store.server import DatabaseServer, Duplicate, Exchange, Locked, Lost, 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
 _LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
-"""Gone away, lost, killed, shut down, answered with nonsense, or failed at COMMIT: whether the batch took
-effect is not known."""
+"""Gone away, lost, killed, shut down, malformed answer, or failed at COMMIT: the outcome of the batch is
+unknown."""
 _TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213, 1290, 1792, 1836})
-"""Deadlock, too many connections, read-only (a failover goes on), larger than a packet may be: surely rolled
-back."""
+"""Deadlock, too many connections, read-only (during a failover), larger than a packet may be: certainly
+rolled back."""
 _LOCKED = 1205
-"""A lock on a row (innodb_lock_wait_timeout) or on a table (lock_wait_timeout) was not given in time."""
+"""Timeout of a row lock (innodb_lock_wait_timeout) or a table lock (lock_wait_timeout)."""
 _BEHIND = frozenset({1049, 1054, 1146})
 """Unknown database, column, table."""
 _DUPLICATE = 1062
@@ -44,8 +44,8 @@ _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disable
 
 _ANSWER_SECONDS = 0.0001
 _MOST_ANSWER_SECONDS = 0.003
-"""How long a patient caller leaves the server to answer, for each statement and at most. Every answer is a
-packet of its own: who reads at once wakes up for each."""
+"""Most seconds that a patient caller gives the server before reading, per statement and at most. Every answer
+is a packet of its own: a caller that reads at once wakes up for each."""
 
 _SESSION = (
     "SELECT @@max_allowed_packet",
@@ -56,9 +56,9 @@ _SESSION = (
     ),
 )
 TABLE_LOCK_SECONDS = 1
-"""How long a batch waits for a table that somebody has locked (LOCK TABLES, a long ALTER); else a year."""
+"""Seconds a batch waits for a locked table (LOCK TABLES, a long ALTER); the server's default is a year."""
 _NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error)
-"""What the driver raises, besides its own errors, when a greeting is damaged."""
+"""Errors that the driver raises for a damaged greeting, besides its own."""
 
 
 def connector(
@@ -69,13 +69,13 @@ def connector(
     database: str | None = None,
     table_lock_timeout: int | None = None,
 ) -> Callable[[], Any]:
-    """A function that opens a connection whose session is set as toc needs it. Timeouts are seconds.
+    """A function that opens a connection with the session settings of toc. Timeouts are seconds.
 
-    ``table_lock_timeout`` is how long its statements wait for locked tables; None: as the server has it.
+    ``table_lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
 
-    A database in the URL is not used: at run time every name is qualified. Raises ConfigError for a query
-    argument of the URL that is not known or cannot be meant, and for a certificate or key that cannot be
-    read; so does the function, if it cannot be read any more.
+    A database in the URL is not used: at run time every name is qualified. Raises ConfigError for an unknown
+    or invalid query argument of the URL, and for an unreadable certificate or key. So does the function, if
+    the file has become unreadable.
     """
     options = _options(url)
     session = list(_SESSION)
@@ -88,12 +88,12 @@ def connector(
                 host=url.host or "127.0.0.1",
                 port=url.port or 3306,
                 user=url.username,
-                password=str(url.password or "").encode(),  # a str the driver would take for latin-1
+                password=str(url.password or "").encode(),  # the driver would encode a str as latin-1
                 database=database,
                 charset="utf8mb4",
                 autocommit=True,
-                # FOUND_ROWS: an UPDATE counts the rows that it matched, so that a guard's answer does not
-                # depend on whether the new values differ from the old ones.
+                # FOUND_ROWS: an UPDATE counts the rows that it matched, so that the guard does not depend on
+                # whether the new values differ from the old ones.
                 client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
                 connect_timeout=connect_timeout,
                 read_timeout=read_timeout,
@@ -101,7 +101,7 @@ def connector(
                 defer_connect=not at_once,
                 **options,
             )
-        except OSError as exc:  # the driver has its own error for the network: these are the files
+        except OSError as exc:  # files: for the network the driver has its own error
             raise ConfigError(
                 f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
             ) from exc
@@ -122,12 +122,12 @@ def connector(
             raise
         return connection
 
-    make(at_once=False)  # makes the TLS settings: later somebody would wait for it who has other things to do
+    make(at_once=False)  # makes the TLS settings now, not while a caller waits
     return connect
 
 
 def _options(url: URL) -> dict[str, Any]:
-    """What the query of a URL means to the driver."""
+    """Translate the query of a URL to the driver's options."""
     options: dict[str, Any] = {}
     for key, value in url.query.items():
         where = f"{server_name(url)}: {key!r} in the query of a database URL"
@@ -139,14 +139,14 @@ def _options(url: URL) -> dict[str, Any]:
         if name in _QUERY:
             options[name] = value
         elif name in _QUERY_FLAGS:
-            if value.lower() not in URL_FLAGS:  # what is mistyped must not turn a check off
+            if value.lower() not in URL_FLAGS:  # a typing error must not turn a check off
                 raise ConfigError(f"{where} can be true or false")
             options[name] = URL_FLAGS[value.lower()]
         elif name != "charset":  # always utf8mb4
             raise ConfigError(f"{where} is not known")
     if "ssl_ca" in options:
-        # Who names a CA wants to be sure of the server; the driver alone would look neither at its name nor,
-        # with ssl_verify_identity=false, at its certificate.
+        # A URL with a CA asks for a verified server. The driver alone would not check its name nor, with
+        # ssl_verify_identity=false, its certificate.
         options.setdefault("ssl_verify_identity", True)
         options.setdefault("ssl_verify_cert", True)
     return options
@@ -155,23 +155,23 @@ def _options(url: URL) -> dict[str, Any]:
 class _Connection(pymysql.connections.Connection):
     """A connection that shares its TLS settings with the others of its process.
 
-    The driver makes them anew for each connection, also where the server then speaks no TLS; reading the
-    system's certificates takes 20 ms, in which no other thread runs. The kernel keeps its time-outs. And it
-    reads the answers to a batch by itself.
+    The driver makes them for each connection, even if the server then speaks no TLS; reading the system's
+    certificates takes 20 ms, in which no other thread runs. The kernel keeps the timeouts, and this class
+    reads the answers to a batch itself.
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
     first_answer = 0.0
-    """Within how many seconds the server has answered first."""
+    """Seconds until the server's first answer."""
     max_packet = 1 << 20
-    """How many bytes the server takes at once, at least until it has said so."""
+    """Most bytes that the server accepts at once, until it has told its limit."""
 
     def connect(self, sock: Any = None) -> None:
         super().connect(sock)
         driver: Any = self  # it has no public way to its socket
         read, write = driver._read_timeout, driver._write_timeout
         if None not in (read, write) and keep_timeouts(driver._sock, read, write):
-            driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # as the socket has
+            driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
             driver._rfile.close()
             driver._rfile = reader(driver._sock)
 
@@ -180,24 +180,25 @@ class _Connection(pymysql.connections.Connection):
         context = self._contexts.get(settings)
         if context is None:
             context = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
-            if sslp.get("check_hostname"):  # the driver leaves it out where the CAs are the system's
+            if sslp.get("check_hostname"):  # the driver leaves it out for the system's CAs
                 context.check_hostname = True
             self._contexts[settings] = context
         return context
 
     def batch(self, statements: Sequence[str], answers_after: float = 0.0) -> list[Result]:
-        """Send statements; their results, read after so many seconds. Raises the driver's errors."""
+        """Send statements and return their results, read after ``answers_after`` seconds. Raises the driver's
+        errors."""
         self.ask(statements)
         if answers_after:
             time.sleep(answers_after)
         return self.answers(len(statements))
 
     def ask(self, statements: Sequence[str]) -> None:
-        """Send statements whose results ``answers`` reads."""
+        """Send statements; ``answers`` reads their results."""
         driver: Any = self
         sql = ";".join(statements).encode()
         if len(sql) >= self.max_packet:
-            # The server would hang up in the middle, which looks like a connection that broke.
+            # Otherwise the server would hang up halfway, which looks like a broken connection.
             raise pymysql.err.OperationalError(
                 ER.NET_PACKET_TOO_LARGE,
                 f"a batch of {len(sql)} bytes is larger than its max_allowed_packet ({self.max_packet})",
@@ -205,7 +206,7 @@ class _Connection(pymysql.connections.Connection):
         driver._execute_command(COMMAND.COM_QUERY, sql)
 
     def answers(self, count: int) -> list[Result]:
-        """The results of the ``count`` statements that were sent."""
+        """Read the results of the ``count`` statements that were sent."""
         driver: Any = self
         if driver._current_timeout != driver._read_timeout:
             driver._sock.settimeout(driver._read_timeout)
@@ -230,7 +231,7 @@ class _Connection(pymysql.connections.Connection):
 
 
 def server_name(url: URL) -> str:
-    """host:port, for messages."""
+    """Return host:port, for messages."""
     return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
 
 
@@ -282,7 +283,7 @@ class MySqlServer(DatabaseServer):
             results: list[Result] = connection.batch(parts, after)
         except pymysql.err.MySQLError as exc:
             # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
-            # would release the locks only when the server gets to notice.
+            # would release the locks only when the server notices.
             if transaction and _code(exc) not in _LOST:
                 with contextlib.suppress(pymysql.err.MySQLError):
                     connection.batch(["ROLLBACK"])
@@ -301,12 +302,12 @@ class MySqlServer(DatabaseServer):
         return results
 
     def _hung_up(self, connection: Any) -> bool:
-        # An idle connection has nothing to say: if its socket is readable, the server has closed it. Seeing
-        # that before a batch is sent keeps "not sent" apart from "nobody knows".
+        # A server sends nothing on an idle connection: a readable socket means that it has closed it.
+        # Checking before a batch is sent keeps "not sent" apart from "unknown".
         return _readable(connection, 0.0)
 
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
-        """The named error for a driver's error, by its code. Texts of codes that quote data are left out."""
+        """Translate a driver's error by its code. Omits texts of codes that quote data."""
         if not isinstance(exc, pymysql.err.MySQLError):
             return exc
         code = _code(exc)
@@ -330,21 +331,21 @@ class MySqlServer(DatabaseServer):
         return StoreUnavailable(text)
 
     def connections(self) -> Statement:
-        """Every account may see its own connections."""
+        """A query for this account's connections, which every account may see."""
         return Statement("SHOW PROCESSLIST")
 
     def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:
-        """By the state that the server shows: "Waiting for table metadata lock", for example."""
+        """Check the state that the server shows, such as "Waiting for table metadata lock"."""
         own = exchange.driver.thread_id()
         states = [str(row[6]) for row in rows if row[0] == own]
         return any("lock" in state for state in states)
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
-        """Host name, port, server_id and data directory: hosts may share one, never all of them."""
+        """Host name, port, server_id and data directory: hosts may share some of them, never all."""
         return tuple(query("SELECT @@hostname, @@port, @@server_id, @@datadir"))
 
     def table(self, database: str, name: str) -> str:
-        """``toc_3.timeout_task_0011``"""
+        """``toc_3.timeout_task_0011``."""
         return f"{database}.{name}"
 
     def instant(self, milliseconds: int) -> str:
@@ -353,28 +354,29 @@ class MySqlServer(DatabaseServer):
         return f"'{_second(second)}.{millisecond:03d}'"
 
     def from_now(self, milliseconds: int) -> str:
-        """NOW(3): sessions run in UTC."""
+        """An instant this many ms after NOW(3). Sessions run in UTC."""
         return f"NOW(3)+INTERVAL {milliseconds * 1000:d} MICROSECOND" if milliseconds else "NOW(3)"
 
     def milliseconds(self, column: str) -> str:
-        """Done by the server, so that no datetime is parsed per row."""
+        """An expression in milliseconds: the server converts, so that no datetime is parsed per row."""
         return f"TIMESTAMPDIFF(MICROSECOND,'1970-01-01',{column}) DIV 1000"
 
     def text(self, column: str) -> str:
-        """VARBINARY read as utf8mb4."""
+        """An expression that reads VARBINARY as utf8mb4."""
         return f"CONVERT({column} USING utf8mb4)"
 
     def appended(self, column: str, text: str, most: int) -> str:
-        """With a literal that needs no escaping."""
+        """An expression that appends a literal that needs no escaping and keeps the last ``most``
+        characters."""
         added = f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)"
         return f"RIGHT(CONCAT(COALESCE({column},''),{added}),{most:d})"
 
     def joined(self, parts: Sequence[str]) -> str:
-        """CONCAT_WS."""
+        """A CONCAT_WS."""
         return f"CONCAT_WS(',',{','.join(parts)})"
 
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
-        """MIN over an index is answered while the statement is planned: half the cost of LIMIT 1."""
+        """A SELECT with MIN over an index, which is answered while planning: half the cost of LIMIT 1."""
         return (
             f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "  # noqa: S608 - our own names, and numbers
             f"HAVING MIN(next_time)<{end}"
@@ -385,17 +387,17 @@ class MySqlServer(DatabaseServer):
         return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} LOCK IN SHARE MODE"
 
     def union(self, selects: Iterable[str]) -> str:
-        """Parentheses around each, which SQLite does not know."""
+        """A UNION ALL with parentheses around each select, which SQLite does not know."""
         return "(" + ") UNION ALL (".join(selects) + ")"
 
 
 def _with_parameters(driver: Any, statements: Sequence[Statement]) -> list[str]:
-    """The statements as the server is to get them."""
+    """The statements as sent to the server."""
     return [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
 
 
 def _readable(connection: Any, seconds: float) -> bool:
-    """Whether the server has sent something, or hung up, within so many seconds."""
+    """Whether the server sends data or hangs up within ``seconds``."""
     socket = connection._sock  # the driver has no public way to it
     if socket is None:
         return True
@@ -406,7 +408,7 @@ def _readable(connection: Any, seconds: float) -> bool:
 
 @lru_cache(4096)
 def _second(second: int) -> str:
-    """A second as SQL writes it. Rows that are written together share few."""
+    """A second as SQL text. Rows that are written together share few."""
     return str(_EPOCH + timedelta(seconds=second))
 
 

@@ -1,4 +1,4 @@
-"""Which tasks are overdue by the rows, whatever the index says: a look that is bounded."""
+"""Finds tasks that are overdue by their rows, whatever the index says. The search is bounded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROWS_READ = 200
 
 
 class OverdueRows(NamedTuple):
-    """Rows that are pending and due, the first of each table. ``more``: there are more than these.
+    """Pending rows that are due, the first of each table. ``more``: there are more than these.
 
-    ``failed`` says of which tables nothing is known, and why.
+    ``failed`` gives the tables without an answer, and why.
     """
 
     rows: list[DueRow]
@@ -28,10 +28,10 @@ class OverdueRows(NamedTuple):
 def overdue_rows(
     store: Store, topics: Iterable[Topic], before_ms: int, *, untaken: bool = False
 ) -> OverdueRows:
-    """What was due before ``before_ms`` and has not ended, without what is of paused topics.
+    """Return rows due before ``before_ms`` that have not ended, except those of paused topics.
 
-    What a worker has is among them, whether its handler runs or waits; with ``untaken`` only what none has
-    had for a second.
+    This includes tasks that a worker has, whether their handlers run or wait. With ``untaken``, only tasks
+    that no worker has had for a second.
     """
     tables = [table for tables in store.tables_of_server() for table in tables]
     looked = store.scans.look(tables, {}, 0, before_ms, 1)

@@ -1,10 +1,10 @@
 """Connections to one server, lent to one thread at a time.
 
-An exception can come between any two steps of the thread that borrows: a signal handler raises it, or what
-gives a call only so much time. So nothing here is counted up and down. A connection's place is free again
-when it was given back, was dropped, or is held by nobody any more: then Python closes it, and forgets its
-weak reference. And what waits, or is held while others wait, are queues and locks written in C, which such an
-exception finds free or taken and never in between.
+An exception can come between any two steps of the borrowing thread: from a signal handler, or from code that
+limits a call's time. So nothing here is counted up and down. A connection's place is free again after it was
+given back or dropped, or when no reference to it is left: Python then closes it and clears its weak
+reference. Waiters and locks use queues and locks written in C, which such an exception finds free or taken,
+never in between.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 LOOK_SECONDS = 0.05
-"""How often who waits for a connection looks whether one was left by somebody who could not say so."""
+"""Seconds between a waiter's checks for connections that were abandoned without notice."""
 
 
 class Busy(Exception):
-    """All connections were lent, for as long as a caller waits for one."""
+    """All connections were lent for as long as the caller waits for one."""
 
 
 class PooledConnection:
-    """A connection of the driver's and its place in the pool."""
+    """A driver's connection and its place in the pool."""
 
     __slots__ = ("__weakref__", "answers", "driver", "place", "used")
 
@@ -35,13 +35,13 @@ class PooledConnection:
         self.driver: Any = None
         self.place: weakref.ref[PooledConnection] | None = None
         self.answers: Any = None
-        """What a Server notes of answers that are to be read later."""
+        """A server's note of answers to be read later."""
         self.used: float | None = None
-        """When it was given back last, on the monotonic clock; None: it is new."""
+        """When it was last given back, on the monotonic clock; None if it is new."""
 
 
 class Pool:
-    """At most ``size`` connections, opened by ``connect`` when they are needed; the latest used goes first.
+    """At most ``size`` connections, opened by ``connect`` on demand; the most recently used goes first.
 
     ``take`` waits up to ``wait_seconds`` for one. Thread-safe.
     """
@@ -54,14 +54,14 @@ class Pool:
         self._places: set[weakref.ref[PooledConnection]] = set()
         self._lock = threading.Lock()
         self._freed: SimpleQueue[None] = SimpleQueue()
-        """Wakes those who wait; it may say so more often than it is true."""
+        """Wakes waiters; may wake them more often than needed."""
 
     def recreate(self) -> Pool:
-        """An empty pool of the same kind."""
+        """Return an empty pool of the same kind."""
         return Pool(self._connect, self._size, self._wait_seconds)
 
     def take(self) -> PooledConnection:
-        """A connection, to be given back or dropped. Raises Busy, and what ``connect`` raises."""
+        """Take a connection, to be given back or dropped. Raises Busy, and what ``connect`` raises."""
         until = time.monotonic() + self._wait_seconds
         while True:
             link = self.take_idle()
@@ -82,7 +82,7 @@ class Pool:
                 self._freed.get(timeout=min(left, LOOK_SECONDS))
 
     def take_idle(self) -> PooledConnection | None:
-        """A connection that is idle, or None if there is none."""
+        """Take an idle connection, or return None."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -95,7 +95,7 @@ class Pool:
         self._tell()
 
     def drop(self, link: PooledConnection) -> None:
-        """Close a connection, in whatever state it is."""
+        """Close a connection in any state."""
         self._places.discard(link.place)
         driver, link.driver = link.driver, None
         if driver is not None:
@@ -104,13 +104,13 @@ class Pool:
         self._tell()
 
     def close(self) -> None:
-        """Close the idle connections. The pool opens others if it is used."""
+        """Close the idle connections. The pool opens others if it is used again."""
         with contextlib.suppress(IndexError):
             while True:
                 self.drop(self._idle.pop())
 
     def _new(self) -> PooledConnection | None:
-        """A place for another connection, or None when all are taken."""
+        """Return a place for another connection, or None if all are taken."""
         with self._lock:
             if len(self._places) >= self._size:
                 return None

@@ -1,4 +1,4 @@
-"""Task rows in SQL: how they are read, inserted, found again. No connection is used here."""
+"""SQL to read, insert and find task rows. Uses no connection."""
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
 
@@ -21,16 +21,16 @@ _NUMBERS = tuple(
 )
 _INSERT = f"({','.join(TaskRow._fields)}) VALUES "
 _VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s)"
-"""A row of it: %d takes nothing but a number; what may be NULL is NULL or the place of a parameter."""
+"""A row of it: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
 
 UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
 KEYS = 200
-"""Dedup keys looked up by one SELECT; SQLite's expressions may be 1,000 deep."""
+"""Dedup keys in one SELECT; SQLite's expressions may be 1,000 deep."""
 
 
 def columns(server: DatabaseServer, **instead: str) -> str:
-    """What to SELECT for TaskRow, in its order and with its types; expressions ``instead`` of columns."""
+    """The columns to SELECT for TaskRow, in its order and types; ``instead`` replaces columns."""
     return ",".join(instead.get(name) or _read(server, name) for name in TaskRow._fields)
 
 
@@ -41,10 +41,10 @@ def _read(server: DatabaseServer, name: str) -> str:
 
 
 def try_columns(server: DatabaseServer) -> str:
-    """What to SELECT for ``try_rows``: all of it as one text, numbers first, the attribute last.
+    """Return what to SELECT for ``try_rows``: one text per row, numbers first, the attribute last.
 
     Each column of a result has a description to be read, and each value its length and type: a dozen columns
-    would cost several times as much as one text that is split.
+    would cost several times as much as splitting one text.
     """
     parts = [server.milliseconds(name) if name in _INSTANTS else name for name in TryRow._fields]
     parts[-3] = "COALESCE(lease_owner,0)"
@@ -53,7 +53,7 @@ def try_columns(server: DatabaseServer) -> str:
 
 
 def try_rows(results: Iterable[Result]) -> list[TryRow]:
-    """The rows of all results of ``try_columns``; as ``lease`` the number of who has one, 0 for nobody."""
+    """Parse all results of ``try_columns``. ``lease`` is the number of the lease's worker, 0 for none."""
     rows = []
     with understood():
         for result in results:
@@ -67,7 +67,7 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
 
 
 def number_rows(results: Iterable[Result], count: int) -> list[list[int]]:
-    """The rows of all results of one text each: so many numbers, joined by commas."""
+    """Parse results of one text per row: ``count`` numbers joined by commas."""
     with understood():
         rows = [list(map(int, text.split(","))) for result in results for (text,) in result.rows]
         if any(len(row) != count for row in rows):
@@ -77,9 +77,9 @@ def number_rows(results: Iterable[Result], count: int) -> list[list[int]]:
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """What a server answered is read within the block; raises Transient if that makes no sense.
+    """Raise Transient if the answer that the block reads is malformed.
 
-    A damaged packet may yet be whole. Read again, it says something else.
+    A damaged packet may still be complete. A second read gives another answer.
     """
     try:
         yield
@@ -90,12 +90,12 @@ def understood() -> Iterator[None]:
 
 
 def numbers(values: Iterable[int]) -> str:
-    """``1,2,3``; raises on anything but integers, so that nothing else gets into SQL."""
+    """``1,2,3``. Raises on anything but integers, so that nothing else gets into SQL."""
     return ",".join(map(int.__repr__, values))
 
 
 def task_rows(results: Sequence[Result]) -> list[TaskRow]:
-    """The rows of all results."""
+    """Parse the rows of all results."""
     with understood():
         for result in results:
             if result.rows and not all(
@@ -106,7 +106,7 @@ def task_rows(results: Sequence[Result]) -> list[TaskRow]:
 
 
 def unions(server: DatabaseServer, selects: Sequence[str]) -> list[Statement]:
-    """The selects as few statements."""
+    """Combine the selects into few statements."""
     return [
         Statement(server.union(selects[first : first + UNION])) for first in range(0, len(selects), UNION)
     ]
@@ -115,7 +115,7 @@ def unions(server: DatabaseServer, selects: Sequence[str]) -> list[Statement]:
 def select_by_id(
     server: DatabaseServer, what: str, names: Sequence[str], ids: Mapping[int, Sequence[int]]
 ) -> list[Statement]:
-    """``what`` of the rows of these job_ids, given by table."""
+    """Return selects of ``what`` for the rows of these job_ids, given by table."""
     return unions(
         server,
         [
@@ -126,7 +126,7 @@ def select_by_id(
 
 
 def select_by_dedup(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> list[Statement]:
-    """The committed rows of one table that hold the dedup_keys of these, which all have one."""
+    """A select of one table's committed rows with the dedup_keys of these rows, which all have one."""
     what = columns(server)
     one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
     statements = []
@@ -139,12 +139,12 @@ def select_by_dedup(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) 
 
 
 def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statement:
-    """One INSERT of many rows into one table."""
+    """Return one INSERT of many rows into one table."""
     values: list[str] = []
     params: list[str | bytes] = []
     instant = cache(server.instant)  # rows that are written together share many
     for row in rows:
-        # Unpacked at once: getting at each field by name costs as much as writing the SQL.
+        # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
          crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified) = row  # fmt: skip
         key = dedup = error = "NULL"

@@ -1,7 +1,7 @@
-"""Reading task tables in the order of next_time, for those who compare them with the index.
+"""Reads task tables in the order of next_time, for comparison with the index.
 
-Everything here runs on the index (status, next_time), whose entries end with job_id: a Position is a place in
-it, and a page begins after one. No page reads more than it returns, however many rows share an instant.
+All queries use the index (status, next_time), whose entries end with job_id: a Position is a place in it, and
+a page begins after one. No page reads more than it returns, even if many rows share an instant.
 """
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
@@ -22,20 +22,21 @@ from toc.store.shards import Answers, Shards, Trouble
 log = get_logger(__name__)
 
 _START, _END = "<start>", "<end>"
-"""Where a question that is kept gets its instants."""
+"""Placeholders of the instants in a cached query."""
 MOST_TOLD = 100
-"""Of so many rows in wrong tables the log tells, once each."""
+"""Most rows in wrong tables that the log reports, once each."""
 
 
 class Position(NamedTuple):
-    """A place in the order of (next_time, job_id) of one table: what comes after it has yet to be read."""
+    """A place in the order of (next_time, job_id) of one table; later rows are not yet read."""
 
     next_time: int
     job_id: int = 0
 
 
 class DueRow(NamedTuple):
-    """As much of a row as the index needs. ``next_time`` is milliseconds; of a dead row, when it died."""
+    """The columns of a row that the index needs. ``next_time`` is in ms; for a dead row, the time of
+    death."""
 
     job_id: int
     biz_type: int
@@ -46,15 +47,15 @@ class DueRow(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """Where it stands in its table."""
+        """Its place in its table."""
         return Position(self.next_time, self.job_id)
 
 
 class Looked(NamedTuple):
-    """What a look at many tables found.
+    """The result of a look at many tables.
 
-    ``stirring`` are quiet tables that hold something; ``ids`` (job_id, next_time) of busy ones, by table.
-    ``rows`` are theirs, if they were asked for. ``failed`` says of which tables nothing is known, and why.
+    ``stirring`` are quiet tables that hold a due row; ``ids`` are (job_id, next_time) of busy ones, by table;
+    ``rows`` are their rows, if requested. ``failed`` gives the tables without an answer, and why.
     """
 
     stirring: list[int]
@@ -69,7 +70,7 @@ class Scans:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._told: set[int] = set()
-        # The same tables are asked every second, as many as there are: their questions are written once.
+        # The same tables are probed every second, with the same statements, which are written once.
         self._probes = lru_cache(64)(self._write_probes)
 
     def look(
@@ -82,10 +83,11 @@ class Scans:
         *,
         whole: bool = False,
     ) -> Looked:
-        """What is pending and due in [from_ms, to_ms): of ``quiet`` tables only whether there is anything, of
-        ``busy`` ones up to ``limit`` after a Position: ids, which the index alone tells, or ``whole`` rows.
+        """Find pending rows due in [from_ms, to_ms).
 
-        Of a quiet table the server reads one entry of the index, and tells nothing if that is due later.
+        For ``quiet`` tables it returns only whether there is one; for ``busy`` ones up to ``limit`` after a
+        Position: ids, which the index alone gives, or ``whole`` rows. For a quiet table the server reads one
+        entry of the index, and returns nothing if that is due later.
         """
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
 
@@ -121,7 +123,7 @@ class Scans:
         )
 
     def _write_probes(self, server: DatabaseServer, tables: Sequence[int]) -> list[str]:
-        """The questions whether these tables hold anything that is pending and due from start to end."""
+        """Write the statements that test whether these tables hold a pending row due from start to end."""
         names = self._shards.names
         selects = [
             server.first_due(table, names[table], TaskStatus.PENDING, _START, _END) for table in tables
@@ -129,7 +131,7 @@ class Scans:
         return [statement.sql for statement in sql.unions(server, selects)]
 
     def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
-        """Those of these tasks that are pending, as far as their tables answer."""
+        """Return those of these tasks that are pending, as far as their tables answer."""
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[DueRow]:
             what = _columns(server, DueRow._fields)
@@ -151,9 +153,9 @@ class Scans:
         status: TaskStatus = TaskStatus.PENDING,
         where: str = "",
     ) -> Answers[list[DueRow]]:
-        """Of each table up to ``limit`` rows of a status after its Position, those before ``to_ms`` alone.
+        """Up to ``limit`` rows per table with this status, after its Position and before ``to_ms``.
 
-        ``where`` is one more condition (see ``of_type``).
+        ``where`` is one more SQL condition, such as ``of_type`` returns.
         """
 
         found, failed = self._page(starts, to_ms, limit, status, where)
@@ -178,7 +180,7 @@ class Scans:
         *,
         at_home: bool = False,
     ) -> tuple[list[tuple[int, DueRow]], dict[int, Trouble]]:
-        """The rows, each with the table that it was found in; and the tables that did not answer."""
+        """The rows, each with the table that holds it, and the tables that did not answer."""
 
         def send(server: DatabaseServer, part: Mapping[int, Position]) -> list[tuple[int, DueRow]]:
             what, end = _columns(server, DueRow._fields), server.instant(to_ms)
@@ -196,8 +198,11 @@ class Scans:
         return [found for part in parts.results for found in part], parts.failed
 
     def _at_home(self, table: int) -> str:
-        """A condition: rows whose job_id names this table. Another program, or one that was set for other
-        tables, may have written others here, where nobody looks for them: they must hold up nothing."""
+        """The condition that a row's job_id belongs to this table.
+
+        Another program, or one with other table settings, may have written foreign rows here, where no lookup
+        finds them: they must not block anything.
+        """
         return f" AND ((job_id>>12)&{self._shards.tables - 1:d})={table:d}"
 
     def _tell(self, strays: Sequence[tuple[int, int]]) -> None:
@@ -208,12 +213,12 @@ class Scans:
 
 
 def of_type(biz_type: int) -> str:
-    """A condition for ``page``: rows of one biz_type alone."""
+    """A condition for ``page``: rows of one biz_type."""
     return f" AND biz_type={biz_type:d}"
 
 
 def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
-    """The rows of a status after a Position, as two ranges of the index."""
+    """The condition for rows of a status after a Position, as two ranges of the index."""
     instant = server.instant(start.next_time)
     if not start.job_id:
         return f"status={status:d} AND next_time>={instant}"
@@ -221,7 +226,7 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
 
 
 def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
-    """What to SELECT: all of it as one text, for the reason given at ``rows.try_columns``."""
+    """The columns to SELECT as one text per row, which costs less than several (``rows.try_columns``)."""
     return server.joined([server.milliseconds(name) if name == "next_time" else name for name in names])
 
 

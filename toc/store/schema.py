@@ -1,8 +1,8 @@
 """The tables, declared once in SQLAlchemy Core.
 
-``migrations/`` builds them; a test requires that both ways give the same tables. A stored format: a change
-here comes with a migration that only expands (new columns have a default, nothing is renamed or dropped),
-until no program that is still deployed needs the old shape.
+``migrations/`` builds them; a test requires that both give the same tables. A stored format: a change here
+needs a migration that only expands (new columns have a default; nothing is renamed or dropped) until no
+deployed program needs the old shape.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import MAX_ATTRIBUTE_CHARS
 
 MAX_ERROR_CHARS = 1024
-"""How much of a task's last error is kept."""
+"""Characters kept of a task's last error."""
 
 MAX_HISTORY_CHARS = 4000
-"""How much of the failed tries of a task is kept: the last fifteen or more."""
+"""Characters kept of a task's failed tries: the last fifteen or more."""
 
 REVISION = "0006"
-"""The revision in ``migrations/`` that this code needs at least; revisions sort as text."""
+"""The oldest revision in ``migrations/`` that this code can use; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
 IDENTITY_TABLE = "timeout_identity"
@@ -52,19 +52,19 @@ class Millis(TypeDecorator[int]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """DATETIME(3) on MySQL and MariaDB."""
+        """Use DATETIME(3) on MySQL and MariaDB."""
         if dialect.name in ("mysql", "mariadb"):
             return dialect.type_descriptor(mysql.DATETIME(fsp=3))
         return dialect.type_descriptor(BigInteger())
 
     def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
-        """To what the driver takes."""
+        """Convert to the driver's type."""
         if value is None or dialect.name == "sqlite":
             return value
         return from_ms(value).replace(tzinfo=None)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> int | None:  # noqa: ARG002 - its signature
-        """From what the driver gives."""
+        """Convert from the driver's type."""
         if isinstance(value, datetime):
             return to_ms(value.replace(tzinfo=from_ms(0).tzinfo))
         return None if value is None else int(value)
@@ -93,7 +93,7 @@ def task_table_name(table: int) -> str:
 
 
 def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
-    """One of the task tables. See TaskRow for what the columns mean."""
+    """Declare one of the task tables. TaskRow describes the columns."""
     return Table(
         task_table_name(table),
         metadata,
@@ -117,9 +117,9 @@ def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
         Column("lease_owner", _U64),
         Column("lease_until", Millis),
         Column("history", String(MAX_HISTORY_CHARS)),
-        # also answers "all tasks of this biz_id"
+        # also serves "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
-        # the sweep: what is pending and due; what is dead, newest first
+        # for the sweep (pending and due) and the list of the dead, newest first
         Index(f"ix_due_{table:04d}", "status", "next_time"),
         schema=schema,
         **_OPTIONS,
@@ -127,7 +127,7 @@ def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
 
 
 def topic_table(metadata: MetaData) -> Table:
-    """The topic table, in the first database. See Topic for what the columns mean."""
+    """Declare the topic table, in the first database. Topic describes the columns."""
     return Table(
         TOPIC_TABLE,
         metadata,
@@ -157,7 +157,7 @@ def topic_table(metadata: MetaData) -> Table:
 
 
 def identity_table(metadata: MetaData) -> Table:
-    """Which task table this is, in the first database: one row, of number 1."""
+    """Declare the table of the task table's identity, in the first database: one row, number 1."""
     return Table(
         IDENTITY_TABLE,
         metadata,
@@ -169,7 +169,7 @@ def identity_table(metadata: MetaData) -> Table:
 
 
 def database_metadata(database: int, databases: int, tables: int) -> MetaData:
-    """What one database holds, its names unqualified."""
+    """Declare the tables of one database, with unqualified names."""
     metadata = MetaData()
     for table in range(database, tables, databases):
         task_table(metadata, table)

@@ -1,7 +1,7 @@
-"""Rows that an operator means: by status, topic, biz_id, time and error.
+"""Finds the rows of an operator's selection: by status, topic, biz_id, time and error.
 
-To show some, the newest come first. To do something to all of them, their ids are gathered table by table in
-the order of next_time; a statement reads a bounded number of rows however few of them are meant.
+To show some, the newest come first. To act on all, their ids are collected table by table in the order of
+next_time. A statement reads a bounded number of rows, however few match.
 """
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are hexadecimal literals
@@ -20,18 +20,18 @@ from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
 PAGE = 2000
-"""Rows that one statement looks at."""
+"""Rows that one statement reads."""
 PROBE = 20
-"""Rows of each table that the first look at all tables reads."""
+"""Rows of each table that the first pass over all tables reads."""
 END_OF_TIME = 253_402_300_799_000  # the last second of the year 9999, the last that DATETIME holds
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows are meant; None: any.
+    """A selection of rows; None matches any.
 
-    ``since`` <= next_time < ``before``, in milliseconds: of a dead row that is when it died, of a pending one
-    when its next try is due. ``error`` is a part of last_error, as it is written.
+    ``since`` <= next_time < ``before``, in milliseconds: the time of death of a dead row, the next try of a
+    pending one. ``error`` is a literal part of last_error.
     """
 
     status: TaskStatus
@@ -43,13 +43,14 @@ class Selection:
 
 
 class Selections:
-    """Finds what is meant. Thread-safe. Raises StoreUnavailable."""
+    """Finds selected rows. Thread-safe. Raises StoreUnavailable."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
     def newest(self, wanted: Selection, limit: int, *, after: Place | None = None) -> list[TaskRow]:
-        """At most ``limit`` rows, the latest next_time first. ``after``: the place of the last row before."""
+        """Return at most ``limit`` rows, the latest next_time first, after the place ``after`` of the
+        previous page."""
 
         def select(server: DatabaseServer, names: Sequence[str]) -> list[tuple[int, int]]:
             where = _range(server, wanted, END_OF_TIME) + "".join(f" AND {one}" for one in _marks(wanted))
@@ -80,7 +81,7 @@ class Selections:
         return sorted(rows, key=lambda row: (row.next_time, row.job_id), reverse=True)
 
     def ids(self, wanted: Selection) -> array[int]:
-        """The job_ids of all that are meant now. Eight bytes each are held."""
+        """Return the job_ids of all selected rows. Holds eight bytes each."""
         found = array("Q")
         if wanted.biz is not None:  # they are few, and an index leads to them
             (table,) = self._tables(wanted)
@@ -100,7 +101,7 @@ class Selections:
                 found.extend(job_id for _, job_id, hit in page if hit)
                 if len(page) == limit:
                     full[table] = (page[-1][0], page[-1][1])
-            # The first look is at all tables; those with more are worked on one by one.
+            # The first pass covers all tables; those with more rows are then read one by one.
             rest = {table: place for table, place in pages.items() if table not in rows} | full
             pages, limit = rest, PAGE
         return found
@@ -108,7 +109,7 @@ class Selections:
     def _page(
         self, wanted: Selection, places: Mapping[int, Place], before: int, limit: int
     ) -> dict[int, list[tuple[int, int, int]]]:
-        """(next_time, job_id, whether it is meant), of as many tables as one look takes."""
+        """Return (next_time, job_id, whether it matches), of as many tables as one pass covers."""
         tables = list(places) if limit == PROBE else list(places)[:1]
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
@@ -140,14 +141,14 @@ class Selections:
 
 
 def _range(server: DatabaseServer, wanted: Selection, until: int) -> str:
-    """The part of the index (status, next_time) that is asked for."""
+    """Return the range of the index (status, next_time) to read."""
     before = until if wanted.before is None else wanted.before
     where = f"status={wanted.status:d} AND next_time<{server.instant(before)}"
     return where if wanted.since is None else f"{where} AND next_time>={server.instant(wanted.since)}"
 
 
 def _marks(wanted: Selection) -> list[str]:
-    """What a row must have besides."""
+    """Return the further conditions of a row."""
     marks = []
     if wanted.biz_type is not None:
         marks.append(f"biz_type={wanted.biz_type:d}")

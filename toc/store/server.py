@@ -1,9 +1,9 @@
 """One server of the task table, and how statements reach it.
 
-Everything that toc does at run time is a list of statements, sent to one server in one round trip:
-``MySqlServer`` joins them into one multi-statement query, ``SqliteServer`` loops over them. Numbers stand in
-the SQL (formatted by ``:d``, which lets nothing else pass), texts are parameters that the driver escapes.
-There is no statement per task where one per table will do.
+At run time toc sends lists of statements, each list to one server in one round trip: ``MySqlServer`` joins
+them into one multi-statement query, ``SqliteServer`` loops over them. Numbers are part of the SQL (formatted
+by ``:d``, which accepts nothing else); texts are parameters that the driver escapes. There is no statement
+per task where one per table suffices.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from toc.sockets import none_left
 from toc.store.pool import Busy, Pool, PooledConnection
 
 Param = str | bytes | None
-"""What may be a parameter; everything else is a number and stands in the SQL."""
+"""Types of a parameter; all other values are numbers and part of the SQL."""
 
 TRIES = 5
-"""How often a batch is sent at most while the server rolls it back (deadlock, lock wait, read-only)."""
+"""Most sends of a batch that the server keeps rolling back (deadlock, lock wait, read-only)."""
 LOST_FAST_SECONDS = 1.0
-"""Seconds. A connection that broke later than this was waiting for a server that hangs: no second wait."""
+"""Seconds. If a connection breaks later than this, the server hangs: do not wait a second time."""
 
 
 FRESH_SECONDS = 0.05
-"""A connection that was in use so short a time ago is not asked whether it still stands, unless one has
-just broken: each question is a moment in which other threads take the interpreter."""
+"""A connection used within these seconds is not checked before reuse, unless one has just broken: each check
+is a moment in which other threads take the interpreter."""
 
 
 class Statement(NamedTuple):
-    """SQL with ``%s`` where the parameters go. SQL with no parameters may hold no ``%``."""
+    """SQL with ``%s`` for parameters. SQL without parameters may hold no ``%``."""
 
     sql: str
     params: Sequence[Param] = ()
 
 
 class Result(NamedTuple):
-    """What one statement gave: the rows of a SELECT; the rows that the WHERE of a write matched."""
+    """The result of one statement: the rows of a SELECT, or the number of rows that a write matched."""
 
     rows: Sequence[Any]
     matched: int
@@ -51,15 +51,15 @@ class Transient(StoreUnavailable):
 
 
 class Locked(Transient):
-    """Somebody else holds a row or a whole table: the batch waited for it in vain and was rolled back."""
+    """Another transaction has locked a row or a table: the batch timed out waiting and was rolled back."""
 
 
 class Lost(StoreUnavailable):
-    """The connection broke after the batch was sent: nobody knows whether it took effect."""
+    """The connection broke after the batch was sent: its outcome is unknown."""
 
 
 class Crowded(StoreUnavailable):
-    """All connections of this process are lent. That says nothing of the server."""
+    """All connections of this process are lent. That says nothing about the server."""
 
 
 class Duplicate(Exception):
@@ -67,14 +67,14 @@ class Duplicate(Exception):
 
 
 class DatabaseServer(ABC):
-    """A server, the databases that it holds, and a pool of connections to it. Thread-safe."""
+    """A server, its databases, and a pool of connections to it. Thread-safe."""
 
     def __init__(self, name: str, databases: Sequence[int], pool: Pool) -> None:
         self.name = name
         """host:port, or the path of a SQLite file: for messages, never a password."""
         self.databases = databases
         self.first_answer: float | None = None
-        """Within how many seconds its newest connection had the first answer; None: nobody measures it."""
+        """Seconds until the first answer on its newest connection; None if not measured."""
         self._pool = pool
         self._inherited: list[Pool] = []
 
@@ -89,12 +89,12 @@ class DatabaseServer(ABC):
     ) -> list[Result]:
         """Run the statements in order, in one round trip; in one transaction if ``transaction``.
 
-        ``again`` says that running them twice does no harm (reads, guarded updates): then a broken connection
-        is replaced and they are sent once more. What the server rolled back is sent again in any case, a few
-        times; unless ``outwait`` is False and it had waited for a lock: then the caller has other tables
-        to go on with. ``patient``: nobody waits for the answers, so they may be read all at once, a little
-        later than the first of them is there. Raises StoreUnavailable (Locked; Lost, if it is not known
-        whether they took effect), SchemaBehind, Duplicate.
+        ``again``: running them twice is harmless (reads, guarded updates), so after a broken connection they
+        are sent once more on a new one. A batch that the server rolled back is always sent again, a few
+        times, unless ``outwait`` is False and it had waited for a lock: the caller then continues with other
+        tables. ``patient``: no caller is waiting, so the answers may be read all at once, a little after the
+        first one arrives. Raises StoreUnavailable (Locked; Lost, if the outcome is unknown), SchemaBehind,
+        Duplicate.
         """
         if not statements:
             return []
@@ -113,9 +113,9 @@ class DatabaseServer(ABC):
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def begin(self, statements: Sequence[Statement]) -> Exchange | None:
-        """Send statements that only read, and do not wait for the answers.
+        """Send read-only statements without waiting for the answers.
 
-        None if no connection stands idle: then ``run`` would have to open one, which takes as long as the
+        Returns None without an idle connection: ``run`` would have to open one, which takes as long as the
         server likes. Raises what ``run`` raises.
         """
         while (link := self._pool.take_idle()) is not None:
@@ -128,9 +128,9 @@ class DatabaseServer(ABC):
         return None
 
     def ask_apart(self, statement: Statement, seconds: float) -> Result:
-        """Ask over a new connection of its own, each step of which may take so many seconds.
+        """Run a statement over a new connection of its own; each step may take ``seconds``.
 
-        For who wants to know how the server is whatever becomes of the connections of the pool.
+        It tests the server independently of the connections of the pool.
         """
         connection, sent = None, False
         try:
@@ -142,24 +142,25 @@ class DatabaseServer(ABC):
             try:
                 raise error from (None if error is exc else exc)
             finally:
-                del error  # see _break_off
+                del error  # a cycle, as in _break_off
         finally:
             if connection is not None:
                 connection.close()
 
     def after_fork(self) -> None:
-        """In a child: leave the parent's connections alone (not even closing them) and open own ones."""
+        """In a forked child: leave the parent's connections alone (do not close them) and open new ones."""
         self._inherited.append(self._pool)
         self._pool = self._pool.recreate()
 
     def close(self) -> None:
-        """Close the idle connections. The server can still be used; it connects again."""
+        """Close the idle connections. The server stays usable; it connects again."""
         self._pool.close()
 
     def _send(
         self, statements: Sequence[Statement], transaction: bool, fresh_stands: bool, patient: bool
     ) -> list[Result]:
-        # Left at any point by an exception from outside, the connection is with nobody, and so is closed.
+        # If an exception from outside interrupts this, no reference to the connection is left, so it is
+        # closed.
         link = self._checkout(fresh_stands)
         try:
             results = self._execute(link.driver, statements, transaction, patient)
@@ -169,9 +170,9 @@ class DatabaseServer(ABC):
         return results
 
     def _break_off(self, link: PooledConnection, exc: BaseException, *, over: bool = False) -> NoReturn:
-        """Raise the named error for what broke an exchange off, whose connection is given up.
+        """Raise the named error for a broken exchange, and give up its connection.
 
-        A duplicate is everyday life, and its connection is kept where nothing was begun that is not ``over``.
+        A duplicate is frequent: its connection is kept, unless a transaction is open that is not ``over``.
         """
         error = self.translate(exc, sent=True) if isinstance(exc, Exception) else exc
         if isinstance(error, Duplicate) and over:
@@ -192,7 +193,7 @@ class DatabaseServer(ABC):
             except Busy as exc:
                 raise Crowded(f"{self.name}: all connections of this process are busy") from exc
             except Exception as exc:
-                if none_left():  # not the server's trouble: those who have a connection go on
+                if none_left():  # not the server's fault: existing connections stay usable
                     raise Transient(f"{self.name}: this process has no file descriptor left") from exc
                 error = self.translate(exc, sent=False)
                 try:
@@ -200,12 +201,12 @@ class DatabaseServer(ABC):
                         raise
                     raise error from exc
                 finally:
-                    del error  # see _break_off
+                    del error  # a cycle, as in _break_off
             if self._stands(link, fresh_stands):
                 return link
 
     def _stands(self, link: PooledConnection, fresh_stands: bool) -> bool:
-        """Whether a connection stands, as far as can be seen; else it is given up."""
+        """Whether a connection is usable, as far as can be seen; otherwise drop it."""
         fresh = link.used is None or (fresh_stands and time.monotonic() - link.used < FRESH_SECONDS)
         if fresh or not self._hung_up(link.driver):
             return True
@@ -214,7 +215,7 @@ class DatabaseServer(ABC):
 
     @abstractmethod
     def _connect_within(self, seconds: float) -> Any:
-        """A connection of the driver's, no step of which waits for longer."""
+        """Open a driver's connection; no step waits longer than ``seconds``."""
 
     @abstractmethod
     def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
@@ -222,11 +223,11 @@ class DatabaseServer(ABC):
 
     @abstractmethod
     def _answered(self, link: PooledConnection, seconds: float) -> bool:
-        """Wait so long at most for the first answer; whether it is there."""
+        """Wait at most ``seconds`` for the first answer. Returns whether it is there."""
 
     @abstractmethod
     def _answers(self, link: PooledConnection) -> list[Result]:
-        """Read the answers to what ``_ask`` has sent."""
+        """Read the answers to the statements that ``_ask`` sent."""
 
     @abstractmethod
     def _execute(
@@ -236,7 +237,7 @@ class DatabaseServer(ABC):
         transaction: bool,
         patient: bool,
     ) -> list[Result]:
-        """Run the statements on this connection; on an error roll back as well as still possible."""
+        """Run the statements on this connection; on an error roll back as far as still possible."""
 
     @abstractmethod
     def _hung_up(self, connection: Any) -> bool:
@@ -244,72 +245,72 @@ class DatabaseServer(ABC):
 
     @abstractmethod
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
-        """The named error for a driver's error. ``sent``: it came after a statement was sent."""
+        """Translate a driver's error to a named one. ``sent``: it came after a statement was sent."""
 
     @abstractmethod
     def connections(self) -> Statement:
-        """What to ask to know what the server does with this account's connections."""
+        """Return a query for the state of this account's connections."""
 
     @abstractmethod
     def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:
-        """Whether the answer to ``connections`` says that an exchange waits for a lock."""
+        """Whether the rows of ``connections`` show that an exchange waits for a lock."""
 
     @abstractmethod
     def identity(self, query: Any) -> tuple[Any, ...] | None:
-        """What tells this server from any other; ``query(sql)`` returns the first row. None: cannot tell."""
+        """Return a unique identity of this server; ``query(sql)`` returns the first row. None if unknown."""
 
-    # --- where the dialects differ ---------------------------------------------------------------------
+    # --- differences between the dialects --------------------------------------------------------------
 
     @abstractmethod
     def table(self, database: str, name: str) -> str:
-        """The name of a table in SQL."""
+        """Return the name of a table in SQL."""
 
     @abstractmethod
     def instant(self, milliseconds: int) -> str:
-        """An instant as a literal."""
+        """Return an instant (ms) as a literal."""
 
     @abstractmethod
     def from_now(self, milliseconds: int) -> str:
-        """An expression for the instant so many milliseconds after now, by the clock of this server."""
+        """Return an expression for the instant this many ms after now, by the server's clock."""
 
     @abstractmethod
     def milliseconds(self, column: str) -> str:
-        """An expression that reads an instant as integer milliseconds."""
+        """Return an expression that reads an instant as integer milliseconds."""
 
     @abstractmethod
     def text(self, column: str) -> str:
-        """An expression that reads a binary column as text."""
+        """Return an expression that reads a binary column as text."""
 
     @abstractmethod
     def appended(self, column: str, text: str, most: int) -> str:
-        """An expression for the column's text, none if it is NULL, with ``text`` after it: its last ``most``
-        characters."""
+        """Return an expression for the last ``most`` characters of the column's text (NULL counts as empty)
+        plus ``text``."""
 
     @abstractmethod
     def joined(self, parts: Sequence[str]) -> str:
-        """An expression that joins numbers and texts, none of them NULL, with commas."""
+        """Return an expression that joins numbers and texts, none of them NULL, with commas."""
 
     @abstractmethod
     def by_whole_keys(self, name: str, where: str) -> str:
-        """The task table ``name`` where whole keys of its unique index are equal to some: what follows FROM.
+        """Return the FROM clause of the task table ``name`` for equality on whole keys of its unique index.
 
-        Rows that are being inserted under such a key are waited for, and no other row is locked.
+        It waits for rows that are being inserted under such a key, and locks no other row.
         """
 
     @abstractmethod
     def union(self, selects: Iterable[str]) -> str:
-        """UNION ALL of selects that may have their own ORDER BY and LIMIT."""
+        """Return a UNION ALL of selects that may have their own ORDER BY and LIMIT."""
 
     @abstractmethod
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
-        """A SELECT of the number ``table``, if rows of a status have their next_time in [start, end)."""
+        """Return a SELECT that yields ``table`` if a row of this status has its next_time in [start, end)."""
 
     greatest: str
     for_update: str
 
 
 class Exchange:
-    """Statements that a server was sent, whose answers are not read yet. One thread at a time may use it."""
+    """Statements sent to a server whose answers are not read yet. For one thread at a time."""
 
     def __init__(self, server: DatabaseServer, link: PooledConnection) -> None:
         self._server = server
@@ -317,15 +318,15 @@ class Exchange:
         self.driver: Any = link.driver
 
     def answered(self, seconds: float) -> bool:
-        """Wait so long at most; whether the answers have begun to come."""
+        """Wait at most ``seconds``. Returns whether the answers have begun to arrive."""
         return self._server._answered(self._link, seconds)
 
     def abandon(self) -> None:
-        """Give up the answers, and the connection with them."""
+        """Give up the answers and the connection."""
         self._server._pool.drop(self._link)
 
     def results(self) -> list[Result]:
-        """The answers, waited for as long as the time-outs allow. To be called once. Raises as ``run``."""
+        """Read the answers, waiting as long as the timeouts allow. Call it once. Raises as ``run``."""
         try:
             results = self._server._answers(self._link)
         except BaseException as exc:
@@ -335,5 +336,5 @@ class Exchange:
 
 
 def pause(attempt: int) -> None:
-    """Wait a little before sending again, longer each time and never in step with others."""
+    """Sleep before a retry, longer each time, with jitter."""
     time.sleep(random.uniform(0.005, 0.02) * 2**attempt)  # noqa: S311 - spreads load, guards nothing

@@ -1,4 +1,4 @@
-"""Which server holds which table: servers take blocks of databases, table = ... mod databases."""
+"""Maps tables to servers: servers hold blocks of databases, database = table mod databases."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ R = TypeVar("R")
 Trouble = StoreUnavailable | SchemaBehind
 """Why a part of the task table did not answer."""
 MOST_LOCKED = 3
-"""How many rows that others have locked one call waits for in vain; the rest have their turn later."""
+"""Most locked rows that one call waits for in vain; the rest are left for later."""
 
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 
 
 class Layout:
-    """How databases and tables are spread over servers, without connecting to any.
+    """How databases and tables are spread over servers, without a connection to any.
 
     With 8 databases on 2 URLs the first holds 0..3, the second 4..7. Raises ConfigError.
     """
@@ -68,7 +68,7 @@ class Layout:
         return range(server * block, (server + 1) * block)
 
     def tables_of(self, database: int) -> range:
-        """The task tables that a database holds."""
+        """The task tables of a database."""
         return range(database, self.tables, self.databases)
 
     def database_name(self, database: int) -> str:
@@ -77,7 +77,8 @@ class Layout:
 
 
 class Answers(dict[int, R]):
-    """What was answered, by job_id; and why the rest was not: a server is away, a table or row is locked."""
+    """The answers by job_id, and in ``unanswered`` why the rest failed: a server is away, a table or row
+    locked."""
 
     def __init__(
         self, answered: Mapping[int, R] | None = None, unanswered: Mapping[int, Trouble] | None = None
@@ -86,34 +87,34 @@ class Answers(dict[int, R]):
         self.unanswered: dict[int, Trouble] = dict(unanswered or {})
 
     def whole(self) -> Answers[R]:
-        """Itself, if everything was answered. Raises the first reason why not."""
+        """Return self if everything was answered. Raises the first failure otherwise."""
         for error in self.unanswered.values():
             raise error
         return self
 
 
 class Parts(Generic[R]):
-    """What the servers answered, each for its part; and what was not, by job_id or, of scans, by table."""
+    """The servers' answers, each for its part, and the failures by job_id or, for scans, by table."""
 
     def __init__(self) -> None:
         self.results: list[R] = []
         self.failed: dict[int, Trouble] = {}
 
     def whole(self) -> list[R]:
-        """The results, if all parts have one. Raises the first reason why not."""
+        """The results if no part failed. Raises the first failure otherwise."""
         for error in self.failed.values():
             raise error
         return self.results
 
     def fail(self, tables: Mapping[int, T], errors: Mapping[int, Trouble]) -> None:
-        """These tables' parts have failed: all ids of each, where its part is a list of ids."""
+        """Record the failure of these tables' parts: of all ids, if a part is a list of ids."""
         for table, error in errors.items():
             part = tables[table]
             self.failed.update(dict.fromkeys(part, error) if isinstance(part, list) else {table: error})
 
 
 class Shards:
-    """The servers, and the way from a job_id to its server and table. Thread-safe and fork-safe."""
+    """The servers, and the mapping from a job_id to its server and table. Thread-safe and fork-safe."""
 
     def __init__(
         self,
@@ -142,11 +143,11 @@ class Shards:
                     )
                 )
         self.server_of: list[DatabaseServer] = []
-        """By table."""
+        """The server of each table."""
         self.number_of: list[int] = []
-        """The number of each table's server, by table."""
+        """The number of each table's server."""
         self.names: list[str] = []
-        """The name of each table in SQL, by table."""
+        """The SQL name of each table."""
         block = layout.databases // len(self.servers)
         for table in range(layout.tables):
             database = table % layout.databases
@@ -166,14 +167,14 @@ class Shards:
         return table_of_job(job_id, self.tables)
 
     def group(self, job_ids: Iterable[int]) -> dict[DatabaseServer, dict[int, list[int]]]:
-        """The ids by server and table, everything sorted: two batches then lock rows in one order."""
+        """Group ids by server and table, all sorted, so that two batches lock rows in one order."""
         by_table: dict[int, list[int]] = {}
         for job_id in sorted(set(job_ids)):
             by_table.setdefault(table_of_job(job_id, self.tables), []).append(job_id)
         return self.group_tables(by_table)
 
     def group_tables(self, by_table: Mapping[int, T]) -> dict[DatabaseServer, dict[int, T]]:
-        """What belongs to tables, by server and table, sorted by table."""
+        """Group values of tables by server and table, sorted by table."""
         grouped: dict[DatabaseServer, dict[int, T]] = {}
         for table in sorted(by_table):
             grouped.setdefault(self.server_of[table], {})[table] = by_table[table]
@@ -187,12 +188,12 @@ class Shards:
         writes: bool = False,
         gated: bool = True,
     ) -> Parts[R]:
-        """``do(server, its part by table)`` for each server, at the same time if there are several.
+        """Call ``do(server, its part by table)`` for each server, in parallel if there are several.
 
-        A server that is marked as away is not asked, nor a table that is marked as locked (``writes``: for
-        writing). Who fails is marked, and harms no other: where a lock was in the way, tables are tried one
-        by one, and then rows. So ``do`` must bear being called again, with less. Without ``gated`` all are
-        asked, whatever is marked: for callers who would rather wait than be refused.
+        Skips servers marked as away and tables marked as locked (``writes``: for writing). A failing part is
+        marked and harms no other: after a lock conflict, tables are tried one by one, then rows. So ``do``
+        must tolerate further calls with less. With ``gated=False`` all are asked, for callers who would
+        rather wait than be refused.
         """
         if len(work) == 1:
             ((server, tables),) = work.items()
@@ -235,7 +236,7 @@ class Shards:
             if gated and not isinstance(exc, (Transient, Crowded)):
                 health.mark_away(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
-        except SchemaBehind:  # somebody has dropped or altered one of them, perhaps
+        except SchemaBehind:  # a table may have been dropped or altered
             for table, part in rest.items():
                 self._ask_table(server, table, part, do, parts)
         return parts
@@ -248,7 +249,8 @@ class Shards:
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
         parts: Parts[R],
     ) -> None:
-        """One table; if others have locked rows of it, row by row, in any order, so that none is left out."""
+        """Run one table's part; if rows of it are locked, row by row, in random order, so that none
+        starves."""
         try:
             parts.results.append(do(server, {table: part}))
         except Locked as exc:
@@ -271,9 +273,9 @@ class Shards:
             parts.fail({table: part}, {table: exc})
 
     def every(self, do: Callable[[DatabaseServer], R]) -> dict[DatabaseServer, R]:
-        """``do(server)`` for each server, whatever is marked, at the same time if there are several.
+        """Call ``do(server)`` for each server, whatever is marked, in parallel if there are several.
 
-        The first error is raised when all are done.
+        Raises the first error after all are done.
         """
         if len(self.servers) == 1:
             return {server: do(server) for server in self.servers}
@@ -281,7 +283,7 @@ class Shards:
         return dict(zip(self.servers, found, strict=True))
 
     def soon(self, do: Callable[[], R]) -> Future[R]:
-        """Do it on another thread: for callers that must not wait, on threads that no signal handler uses."""
+        """Run ``do`` on another thread, which no signal handler uses, for callers that must not wait."""
         future: Future[R] = Future()
 
         def run() -> None:
@@ -303,7 +305,7 @@ class Shards:
             server.close()
 
     def after_fork(self) -> None:
-        """In a child: leave the parent's connections and threads alone."""
+        """In a forked child: leave the parent's connections and threads alone."""
         self._threads = self._new_threads()
         for server in self.servers:
             server.after_fork()
@@ -321,7 +323,7 @@ def _parse(text: str) -> URL:
         raise ConfigError(
             "a database URL cannot be parsed; expected mysql+pymysql://user:pw@host:3306"
         ) from None
-    if "@" in (url.host or ""):  # the rest of a password, which is not to be looked up nor logged as a host
+    if "@" in (url.host or ""):  # the rest of a password, which must not be resolved or logged as a host
         raise ConfigError('a database URL has an "@" in its password: write it %40')
     if url.drivername not in ("mysql+pymysql", "mariadb+pymysql", "sqlite", "sqlite+pysqlite"):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """SQLite, the embedded default: one file, the same statements, run one by one.
 
-Several processes use the file at once. WAL lets readers go on while one writes; writers take the lock at
-BEGIN IMMEDIATE, so that none fails half-way through, and wait for each other up to the read timeout.
+Several processes use the file at once. WAL lets readers continue while one writes; writers take the lock at
+BEGIN IMMEDIATE, so that none fails half-way, and wait for each other up to the read timeout.
 ``synchronous=FULL`` syncs the log at each commit: an acknowledged task survives a power cut, at the price of
 a sync per submit.
 """
@@ -26,14 +26,15 @@ from toc.store.server import DatabaseServer, Duplicate, Exchange, Result, Statem
 
 
 def path_of(url: URL) -> Path:
-    """The file of a sqlite:/// URL. Raises ConfigError for a database in memory: nobody else could see it."""
+    """The file of a sqlite:/// URL. Raises ConfigError for a database in memory, which no other process could
+    see."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise ConfigError(f"{url.render_as_string()} is not a file; expected sqlite:///path/to/file.db")
     return Path(url.database)
 
 
 def connector(url: URL, busy_timeout: float) -> Callable[[], Any]:
-    """A function that opens a connection in autocommit mode. Waits ``busy_timeout`` seconds for locks."""
+    """A function that opens a connection in autocommit mode, with ``busy_timeout`` seconds for locks."""
     path = path_of(url)
 
     def connect() -> Any:
@@ -52,7 +53,7 @@ def connector(url: URL, busy_timeout: float) -> Callable[[], Any]:
 
 
 class SqliteServer(DatabaseServer):
-    """One SQLite file that holds everything."""
+    """One SQLite file that holds all tables."""
 
     greatest = "MAX"
     for_update = ""
@@ -69,7 +70,8 @@ class SqliteServer(DatabaseServer):
         return connector(self._url, seconds)()
 
     def after_fork(self) -> None:
-        """As of DatabaseServer; and the lock may be held by a thread that the child has not."""
+        """In a forked child: leave the parent's connections alone, and replace a lock that a lost thread may
+        hold."""
         super().after_fork()
         self._writing = threading.Lock()
 
@@ -82,7 +84,7 @@ class SqliteServer(DatabaseServer):
     ) -> list[Result]:
         if not transaction and all(sql.startswith("SELECT") for sql, _ in statements):
             return self._loop(connection, statements)
-        # Writers of one process queue here, so that only one of them has to poll for SQLite's lock.
+        # Writers of one process queue here, so that only one of them polls for SQLite's lock.
         with self._writing:
             try:
                 self._begin(connection)
@@ -94,7 +96,7 @@ class SqliteServer(DatabaseServer):
             return results
 
     def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
-        link.answers = self._loop(link.driver, statements)  # there is nobody to wait for
+        link.answers = self._loop(link.driver, statements)  # a local file: no wait for a server
 
     def _answered(self, link: PooledConnection, seconds: float) -> bool:  # noqa: ARG002
         return True
@@ -105,8 +107,8 @@ class SqliteServer(DatabaseServer):
         return results
 
     def _begin(self, connection: Any) -> None:
-        # SQLite itself would look for the lock after 1, 2, 5, 10, ... 100 ms: others overtake it, and tasks
-        # are late. Here every waiting process looks every millisecond.
+        # SQLite itself would poll for the lock after 1, 2, 5, 10, ... 100 ms: others overtake it, and tasks
+        # are late. Here every waiting process polls every millisecond.
         cursor = connection.cursor()
         deadline = time.monotonic() + self._busy_timeout
         cursor.execute("PRAGMA busy_timeout = 0")
@@ -148,7 +150,7 @@ class SqliteServer(DatabaseServer):
         return StoreUnavailable(f"{self.name}: {text}")
 
     def connections(self) -> Statement:
-        """It is a file: there are none."""
+        """A query without rows: a file has no connections."""
         return Statement("SELECT 1")
 
     def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:  # noqa: ARG002
@@ -167,40 +169,41 @@ class SqliteServer(DatabaseServer):
         return name
 
     def instant(self, milliseconds: int) -> str:
-        """Instants are stored as milliseconds."""
+        """An instant in milliseconds, as stored."""
         return f"{milliseconds:d}"
 
     def from_now(self, milliseconds: int) -> str:
-        """All who use the file share this machine's clock."""
+        """An instant after now as a number: all users of the file share this machine's clock."""
         return f"{time.time_ns() // 1_000_000 + milliseconds:d}"
 
     def milliseconds(self, column: str) -> str:
-        """The column as it is."""
+        """The column, which is in milliseconds."""
         return column
 
     def text(self, column: str) -> str:
-        """BLOB read as UTF-8."""
+        """An expression that reads a BLOB as UTF-8."""
         return f"CAST({column} AS TEXT)"
 
     def appended(self, column: str, text: str, most: int) -> str:
-        """With a literal that needs no escaping."""
+        """An expression that appends a literal that needs no escaping and keeps the last ``most``
+        characters."""
         return f"SUBSTR(COALESCE({column},'')||CAST(X'{text.encode().hex()}' AS TEXT),{-most:d})"
 
     def joined(self, parts: Sequence[str]) -> str:
-        """The operator; CONCAT_WS is too new."""
+        """A join with the operator ||; CONCAT_WS is too new."""
         return "||','||".join(parts)
 
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
-        """One row of the range, if there is one: older SQLite knows no HAVING without GROUP BY."""
+        """A SELECT of at most one row of the range: older SQLite has no HAVING without GROUP BY."""
         return (
             f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "
             f"AND next_time<{end} LIMIT 1"
         )
 
     def by_whole_keys(self, name: str, where: str) -> str:
-        """It has one writer at a time, so nobody's insert is under way."""
+        """A plain FROM: SQLite has one writer at a time, so no other insert is in progress."""
         return f"{name} WHERE {where}"
 
     def union(self, selects: Iterable[str]) -> str:
-        """Each in a subquery: only there may it have its own ORDER BY and LIMIT."""
+        """A UNION ALL of subqueries: only these may have their own ORDER BY and LIMIT."""
         return " UNION ALL ".join(f"SELECT * FROM ({select})" for select in selects)

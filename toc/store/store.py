@@ -1,4 +1,4 @@
-"""The task table as everybody above sees it: one object, plain values in and out."""
+"""The task table as all upper layers see it: one object, plain values in and out."""
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
 
@@ -31,20 +31,20 @@ from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
 
 TRIED_BEFORE = "a try for a former time had begun"
-"""The last_error of a task that was tried, and has no other, once a new deadline has given all tries back."""
+"""last_error of a tried task without another error, after a new deadline has restored all tries."""
 
 
 class Store:
     """The task table and the topic table over all servers.
 
-    Connects when first used; thread-safe; may be used on after a fork. Timeouts are seconds. ``urls`` are
-    SQLAlchemy URLs, each of which takes a block of the databases, in order; or one sqlite:/// URL.
-    ``pool_size`` bounds the connections to each server. Raises ConfigError.
+    Connects on first use; thread-safe; usable after a fork. Timeouts are seconds. ``urls`` are SQLAlchemy
+    URLs, each of which takes a block of the databases, in order; or one sqlite:/// URL. ``pool_size`` bounds
+    the connections to each server. Raises ConfigError.
 
     Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
-    has not been run. Methods over many tasks send one batch to each server; those that return Answers raise
-    neither: what a server that is away, or a table that is locked, would have answered is in ``unanswered``.
-    Sending it again is right: every change is guarded.
+    has not been run. Methods over many tasks send one batch to each server. Methods that return Answers raise
+    neither: they put the ids of unreachable servers and locked tables into ``unanswered``. Sending these
+    again is right: every change is guarded.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Store:
         self._shards.close()
 
     def check(self) -> None:
-        """Raise SchemaBehind, naming the shards, unless every one has the schema that this code needs."""
+        """Raise SchemaBehind, naming the shards, unless every shard has the schema that this code needs."""
         require(self._shards)
 
     def check_layout(self) -> None:
@@ -92,11 +92,12 @@ class Store:
         require_layout(self._shards)
 
     def examine(self) -> list[Finding]:
-        """What can be said of every server, its settings, rights, schema; one out of reach is a finding."""
+        """Return findings on every server, its settings, rights, schema; one out of reach is a finding
+        too."""
         return fitness.examine(self._shards)
 
     def tables_of_server(self) -> list[list[int]]:
-        """The indexes of the tables that each server holds."""
+        """Return the indexes of the tables that each server holds."""
         of = self._shards.server_of
         return [
             [table for table in range(self._shards.tables) if of[table] is server]
@@ -104,11 +105,11 @@ class Store:
         ]
 
     def server_of(self, job_id: int) -> int:
-        """The number of the server, as in ``tables_of_server``, that holds the task."""
+        """Return the number, as in ``tables_of_server``, of the server that holds the task."""
         return self._shards.number_of[self._shards.table_of(job_id)]
 
     def reach(self) -> dict[str, StoreUnavailable | None]:
-        """Each server, by its name, with why it does not answer, or None. One after the other."""
+        """Return for each server, by name, why it does not answer, or None. Asks one after the other."""
         found: dict[str, StoreUnavailable | None] = {}
         for server in self._shards.servers:
             try:
@@ -121,38 +122,37 @@ class Store:
     # --- inserting -----------------------------------------------------------------------------------------
 
     def insert(self, row: TaskRow) -> int:
-        """Store a row; when this returns it is committed. Returns its job_id.
+        """Store and commit a row. Returns its job_id.
 
-        That is ``row.job_id``, or a new one if that was taken, or the first task's if there is one with this
-        dedup_key. Raises DedupConflict, SubmitUnknown (the connection broke at commit and stayed broken).
+        That is ``row.job_id``, a new one if that was taken, or that of the first task with this dedup_key.
+        Raises DedupConflict, SubmitUnknown (the connection broke at commit and stayed broken).
         """
         return self._submitter.insert(row)
 
     def insert_many(self, rows: Sequence[TaskRow], then: Then = lambda _rows, _job_ids: None) -> list[int]:
-        """Store rows, each chunk of up to 1,000 in one transaction and round trip; returns job_ids in order.
+        """Store rows, in chunks of up to 1,000 per transaction and round trip. Returns job_ids in order.
 
-        ``then`` is called with the rows of each chunk and the job_ids under which they are stored, perhaps
-        on another thread, while the next chunk is on its way. It is not called for rows whose dedup_key was
-        found stored before. Raises DedupConflict before anything is written; PartialSubmit when a
-        server failed after some were.
+        ``then`` gets the rows of each chunk and their job_ids, perhaps on another thread, while the next
+        chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
+        anything is written; PartialSubmit when a server failed after some were.
         """
         return self._submitter.insert_many(rows, then)
 
     def insert_with(self, connection: Connection, row: TaskRow) -> int:
-        """Store a row in the caller's open transaction, which is never ended here. Returns its job_id.
+        """Store a row in the caller's open transaction, which this never ends. Returns its job_id.
 
-        Raises WrongShardConnection unless the connection leads to the server that holds the row's table.
+        Raises WrongShardConnection unless the connection leads to the server of the row's table.
         """
         return self._submitter.insert_with(connection, row)
 
     # --- one task ------------------------------------------------------------------------------------------
 
     def get(self, job_id: int) -> TaskRow | None:
-        """The row of a job_id."""
+        """Return the row of a job_id, or None."""
         return self._batches.read([job_id]).get(job_id)
 
     def find(self, biz: BizId, biz_type: int | None = None) -> list[TaskRow]:
-        """All rows of a biz_id, of one biz_type or of all, oldest first."""
+        """Return all rows of a biz_id, of one biz_type or of all, oldest first."""
         table = biz.crc % self._shards.tables
         server = self._shards.server_of[table]
         where = f"biz_id={biz.number:d}" + ("" if biz_type is None else f" AND biz_type={biz_type:d}")
@@ -164,14 +164,14 @@ class Store:
     def cancel(self, job_id: int) -> tuple[bool, TaskRow | None]:
         """Cancel a pending task. Returns whether this call did it, and the row as it was before.
 
-        A row that is leased counts as tried: a lease is committed before a handler starts without the index.
+        A leased row counts as tried: without the index, a lease is committed before a handler starts.
         """
         return self.cancel_many([job_id]).get(job_id, (False, None))
 
     def cancel_many(self, job_ids: Iterable[int]) -> dict[int, tuple[bool, TaskRow]]:
-        """Cancel those of the tasks that are pending, in one transaction for each server, one by one.
+        """Cancel those tasks that are pending, in one transaction per server, one by one.
 
-        Returns of each that there is whether this call did it, and its row as it was before.
+        Returns for each existing task whether this call cancelled it, and its row as it was before.
         """
         found: dict[int, tuple[bool, TaskRow]] = {}
         for server, ids in self._shards.group(job_ids).items():
@@ -197,16 +197,16 @@ class Store:
             )
         for row in sql.task_rows(server.run(statements, transaction=True)[::2]):
             if row.status == CANCELLED and row.gmt_modified == now:
-                # Cancelled by this very call, whose first answer was lost.
+                # This call cancelled it, and its first answer was lost.
                 yield row.job_id, (True, row._replace(status=PENDING, next_time=row.action_time))
             else:
                 yield row.job_id, (row.status == PENDING, row)  # locked as it was read
 
     def reschedule(self, job_id: int, action_time: int) -> tuple[bool, TaskRow | None]:
-        """Give a pending task a new deadline (milliseconds), all its tries, and version + 1.
+        """Give a pending task a new deadline (ms), all its tries, and version + 1.
 
-        Returns whether this call did it, and the row as it was before; one that is leased counts as tried.
-        The lease stays: the try for the old deadline may be running.
+        Returns whether this call did it, and the row as it was before; a leased row counts as tried. The
+        lease stays: the try for the old deadline may be running.
         """
         table = self._shards.table_of(job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
@@ -221,7 +221,7 @@ class Store:
                 return False, row
             leased = bool(found[0][0])
             before = row._replace(attempts=max(row.attempts, 1)) if leased else row
-            tried = before.attempts or before.crashes  # a new deadline forgets it; a cancel may not
+            tried = before.attempts or before.crashes  # a new deadline resets both, but a cancel must know
             update = Statement(  # [rule: new-version]
                 f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},next_time={due},"
                 f"{'last_error=COALESCE(last_error,%s),' if tried else ''}"
@@ -235,28 +235,29 @@ class Store:
             after = self.get(job_id)
             own = (row.version + 1, now, action_time)
             if after is not None and (after.version, after.gmt_modified, after.action_time) == own:
-                return True, before  # by this very call, whose first answer was lost
+                return True, before  # done by this call, whose first answer was lost
         raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; try again")
 
     # --- many tasks ----------------------------------------------------------------------------------------
 
     def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
-        """The rows that there are, by job_id."""
+        """Return the existing rows by job_id."""
         return self._batches.read(job_ids)
 
     def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
-        """As much of the rows as a try needs, by job_id."""
+        """Return the columns that a try needs, by job_id."""
         return self._batches.read_tries(job_ids)
 
     def check_tries(self, job_ids: Iterable[int], take: TakeTries) -> None:
-        """The same for the hot path, which waits for no server that does not answer within moments.
+        """Read the rows for tries on the hot path, which waits for no server that is slow to answer.
 
-        ``take`` gets ids and their answers as they come; late ones on another thread.
+        ``take`` gets ids and their answers as they arrive; late ones on another thread.
         """
         self._batches.check_tries(job_ids, take)
 
     def finish(self, items: Iterable[tuple[int, int]]) -> Answers[Finish]:
-        """Mark tasks, given as (job_id, version), as processed; every job_id's case is in the result."""
+        """Mark tasks, given as (job_id, version), as processed. The result has an outcome for every
+        job_id."""
         return self._batches.finish(items)
 
     def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
@@ -264,71 +265,72 @@ class Store:
         return self._batches.fail(items)
 
     def count(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """The same for tries that begin here: they keep their leases."""
+        """Count tries that begin here, on rows that are still as given. They keep their leases."""
         return self._batches.count(items)
 
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """The same for tries that ended with their workers: not where any living worker has a lease."""
+        """Write tries that ended with their workers, on rows still as given that no live worker has
+        leased."""
         return self._batches.crash(items)
 
     def die(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Mark such rows as dead. Their next_time becomes the instant of death."""
+        """Mark rows that are still as given as dead. Their next_time becomes the time of death."""
         return self._batches.die(items)
 
     def history(self, job_id: int) -> list[FailedTry]:
-        """What is kept of a task's failed tries, the oldest first; [] if there is no such task."""
+        """Return the kept failed tries of a task, oldest first; [] if there is no such task."""
         table = self._shards.table_of(job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
         rows = server.run([Statement(f"SELECT history FROM {name} WHERE job_id={job_id:d}")])[0].rows
         return parse(rows[0][0]) if rows else []
 
     def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
-        """Note on cancelled rows that a try may have started (attempts >= 1).
+        """Record on cancelled rows that a try may have started (attempts >= 1).
 
-        Returns those that could not be noted, with the reason.
+        Returns those that could not be updated, with the reason.
         """
         return self._batches.mark_tried(job_ids)
 
     def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
-        """Note on rows, as their last error if they have none, that a try had begun which charges nothing.
+        """Record on rows, as last error if they have none, that a try had begun that charges nothing.
 
-        A cancel goes by it: the task was tried. Guards do not look at it. Returns those that could not be
-        noted, with the reason.
+        A cancel then knows that the task was tried. Guards ignore it. Returns those that could not be
+        updated, with the reason.
         """
         return self._batches.mark_begun(job_ids, what)
 
     def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
         """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
 
-        Returns those that it changed, as they are now.
+        Returns the changed rows.
         """
         return self._batches.redrive(job_ids, now_ms)
 
     # --- scanning ------------------------------------------------------------------------------------------
 
     def newest(self, wanted: Selection, limit: int, *, after: TaskRow | None = None) -> list[TaskRow]:
-        """At most ``limit`` of the rows that are meant, the latest first: dead ones by their death.
+        """Return at most ``limit`` selected rows, the latest first: dead ones by their death.
 
-        ``after`` is the last row of the page before.
+        ``after`` is the last row of the previous page.
         """
         place = None if after is None else (after.next_time, after.job_id)
         return self._selections.newest(wanted, limit, after=place)
 
     def ids(self, wanted: Selection) -> Sequence[int]:
-        """The job_ids of all rows that are meant now."""
+        """Return the job_ids of all selected rows."""
         return self._selections.ids(wanted)
 
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
-        """Those of the tables in which a pending row of a biz_type carries a larger slot_amount.
+        """Return those tables in which a pending row of a biz_type has a larger slot_amount.
 
         Reads every pending row of the tables that have none.
         """
         return self._batches.stamped_above(tables, biz_type, slot_amount)
 
     def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
-        """How many pending rows of a biz_type carry each slot_amount, in these tables.
+        """Count the pending rows of a biz_type by slot_amount, in these tables.
 
-        Reads every pending row of them, so give a few of many tables at a time.
+        Reads all their pending rows, so pass only a few of many tables at a time.
         """
         return self._batches.count_stamped(tables, biz_type)
 
@@ -337,24 +339,25 @@ class Store:
     def ended(
         self, after: Mapping[tuple[int, int], Place], *, before: int, limit: int
     ) -> tuple[list[EndedRow], Mapping[int, Trouble]]:
-        """Rows that ended before an instant, of each (table, status) at most ``limit``, after a place in it.
+        """Return rows that ended before an instant (ms), and the tables that do not answer.
 
-        The statuses are those of FINAL. Places are (next_time, job_id). Also the tables that do not answer.
+        At most ``limit`` of each (table, status), after a place (next_time, job_id) in it. The statuses are
+        those of FINAL.
         """
         return self._ended.page(after, before, limit)
 
     def purge(self, job_ids: Iterable[int]) -> int:
-        """Delete those of the rows that are processed or cancelled. Returns how many went."""
+        """Delete those rows that are processed or cancelled. Returns how many were deleted."""
         return self._ended.delete(job_ids, FINAL)
 
     def purge_dead(self, job_ids: Iterable[int]) -> int:
-        """Delete those of the rows that are dead. Returns how many went."""
+        """Delete those rows that are dead. Returns how many were deleted."""
         return self._ended.delete(job_ids, (TaskStatus.DEAD,))
 
     def _stamp(self) -> int:
-        """Now, but not the same twice: by its gmt_modified a call knows the rows that it changed itself.
+        """Return a new instant near now: a call recognizes the rows that it changed by their gmt_modified.
 
-        Two threads that meet here may get the same one, which is harmless: they never change one row at once.
+        Two concurrent threads may get the same instant, which is harmless: they never change one row at once.
         """
         self._last_stamp = stamp = max(self._clock.now_ms(), self._last_stamp + 1)
         return stamp

@@ -1,7 +1,7 @@
-"""Inserting rows: dedup keys, clashes of job_ids, and commits of which nobody knows whether they happened.
+"""Inserts rows: handles dedup keys, job_id clashes, and commits with an unknown outcome.
 
-One rule settles an ambiguous commit: send the same rows again. A chunk is one transaction, so either all of
-its rows are there (each clash is with an equal row: it was stored) or none (the second sending stores it).
+One rule settles an ambiguous commit: send the same rows again. A chunk is one transaction, so either all its
+rows are there (each clash is with an equal row: it was stored) or none (the second send stores it).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from toc.store.threads import Threads
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1_000_000
 ROW_BYTES = 300
-"""About what a row costs in SQL besides its attribute."""
+"""Approximate bytes of a row in SQL without its attribute."""
 TRIES = 7
 RESEND_SECONDS = 5.0
-"""How long an ambiguous commit is followed up before SubmitUnknown; at least one more try is made."""
+"""Seconds to retry an ambiguous commit before SubmitUnknown; at least one more try is made."""
 
 OVERLAP = 3
-"""Chunks of one call under way at once: while the server works on one, the SQL of the next is written."""
+"""Chunks of one call in progress at once: the SQL of the next is written while the server works on one."""
 THREADS = 8
-"""Chunks of all calls under way at once."""
+"""Chunks of all calls in progress at once."""
 
 Then = Callable[[Sequence[TaskRow], Sequence[int]], None]
-"""What follows for rows as soon as they are stored under these job_ids."""
+"""Callback for rows that are stored under these job_ids."""
 DedupKey = tuple[int, int, str]
 
 
@@ -69,11 +69,11 @@ class Submitter:
         self._threads = Threads(THREADS, "toc-submit")
 
     def close(self) -> None:
-        """End the threads. May be called twice; it can be used again."""
+        """End the threads. May be called twice; the object stays usable."""
         self._threads.close()
 
     def insert(self, row: TaskRow) -> int:
-        """Store one row in one round trip and return its job_id (see Store.insert)."""
+        """Store one row in one round trip and return its job_id. Raises DedupConflict, SubmitUnknown."""
         server = self._shards.server_of[self._shards.table_of(row.job_id)]
         try:
             return self._store(server, [row])[0]
@@ -81,7 +81,7 @@ class Submitter:
             raise SubmitUnknown(exc.job_ids[0]) from exc.__cause__
 
     def insert_many(self, rows: Sequence[TaskRow], then: Then) -> list[int]:
-        """Store rows, chunk by chunk, and return their job_ids in order (see Store.insert_many)."""
+        """Store rows in chunks and return their job_ids in order. Raises DedupConflict, PartialSubmit."""
         same_as = _repeated_keys(rows)
         stored: dict[int, int] = {}
         self._find_stored([index for index in range(len(rows)) if index not in same_as], rows, stored)
@@ -110,7 +110,7 @@ class Submitter:
     ) -> Iterator[tuple[list[int], list[int] | Exception]]:
         """Store chunks, a few at a time: one's SQL is written while servers work on the others.
 
-        Each with its job_ids, or the error that kept it from being stored, after which no other is begun.
+        Yields each with its job_ids, or with its error, after which no other is begun.
         """
 
         def store(server: DatabaseServer, chunk: list[int]) -> list[int]:
@@ -142,7 +142,7 @@ class Submitter:
             yield chunk, result
 
     def _find_stored(self, indexes: Iterable[int], rows: Sequence[TaskRow], stored: dict[int, int]) -> None:
-        """Note which dedup_keys are stored already: a conflict is known before anything is written."""
+        """Record the dedup_keys that are stored already: a conflict is known before anything is written."""
         keyed = [index for index in indexes if rows[index].dedup_key is not None]
         by_table = self._keyed(rows[index] for index in keyed)
         found: dict[DedupKey, TaskRow] = {}
@@ -156,7 +156,7 @@ class Submitter:
     def _chunks(
         self, indexes: Iterable[int], rows: Sequence[TaskRow]
     ) -> Iterator[tuple[DatabaseServer, list[int]]]:
-        """The rows by server, in chunks of bounded size, sorted by table and job_id."""
+        """Split the rows by server into chunks of bounded size, sorted by table and job_id."""
         by_server: dict[DatabaseServer, list[tuple[int, int, int]]] = {}
         for index in indexes:
             table = self._shards.table_of(rows[index].job_id)
@@ -175,9 +175,9 @@ class Submitter:
             yield server, chunk
 
     def _store(self, server: DatabaseServer, rows: Sequence[TaskRow]) -> list[int]:
-        """Store rows of one server in one transaction; returns their job_ids.
+        """Store rows of one server in one transaction. Returns their job_ids.
 
-        Raises DedupConflict or StoreUnavailable when none is stored, _Ambiguous when that is not known.
+        Raises DedupConflict or StoreUnavailable if none is stored, _Ambiguous if that is unknown.
         """
         todo = dict(enumerate(rows))
         done: dict[int, int] = {}
@@ -192,7 +192,7 @@ class Submitter:
             try:
                 statements = self._inserts(todo.values())
                 many = len(statements) > 1
-                if len(rows) == 1:  # of many the keys were looked up before
+                if len(rows) == 1:  # for many, the keys were looked up before
                     statements = [*self._looks(server, self._keyed(rows)), *statements]
                 server.run(statements, transaction=many, again=False)
                 done.update({index: row.job_id for index, row in todo.items()})
@@ -226,9 +226,9 @@ class Submitter:
     def _after_duplicate(
         self, server: DatabaseServer, todo: dict[int, TaskRow], done: dict[int, int], *, sent: bool
     ) -> dict[int, TaskRow]:
-        """After a duplicate key: what is stored goes to ``done``, what remains is returned.
+        """Handle a duplicate key: add stored rows to ``done``, return those that remain.
 
-        Rows whose ids are taken get new ones. Raises DedupConflict.
+        Gives new ids to rows whose ids are taken. Raises DedupConflict.
         """
         ids = self._shards.group(row.job_id for row in todo.values())[server]
         by_id = {
@@ -257,7 +257,7 @@ class Submitter:
         return row._replace(job_id=self._job_ids.make(row.job_id >> 12 & 1023))
 
     def _keyed(self, rows: Iterable[TaskRow]) -> dict[int, list[TaskRow]]:
-        """Those that have a dedup_key, by table."""
+        """Return the rows with a dedup_key, by table."""
         keyed: dict[int, list[TaskRow]] = {}
         for row in rows:
             if row.dedup_key is not None:
@@ -265,10 +265,11 @@ class Submitter:
         return keyed
 
     def _looks(self, server: DatabaseServer, keyed: dict[int, list[TaskRow]]) -> list[Statement]:
-        """What reads the rows that hold these dedup_keys, and first waits for transactions that insert one.
+        """Return statements that read the rows with these dedup_keys, after waiting for transactions that
+        insert one.
 
-        An INSERT would wait, too; but while it waits, and afterwards in a caller's transaction, it locks the
-        gap before the row as well, and with it every biz_id in between.
+        An INSERT would wait too; but then, and afterwards in a caller's transaction, it locks the gap before
+        the row as well, and with it every biz_id in between.
         """
         names = self._shards.names
         return [
@@ -283,7 +284,7 @@ class Submitter:
     # --- in the caller's transaction ---------------------------------------------------------------------
 
     def insert_with(self, connection: Connection, row: TaskRow) -> int:
-        """Insert in the caller's transaction, which is never ended here (see Store.insert_with)."""
+        """Insert in the caller's transaction, which this never ends. Raises WrongShardConnection."""
         table = self._shards.table_of(row.job_id)
         server = self._shards.server_of[table]
         core = self._core_table(table)
@@ -319,7 +320,7 @@ class Submitter:
         family = "sqlite" if self._shards.layout.sqlite else "mysql"
         theirs = None
         if connection.dialect.name.replace("mariadb", "mysql") == family:
-            # One question per connection of the caller: its driver's connection stays with its server.
+            # One query per connection of the caller: its driver's connection stays with its server.
             if "toc_server" not in connection.info:
                 connection.info["toc_server"] = server.identity(
                     lambda text: connection.exec_driver_sql(text).first()
@@ -342,10 +343,10 @@ class Submitter:
 
 
 def _look(connection: Connection, core: Table, row: TaskRow) -> TaskRow | None:
-    """The row that holds this dedup_key, if the caller's transaction sees one: its own above all.
+    """Return the row with this dedup_key if the caller's transaction sees one, above all its own.
 
-    A plain read. One that locks would, at REPEATABLE READ, lock the gap where it finds nothing until the
-    caller's transaction ends: every biz_id in it, often all those to come.
+    A plain read: at REPEATABLE READ, a locking read that finds nothing would lock the gap until the caller's
+    transaction ends: every biz_id in it, often all future ones.
     """
     assert row.dedup_key is not None  # noqa: S101 - for the type checker
     found = connection.execute(
@@ -373,7 +374,7 @@ def _key(row: TaskRow) -> DedupKey:
 
 
 def _repeated_keys(rows: Sequence[TaskRow]) -> dict[int, int]:
-    """Which rows repeat the dedup_key of an earlier one, by position. Raises DedupConflict."""
+    """Return which rows repeat the dedup_key of an earlier one, by position. Raises DedupConflict."""
     first: dict[DedupKey, int] = {}
     same_as: dict[int, int] = {}
     for index, row in enumerate(rows):
@@ -387,7 +388,7 @@ def _repeated_keys(rows: Sequence[TaskRow]) -> dict[int, int]:
 
 
 def _same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
-    """The job_id of the task that has this row's dedup_key. Raises DedupConflict if it is another task."""
+    """Return the job_id of the task that has this row's dedup_key. Raises DedupConflict if it differs."""
     if (row.attribute, row.biz_key) == (other.attribute, other.biz_key):
         return other.job_id
     whose = f"task {other.job_id}" if stored else "another task of this call"
@@ -399,7 +400,7 @@ def _same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
 
 
 def _equal(row: TaskRow, other: TaskRow) -> bool:
-    """Whether ``other`` is ``row`` as it was submitted, whatever became of it since."""
+    """Whether ``other`` is ``row`` as submitted, whatever changed since."""
     return all(
         getattr(row, name) == getattr(other, name)
         for name in (

@@ -1,8 +1,8 @@
-"""Threads for what is done beside the caller.
+"""Threads for work in parallel to the caller.
 
-As ``concurrent.futures``, whose locks are Python's: there an exception that a signal handler raises in the
-caller, between two steps of taking such a lock, leaves it locked, and the threads stand still for ever. Here
-work and outcomes are handed over by queues written in C.
+``concurrent.futures`` has locks in Python: an exception that a signal handler raises in the caller, between
+two steps of taking such a lock, leaves it locked, and the threads hang forever. Here work and results pass
+through queues written in C.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Work = tuple[Callable[[], Any], SimpleQueue[tuple[Any, BaseException | None]]]
 
 
 class Threads:
-    """At most ``size`` threads, started when they are needed. Thread-safe; a child of a fork has its own."""
+    """At most ``size`` threads, started on demand. Thread-safe; a forked child has its own."""
 
     def __init__(self, size: int, name: str) -> None:
         self._size = size
@@ -34,7 +34,7 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def begin(self, do: Callable[[], R]) -> Callable[[], R]:
-        """Call ``do`` on a thread. Returns what waits for that, and returns or raises what it did."""
+        """Call ``do`` on a thread. Returns a function that waits and returns or raises its outcome."""
         if self._pid != os.getpid():
             self._start_anew()
         outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
@@ -62,7 +62,8 @@ class Threads:
         return result
 
     def all(self, work: Iterable[Callable[[], R]]) -> list[R]:
-        """Call each on a thread; their results in order. The first error is raised when all have ended."""
+        """Call each on a thread and return the results in order. Raises the first error after all have
+        ended."""
         ends = [self.begin(do) for do in work]
         results: list[R] = []
         errors: list[Exception] = []
@@ -79,7 +80,7 @@ class Threads:
             errors.clear()  # as in begin
 
     def close(self) -> None:
-        """End the threads when they have done what was begun. May be called twice; it can be used again."""
+        """End the threads after the work begun. May be called twice; the object stays usable."""
         threads, work = self._threads, self._work
         if self._pid == os.getpid():
             self._start_anew()
@@ -101,5 +102,5 @@ def _serve(work: SimpleQueue[_Work | None], idle: deque[None]) -> None:
             error = exc
         idle.append(None)
         outcome.put((value, error))
-        del item, do, outcome, value, error  # what they hold must not wait for the next
+        del item, do, outcome, value, error  # their objects must not live until the next work item
     work.put(None)  # for the others

@@ -1,4 +1,4 @@
-"""The topic table: what topics there are and their policies."""
+"""The topic table: topics and their policies."""
 
 # ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
 
@@ -33,15 +33,15 @@ class TopicTable:
         self._clock = clock
 
     def list(self) -> list[Topic]:
-        """All topics, by name."""
+        """Return all topics, by name."""
         return sorted((topic for topic, _version in self._select("1=1")), key=lambda topic: topic.name)
 
     def get(self, name: str) -> Topic | None:
-        """The topic of a name."""
+        """Return the topic of a name, or None."""
         return next((topic for topic, _version in self._select("name=%s", name)), None)
 
     def create(self, topic: Topic) -> None:
-        """Add a topic. Raises TopicExists if its name or its biz_type is taken."""
+        """Add a topic. Raises TopicExists if its name or biz_type is taken."""
         now = self._server.instant(self._clock.now_ms())
         marks, params = _literals(topic, _FIELDS)
         try:
@@ -61,10 +61,10 @@ class TopicTable:
             raise TopicExists(f"{what} exists already; `toc topic list` shows all") from exc
 
     def alter(self, name: str, /, **changes: Any) -> Topic:
-        """Change policies of a topic and return it as it is now.
+        """Change policies of a topic and return the new topic.
 
-        A slot_amount that is lowered holds for new tasks; the slots of the former one are consumed until
-        ``stop_consuming``. Raises UnknownTopic, and InvalidTopic for a value out of its range or a field that
+        A lowered slot_amount applies to new tasks; the slots of the former one are consumed until
+        ``stop_consuming``. Raises UnknownTopic, and InvalidTopic for a value out of range or a field that
         cannot change.
         """
         check_topic_name(name)
@@ -78,7 +78,7 @@ class TopicTable:
             topic, version = found[0]
             changed = replace(topic, **_typed(changes))
             if changed.slot_amount != topic.slot_amount:
-                # Rows keep the amount that they are stamped with: what they may lie in is consumed on.
+                # Rows keep their slot_amount, so all slots that may hold them remain consumed.
                 largest = max(topic.consumed, changed.slot_amount)
                 changed = replace(changed, former_slots=0 if largest == changed.slot_amount else largest)
             names = (*changes, "former_slots")
@@ -100,9 +100,9 @@ class TopicTable:
         raise StoreUnavailable(f"{self._server.name}: topic {name!r} keeps changing; try again")
 
     def keep_consuming(self, name: str, slot_amount: int) -> bool:
-        """A pending row is stamped with this amount: consume its slots, whatever the topic's present one is.
+        """Consume the slots of this amount, which a pending row has, whatever the topic's amount is.
 
-        Returns whether that was news. For rows that come late: a submit that had read the topic before its
+        Returns whether this changed anything. For late rows: a submit that had read the topic before its
         slot_amount was lowered, a dead task that is redriven.
         """
         return self._update(
@@ -112,7 +112,10 @@ class TopicTable:
         )
 
     def stop_consuming(self, topic: Topic) -> bool:
-        """No pending row carries more than ``topic``'s slot_amount. False if the topic was altered since."""
+        """Stop consuming former slots: no pending row has more than ``topic``'s slot_amount.
+
+        Returns False if the topic was altered since.
+        """
         return self._update(
             "former_slots=0",
             f"name=%s AND slot_amount={topic.slot_amount:d} AND former_slots={topic.former_slots:d}",
@@ -132,7 +135,7 @@ class TopicTable:
         for row in result.rows:
             try:
                 topics.append((Topic.of(dict(zip(_FIELDS, row, strict=False))), row[-1]))
-            except (ValueError, TypeError) as exc:  # a newer version's, or changed by hand: the others go on
+            except (ValueError, TypeError) as exc:  # of a newer version, or edited by hand: skip it
                 log.warning("topic_not_understood", topic=row[0], error=str(exc))
         return topics
 
@@ -149,7 +152,7 @@ def _typed(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _literals(topic: Topic, names: tuple[str, ...]) -> tuple[list[str], list[Param]]:
-    """How fields of a topic stand in SQL: numbers as they are, texts as parameters."""
+    """Return fields of a topic as SQL: numbers as literals, texts as parameters."""
     marks: list[str] = []
     params: list[Param] = []
     for name in names:

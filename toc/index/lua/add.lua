@@ -1,7 +1,7 @@
 #!lua
 -- add: puts ids into the StoreQueue, or moves them to an earlier time; never to a later one.
--- An id that stands in the PrepareQueue is left alone: somebody is running it. Where an id stands with
--- fewer tries left than given, it keeps those: the caller may have read the row before the last try failed.
+-- An id in the PrepareQueue is left alone: a worker has it. An id that is there with fewer tries left than
+-- given keeps those: the caller may have read the row before the last try failed.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot

@@ -4,8 +4,8 @@
 -- KEYS  1   dead      DeadQueue of the slot
 --       2   prepare   PrepareQueue of the slot
 -- ARGV  1+  id, fence, died_ms
---           fence: score mod 1000; or the whole score, which stands while nobody keeps it alive
--- RETURNS   per id 1, or 0 where the fence no longer stands
+--           fence: score mod 1000; or the whole score, which a keep-alive invalidates
+-- RETURNS   per id 1, or 0 if the fence no longer matches
 -- BOUNDS    500 ids
 if #ARGV > 1500 then
   return redis.error_reply('ERR toc: more than 500 ids in one call')

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- cancel: takes an id out of the StoreQueue, and tells whether a worker holds it.
+-- cancel: removes an id from the StoreQueue, and returns whether a worker has it.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
 -- ARGV  1   id
--- RETURNS   {1 if a StoreQueue entry was removed, 1 if a PrepareQueue entry stands, now in ms}
+-- RETURNS   {1 if a StoreQueue entry was removed, 1 if there is a PrepareQueue entry, now in ms}
 -- BOUNDS    1 id
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)

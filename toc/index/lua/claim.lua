@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- claim: draws the number under which a worker takes entries of the slot. A worker that holds one gets
--- the same again. Numbers that are still held are passed over. A field that is no number is left alone.
+-- claim: draws the number under which a worker takes entries of the slot. A worker that holds one gets it
+-- again. Numbers that are held are skipped. A field that is no number is left alone.
 --
 -- KEYS  1   claims    hash of the slot: next -> the counter, number -> worker_id
 -- ARGV  1   worker_id
---       2   start     where the counter begins when it is missing (the caller's random number: after a
---                     loss of the hash, numbers of the living are not drawn again)
+--       2   start     where a missing counter begins (the caller's random number: after a loss of the
+--                     hash, numbers of live workers are not drawn again)
 -- RETURNS   {number 0..4095 or -1 when all are held, {number, worker_id, ... of the others}}
 -- BOUNDS    4096 fields
 local function number(text)

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- depth: how much stands in the slot, and how much of it is due. Moves nothing.
+-- depth: counts the entries of the slot, and those that are due. Moves nothing.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
@@ -9,7 +9,7 @@
 -- RETURNS   {first score of the StoreQueue or nil, entries in store, those due, in prepare, in dead,
 --           the note or nil, now in ms}
 -- BOUNDS    logarithmic in the length of the StoreQueue
-local function note(key)  -- nil where somebody else has put another type under the name
+local function note(key)  -- nil if the key has another type
   local found = redis.pcall('GET', key)
   return type(found) == 'string' and found or false
 end

@@ -1,9 +1,9 @@
 #!lua flags=no-writes
--- expired: lists entries of the PrepareQueue that nobody has kept alive, oldest first. Moves nothing.
+-- expired: lists entries of the PrepareQueue that were not kept alive, oldest first. Moves nothing.
 --
 -- KEYS  1   prepare   PrepareQueue of the slot
 -- ARGV  1   timeout   seconds; expired when now_seconds - seconds > timeout, by this server's clock
---       2   limit     list no more than this
+--       2   limit     list at most this many
 -- RETURNS   {id, prepare score, id, prepare score, ...}
 -- BOUNDS    limit is at most 500
 local limit = tonumber(ARGV[2])

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- extend: keeps running entries alive: sets their seconds to this server's now, and nothing else.
+-- extend: keeps running entries alive: sets only their seconds, to this server's time.
 --
 -- KEYS  1   prepare   PrepareQueue of the slot
 -- ARGV  1+  id, fence
--- RETURNS   per id 1, or 0 where the fence no longer stands
+-- RETURNS   per id 1, or 0 if the fence no longer matches
 -- BOUNDS    500 ids
 if #ARGV > 1000 then
   return redis.error_reply('ERR toc: more than 500 ids in one call')

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- own: tells whose index this is: that of the task table whose workers asked first, for as long as they go on
--- asking. Whoever asks in vain leaves its name, so that the owner hears of it.
+-- own: claims the index for a task table. The first table whose workers ask owns it for as long as they keep
+-- asking. A rival leaves its name, so that the owner learns of it.
 --
 -- KEYS  1   owner      hash: identity, name, at; rival, rival_at; seconds by this server's clock
 -- ARGV  1   identity   of the task table that asks
 --       2   name       of its cluster, for people
---       3   lapse      seconds after which an owner that has not asked is one no more
---       4   refresh    seconds after which the owner's asking is noted again
+--       3   lapse      seconds without asking after which the owner loses it
+--       4   refresh    seconds after which the owner's asking is recorded again
 -- RETURNS   {identity of the owner, its name, seconds since it asked, name of the last rival or '', seconds since}
 -- BOUNDS    1 key
 local now = tonumber(redis.call('TIME')[1])

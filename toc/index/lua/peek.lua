@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- peek: when slots are next due, and how much stands in each. Moves nothing.
+-- peek: returns when slots are next due, and counts their entries. Moves nothing.
 --
 -- KEYS  1+  store, prepare, dead, waiting   of each slot: its three queues, and the note of what waits
 -- ARGV  none
@@ -9,7 +9,7 @@
 if #KEYS > 2000 then
   return redis.error_reply('ERR toc: more than 500 slots in one call')
 end
-local function note(key)  -- nil where somebody else has put another type under the name
+local function note(key)  -- nil if the key has another type
   local found = redis.pcall('GET', key)
   return type(found) == 'string' and found or false
 end

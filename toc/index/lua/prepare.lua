@@ -1,16 +1,16 @@
 #!lua flags=allow-oom
--- prepare: moves what is due from the StoreQueue into the PrepareQueue, soonest first.
--- Due by this server's clock: a score t + r/32 is due at t. A whole score has all its tries left, another
--- one has 32 times its fraction. An id that stands in the PrepareQueue already keeps its entry there; the
--- one in the StoreQueue is dropped and not returned.
+-- prepare: moves due entries from the StoreQueue into the PrepareQueue, soonest first.
+-- Due by this server's clock: a score t + r/32 is due at t. A whole score has all tries left, another one
+-- r. An id that is in the PrepareQueue already keeps its entry there; the one in the StoreQueue is dropped
+-- and not returned.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
--- ARGV  1   limit     take no more than this
+-- ARGV  1   limit     take at most this many
 --       2   retries   tries of a fresh entry, 1..31
 --       3   claim     number under which the caller holds the slot, 0..4095
 -- RETURNS   {{id, prepare score, id, prepare score, ...}, first score left in the StoreQueue or nil,
---            how many that are due are left, now in ms}
+--            how many due entries are left, now in ms}
 -- BOUNDS    limit is at most 500
 local limit, retries, claim = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 if limit > 500 then
@@ -29,7 +29,7 @@ if #due > 0 then
   end
   local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
   local moved = {}
-  local scores = {} -- by tries left: most have as many, and writing a number is dear
+  local scores = {} -- by tries left: most have the same, and formatting a number is slow
   for n = 1, #ids do
     if not prepared[n] then -- [rule: prepared-stays]
       local score = tonumber(due[2 * n])

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- reach: reads on which server slots were last rebuilt. Writes nothing, but is refused wherever a
--- transition would be (a replica, a server that cannot save): who gets an answer can work.
--- A slot of which a key holds another type than it should is told apart: nothing can work there.
+-- transition would be (a replica, a server that cannot save): an answer means that transitions work.
+-- A slot with a key of the wrong type is reported as such: no transition works there.
 --
 -- KEYS  1+  generation, claims, store, prepare, dead   of each slot
 -- ARGV  none

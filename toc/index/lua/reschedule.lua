@@ -1,13 +1,13 @@
 #!lua
 -- reschedule: moves an id to another time in the StoreQueue, earlier or later, or adds it there.
--- An id that stands in the PrepareQueue is left alone: who holds it finds the row's new time when it finishes.
+-- An id in the PrepareQueue is left alone: its worker finds the row's new time when it finishes.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
 -- ARGV  1   channel   wake channel of the slot
 --       2   id
 --       3   score
--- RETURNS   {1 if a StoreQueue entry stood before, 1 if a PrepareQueue entry stands, now in ms}
+-- RETURNS   {1 if there was a StoreQueue entry, 1 if there is a PrepareQueue entry, now in ms}
 -- BOUNDS    1 id; refused when memory is full (it may add; an entry that is too early does no harm)
 -- WAKES     when the first score of the StoreQueue became earlier
 local time = redis.call('TIME')

@@ -1,6 +1,6 @@
 #!lua
--- restore_dead: gives dead tasks their DeadQueue entry back, and takes them out of the StoreQueue.
--- An id that stands in the PrepareQueue is left alone: who holds it reads its row and buries it.
+-- restore_dead: restores the DeadQueue entries of dead tasks, and removes their ids from the StoreQueue.
+-- An id in the PrepareQueue is left alone: its worker reads the row and buries it.
 --
 -- KEYS  1   dead      DeadQueue of the slot
 --       2   store     StoreQueue of the slot

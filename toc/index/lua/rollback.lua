@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- rollback: gives entries back from the PrepareQueue to the StoreQueue, at the score that the caller chose.
--- Where the StoreQueue holds the id already, the earlier of the two scores stays.
+-- rollback: moves entries from the PrepareQueue back to the StoreQueue, at the caller's score. If the
+-- StoreQueue has the id already, the earlier of the two scores stays.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
 -- ARGV  1   channel   wake channel of the slot
 --       2+  id, fence, score
---           fence: score mod 1000; or the whole score, which stands while nobody keeps it alive
--- RETURNS   per id 1, or 0 where the fence no longer stands
+--           fence: score mod 1000; or the whole score, which a keep-alive invalidates
+-- RETURNS   per id 1, or 0 if the fence no longer matches
 -- BOUNDS    500 ids
 -- WAKES     when the first score of the StoreQueue became earlier
 if #ARGV > 1501 then

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- unclaim: gives claim numbers back. The counter stays, so they are not drawn again soon.
+-- unclaim: releases claim numbers. The counter stays, so they are not drawn again soon.
 --
 -- KEYS  1   claims    hash of the slot: next -> the counter, number -> worker_id
 -- ARGV  1+  number
