@@ -311,8 +311,8 @@ class TimeoutCenter:
         }
         doubtful = [job_id for job_id, may in started.items() if may is None]
         # No entry: the task was never taken, or it finished between our two steps. The worker that finishes a
-        # cancelled or rescheduled task marks its row as tried before it moves the entry. [rule:
-        # honest-cancel]
+        # cancelled or rescheduled task marks its row as tried before it moves the entry.
+        # [rule: honest-cancel]
         for job_id, seen in self.store.read(doubtful).items() if doubtful else ():
             started[job_id] = seen.attempts > 0 or seen.last_error is not None
         tried = [job_id for job_id, may in started.items() if may]
