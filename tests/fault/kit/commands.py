@@ -98,6 +98,24 @@ def _text(path: str) -> str:
 
 
 def _serve() -> None:
+    # whatever a command imports when it is run, for all of them at once
+    import rich.live
+    import rich.progress
+
+    import toc.cli.main
+    import toc.coordination.operator
+    import toc.coordination.zookeeper
+    import toc.dev.demo.report
+    import toc.dev.demo.run
+    import toc.dev.demo.stage
+    import toc.dev.local.cluster
+    import toc.dev.local.embedded
+    import toc.operate.admin
+    import toc.operate.bulk
+    import toc.operate.doctor
+    import toc.operate.top
+    import toc.store.migrate
+    import toc.worker.daemon.start  # noqa: F401
 
     gc.freeze()  # else every child, at its end, looks through all that was imported
     for line in sys.stdin:
