@@ -138,7 +138,7 @@ def test_a_run_alone_that_is_longer_than_max_runtime_is_ended_and_has_failed(
 
 def test_a_run_alone_outlasts_prepare_timeout_and_is_not_doubled(system: System) -> None:
     system.create_topics(prepare_timeout=3)
-    job_id = _suspect(system, "test.sync", sleep=6)
+    job_id = _suspect(system, "test.sync", sleep=5)
     system.start(processes=2)
     system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
     assert len(system.starts(job_id)) == 1
