@@ -197,12 +197,15 @@ class Contract:
 
     def wait(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
         """Wait until something is so. The time is no promise: it lets a busy machine come to it."""
-        until = time.monotonic() + seconds
+        asked = time.monotonic()
+        until = asked + seconds
         while not (value := condition()):
-            if time.monotonic() > until:
+            now = time.monotonic()
+            if now > until:
                 logs = "\n".join(line[-600:] for path in self.directory.glob("*.log") for line in _tail(path))
                 raise AssertionError(f"not within {seconds} s: {what}\n{logs}")
-            time.sleep(0.01)
+            time.sleep(min(max(0.01, 3 * (now - asked)), 0.5))
+            asked = time.monotonic()
         return value
 
     def wait_status(self, job_id: int, status: int, seconds: float = 60) -> None:
