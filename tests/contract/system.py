@@ -124,7 +124,8 @@ class Contract:
     def start(self, host: str = "one", processes: int = 1) -> Forked:
         """A daemon, ready."""
         log = self.directory / f"{host}.log"
-        seen = log.read_text().count("worker_ready") if log.exists() else 0
+        log.touch()
+        seen = log.read_text().count("worker_ready")
         daemon = forks.start(
             ["worker", "--app", "contract_app:center", "--processes", str(processes), "--threads", "8"],
             env={**self.env, "TOC_HOST": host},
