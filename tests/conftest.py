@@ -36,7 +36,17 @@ class Launch(Protocol):
     def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
 
 
+MEMORY = "/dev/shm"
+ROOM = 4 << 30
+"""Bytes that must be free there. A run takes a quarter of that: most of it is the logs of InnoDB."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if "TMPDIR" not in os.environ and _in_memory():
+        # A disk takes a second for the tables of a test where memory takes a tenth. What is durable is what
+        # a server that is killed finds again, here as there: no test takes the power from a disk.
+        os.environ["TMPDIR"] = MEMORY  # for the processes of xdist and for all that tests start, too
+        tempfile.tempdir = None
     if secured.SECURED:
         # kazoo leaves sockets whose handshake failed to the garbage collector, whichever test that meets.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <ssl.SSLSocket:ResourceWarning")
@@ -46,6 +56,15 @@ def pytest_configure(config: pytest.Config) -> None:
         bytecode = tempfile.mkdtemp(prefix="toc-bytecode-")
         os.environ["PYTHONPYCACHEPREFIX"] = bytecode  # for the processes of xdist too, which start after this
         config.add_cleanup(lambda: shutil.rmtree(bytecode, ignore_errors=True))
+
+
+def _in_memory() -> bool:
+    """Whether programs can be kept and run there, and there is room."""
+    try:
+        there = os.statvfs(MEMORY)
+    except OSError:
+        return False
+    return not there.f_flag & os.ST_NOEXEC and there.f_bavail * there.f_frsize > ROOM
 
 
 @pytest.fixture(scope="session")

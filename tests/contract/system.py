@@ -14,6 +14,8 @@ from typing import Any, TypeVar, cast
 import pymysql
 import pymysql.cursors
 import redis
+from harness import forks
+from harness.forks import Forked
 from harness.secured import admin_url, migrating, root_url
 from harness.sessions import kill_session
 from sqlalchemy.engine import make_url
@@ -66,7 +68,7 @@ class Contract:
             "COLUMNS": "200",
             **more,
         }
-        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.daemons: list[Forked] = []
         self.redis: redis.Redis = redis.Redis.from_url(admin_url(redis_server), decode_responses=True)
         self.mysql_url = root_url(mariadb)
         self.mysql = self.connect()
@@ -97,15 +99,7 @@ class Contract:
 
     def toc(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """The command line."""
-        return subprocess.run(
-            [sys.executable, "-m", "toc", *words],
-            env={**self.env, **(env or {})},
-            cwd=self.directory,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return forks.run(words, env={**self.env, **(env or {})}, directory=self.directory)
 
     def json(self, *words: str) -> Any:
         """What a command prints with --json."""
@@ -127,22 +121,17 @@ class Contract:
         )
         assert done.returncode == 0, done.stderr
 
-    def start(self, host: str = "one", processes: int = 1) -> subprocess.Popen[bytes]:
+    def start(self, host: str = "one", processes: int = 1) -> Forked:
         """A daemon, ready."""
         log = self.directory / f"{host}.log"
-        seen = log.read_text().count("worker_ready") if log.exists() else 0
-        with log.open("ab") as out:
-            daemon = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "toc", "worker", "--app", "contract_app:center"),
-                    *("--processes", str(processes), "--threads", "8"),
-                ],
-                env={**self.env, "TOC_HOST": host},
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        log.touch()
+        seen = log.read_text().count("worker_ready")
+        daemon = forks.start(
+            ["worker", "--app", "contract_app:center", "--processes", str(processes), "--threads", "8"],
+            env={**self.env, "TOC_HOST": host},
+            session=True,
+            streams={"stdout": str(log), "stderr": str(log)},
+        )
         self.daemons.append(daemon)
         self.wait(lambda: log.read_text().count("worker_ready") >= seen + processes, "ready")
         return daemon
@@ -209,12 +198,15 @@ class Contract:
 
     def wait(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
         """Wait until something is so. The time is no promise: it lets a busy machine come to it."""
-        until = time.monotonic() + seconds
+        asked = time.monotonic()
+        until = asked + seconds
         while not (value := condition()):
-            if time.monotonic() > until:
+            now = time.monotonic()
+            if now > until:
                 logs = "\n".join(line[-600:] for path in self.directory.glob("*.log") for line in _tail(path))
                 raise AssertionError(f"not within {seconds} s: {what}\n{logs}")
-            time.sleep(0.01)
+            time.sleep(min(max(0.01, 3 * (now - asked)), 0.5))
+            asked = time.monotonic()
         return value
 
     def wait_status(self, job_id: int, status: int, seconds: float = 60) -> None:

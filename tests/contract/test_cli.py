@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from contract.system import TOPICS, Contract
+from harness import forks
 from harness.secured import migrating
 from harness.sessions import kill_session
 
@@ -215,7 +216,7 @@ def test_settings_come_as_text_or_list_and_sqlite_serves_as_task_table(tmp_path:
             "TOC_REDIS_URL": own.url,
         }
         for words in (["db", "upgrade"], ["topic", "create", "a", "--biz-type", "1", "--slots", "2"]):
-            subprocess.run([sys.executable, "-m", "toc", *words], env=env, check=True, capture_output=True)
+            assert forks.run(words, env=env).returncode == 0
         lite = Settings(database_urls=[f"sqlite:///{tmp_path}/tasks.db"], redis_url=own.url)
         with TimeoutCenter(lite) as center:
             job_ids = center.submit_many([NewTask("a", n, delay=60) for n in range(50)])
@@ -278,8 +279,7 @@ def test_the_embedded_default_runs_an_app_with_one_command(
     until("ready")
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
     env["TOC_CONFIG"] = str(log.parent / ".toc" / "toc.toml")
-    submit = [sys.executable, "-m", "toc", "submit", "order.close", "--biz-id", "42", "--delay", "500ms"]
-    submitted = subprocess.run(submit, env=env, capture_output=True, text=True, timeout=30, check=False)
+    submitted = forks.run(["submit", "order.close", "--biz-id", "42", "--delay", "500ms"], env=env)
     assert submitted.returncode == 0, submitted.stderr
     until("CLOSED 42 {}")
     process.send_signal(signal.SIGINT)
@@ -291,15 +291,7 @@ def test_the_embedded_default_runs_an_app_with_one_command(
 def test_without_configuration_the_command_line_says_what_to_do(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
     for words in (["topic", "list"], ["submit", "a", "--biz-id", "1", "--delay", "1"], ["db", "upgrade"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "toc", *words],
-            env=env,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        done = forks.run(words, env=env, directory=tmp_path)
         assert done.returncode == 2
         assert "TOC_DATABASE_URLS" in done.stderr
         assert "Traceback" not in done.stderr

@@ -37,7 +37,7 @@ def gone(contract: Contract, job_id: int) -> None:
 
 def test_a_task_fires_at_its_time_and_leaves_no_entry(running: Contract) -> None:
     late = []
-    for job_id in [submit(running, "c.plain", 1, 0.3 + n / 5, hello="wörld") for n in range(3)]:
+    for job_id in [submit(running, "c.plain", 1, 0.3 + n / 10, hello="wörld") for n in range(5)]:
         until_status(running, job_id, 2)
         gone(running, job_id)
         (start,) = running.history(job_id)
@@ -47,7 +47,7 @@ def test_a_task_fires_at_its_time_and_leaves_no_entry(running: Contract) -> None
         assert start["attribute"] == {"hello": "wörld"}
         assert ms(datetime.fromisoformat(start["action_time"])) == due
     assert min(late) >= 0
-    assert min(late) < 250, late  # the best of three: the machine may stall
+    assert sorted(late)[2] < 250, late
 
 
 def test_the_prepare_score_names_second_tries_and_claim_while_a_handler_runs(running: Contract) -> None:

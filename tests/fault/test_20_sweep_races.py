@@ -44,7 +44,7 @@ def test_sweeps_without_pause_double_nothing_and_revive_nothing(
     def enough() -> bool:
         return counts["rows swept"] > 5_000 and counts["redriven"] >= 5 and counts["purged"] >= 5
 
-    client.submit_many(tasks(1500, ahead=(0.5, seconds), fail=0.3))
+    client.submit_many(tasks(1500, ahead=(1.5, seconds), fail=0.3))
     doomed = [NewTask("test.doomed", n, 0.3 + seconds * n / 400) for n in range(400)]
     client.submit_many(doomed)
     with Load(client, rate=100, fail=0.2), _Loops([sweep, sweep, operate]) as loops:

@@ -84,7 +84,7 @@ def test_a_daemon_whose_background_thread_dies_ends(
         assert until(lambda: daemon.process.poll() is not None, 60)
     finally:
         kill_session(daemon.process.pid)  # its processes would work on for a while
-    code = daemon.process.returncode
+    code = daemon.process.wait(0)
     if victim == "main":
         said, right = "Unthought" in daemon.log.read_text(), code > 0
     else:

@@ -9,8 +9,6 @@ import contextlib
 import datetime
 import os
 import signal
-import subprocess
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ import pytest
 import redis
 from conftest import Launch
 from fault.conftest import Build, Verdict
+from harness import forks
 from harness.secured import (
     CANARY,
     DEPLOY,
@@ -251,10 +250,7 @@ class Told:
     def ask_the_operators_commands(self) -> None:
         """Whatever they print, also when they cannot reach a server."""
         for words in ("doctor", "topic list", "slots", "workers", "dead list test.doomed"):
-            command = [sys.executable, "-m", "toc", *words.split()]
-            done = subprocess.run(
-                command, env=self._system.env, capture_output=True, text=True, timeout=60, check=False
-            )
+            done = forks.run(words.split(), env=self._system.env)
             assert "Traceback" not in done.stderr, done.stderr
             self.add(f"toc {words}", done.stdout, done.stderr)
 

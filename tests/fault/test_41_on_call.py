@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import Any
 import pymysql
 import pytest
 from fault.conftest import Build, Verdict
+from harness import forks
 from harness.prometheus import Prometheus, need_prometheus
 from harness.secured import root_url
 from harness.system import DaemonProcess, System
@@ -54,14 +53,8 @@ def unowned(daemon: DaemonProcess, topic: str) -> float:
 
 def toc(system: System, *words: str) -> Any:
     """What a command says to a program."""
-    done = subprocess.run(
-        [sys.executable, "-m", "toc", *words, "--json"],
-        env=system.env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = forks.run([*words, "--json"], env=system.env)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 

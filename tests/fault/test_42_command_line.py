@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import typer
 from fault.conftest import Verdict
-from fault.kit.commands import CLOSED, FULL, GONE, Commands, Ended, commands
+from fault.kit.commands import Commands, Ended
+from harness.forks import CLOSED, FULL, GONE
 
 from toc.cli.main import app
 from toc.dev.local.process import free_port
@@ -70,9 +71,7 @@ JSON = {name for name, command in COMMANDS.items() if "--json" in [param.opts[0]
 
 
 @pytest.fixture
-def toc(
-    tmp_path: Path, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str
-) -> Iterator[Commands]:
+def toc(tmp_path: Path, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str) -> Commands:
     """Commands on SQLite, Redis and ZooKeeper, with one topic."""
     env = {
         "TOC_DATABASE_URLS": f"sqlite:///{tmp_path / 'toc.db'}",
@@ -80,10 +79,10 @@ def toc(
         "TOC_ZOOKEEPER": zookeeper.url,
         "TOC_CLUSTER": zookeeper_root,
     }
-    with commands(tmp_path / "run", env) as made:
-        assert made("db", "upgrade").code == 0
-        assert made("topic", "create", "order.close", "--biz-type", 7, "--slots", 4).code == 0
-        yield made
+    made = Commands(tmp_path / "run", env)
+    assert made("db", "upgrade").code == 0
+    assert made("topic", "create", "order.close", "--biz-type", 7, "--slots", 4).code == 0
+    return made
 
 
 def test_every_command_with_a_full_stdout_ends_in_one_line_and_a_code(

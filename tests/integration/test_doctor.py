@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pymysql
 import pytest
 from conftest import Launch
+from harness import forks
 from harness.secured import root_url
 from harness.system import System
 from sqlalchemy.engine import make_url
@@ -93,15 +92,7 @@ def test_of_a_redis_cluster_the_node_that_is_down_is_named_and_nothing_else_is_b
             if having(doctor.examine(center), Level.WARN, "16 of 16 slots are out of reach"):
                 break
             time.sleep(0.1)
-    done = subprocess.run(
-        [sys.executable, "-m", "toc", "doctor", "--problems", "--json"],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = forks.run(["doctor", "--problems", "--json"], env=env, directory=tmp_path)
     assert done.returncode == 2, done.stderr
     lines = json.loads(done.stdout)
     assert {line["level"] for line in lines} == {"wrong", "warn"}
@@ -291,15 +282,7 @@ def test_servers_out_of_reach_are_lines_of_the_report_and_the_command_ends_with_
         "TOC_CONNECT_TIMEOUT": "0.5",
         "NO_COLOR": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "toc", "doctor", "--json"],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = forks.run(["doctor", "--json"], env=env, directory=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     lines = json.loads(done.stdout)

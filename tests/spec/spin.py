@@ -81,8 +81,9 @@ def run(search: Search, directory: Path) -> Result:
     options = ["-DNFAIR=3"] if liveness else ["-DSAFETY", "-DNOCLAIM"]
     if search.compress:
         options.append("-DCOLLAPSE")
-    quick = "-O0" if search.kind == "mutation" else "-O2"
-    _call(["gcc", quick, "-w", *options, f"-DMEMLIM={MEMORY_MB}", "-o", "pan", "pan.c"], place)
+    # To optimize takes longer than a search of less than a million states.
+    effort = "-O2" if search.slow else "-O0"
+    _call(["gcc", effort, "-w", *options, f"-DMEMLIM={MEMORY_MB}", "-o", "pan", "pan.c"], place)
     output = _call(["./pan", f"-m{MAX_DEPTH}", *(["-a", "-f"] if liveness else [])], place)
     errors = re.search(r"errors: (\d+)", output)
     states = re.search(r"^\s*(\d+) states, stored", output, re.MULTILINE)

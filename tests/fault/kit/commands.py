@@ -1,25 +1,14 @@
-"""Runs commands of ``toc`` with any stdin, stdout and stderr: full, closed, or without a reader.
-
-A command takes half a second to import what it needs, so one process imports it all, once, and forks. What
-its children run is ``toc.cli.main.run`` up to the end of the interpreter.
-"""
+"""Runs commands of ``toc`` with any stdin, stdout and stderr: full, closed, or without a reader."""
 
 from __future__ import annotations
 
-import gc
-import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
-FULL, CLOSED, GONE = "full", "closed", "gone"
-"""What a stream can be instead of a file: a full disk, closed, or a pipe whose reader has left."""
+from harness.forks import Forked, start
+
 SECONDS = 30
 """A command that runs longer is killed; its code is -14 then."""
 AT_ONCE = 4
@@ -44,10 +33,11 @@ class Ended:
 class Commands:
     """Runs commands in ``directory`` with the settings ``env`` alone."""
 
-    def __init__(self, server: subprocess.Popen[str], directory: Path, env: Mapping[str, str]) -> None:
-        self._server = server
+    def __init__(self, directory: Path, env: Mapping[str, str]) -> None:
+        directory.mkdir(exist_ok=True)
         self._directory = directory
-        self._env = dict(env)
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+        self._env = {**plain, **env}
         self._count = 0
 
     def __call__(self, *words: object, env: Mapping[str, str] | None = None, **streams: str) -> Ended:
@@ -58,100 +48,27 @@ class Commands:
         self, commands: Sequence[Sequence[str]], *, env: Mapping[str, str] | None = None, **streams: str
     ) -> list[Ended]:
         """Run several, some at the same time. ``streams``: ``stdout=FULL``."""
-        jobs: list[dict[str, Any]] = []
-        for words in commands:
+        running: list[tuple[Forked, dict[str, str]]] = []
+        for number, words in enumerate(commands):
+            if number >= AT_ONCE:
+                running[number - AT_ONCE][0].wait()
             self._count += 1
             files = {name: str(self._directory / f"{self._count}.{name}") for name in ("stdout", "stderr")}
-            place = {"cwd": str(self._directory), "env": self._env | dict(env or {})}
-            jobs.append({"words": list(words), **files, **streams, **place})
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(jobs) + "\n")
-        self._server.stdin.flush()
-        codes = json.loads(self._server.stdout.readline())
+            files |= streams
+            process = start(
+                words,
+                env={**self._env, **(env or {})},
+                directory=self._directory,
+                seconds=SECONDS,
+                streams=files,
+            )
+            running.append((process, files))
         return [
-            Ended(job["words"], code, _text(job["stdout"]), _text(job["stderr"]))
-            for job, code in zip(jobs, codes, strict=True)
+            Ended(words, process.wait(), _text(files["stdout"]), _text(files["stderr"]))
+            for words, (process, files) in zip(commands, running, strict=True)
         ]
-
-
-@contextmanager
-def commands(directory: Path, env: Mapping[str, str]) -> Iterator[Commands]:
-    """Commands that run in ``directory``."""
-    directory.mkdir(exist_ok=True)
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
-    server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=plain
-    )
-    with server:
-        yield Commands(server, directory, plain | dict(env))
-        assert server.stdin is not None
-        server.stdin.close()
 
 
 def _text(path: str) -> str:
     file = Path(path)
     return file.read_text(errors="backslashreplace") if file.is_file() else ""
-
-
-# --- the process that forks
-
-
-def _serve() -> None:
-
-    gc.freeze()  # else every child, at its end, looks through all that was imported
-    for line in sys.stdin:
-        jobs = json.loads(line)
-        codes: list[int | None] = [None] * len(jobs)
-        running: dict[int, int] = {}
-        for number in range(len(jobs) + AT_ONCE):
-            if len(running) >= AT_ONCE or (number >= len(jobs) and running):
-                pid, status = os.wait()
-                codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
-            if number < len(jobs):
-                pid = os.fork()
-                if not pid:
-                    _become(jobs[number])
-                running[pid] = number
-        print(json.dumps(codes), flush=True)
-
-
-def _become(job: dict[str, Any]) -> NoReturn:
-    from toc.cli.main import run
-
-    os.environ.clear()
-    os.environ.update(job["env"])
-    os.chdir(job["cwd"])
-    files: list[Any] = []
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        kind = job.get(name, os.devnull)
-        _open(descriptor, kind)
-        mode, errors = (
-            ("r", None) if descriptor == 0 else ("w", "backslashreplace" if descriptor == 2 else None)
-        )
-        files.append(None if kind == CLOSED else open(descriptor, mode, errors=errors, closefd=False))  # noqa: SIM115
-    # as the interpreter makes them at its start
-    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = files  # type: ignore[misc]
-    sys.argv = ["toc", *job["words"]]
-    signal.alarm(SECONDS)
-    run()
-    raise AssertionError("it has ended")
-
-
-def _open(descriptor: int, kind: str) -> None:
-    if kind == CLOSED:
-        os.close(descriptor)
-        return
-    if kind == GONE:
-        reader, source = os.pipe()
-        os.close(reader)
-    elif descriptor == 0:
-        source = os.open(kind, os.O_RDONLY)
-    else:
-        source = os.open("/dev/full" if kind == FULL else kind, os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(source, descriptor)
-    os.close(source)
-
-
-if __name__ == "__main__":
-    _serve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -211,7 +212,6 @@ def test_wishes_outlive_every_daemon(cluster: Cluster) -> None:
 
 
 def test_every_one_of_ten_daemons_has_acted_on_a_wish_within_a_second(cluster: Cluster) -> None:
-    """The best of three: the machine that runs this may be busy with something else."""
     hosts = [f"h{number}" for number in range(10)]
     for host in hosts:
         cluster.start(host)
@@ -228,7 +228,7 @@ def test_every_one_of_ten_daemons_has_acted_on_a_wish_within_a_second(cluster: C
             visit.drain(host, by="ann")
             cluster.until(lambda host=host: host in drained(cluster) and not cluster.load(host) and settled())  # type: ignore[misc]
             took.append(time.monotonic() - began)
-    assert min(took) < 1
+    assert statistics.median(took) < 1, took
 
 
 def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair: Cluster) -> None:

@@ -19,15 +19,16 @@ def _start(system: System, *, concurrency: int, processes: int = 1) -> None:
     system.start(app="harness.calls:center", processes=processes, threads=8)
 
 
-@pytest.mark.parametrize("topic", calls.TOPICS)
-def test_no_more_handlers_of_a_topic_run_at_once_than_it_allows(system: System, topic: str) -> None:
+def test_no_more_handlers_of_a_topic_run_at_once_than_it_allows(system: System) -> None:
     _start(system, concurrency=2)
     job_ids = [
         system.center.submit(topic, biz_id=n, delay=0.3 + n / 500, attribute={"sleep": 0.1})
         for n in range(40)
+        for topic in calls.TOPICS
     ]
     system.wait(lambda: not system.pending(job_ids), "all have run", 20)
-    assert calls.most_at_once(system.history_directory, topic)[0] == 2
+    most = {topic: calls.most_at_once(system.history_directory, topic)[0] for topic in calls.TOPICS}
+    assert most == dict.fromkeys(calls.TOPICS, 2)
 
 
 @pytest.mark.parametrize("topic", calls.TOPICS)
@@ -49,17 +50,23 @@ def test_a_topic_that_is_limited_does_not_hold_up_another_nor_is_much_of_it_take
     system.daemons[0].kill()
 
 
-@pytest.mark.parametrize("topic", ["call.thread", "call.coroutine"])
-def test_a_limit_that_is_raised_or_lifted_applies_to_what_waits_already(system: System, topic: str) -> None:
+def test_a_limit_that_is_raised_or_lifted_applies_to_what_waits_already(system: System) -> None:
     _start(system, concurrency=1)
-    for n in range(20):
-        system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 60})
-    history = system.history_directory
-    system.wait(lambda: calls.most_at_once(history, topic)[0] == 1, "one runs", 5)
-    system.center.store.topics.alter(topic, concurrency=3)
-    system.wait(lambda: calls.most_at_once(history, topic)[0] == 3, "three run", 6)
-    system.center.store.topics.alter(topic, concurrency=0)
-    system.wait(lambda: calls.most_at_once(history, topic)[0] > 3, "more run", 6)
+    topics, history = ("call.thread", "call.coroutine"), system.history_directory
+    for topic in topics:
+        for n in range(20):
+            system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 60})
+
+    def most() -> list[int]:
+        return [calls.most_at_once(history, topic)[0] for topic in topics]
+
+    system.wait(lambda: most() == [1, 1], "one of each runs", 5)
+    for topic in topics:
+        system.center.store.topics.alter(topic, concurrency=3)
+    system.wait(lambda: most() == [3, 3], "three of each run", 6)
+    for topic in topics:
+        system.center.store.topics.alter(topic, concurrency=0)
+    system.wait(lambda: min(most()) > 3, "more run", 6)
     system.daemons[0].kill()
 
 

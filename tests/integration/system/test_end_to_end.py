@@ -119,17 +119,14 @@ def test_ten_thousand_due_in_one_instant_start_in_seconds_and_cancelled_ones_nev
 def test_a_task_on_an_idle_system_starts_within_milliseconds(system: System) -> None:
     system.create_topics()
     system.start()
-    late = []
-    for _ in range(3):  # the best of three: the machine may have more to do
-        job_ids = [system.center.submit("test.sync", biz_id=n, delay=0.5 + n / 20) for n in range(20)]
-        system.wait(lambda: not system.pending(job_ids), "all have ended", 10)  # noqa: B023
-        late.append(system.late(job_ids))
-        assert len(late[-1]) == 20
-        assert late[-1][0] >= 0
-        if late[-1][5] < 20 and late[-1][10] < 250:
-            break
-    assert late[-1][5] < 20, late
-    assert late[-1][10] < 250, late
+    job_ids = [system.center.submit("test.sync", biz_id=n, delay=0.5 + n / 20) for n in range(40)]
+    system.wait(lambda: not system.pending(job_ids), "all have ended", 10)
+    late = system.late(job_ids)
+    assert len(late) == 40
+    assert late[0] >= 0
+    # The machine may have more to do: a quarter tells of toc, and half of nothing that lasts.
+    assert late[10] < 20, late
+    assert late[20] < 250, late
 
 
 def test_cancels_at_the_due_instant_are_answered_honestly(system: System) -> None:
@@ -170,10 +167,10 @@ def test_a_rescheduled_task_runs_once_at_its_new_time(system: System) -> None:
     system.create_topics()
     system.start()
     center = system.center
-    later, sooner = (center.submit("test.sync", biz_id=n, delay=delay) for n, delay in enumerate((5, 90)))
-    new_later = datetime.now(UTC) + timedelta(seconds=6)
+    later, sooner = (center.submit("test.sync", biz_id=n, delay=delay) for n, delay in enumerate((4, 90)))
+    new_later = datetime.now(UTC) + timedelta(seconds=4.5)
     assert center.reschedule(later, action_time=new_later) is RescheduleOutcome.RESCHEDULED
-    new_sooner = datetime.now(UTC) + timedelta(seconds=2)
+    new_sooner = datetime.now(UTC) + timedelta(seconds=1)
     assert center.reschedule(sooner, action_time=new_sooner) is RescheduleOutcome.RESCHEDULED
     system.wait(lambda: not system.pending([later, sooner]), "both have ended", 10)
     for job_id, due in ((later, new_later), (sooner, new_sooner)):

@@ -68,22 +68,23 @@ def test_a_task_that_raises_when_it_runs_alone_has_failed_a_try_like_any_other(s
     assert starts[4].pid not in (starts[3].pid, starts[2].pid)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "status", "error"),
-    [
-        ({"retry_after": 0.2, "fail": 1}, TaskStatus.PROCESSED, "retry after 0.2 s"),
-        ({"dead": True}, TaskStatus.DEAD, "as asked"),
-    ],
-)
-@pytest.mark.parametrize("topic", ["test.sync", "test.async", "test.batch"])
-def test_a_handler_that_runs_alone_may_raise_retry_and_dead(
-    system: System, topic: str, attribute: dict[str, Any], status: TaskStatus, error: str
-) -> None:
+def test_a_handler_that_runs_alone_may_raise_retry_and_dead(system: System) -> None:
     system.create_topics()
-    job_id = _suspect(system, topic, **attribute)
-    system.start(processes=1)
-    system.wait(lambda: system.row(job_id).status == status, "it has ended", 15)
-    assert system.row(job_id).last_error == error
+    raises: dict[TaskStatus, tuple[str, dict[str, Any]]] = {
+        TaskStatus.PROCESSED: ("retry after 0.2 s", {"retry_after": 0.2, "fail": 1}),
+        TaskStatus.DEAD: ("as asked", {"dead": True}),
+    }
+    expected = {
+        _suspect(system, topic, **attribute): (status, error)
+        for topic in ("test.sync", "test.async", "test.batch")
+        for status, (error, attribute) in raises.items()
+    }
+    daemon = system.start(processes=1)
+    system.wait(lambda: not system.pending(expected.keys()), "all have ended", 15)
+    rows = system.center.store.read(expected)
+    assert {job_id: (row.status, row.last_error) for job_id, row in rows.items()} == expected
+    alone = {system.starts(job_id)[0].pid for job_id in expected}
+    assert not alone & set(daemon.workers())
 
 
 def test_suspects_that_are_innocent_run_well_one_after_the_other_in_few_processes(system: System) -> None:
@@ -138,7 +139,7 @@ def test_a_run_alone_that_is_longer_than_max_runtime_is_ended_and_has_failed(
 
 def test_a_run_alone_outlasts_prepare_timeout_and_is_not_doubled(system: System) -> None:
     system.create_topics(prepare_timeout=3)
-    job_id = _suspect(system, "test.sync", sleep=6)
+    job_id = _suspect(system, "test.sync", sleep=5)
     system.start(processes=2)
     system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
     assert len(system.starts(job_id)) == 1

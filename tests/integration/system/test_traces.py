@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.system import System
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -135,10 +135,8 @@ def test_a_submit_that_fails_is_a_span_with_an_error_and_its_class_alone(
 
 def test_the_command_line_tells_the_trace_of_a_task(system: System, center: TimeoutCenter) -> None:
     job_id = center.submit("test.sync", biz_id=1, delay=60)
-    command = [sys.executable, "-m", "toc", "get", str(job_id), "--json"]
     for share, expected in (("1", trace_id(job_id)), ("0", None)):
-        env = system.env | {"TOC_TRACES": share}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
+        done = forks.run(["get", str(job_id), "--json"], env=system.env | {"TOC_TRACES": share})
         assert json.loads(done.stdout).get("trace_id") == expected
 
 

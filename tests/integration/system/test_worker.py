@@ -24,7 +24,7 @@ def test_a_handler_that_runs_past_prepare_timeout_is_kept_alive_and_not_doubled(
 ) -> None:
     system.create_topics(prepare_timeout=3)
     system.start(processes=2)
-    job_id = system.center.submit(topic, biz_id=1, delay=0.1, attribute={"sleep": 8})
+    job_id = system.center.submit(topic, biz_id=1, delay=0.1, attribute={"sleep": 5})
     system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
     assert len(system.starts(job_id)) == 1
     assert system.row(job_id).attempts == 0
