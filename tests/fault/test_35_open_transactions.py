@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from fault.conftest import Build, Verdict
@@ -83,13 +84,14 @@ def test_open_transactions_block_no_stranger_and_do_not_deadlock(
         before = deadlocks(watch)
         two.exec_driver_sql(f"SELECT COUNT(*) FROM {_table(system)}").scalar_one()  # two's snapshot
         late = client.submit("test.sync", biz_id=2500, delay=1.0, dedup_key="late")
+        submit = partial(_submit, client, delay=seconds + 2.0)  # due once it is committed
         began = time.monotonic()
-        held = [_submit(client, one, 1000, "a"), _submit(client, two, 2000, "b")]
+        held = [submit(one, 1000, "a"), submit(two, 2000, "b")]
         # One that it holds itself, one that was there before, one that its snapshot is too old to show.
-        assert _submit(client, one, 1000, "a") == held[0]
-        assert _submit(client, one, 3000, "taken") == first
-        assert _submit(client, two, 2500, "late") == late
-        held += [_submit(client, one, 4000, "c"), _submit(client, two, 5000, "d")]
+        assert submit(one, 1000, "a") == held[0]
+        assert submit(one, 3000, "taken") == first
+        assert submit(two, 2500, "late") == late
+        held += [submit(one, 4000, "c"), submit(two, 5000, "d")]
         with Strangers(system, places) as strangers:
             time.sleep(max(0.0, began + seconds - time.monotonic()))
         open_for = time.monotonic() - began
@@ -139,8 +141,8 @@ def test_a_submit_that_waits_for_a_dedup_key_blocks_nobody_else(
     line.judge(system, within=4)
 
 
-def _submit(client: Client, connection: Connection | None, biz_id: int, key: str) -> int:
-    return client.submit("test.sync", biz_id=biz_id, delay=1.0, dedup_key=key, connection=connection)
+def _submit(client: Client, connection: Connection | None, biz_id: int, key: str, delay: float = 1.0) -> int:
+    return client.submit("test.sync", biz_id=biz_id, delay=delay, dedup_key=key, connection=connection)
 
 
 def _table(system: System) -> str:

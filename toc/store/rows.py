@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import cache
+from typing import Any
 
 from toc.model.task import TaskRow, TryRow
 from toc.store.server import DatabaseServer, Result, Statement, Transient
@@ -97,12 +98,20 @@ def numbers(values: Iterable[int]) -> str:
 def task_rows(results: Sequence[Result]) -> list[TaskRow]:
     """Parse the rows of all results."""
     with understood():
-        for result in results:
-            if result.rows and not all(
-                isinstance(result.rows[0][place], (int, Decimal)) for place in _NUMBERS
-            ):
-                raise TypeError  # all rows of a result are of one kind
-        return [TaskRow._make(row) for result in results for row in result.rows]
+        # All rows of a result are of one kind: the first tells.
+        return [
+            task_row(row) if number == 0 else TaskRow._make(row)
+            for result in results
+            for number, row in enumerate(result.rows)
+        ]
+
+
+def task_row(values: Sequence[Any]) -> TaskRow:
+    """Make a row of the values of ``columns``. Raises StoreUnavailable for a damaged answer."""
+    with understood():
+        if not all(isinstance(values[place], (int, Decimal)) for place in _NUMBERS):
+            raise TypeError
+        return TaskRow._make(values)
 
 
 def unions(server: DatabaseServer, selects: Sequence[str]) -> list[Statement]:

@@ -216,7 +216,7 @@ class Store:
         )
         for _ in range(TRIES):
             found = server.run([select])[0].rows
-            row = TaskRow._make(found[0][1:]) if found else None
+            row = sql.task_row(found[0][1:]) if found else None
             if row is None or row.status != PENDING:
                 return False, row
             leased = bool(found[0][0])

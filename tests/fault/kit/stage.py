@@ -291,11 +291,30 @@ class Stage:
             host.supervise()
 
 
+BACK_SECONDS = 60.0
+"""How long a server may take to come back that another fault has killed."""
+
+
 def _connect(database: MariaDB) -> Any:
+    """A connection of our own; a server that another fault has just killed comes back within seconds."""
     url = make_url(database.url)
-    return pymysql.connect(
-        host=url.host, port=database.port, user=url.username, password=str(url.password), autocommit=True
-    )
+    connected: list[Any] = []
+
+    def connect() -> bool:
+        with suppress(pymysql.err.OperationalError):
+            connected.append(
+                pymysql.connect(
+                    host=url.host,
+                    port=database.port,
+                    user=url.username,
+                    password=str(url.password),
+                    autocommit=True,
+                )
+            )
+        return bool(connected)
+
+    assert until(connect, BACK_SECONDS), f"{database} does not come back"
+    return connected[0]
 
 
 def _sql(database: MariaDB, statement: str) -> None:
