@@ -20,7 +20,7 @@ from toc.model.topic import Slot
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.inbox import Pressure
 from toc.worker.stages.resume import ResumeRate
 
 TAKE_LIMIT = 200

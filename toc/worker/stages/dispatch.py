@@ -1,9 +1,9 @@
 """Dispatch: from checked entries to running handlers.
 
 Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue (line) per
-topic. The threads serve the topics in turn, so a burst on one does not hold up another; ``shares`` limits the
-threads of one topic, so slow handlers do not either. ``room`` tells the poller how many more entries of a
-topic it may take: only what can start soon, judged by past run times.
+topic. The threads serve the topics in turn, so a burst on one does not hold up another; ``most_threads``
+limits the threads of one topic, so slow handlers do not either. ``room`` tells the poller how many more
+entries of a topic it may take: only what can start soon, judged by past run times.
 
 A topic may limit how many of its handlers run at once (``concurrency``). At most that many threads then serve
 its line, and further coroutines wait as entries in a line do.
@@ -36,7 +36,6 @@ from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.inbox import Inbox
 from toc.worker.stages.loopwatch import LoopWatch, executor_gone
-from toc.worker.stages.shares import most_threads
 
 log = get_logger(__name__)
 
@@ -508,6 +507,23 @@ class Dispatcher:
             # Once, as it may await its clean-up: so it is removed under every id of its batch.
             self._tasks = {one: other for one, other in self._tasks.items() if other is not task}
             task.end()
+
+
+def most_threads(threads: int, held: int, free: int) -> int:
+    """How many of ``threads`` a topic may occupy that holds ``held``, while ``free`` are free.
+
+    Three quarters of what no other topic holds: it takes one more while it holds less than three times what
+    is free. So a topic alone gets three quarters, and beside k slow topics 1 in 1 + 3k stays free for new
+    arrivals. The rule is that of shared-memory switches (Choudhury and Hahne, "Dynamic queue length
+    thresholds", 1998). It need not know which topics are slow.
+
+    A topic that holds none may always take one: if none is free (``free`` is 0, or negative while others do
+    so), a spare thread serves it. Of two or three threads one stays free; all share a single one.
+    """
+    pool = held + free if free > 0 else held  # without max and min: each task calls this
+    most = pool - pool // 4
+    limit = threads - (threads // 4 or 1)
+    return (most if most < limit else limit) or 1
 
 
 def _task(entry: Entry) -> Task:

@@ -8,7 +8,7 @@ corrects. Each database server has its own thread, so its tries wait for no othe
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,8 +28,7 @@ from toc.store.shards import Answers, Trouble
 from toc.store.store import TRIED_BEFORE, Store
 from toc.worker.loop import Loop
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.marks import mark_begun
-from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.inbox import Pressure
 from toc.worker.stages.waiting import PutAway
 
 log = get_logger(__name__)
@@ -508,6 +507,27 @@ class Flusher:
             self._complain(len(failed), failed)  # they will run out
         for entry in entries:
             entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
+
+
+def mark_begun(
+    store: Store, rows: Iterable[TryRow], moved: Collection[int], error: str
+) -> dict[int, Trouble]:
+    """Mark the cancelled ones of these rows as tried, and those with an id in ``moved`` as begun.
+
+    For a concurrent or later cancel. It looks for the PrepareQueue entry to learn whether a try may have
+    begun, and without one reads the row again: so a row is marked before its entry moves and no failure is
+    written.
+
+    ``moved`` are pending tasks with a new deadline. ``error`` becomes their last_error if they have none.
+    Returns the ids that could not be marked, with the reason: their entries stay.
+    """
+    # [rule: mark-tried]
+    failed: dict[int, Trouble] = {}
+    if cancelled := [row.job_id for row in rows if row.status == TaskStatus.CANCELLED]:
+        failed |= store.mark_tried(cancelled)
+    if moved:
+        failed |= store.mark_begun(moved, error)
+    return failed
 
 
 def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:

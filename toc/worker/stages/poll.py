@@ -37,8 +37,7 @@ from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Held, Inflight
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.inbox import Inbox
-from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.inbox import Inbox, Pressure
 
 log = get_logger(__name__)
 
