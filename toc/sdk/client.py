@@ -80,11 +80,9 @@ class TimeoutCenter:
     @property
     def store(self) -> Store:
         """The task table. Raises ConfigError when no database is configured."""
-        store = self._store
-        if store is None:
+        if (store := self._store) is None:
             with self._lock:
-                store = self._store
-                if store is None:
+                if (store := self._store) is None:
                     settings = self.settings
                     store = self._store = Store(
                         settings.need_database_urls(),
@@ -101,11 +99,9 @@ class TimeoutCenter:
     @property
     def queues(self) -> Queues:
         """The index. Raises ConfigError when no Redis is configured."""
-        queues = self._queues
-        if queues is None:
+        if (queues := self._queues) is None:
             with self._lock:
-                queues = self._queues
-                if queues is None:
+                if (queues := self._queues) is None:
                     settings = self.settings
                     queues = self._queues = Queues(
                         settings.need_redis_url(),
@@ -118,11 +114,9 @@ class TimeoutCenter:
     @property
     def catalog(self) -> TopicCatalog:
         """This process's view of the topics. Raises ConfigError when no database is configured."""
-        catalog = self._catalog
-        if catalog is None:
+        if (catalog := self._catalog) is None:
             with self._lock:
-                catalog = self._catalog
-                if catalog is None:
+                if (catalog := self._catalog) is None:
                     catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
         return catalog
 
