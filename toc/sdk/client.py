@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -102,13 +103,7 @@ class TimeoutCenter:
         if (queues := self._queues) is None:
             with self._lock:
                 if (queues := self._queues) is None:
-                    settings = self.settings
-                    queues = self._queues = Queues(
-                        settings.need_redis_url(),
-                        namespace=settings.namespace,
-                        connect_timeout=settings.connect_timeout,
-                        read_timeout=settings.read_timeout,
-                    )
+                    queues = self._queues = open_queues(self.settings)
         return queues
 
     @property
@@ -457,6 +452,16 @@ class TimeoutCenter:
         except IndexUnavailable as exc:
             log.warning("index_not_told", job_id=row.job_id, error=str(exc))
             return None
+
+
+def open_queues(settings: Settings, most: float = inf) -> Queues:
+    """Return the index with connections of its own, and time-outs of ``most`` seconds at the most."""
+    return Queues(
+        settings.need_redis_url(),
+        namespace=settings.namespace,
+        connect_timeout=min(most, settings.connect_timeout),
+        read_timeout=min(most, settings.read_timeout),
+    )
 
 
 def _near(row: TaskRow, at: int) -> bool:

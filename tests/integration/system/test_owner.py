@@ -154,7 +154,7 @@ def test_each_generation_is_looked_at_in_time_and_few_at_once(
         asked.append(list(slots))
         return dict.fromkeys(asked[-1], Generation("run", "run"))
 
-    monkeypatch.setattr(owner._probes, "generations", whole)
+    monkeypatch.setattr(owner.watch.queues, "generations", whole)
     one = owner.book.owned[SLOT]
     monkeypatch.setattr(owner.book, "owned", {Slot(TOPIC, number): one for number in range(owned)})
     monkeypatch.setattr(owner.book, "wanted", dict.fromkeys(owner.book.owned, 0.0))
