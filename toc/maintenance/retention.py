@@ -132,7 +132,7 @@ class Retention:
         }
         if not places:
             return
-        rows, failed = self._store.ended(places, before=before, limit=step.limit)
+        rows, failed = self._store.ended.page(places, before=before, limit=step.limit)
         if len(failed) == len({table for table, _ in places}):
             raise next(iter(failed.values()))
         places = {key: place for key, place in places.items() if key[0] not in failed}  # the next cycle looks

@@ -348,7 +348,7 @@ def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow)
 # --- scanning -------------------------------------------------------------------------------------------
 
 
-def test_the_dead_are_listed_newest_first_page_by_page(fresh_store: Store, new_row: NewRow) -> None:
+def test_the_dead_are_listed_newest_first(fresh_store: Store, new_row: NewRow) -> None:
     rows = [new_row(biz_type=7 if n % 2 else 8) for n in range(30)]
     fresh_store.insert_many(rows)
     for row in rows[:25]:
@@ -356,24 +356,20 @@ def test_the_dead_are_listed_newest_first_page_by_page(fresh_store: Store, new_r
     newest_first = [row.job_id for row in rows[24::-1]]
 
     dead = Selection(TaskStatus.DEAD)
-    pages = [fresh_store.newest(dead, 10)]
-    while len(pages[-1]) == 10:
-        pages.append(fresh_store.newest(dead, 10, after=pages[-1][-1]))
-
-    assert [len(page) for page in pages] == [10, 10, 5]
-    assert [row.job_id for page in pages for row in page] == newest_first
-    assert [row.job_id for row in fresh_store.newest(Selection(TaskStatus.DEAD, biz_type=7), 100)] == [
-        row.job_id for row in rows[24::-1] if row.biz_type == 7
-    ]
+    for limit in (10, 100):
+        shown = fresh_store.selections.newest(dead, limit)
+        assert [row.job_id for row in shown] == newest_first[:limit]
+    of_type = fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz_type=7), 100)
+    assert [row.job_id for row in of_type] == [row.job_id for row in rows[24::-1] if row.biz_type == 7]
     some = rows[3]
     of_biz = Selection(TaskStatus.DEAD, biz=BizId.of(some.biz_id))
-    assert [row.job_id for row in fresh_store.newest(of_biz, 100)] == [some.job_id]
-    assert fresh_store.newest(Selection(TaskStatus.DEAD, biz=BizId.of("text")), 100) == []
+    assert [row.job_id for row in fresh_store.selections.newest(of_biz, 100)] == [some.job_id]
+    assert fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("text")), 100) == []
 
 
 def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> None:
     row = dead_row(store, new_row("order-é"))
-    assert row in store.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), 100)
+    assert row in store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), 100)
 
 
 def test_rows_of_larger_slot_amounts_are_those_pending_ones_of_the_topic(

@@ -412,5 +412,5 @@ def test_several_processes_use_one_sqlite_file_at_once(sqlite_place: Any) -> Non
     store = sqlite_place.open()
     ended = Clock().now_ms() + 60_000
     places = {(table, int(TaskStatus.PROCESSED)): (0, 0) for table in range(4)}
-    assert len(store.ended(places, before=ended, limit=10_000)[0]) == 600
+    assert len(store.ended.page(places, before=ended, limit=10_000)[0]) == 600
     store.close()

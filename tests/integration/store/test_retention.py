@@ -55,13 +55,13 @@ class Purging:
         self.tables = [table for part in store.tables_of_server() for table in part]
         self.retention.add(self.tables)
         self.looks = 0
-        look = store.ended
+        look = store.ended.page
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.looks += 1
             return look(*args, **kwargs)
 
-        store.ended = counted  # type: ignore[method-assign]
+        store.ended.page = counted  # type: ignore[method-assign]
 
     def cycle(self) -> None:
         """Until it has looked at everything, and a moment later."""
@@ -174,8 +174,8 @@ def test_a_step_is_small_and_followed_by_a_long_rest_and_idle_tables_are_looked_
         steps.append(len(found))
         return found
 
-    look = fresh_store.ended
-    fresh_store.ended = ended  # type: ignore[method-assign]
+    look = fresh_store.ended.page
+    fresh_store.ended.page = ended  # type: ignore[method-assign]
     waits = []
     while purging.left(rows):
         waits.append(purging.retention.run_once())
