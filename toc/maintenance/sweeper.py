@@ -207,11 +207,6 @@ class Sweeper:
         self._failing_since: float | None = None
         self._complained = float("-inf")
 
-    @property
-    def tables(self) -> frozenset[int]:
-        """The tables that it sweeps."""
-        return self._tables
-
     def add(self, tables: Iterable[int]) -> None:
         """Sweep these tables from now on. All their rows are read soon."""
         more = frozenset(tables) - self._tables

@@ -156,17 +156,11 @@ class Store(Batches):
         rows = sql.task_rows(server.run([Statement(select, () if biz.key is None else (biz.key.encode(),))]))
         return sorted(rows)
 
-    def cancel(self, job_id: int) -> tuple[bool, TaskRow | None]:
-        """Cancel a pending task. Returns whether this call did it, and the row as it was before.
-
-        A leased row counts as tried: without the index, a lease is committed before a handler starts.
-        """
-        return self.cancel_many([job_id]).get(job_id, (False, None))
-
     def cancel_many(self, job_ids: Iterable[int]) -> dict[int, tuple[bool, TaskRow]]:
         """Cancel those tasks that are pending, in one transaction per server, one by one.
 
-        Returns for each existing task whether this call cancelled it, and its row as it was before.
+        Returns for each existing task whether this call cancelled it, and its row as it was before. A leased
+        row counts as tried: without the index, a lease is committed before a handler starts.
         """
         found: dict[int, tuple[bool, TaskRow]] = {}
         for server, ids in self._shards.group(job_ids).items():

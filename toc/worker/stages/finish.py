@@ -214,11 +214,6 @@ class Finisher:
         for flusher in self.flushers:
             flusher.loop.stop(max(until - self.clock.monotonic(), 0))
 
-    def run_once(self) -> None:
-        """Flush once for each server."""
-        for flusher in self.flushers:
-            flusher.run_once()
-
 
 @dataclass(eq=False)
 class Flusher:
