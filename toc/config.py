@@ -19,10 +19,11 @@ import os
 import re
 import socket
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -31,9 +32,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from toc.model.errors import ConfigError, InvalidTopic, shown
+from toc.model.errors import ConfigError, shown
 from toc.model.sharding import MAX_TABLES, is_power_of_two
-from toc.model.topic import NAMESPACE, NAMESPACE_HINT, check_topic_name
+from toc.model.topic import NAME, NAMESPACE, NAMESPACE_HINT
 from toc.observe.log import redact
 
 TEN_YEARS = 3653 * 86_400
@@ -58,6 +59,25 @@ _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _ADDRESS = re.compile(r"(?:[^\s:/@\[\]]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _ZOOKEEPER = re.compile(r"(?:[^\s/@]+@)?[^\s,/@?]+(?:,[^\s,/@?]+)*(?:/[^\s,?]+)?(?:\?\S+)?")
 _ZOOKEEPER_HINT = "[user:password@]host:port,host:port[/chroot][?tls=true&ca=...]"
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and int(match[1]) <= 65_535
+
+
+_POWER = (is_power_of_two, f"a power of two up to {MAX_TABLES}: 1, 2, 4, ...")
+_FORMS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "databases": _POWER,
+    "tables": _POWER,
+    "database_prefix": (_PREFIX.fullmatch, "letters, digits and '_', beginning with a letter, at most 32"),
+    "redis_url": (lambda url: url.partition("://")[0] in _REDIS_SCHEMES, _REDIS_HINT),
+    "namespace": (NAMESPACE.fullmatch, NAMESPACE_HINT),
+    "zookeeper": (lambda hosts: "://" not in hosts and _ZOOKEEPER.fullmatch(hosts), _ZOOKEEPER_HINT),
+    "cluster": (NAME.fullmatch, "letters, digits, '.', '_' and '-', at most 128"),
+    "metrics_address": (_is_address, "HOST:PORT, such as 127.0.0.1:9464, or :9464 for every address"),
+}
+"""What a setting must look like, and how to say so."""
 
 
 class Settings(BaseSettings):
@@ -197,58 +217,13 @@ class Settings(BaseSettings):
                     raise ValueError(f"{what} is not a port; expected a number from 1 to 65535")
         return value
 
-    @field_validator("redis_url")
+    @field_validator(*_FORMS)
     @classmethod
-    def _check_redis(cls, url: str | None) -> str | None:
-        if url is not None and url.partition("://")[0] not in _REDIS_SCHEMES:
-            raise ValueError(f"expected {_REDIS_HINT}")
-        return url
-
-    @field_validator("zookeeper")
-    @classmethod
-    def _check_zookeeper(cls, hosts: str | None) -> str | None:
-        if hosts is not None and ("://" in hosts or not _ZOOKEEPER.fullmatch(hosts)):
-            raise ValueError(f"expected {_ZOOKEEPER_HINT}")
-        return hosts
-
-    @field_validator("metrics_address")
-    @classmethod
-    def _check_address(cls, address: str | None) -> str | None:
-        if address is not None:
-            match = _ADDRESS.fullmatch(address)
-            if match is None or int(match[1]) > 65_535:
-                raise ValueError("expected HOST:PORT, such as 127.0.0.1:9464, or :9464 for every address")
-        return address
-
-    @field_validator("databases", "tables")
-    @classmethod
-    def _check_power(cls, number: int) -> int:
-        if not is_power_of_two(number):
-            raise ValueError(f"expected a power of two up to {MAX_TABLES}: 1, 2, 4, ...")
-        return number
-
-    @field_validator("database_prefix")
-    @classmethod
-    def _check_prefix(cls, prefix: str) -> str:
-        if not _PREFIX.fullmatch(prefix):
-            raise ValueError("expected letters, digits and '_', beginning with a letter, at most 32")
-        return prefix
-
-    @field_validator("namespace")
-    @classmethod
-    def _check_namespace(cls, namespace: str | None) -> str | None:
-        if namespace is not None and not NAMESPACE.fullmatch(namespace):
-            raise ValueError(f"expected {NAMESPACE_HINT}")
-        return namespace
-
-    @field_validator("cluster")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        try:
-            check_topic_name(name)
-        except InvalidTopic:
-            raise ValueError("expected letters, digits, '.', '_' and '-', at most 128") from None
-        return name
+    def _check_form(cls, value: Any, info: ValidationInfo) -> Any:
+        fits, expected = _FORMS[str(info.field_name)]
+        if value is not None and not fits(value):
+            raise ValueError(f"expected {expected}")
+        return value
 
     @field_validator("log_topics", mode="before")
     @classmethod
@@ -261,10 +236,8 @@ class Settings(BaseSettings):
     @classmethod
     def _check_topics(cls, topics: list[str]) -> list[str]:
         for topic in topics:
-            try:
-                check_topic_name(topic)
-            except InvalidTopic:
-                raise ValueError(f"{topic!r} is not a topic's name") from None
+            if not NAME.fullmatch(topic):
+                raise ValueError(f"{topic!r} is not a topic's name")
         return topics
 
     @field_validator("log_level", "log_format", mode="before")

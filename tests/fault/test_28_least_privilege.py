@@ -93,7 +93,8 @@ def guarded_cluster(launch: Launch) -> RedisCluster:
     cluster = launch(RedisCluster)
     for node in cluster.nodes:
         node.config += acl_lines()
-        node.restart()
+        node.stop()
+        node.start()
     for node in cluster.nodes:
         with redis_client(node.port, "admin") as client:
             assert until(lambda: serves(client), 60)
@@ -313,7 +314,8 @@ def test_after_a_restart_redis_has_what_scripts_wrote_though_its_default_user_is
     queues.add({slot: [(job_id, 1.0) for job_id in range(1, 51)]})
     taken = queues.prepare([PrepareRequest(slot, claim=1, retries=16, limit=30)])  # moves: two writes at once
     assert len(cast(Any, taken[slot]).entries) == 30
-    guarded_redis.restart()
+    guarded_redis.stop()
+    guarded_redis.start()
     after = cast(Any, queues.peek([slot])[slot])
     queues.close()
     assert (after.store, after.prepared) == (20, 30)

@@ -117,7 +117,7 @@ class _Plan:
 def _blind(builds: dict[str, System], job_id: int) -> CancelOutcome:
     """A cancel that looks at the row alone."""
     center = builds["cancel_blind"].center
-    center.store.cancel(job_id)
+    center.store.cancel_many([job_id])
     return CancelOutcome.CANCELLED
 
 

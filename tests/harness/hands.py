@@ -135,8 +135,8 @@ class Hands:
 
     def finish(self) -> None:
         """Write and move what has ended."""
-        self.finisher.run_once()
-        self.finisher.run_once()
+        for flusher in 2 * self.finisher.flushers:
+            flusher.run_once()
 
     def sleep(self) -> None:
         """Be paused for much longer than prepare_timeout: nobody has kept alive what is held."""

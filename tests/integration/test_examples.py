@@ -27,8 +27,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 from sqlalchemy.exc import IntegrityError
 
 from toc import CancelOutcome, Dead, Settings, TaskStatus, TimeoutCenter, Topic
-from toc.dev.demo.stage import write_config
-from toc.dev.local.embedded import EmbeddedStack
+from toc.dev.local.embedded import EmbeddedStack, write_config
 from toc.model.topic import TopicType
 from toc.operate.admin import migrator
 

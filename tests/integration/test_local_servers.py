@@ -82,7 +82,8 @@ def test_redis_keeps_what_it_acknowledged_through_a_kill_on_the_same_port(launch
 def test_redis_without_aof_comes_back_empty(launch: Launch) -> None:
     redis = launch(RedisServer, aof=False)
     redis.call("SET", "a", "b")
-    redis.restart()
+    redis.stop()
+    redis.start()
     assert redis.call("GET", "a") is None
 
 

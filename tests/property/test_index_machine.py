@@ -460,7 +460,8 @@ class Machine(RuleBasedStateMachine):
                 reported, party.reported = party.reported, []
                 for entry, error in sorted(reported, key=lambda pair: pair[1] is not None):  # successes first
                     self._reported(self.tasks[entry.job_id], entry, error)
-                party.worker.pipeline.finisher.run_once()
+                for flusher in party.worker.pipeline.finisher.flushers:
+                    flusher.run_once()
 
     def _reported(self, task: Known, entry: Entry, error: Raised | None) -> None:
         row, read = task.row, entry.row

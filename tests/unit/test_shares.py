@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toc.worker.stages.shares import most_threads
+from toc.worker.stages.dispatch import most_threads
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def _chosen(center: TimeoutCenter, job_ids: list[int], filters: Filters) -> Sequ
         center.store.check_layout()
         rows = center.store.read(job_ids)
         return [job_id for job_id, row in rows.items() if row.status == TaskStatus.DEAD]
-    return center.store.ids(selected(center, TaskStatus.DEAD, filters))
+    return center.store.selections.ids(selected(center, TaskStatus.DEAD, filters))
 
 
 def _all_of_them(job_ids: list[int], done: int) -> None:

@@ -203,8 +203,8 @@ def dev(
 
     Example: toc dev --app shop.deadlines:center
     """
-    from toc.dev.demo.stage import only_config, write_config
-    from toc.dev.local.embedded import EmbeddedStack
+    from toc.dev.demo.stage import only_config
+    from toc.dev.local.embedded import EmbeddedStack, write_config
     from toc.operate.admin import migrator
 
     _clean_up_when_terminated()

@@ -308,4 +308,4 @@ def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> C
 
 
 def _pending(center: TimeoutCenter, filters: Filters) -> Sequence[int]:
-    return center.store.ids(selected(center, TaskStatus.PENDING, filters))
+    return center.store.selections.ids(selected(center, TaskStatus.PENDING, filters))

@@ -58,7 +58,7 @@ def top(
                 time.sleep(interval)
                 picture = view.look()
                 if as_json:
-                    print_json(_record(picture))
+                    print_json(asdict(picture))
                 else:
                     to = console()
                     to.print(_drawn(picture, center.settings.cluster, to))
@@ -151,17 +151,6 @@ class _Owners:
         visit, self._visit = self._visit, None
         if visit is not None:
             visit.__exit__(None, None, None)
-
-
-def _record(picture: Picture) -> dict[str, Any]:
-    return {
-        "seconds": picture.seconds,
-        "daemons": picture.daemons,
-        "topics": [asdict(topic) for topic in picture.topics],
-        "workers": [asdict(worker) for worker in picture.workers],
-        "silent": list(picture.silent),
-        "trouble": list(picture.trouble),
-    }
 
 
 def _drawn(picture: Picture, cluster: str, screen: Console, *, cut: bool = False) -> RenderableType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,16 +107,16 @@ def create(
     from toc.operate import admin
 
     policies = _policies(
-        topic_type,
-        retries,
-        backoff,
-        backoff_base,
-        backoff_cap,
-        prepare_timeout,
-        max_runtime,
-        horizon,
-        retention,
-        concurrency,
+        topic_type=topic_type,
+        retries=retries,
+        backoff=backoff,
+        backoff_base=backoff_base,
+        backoff_cap=backoff_cap,
+        prepare_timeout=prepare_timeout,
+        max_runtime=max_runtime,
+        horizon=horizon,
+        retention=retention,
+        concurrency=concurrency,
     )
     log = get_logger(__name__)
     with opened(account=True) as center:
@@ -208,16 +208,16 @@ def alter(
     from toc.operate import admin
 
     changes = _policies(
-        topic_type,
-        retries,
-        backoff,
-        backoff_base,
-        backoff_cap,
-        prepare_timeout,
-        max_runtime,
-        horizon,
-        retention,
-        concurrency,
+        topic_type=topic_type,
+        retries=retries,
+        backoff=backoff,
+        backoff_base=backoff_base,
+        backoff_cap=backoff_cap,
+        prepare_timeout=prepare_timeout,
+        max_runtime=max_runtime,
+        horizon=horizon,
+        retention=retention,
+        concurrency=concurrency,
     )
     if slots is not None:
         changes["slot_amount"] = slots
@@ -288,29 +288,11 @@ def _tell(topic: Topic, state: str, as_json: bool) -> None:
         say(f"{topic.name} is {state}")
 
 
-def _policies(
-    topic_type: TopicType | None,
-    retries: int | None,
-    backoff: Backoff | None,
-    backoff_base: str | None,
-    backoff_cap: str | None,
-    prepare_timeout: str | None,
-    max_runtime: str | None,
-    horizon: str | None,
-    retention: str | None,
-    concurrency: int | None,
-) -> dict[str, Any]:
+def _policies(**options: Any) -> dict[str, Any]:
     """Return the policies that were given, by the names of Topic's fields."""
-    values: dict[str, Any] = {
-        "topic_type": topic_type,
-        "retries": retries,
-        "backoff": backoff,
-        "backoff_base": None if backoff_base is None else duration(backoff_base),
-        "backoff_cap": None if backoff_cap is None else duration(backoff_cap),
-        "prepare_timeout": whole_seconds(prepare_timeout),
-        "max_runtime": whole_seconds(max_runtime),
-        "horizon": whole_seconds(horizon),
-        "retention": whole_seconds(retention),
-        "concurrency": concurrency,
+    parse: dict[str, Callable[[str], float]] = {
+        **dict.fromkeys(("backoff_base", "backoff_cap"), duration),
+        **dict.fromkeys(("prepare_timeout", "max_runtime", "horizon", "retention"), whole_seconds),
     }
-    return {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    return {name: parse[name](value) if name in parse else value for name, value in given.items()}

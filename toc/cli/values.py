@@ -66,10 +66,8 @@ def duration(text: str) -> float:
     return seconds
 
 
-def whole_seconds(text: str | None) -> int | None:
-    """Return a duration such as ``30m`` as whole seconds; None stays None. Raises InvalidDelay."""
-    if text is None:
-        return None
+def whole_seconds(text: str) -> int:
+    """Return a duration such as ``30m`` as whole seconds. Raises InvalidDelay."""
     seconds = duration(text)
     if seconds != int(seconds):
         raise InvalidDelay(f"{shown(text)} must come to whole seconds")

@@ -70,17 +70,8 @@ class Coordinator(Protocol):
         In a cluster only the leading daemon returns any, as of ZooKeeper's last answer to it.
         """
 
-    def wait(self, timeout: float) -> None:
-        """Sleep until something may have changed, at most ``timeout`` seconds, then call ``step``."""
-
     def step(self) -> float | None:
         """Do what is due. Returns the seconds until the next step, or None if only events bring it."""
-
-    def slots(self) -> list[SlotRow]:
-        """Return every slot, for ``toc slots``. Raises CoordinationUnavailable."""
-
-    def workers(self) -> list[WorkerRow]:
-        """Return every worker, for ``toc workers``. Raises CoordinationUnavailable."""
 
 
 class SlotState(StrEnum):
@@ -174,15 +165,14 @@ def slot_rows(
     claims: Mapping[Slot, SlotOwner],
     hosts: Mapping[str, str],
     *,
-    pins: Mapping[Slot, str] | None = None,
-    drains: Mapping[str, str] | None = None,
+    pins: Mapping[Slot, str],
+    drains: Mapping[str, str],
 ) -> list[SlotRow]:
     """Return one row per slot that is assigned or held, by topic and number.
 
     ``hosts`` is worker_id -> host of those alive. ``pins`` and ``drains`` are the remarks on pinned slots and
     drained hosts.
     """
-    pins, drains = pins or {}, drains or {}
     assigned = {
         Slot(topic, number): owner
         for topic, owners in assignment.items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from toc.coordination import intents
 from toc.coordination.assignment import assign
@@ -47,27 +48,19 @@ SWEEP_DEAD = 60.0
 """Seconds between two checks for markers of known deaths that are old enough to delete."""
 
 
+@dataclass(eq=False)
 class Leader:
     """One daemon's candidacy and, when it leads, its work. Used by ZooKeeperCoordinator's thread only."""
 
-    def __init__(
-        self,
-        session: Session,
-        paths: Paths,
-        watches: Mapping[str, Watch],
-        host: str,
-        clock: Clock,
-        *,
-        name: str,
-        gather: float = GATHER,
-    ) -> None:
-        self._session = session
-        self._paths = paths
-        self._watches = watches
-        self._host = host
-        self._clock = clock
-        self._name = name
-        self._gather = gather
+    session: Session
+    paths: Paths
+    watches: Mapping[str, Watch]
+    host: str
+    clock: Clock
+    name: str
+    gather: float = GATHER
+
+    def __post_init__(self) -> None:
         self._topics: dict[str, int] | None = None
         self._token = ""
         self._gathered = 0.0
@@ -101,7 +94,7 @@ class Leader:
     def enroll(self, session_id: int) -> None:
         """Become a candidate, in a new session or after a loss of nodes."""
         self._token = f"{session_id:x}-"
-        self._gathered = max(self._gathered, time.monotonic() + self._gather)
+        self._gathered = max(self._gathered, time.monotonic() + self.gather)
         self.count_votes()
 
     def nodes_lost(self) -> None:
@@ -110,17 +103,17 @@ class Leader:
 
     def count_votes(self) -> None:
         """Find the leader, and become a candidate again if our node is gone."""
-        directory = self._paths.directory("leader")
-        names = self._session.children(directory, self._watches["leader"])
+        directory = self.paths.directory("leader")
+        names = self.session.children(directory, self.watches["leader"])
         if not any(name.startswith(self._token) for name in names):
-            data = encode(daemon=self._name)
-            self._session.create_sequential(self._paths.node("leader", self._token), data)
-            names = self._session.children(directory, self._watches["leader"])
+            data = encode(daemon=self.name)
+            self.session.create_sequential(self.paths.node("leader", self._token), data)
+            names = self.session.children(directory, self.watches["leader"])
         first = min(names, key=lambda name: name.rpartition("-")[2], default="")
         led = self.leading
-        self._node = self._paths.node("leader", first) if first.startswith(self._token) else None
+        self._node = self.paths.node("leader", first) if first.startswith(self._token) else None
         if self.leading and not led:
-            log.info("leading", host=self._host)
+            log.info("leading", host=self.host)
             self.inputs_changed()
 
     def step(self, assignment: dict[str, Assigned], dead: frozenset[str]) -> tuple[float | None, bool]:
@@ -149,8 +142,8 @@ class Leader:
         self, node: str, topics: dict[str, int], assignment: dict[str, Assigned], dead: frozenset[str]
     ) -> bool:
         """Compute the assignment and write what has changed. False if a write was refused."""
-        workers = intents.read_members(self._session, self._paths, self._watches["workers"])
-        wanted = intents.read_intents(self._session, self._paths, self._watches.get)
+        workers = intents.read_members(self.session, self.paths, self.watches["workers"])
+        wanted = intents.read_intents(self.session, self.paths, self.watches.get)
         now = time.monotonic()
         if self._looked != (workers, wanted) and now < self._changed_at + DEBOUNCE_MOST:
             self._looked = workers, wanted
@@ -185,7 +178,7 @@ class Leader:
             log.warning("assignment_refused", topics=len(after))
             self.inputs_changed()
             return False
-        self._session.delete(self._paths.node("rebalance", name) for name in wanted.requests)
+        self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
         if after:
             log.info(
                 "assignment_written",
@@ -199,13 +192,13 @@ class Leader:
     def _claimed(self, topics: Mapping[str, int]) -> dict[str, list[str | None]]:
         """Return the workers that have claimed the slots of these topics."""
         owners: dict[str, list[str | None]] = {topic: [None] * slots for topic, slots in topics.items()}
-        names = self._session.children(self._paths.directory("slots")) if topics else []
+        names = self.session.children(self.paths.directory("slots")) if topics else []
         slots = {
             name: slot
             for name in names
             if (slot := slot_of(name)) and slot.number < topics.get(slot.topic, 0)
         }
-        nodes = self._session.read(self._paths.node("slots", name) for name in slots)
+        nodes = self.session.read(self.paths.node("slots", name) for name in slots)
         for slot, node in zip(slots.values(), nodes, strict=True):
             holder = decode(node.data).get("worker_id") if node else None
             owners[slot.topic][slot.number] = holder if isinstance(holder, str) else None
@@ -222,13 +215,13 @@ class Leader:
 
         Writes only while our ``node`` leads and no other write came between. Returns whether all succeeded.
         """
-        now_ms = self._clock.now_ms()
-        versions = self._session.write_guarded(
+        now_ms = self.clock.now_ms()
+        versions = self.session.write_guarded(
             node,
             [
                 (
-                    self._paths.node("assignment", topic),
-                    None if new is None else assignment_data(new, self._host, now_ms),
+                    self.paths.node("assignment", topic),
+                    None if new is None else assignment_data(new, self.host, now_ms),
                     before[topic].version,
                 )
                 for topic, new in after.items()
@@ -243,11 +236,11 @@ class Leader:
 
     def _remove_old_deaths(self) -> None:
         paths = [
-            self._paths.node("dead", name) for name in self._session.children(self._paths.directory("dead"))
+            self.paths.node("dead", name) for name in self.session.children(self.paths.directory("dead"))
         ]
-        oldest = self._clock.now_ms() - DEAD_FOR_MS
-        nodes = self._session.read(paths)
-        self._session.delete(
+        oldest = self.clock.now_ms() - DEAD_FOR_MS
+        nodes = self.session.read(paths)
+        self.session.delete(
             path for path, node in zip(paths, nodes, strict=True) if node and node.created_ms < oldest
         )
 

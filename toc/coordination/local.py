@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping
 
 from toc.coordination.assignment import Member, Owners, assign
-from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, shares, slot_rows, without_owner
+from toc.coordination.coordinator import without_owner
 from toc.model.clock import Clock
 from toc.model.topic import Slot
 
@@ -20,12 +19,10 @@ class LocalCoordinator:
     def __init__(self, clock: Clock | None = None) -> None:
         self.on_change: Callable[[], None] | None = None
         self._clock = clock or Clock()
-        self._wake = threading.Event()
         self._topics: dict[str, int] = {}
         self._members: dict[str, Member] = {}
-        self._joined: dict[str, int] = {}
         self._dead: dict[str, int] = {}
-        self._claims: dict[Slot, SlotOwner] = {}
+        self._claims: dict[Slot, str] = {}
         self._assignment: Owners = {}
         self._stale = False
 
@@ -35,7 +32,6 @@ class LocalCoordinator:
     def stop(self) -> None:
         """Forget all members and claims."""
         self._members.clear()
-        self._joined.clear()
         self._claims.clear()
         self._assignment = {}
 
@@ -48,7 +44,6 @@ class LocalCoordinator:
     def join(self, member: Member) -> None:
         """Add a worker process."""
         self._members[member.worker_id] = member
-        self._joined[member.worker_id] = self._clock.now_ms()
         self._changed()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
@@ -56,10 +51,7 @@ class LocalCoordinator:
         if known_dead:
             self._dead[worker_id] = self._clock.now_ms()
         if self._members.pop(worker_id, None) is not None:
-            self._joined.pop(worker_id)
-            self.release(
-                worker_id, [slot for slot, held in self._claims.items() if held.worker_id == worker_id]
-            )
+            self.release(worker_id, [slot for slot, owner in self._claims.items() if owner == worker_id])
             self._changed()
 
     def desired(self) -> dict[str, set[Slot]]:
@@ -75,24 +67,22 @@ class LocalCoordinator:
     def claimed(self) -> dict[str, set[Slot]]:
         """worker_id -> the slots that it holds."""
         held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
-        for slot, claim in self._claims.items():
-            held[claim.worker_id].add(slot)
+        for slot, owner in self._claims.items():
+            held[owner].add(slot)
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
         """Claim slots that no other process holds. Returns those the worker holds now."""
-        now = self._clock.now_ms()
         if worker_id not in self._members:
             return set()
         for slot in slots:
-            self._claims.setdefault(slot, SlotOwner(worker_id, now))
-        return {slot for slot in slots if self._claims[slot].worker_id == worker_id}
+            self._claims.setdefault(slot, worker_id)
+        return {slot for slot in slots if self._claims[slot] == worker_id}
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
         """Drop the worker's claims on these slots."""
         for slot in slots:
-            claim = self._claims.get(slot)
-            if claim is not None and claim.worker_id == worker_id:
+            if self._claims.get(slot) == worker_id:
                 del self._claims[slot]
                 self._signal()
 
@@ -115,43 +105,9 @@ class LocalCoordinator:
         self._assign()
         return without_owner(self._assignment)
 
-    def wait(self, timeout: float) -> None:
-        """Wait for a change, at most ``timeout`` seconds."""
-        self._wake.wait(timeout)
-        self._wake.clear()
-
     def step(self) -> float | None:
         """None: nothing is due by time."""
         return None
-
-    def slots(self) -> list[SlotRow]:
-        """Every slot."""
-        self._assign()
-        hosts = {member.worker_id: member.host for member in self._members.values()}
-        return slot_rows(self._assignment, self._claims, hosts)
-
-    def workers(self) -> list[WorkerRow]:
-        """Every worker."""
-        self._assign()
-        assigned = shares((topic, owner) for topic, owners in self._assignment.items() for owner in owners)
-        held = shares((slot.topic, claim.worker_id) for slot, claim in self._claims.items())
-        return [
-            WorkerRow(
-                worker_id=member.worker_id,
-                host=member.host,
-                pid=member.pid,
-                weight=member.weight,
-                topics=None if member.topics is None else sorted(member.topics),
-                joined=self._joined[member.worker_id],
-                assigned=assigned(member.worker_id).slots,
-                owned=held(member.worker_id).slots,
-                tables_assigned=assigned(member.worker_id).tables,
-                tables=held(member.worker_id).tables,
-                drained=False,
-                leader=True,
-            )
-            for member in sorted(self._members.values(), key=lambda member: member.worker_id)
-        ]
 
     def _assign(self) -> None:
         # Late, not at each change: processes that start together cost one assignment, and few slots move.
@@ -164,6 +120,5 @@ class LocalCoordinator:
         self._signal()
 
     def _signal(self) -> None:
-        self._wake.set()
         if self.on_change is not None:
             self.on_change()

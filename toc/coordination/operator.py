@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 from toc.coordination.assignment import assign
 from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, shares, slot_rows
-from toc.coordination.intents import Drain, Intents, Pin, Weight, read_intents, read_members
+from toc.coordination.intents import Intents, Pin, read_intents, read_members
 from toc.coordination.session import Address, Session
 from toc.coordination.znodes import (
     DIRECTORIES,
@@ -72,18 +72,6 @@ class Operator:
         if self._session.address.credential is None:
             return []
         return self._session.open_to_all([self._paths.root, *map(self._paths.directory, DIRECTORIES)])
-
-    def drains(self) -> list[Drain]:
-        """The drained hosts."""
-        return list(self.intents().drains.values())
-
-    def pins(self) -> list[Pin]:
-        """The pinned slots."""
-        return list(self.intents().pins.values())
-
-    def weights(self) -> list[Weight]:
-        """The hosts whose workers have a weight set by an operator."""
-        return list(self.intents().weights.values())
 
     def drain(self, host: str, *, by: str) -> None:
         """Take all slots from a host, and give it none until ``undrain``. ``by`` names the operator."""

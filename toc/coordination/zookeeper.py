@@ -19,10 +19,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from toc.coordination import operator
 from toc.coordination.assignment import Member, assign
-from toc.coordination.coordinator import SlotRow, WorkerRow, without_owner
+from toc.coordination.coordinator import without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
+from toc.coordination.operator import read_claims
 from toc.coordination.presence import Neighbourhood, Presence
 from toc.coordination.session import DELETED, Address, Directory, Session, Znode
 from toc.coordination.znodes import (
@@ -89,12 +89,10 @@ class ZooKeeperCoordinator:
             self._session, self._paths, self._watches, host, self._clock, name=self._name, gather=gather
         )
         self._started = False
-        self._next_step: float | None = None
         self._topics: Mapping[str, int] = {}
 
         # set by kazoo's threads, under the lock
         self._lock = threading.Lock()
-        self._wake = threading.Event()
         self._resync = False
         self._verify_at = 0.0  # monotonic
         self._dirty: set[str] = set()
@@ -227,37 +225,22 @@ class ZooKeeperCoordinator:
             return frozenset()
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 
-    def wait(self, timeout: float) -> None:
-        """Wait for a change, at most ``timeout`` seconds, then call ``step``."""
-        due = timeout if self._next_step is None else min(timeout, self._next_step)
-        self._wake.wait(due)
-        self.step()
-
     def step(self) -> float | None:
         """Do what is due. Blocks while ZooKeeper answers, at most about the session timeout."""
-        self._wake.clear()
-        self._next_step = None
+        due: float | None = None
         if self._started:
             session_id = self._session.id
             try:
                 if session_id is None:
                     self._session.revive()
-                    self._next_step = _RETRY
+                    due = _RETRY
                 else:
-                    self._catch_up(session_id)
+                    due = self._catch_up(session_id)
             except CoordinationUnavailable as exc:
                 log.warning("coordination_interrupted", reason=str(exc))
                 self._resync = True
-                self._next_step = _RETRY
-        return self._next_step
-
-    def slots(self) -> list[SlotRow]:
-        """Every slot. Raises CoordinationUnavailable."""
-        return operator.read_slots(self._session, self._paths)
-
-    def workers(self) -> list[WorkerRow]:
-        """Every worker. Raises CoordinationUnavailable."""
-        return operator.read_workers(self._session, self._paths)
+                due = _RETRY
+        return due
 
     # --- slots that workers leave behind ---
 
@@ -321,7 +304,8 @@ class ZooKeeperCoordinator:
         """Whether our nodes are in the current session; if not, ``step`` enters the new one first."""
         return self._session.id is not None and self._session.id == self._session_id
 
-    def _catch_up(self, session_id: int) -> None:
+    def _catch_up(self, session_id: int) -> float:
+        """Returns the seconds until the next step."""
         if session_id != self._session_id:
             self._enter_session(session_id)
         elif time.monotonic() >= self._verify_at:
@@ -333,7 +317,7 @@ class ZooKeeperCoordinator:
             self._resync = True
             wait = 0.0
         verify = max(self._verify_at - time.monotonic(), 0.0)
-        self._next_step = verify if wait is None else min(wait, verify)
+        return verify if wait is None else min(wait, verify)
 
     def _enter_session(self, session_id: int | None) -> None:
         """Create all our nodes, in a new session or because they were deleted.
@@ -413,7 +397,7 @@ class ZooKeeperCoordinator:
         gone = [name for name in names if name not in self._ours and self._neighbourhood.proves_gone(name)]
         if gone:
             log.warning("workers_proved_gone", workers=gone)
-            claims = operator.read_claims(self._session, self._paths)
+            claims = read_claims(self._session, self._paths)
             self._leftover.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
             self._ours.update(gone)
             self._departed += [_Departed(name, self._host, known_dead=True) for name in gone]
@@ -620,7 +604,6 @@ class ZooKeeperCoordinator:
             self._signal()
 
     def _signal(self) -> None:
-        self._wake.set()
         if self.on_change is not None:
             self.on_change()
 

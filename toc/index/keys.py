@@ -41,15 +41,16 @@ class SlotKeys(NamedTuple):
     @classmethod
     def of(cls, slot: Slot, namespace: str | None) -> SlotKeys:
         """Build all keys of ``slot``."""
+        name = f"{namespace}:{slot}" if namespace else str(slot)
         return cls(
-            store_key(slot, namespace),
-            prepare_key(slot, namespace),
-            dead_key(slot, namespace),
-            claims_key(slot, namespace),
-            generation_key(slot, namespace),
-            waiting_key(slot, namespace),
-            wake_channel(slot, namespace),
-            key_slot(store_key(slot, namespace).encode()),
+            name,  # without braces, the whole name is its hash tag
+            f"prepare_{{{name}}}",
+            f"dead_{{{name}}}",
+            f"claims_{{{name}}}",
+            f"gen_{{{name}}}",
+            f"waiting_{{{name}}}",
+            f"wake_{{{name}}}",
+            key_slot(name.encode()),
         )
 
 
@@ -58,41 +59,6 @@ def check_namespace(namespace: str | None) -> str | None:
     if namespace is not None and not NAMESPACE.fullmatch(namespace):
         raise ConfigError(f"{namespace!r} is not a namespace: {NAMESPACE_HINT}")
     return namespace
-
-
-def store_key(slot: Slot, namespace: str | None = None) -> str:
-    """The StoreQueue: ``order.close_3``. Without braces, the whole name is its hash tag."""
-    return f"{namespace}:{slot}" if namespace else str(slot)
-
-
-def prepare_key(slot: Slot, namespace: str | None = None) -> str:
-    """The PrepareQueue: ``prepare_{order.close_3}``."""
-    return f"prepare_{{{store_key(slot, namespace)}}}"
-
-
-def dead_key(slot: Slot, namespace: str | None = None) -> str:
-    """The DeadQueue: ``dead_{order.close_3}``."""
-    return f"dead_{{{store_key(slot, namespace)}}}"
-
-
-def claims_key(slot: Slot, namespace: str | None = None) -> str:
-    """The hash of claim numbers: ``claims_{order.close_3}``."""
-    return f"claims_{{{store_key(slot, namespace)}}}"
-
-
-def generation_key(slot: Slot, namespace: str | None = None) -> str:
-    """The run_id of the server on which the slot was last rebuilt: ``gen_{order.close_3}``."""
-    return f"gen_{{{store_key(slot, namespace)}}}"
-
-
-def waiting_key(slot: Slot, namespace: str | None = None) -> str:
-    """The note of what a worker has taken and cannot start yet: ``waiting_{order.close_3}``."""
-    return f"waiting_{{{store_key(slot, namespace)}}}"
-
-
-def wake_channel(slot: Slot, namespace: str | None = None) -> str:
-    """The channel that carries the StoreQueue's new first score: ``wake_{order.close_3}``."""
-    return f"wake_{{{store_key(slot, namespace)}}}"
 
 
 def owner_key(namespace: str | None = None) -> str:

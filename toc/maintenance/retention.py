@@ -54,7 +54,7 @@ class PurgeStep(NamedTuple):
 
 
 class Retention:
-    """The loop over the tables of this worker. ``counts`` are the rows purged so far, by topic."""
+    """The loop over the tables of this worker."""
 
     def __init__(self, store: Store, catalog: TopicCatalog, clock: Clock) -> None:
         self._store = store
@@ -68,7 +68,6 @@ class Retention:
         """(retention, table, status) -> the place before which all rows were checked."""
         self._steps: deque[PurgeStep] = deque()
         self._cycle_at = self._forget_at = float("-inf")
-        self.counts: Counter[str] = Counter()
         self._untold: Counter[str] = Counter()
         self._untold_since = 0.0
         self._told_at = float("-inf")
@@ -133,7 +132,7 @@ class Retention:
         }
         if not places:
             return
-        rows, failed = self._store.ended(places, before=before, limit=step.limit)
+        rows, failed = self._store.ended.page(places, before=before, limit=step.limit)
         if len(failed) == len({table for table, _ in places}):
             raise next(iter(failed.values()))
         places = {key: place for key, place in places.items() if key[0] not in failed}  # the next cycle looks
@@ -153,7 +152,6 @@ class Retention:
     def _count(self, biz_types: Iterable[int]) -> None:
         names = {topic.biz_type: topic.name for topic in self._catalog.known().values()}
         counted = Counter(names.get(biz_type, "?") for biz_type in biz_types)
-        self.counts += counted
         for topic, count in counted.items():
             PURGED.of(topic).add(count)
         self._untold += counted

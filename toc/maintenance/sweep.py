@@ -11,9 +11,9 @@ not id order: each pass covers its whole range.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
 from toc.index.calls import IndexBroken
@@ -56,7 +56,7 @@ class SweepCounts(NamedTuple):
 
 
 class Sweep:
-    """From rows to entries. Thread-safe. ``counts``: rows, added, dead_added, no_topic."""
+    """From rows to entries. Thread-safe."""
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self.scans = store.scans
@@ -64,7 +64,6 @@ class Sweep:
         self._widened: dict[str, float] = {}
         """When each topic was last asked to have more slots consumed (monotonic)."""
         self.clock = clock
-        self.counts: Counter[str] = Counter()
         self._queues = queues
         self._catalog = catalog
         self._no_topic: dict[int, float] = {}
@@ -98,8 +97,6 @@ class Sweep:
                 if row.slot_amount > topic.consumed:
                     self._consume(topic, row.slot_amount)
         added, failed, broken = self._complete(entries, missing)
-        self.counts["rows"] += count
-        self.counts["added"] += added
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("store").add(added)
         if added:
@@ -118,7 +115,6 @@ class Sweep:
                 entries.setdefault(slot, []).append((row.job_id, row.next_time))
         restored = self._queues.restore_dead(entries)  # [rule: dead-restored]
         added, failed, broken = self._outcome(entries, restored)
-        self.counts["dead_added"] += added
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("dead").add(added)
         return SweepCounts(count, added, len(failed) - broken, broken), failed
@@ -178,7 +174,6 @@ class Sweep:
         topic = self._catalog.known_type(row.biz_type)
         if topic is not None:
             return topic
-        self.counts["no_topic"] += 1
         ROWS_WITHOUT_TOPIC.of().add()
         now = self.clock.monotonic()
         if now - self._no_topic.get(row.biz_type, float("-inf")) < COMPLAIN_SECONDS:
@@ -257,8 +252,7 @@ class Crawl:
         rows = [row for page in pages.values() for row in page]
         if rows:
             failpoint("sweep.rows-read")
-        dead = self._status is TaskStatus.DEAD
-        if dead:
+        if self._status is TaskStatus.DEAD:
             counts, _ = self._sweep.restore_dead(rows)
         else:
             counts, _ = self._sweep.add(rows, missing=self._missing)
@@ -267,6 +261,20 @@ class Crawl:
         else:
             self._at_once = max(self._at_once // 2, 1)
         return counts
+
+
+def everything(
+    sweep: Sweep, tables: Sequence[int], *, where: str = "", rows_per_step: int = FAST_ROWS
+) -> list[Crawl]:
+    """The passes that restore an index without entries: what is due within a minute, the rest, dead tasks."""
+    now = sweep.clock.now_ms()
+    near, far = now + NEAR_MS, now + max(NEAR_MS, sweep.horizon_ms())
+    more: dict[str, Any] = {"where": where, "rows_per_step": rows_per_step, "missing": True}
+    return [
+        Crawl(sweep, tables, from_ms=0, to_ms=near, **more),
+        Crawl(sweep, tables, from_ms=near, to_ms=far, **more),
+        Crawl(sweep, tables, from_ms=0, to_ms=now + 1000, status=TaskStatus.DEAD, **more),
+    ]
 
 
 def sweep_all(
@@ -280,25 +288,7 @@ def sweep_all(
 
     ``progress`` gets the completed part, 0 to 1, and the counts so far. Raises StoreUnavailable.
     """
-    now = sweep.clock.now_ms()
-    near, far = now + NEAR_MS, now + max(NEAR_MS, sweep.horizon_ms())
-    crawls = [
-        Crawl(
-            sweep,
-            tables,
-            from_ms=start,
-            to_ms=end,
-            status=status,
-            where=where,
-            rows_per_step=FAST_ROWS,
-            missing=True,
-        )
-        for status, start, end in (
-            (TaskStatus.PENDING, 0, near),
-            (TaskStatus.PENDING, near, far),
-            (TaskStatus.DEAD, 0, now + 1000),
-        )
-    ]
+    crawls = everything(sweep, tables, where=where)
     total = SweepCounts()
     for crawl in crawls:
         while crawl.tables_left:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 
 from toc.failpoint import failpoint
-from toc.maintenance.sweep import COMPLAIN_SECONDS, LEAST_PAGE, NEAR_MS, ROWS_PER_STEP, Crawl, Sweep
+from toc.maintenance.sweep import COMPLAIN_SECONDS, LEAST_PAGE, ROWS_PER_STEP, Crawl, Sweep, everything
 from toc.model.clock import Clock
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
@@ -151,18 +151,7 @@ class _Rush:
     def __init__(self, sweep: Sweep, tables: Sequence[int], began: float) -> None:
         self.began = began
         self.rows = self.added = self.failed = 0
-        now = sweep.clock.now_ms()
-        near, far = now + NEAR_MS, now + max(NEAR_MS, sweep.horizon_ms())
-        self.crawls = deque(
-            Crawl(
-                sweep, tables, from_ms=start, to_ms=end, status=status, rows_per_step=RUSH_ROWS, missing=True
-            )
-            for status, start, end in (
-                (TaskStatus.PENDING, 0, near),
-                (TaskStatus.PENDING, near, far),
-                (TaskStatus.DEAD, 0, now + 1000),
-            )
-        )
+        self.crawls = deque(everything(sweep, tables, rows_per_step=RUSH_ROWS))
 
     @property
     def near(self) -> bool:
@@ -217,11 +206,6 @@ class Sweeper:
         self._rushed = float("-inf")
         self._failing_since: float | None = None
         self._complained = float("-inf")
-
-    @property
-    def tables(self) -> frozenset[int]:
-        """The tables that it sweeps."""
-        return self._tables
 
     def add(self, tables: Iterable[int]) -> None:
         """Sweep these tables from now on. All their rows are read soon."""

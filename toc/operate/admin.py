@@ -112,7 +112,7 @@ def newest(store: Store, wanted: Selection, limit: int) -> list[TaskRow]:
     """
     if limit < 1:
         raise InvalidInput(f"limit must be 1 or more, not {limit}")
-    return store.newest(wanted, limit)
+    return store.selections.newest(wanted, limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -80,11 +81,9 @@ class TimeoutCenter:
     @property
     def store(self) -> Store:
         """The task table. Raises ConfigError when no database is configured."""
-        store = self._store
-        if store is None:
+        if (store := self._store) is None:
             with self._lock:
-                store = self._store
-                if store is None:
+                if (store := self._store) is None:
                     settings = self.settings
                     store = self._store = Store(
                         settings.need_database_urls(),
@@ -101,28 +100,18 @@ class TimeoutCenter:
     @property
     def queues(self) -> Queues:
         """The index. Raises ConfigError when no Redis is configured."""
-        queues = self._queues
-        if queues is None:
+        if (queues := self._queues) is None:
             with self._lock:
-                queues = self._queues
-                if queues is None:
-                    settings = self.settings
-                    queues = self._queues = Queues(
-                        settings.need_redis_url(),
-                        namespace=settings.namespace,
-                        connect_timeout=settings.connect_timeout,
-                        read_timeout=settings.read_timeout,
-                    )
+                if (queues := self._queues) is None:
+                    queues = self._queues = open_queues(self.settings)
         return queues
 
     @property
     def catalog(self) -> TopicCatalog:
         """This process's view of the topics. Raises ConfigError when no database is configured."""
-        catalog = self._catalog
-        if catalog is None:
+        if (catalog := self._catalog) is None:
             with self._lock:
-                catalog = self._catalog
-                if catalog is None:
+                if (catalog := self._catalog) is None:
                     catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
         return catalog
 
@@ -463,6 +452,16 @@ class TimeoutCenter:
         except IndexUnavailable as exc:
             log.warning("index_not_told", job_id=row.job_id, error=str(exc))
             return None
+
+
+def open_queues(settings: Settings, most: float = inf) -> Queues:
+    """Return the index with connections of its own, and time-outs of ``most`` seconds at the most."""
+    return Queues(
+        settings.need_redis_url(),
+        namespace=settings.namespace,
+        connect_timeout=min(most, settings.connect_timeout),
+        read_timeout=min(most, settings.read_timeout),
+    )
 
 
 def _near(row: TaskRow, at: int) -> bool:

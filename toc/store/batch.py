@@ -18,6 +18,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from toc.model.clock import Clock
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.model.verdict import Failure
@@ -106,13 +107,13 @@ _ENDED = {
 
 
 class Batches:
-    """The batch operations. ``stamp`` returns the instant of a change (ms), a new one per call.
-    Thread-safe."""
+    """The part of the Store that works on many tasks. Thread-safe."""
 
-    def __init__(self, shards: Shards, leases: Leases, stamp: Callable[[], int]) -> None:
+    def __init__(self, shards: Shards, leases: Leases, clock: Clock) -> None:
         self._shards = shards
-        self._leases = leases
-        self._stamp = stamp
+        self.leases = leases
+        self._clock = clock
+        self._last_stamp = 0
         self._try_columns = {server: sql.try_columns(server) for server in shards.servers}
 
     # --- reading -------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class Batches:
     def _tries(self, ids: Mapping[DatabaseServer, Mapping[int, Sequence[int]]]) -> Answers[TryRow]:
         def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TryRow]:
             results = server.run(self._select_tries(server, ids), outwait=False)
-            return self._leases.judged(server, sql.try_rows(results))
+            return self.leases.judged(server, sql.try_rows(results))
 
         parts = self._shards.each(ids, read)
         return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
@@ -213,18 +214,18 @@ class Batches:
             # Usually a broken connection.
             self._shards.soon(lambda: take(asked, self._tries({server: ids})))
             return
-        foreign = any(map(self._leases.of_others, rows))
+        foreign = any(map(self.leases.of_others, rows))
         if foreign and len(self._shards.servers) > 1:
             self._shards.soon(lambda: take(asked, self._judged(server, asked, rows)))
         elif foreign:
             take(asked, self._judged(server, asked, rows))
         else:
             # A worker ignores its own leases: it runs under them what it takes from the table.
-            take(asked, Answers({row.job_id: row for row in self._leases.judged(server, rows)}))
+            take(asked, Answers({row.job_id: row for row in self.leases.judged(server, rows)}))
 
     def _judged(self, server: DatabaseServer, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
         try:
-            return Answers({row.job_id: row for row in self._leases.judged(server, rows)})
+            return Answers({row.job_id: row for row in self.leases.judged(server, rows)})
         except (StoreUnavailable, SchemaBehind) as exc:
             return Answers({}, dict.fromkeys(ids, exc))
 
@@ -254,7 +255,10 @@ class Batches:
             drain(exchange)
 
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
-        """Return those tables in which a pending row has a larger slot_amount."""
+        """Return those tables in which a pending row of a biz_type has a larger slot_amount.
+
+        Reads every pending row of the tables that have none.
+        """
         where = _above(biz_type, slot_amount)
         results = self._scan(
             tables, lambda table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
@@ -262,7 +266,10 @@ class Batches:
         return {row[0] for result in results for row in result.rows}
 
     def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
-        """Count the pending rows of these tables by slot_amount."""
+        """Count the pending rows of a biz_type by slot_amount, in these tables.
+
+        Reads all their pending rows, so pass only a few of many tables at a time.
+        """
         results = self._scan(
             tables,
             lambda _table, name: (
@@ -279,7 +286,10 @@ class Batches:
     # --- guarded changes -------------------------------------------------------------------------------
 
     def finish(self, items: Iterable[tuple[int, int]]) -> Answers[Finish]:
-        """Mark rows as processed if they are pending under the version that was read."""
+        """Mark tasks, given as (job_id, version), as processed if they are pending under that version.
+
+        The result has an outcome for every job_id.
+        """
         versions = dict(items)
         now = self._stamp()
         parts = self._shards.each(
@@ -329,20 +339,20 @@ class Batches:
         return cases
 
     def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Write failed tries on rows that are unchanged since they were read and not leased by another
-        worker."""
-        return self._fail(items, self._leases.free)  # [rule: lease-fence]
+        """Write failed tries on pending rows whose version, attempts and crashes are still as given, and that
+        no other worker has leased."""
+        return self._fail(items, self.leases.free)  # [rule: lease-fence]
 
     def count(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Count tries that begin, on rows that are unchanged. They keep this worker's lease."""
-        return self._fail(items, self._leases.free, self._leases.kept())
+        return self._fail(items, self.leases.free, self.leases.kept())
 
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Write tries that ended with their workers, except on rows that a live worker has leased by now.
 
         Not even if this worker has: its fallback may have taken the row since its reclaim read it.
         """
-        return self._fail(items, self._leases.unleased)  # [rule: crash-unleased]
+        return self._fail(items, self.leases.unleased)  # [rule: crash-unleased]
 
     def _fail(
         self, items: Sequence[Failure], free: Callable[[DatabaseServer], str], lease: str = NO_LEASE
@@ -360,11 +370,12 @@ class Batches:
         )
 
     def die(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Mark rows as dead if they are unchanged since they were read."""
+        """Mark rows as dead if they are unchanged since they were read. Their next_time becomes the time of
+        death."""
         now = self._stamp()
         return self._guarded(
             items,
-            self._leases.free,
+            self.leases.free,
             lambda server, item: (
                 f"status={DEAD},attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(now)},gmt_modified={server.instant(now)}"
@@ -407,13 +418,17 @@ class Batches:
         return _joined(self._shards.each(self._shards.group(by_id), send, writes=True))
 
     def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
-        """Set attempts >= 1 on cancelled rows. Returns those whose tables do not answer."""
+        """Record on cancelled rows that a try may have started (attempts >= 1).
+
+        Returns those whose tables do not answer, with the reason.
+        """
         return self._shards.each(self._shards.group(job_ids), self._mark_tried, writes=True).failed
 
     def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
-        """Set last_error, if empty, on rows that are pending or were cancelled a moment ago.
+        """Record on rows, as last error if they have none, that a try had begun that charges nothing.
 
-        Returns those whose tables do not answer.
+        For rows that are pending or were cancelled a moment ago. A cancel then knows that the task was tried.
+        Guards ignore it. Returns those whose tables do not answer, with the reason.
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
@@ -433,7 +448,10 @@ class Batches:
         return self._shards.each(self._shards.group(job_ids), send, writes=True).failed
 
     def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
-        """Make dead rows pending and due at ``now_ms``. Returns the changed rows."""
+        """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
+
+        Returns the changed rows.
+        """
         changed = self._stamp()
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
@@ -461,6 +479,14 @@ class Batches:
         return [row for part in parts.whole() for row in part]
 
     # --- shared ------------------------------------------------------------------------------------------
+
+    def _stamp(self) -> int:
+        """Return a new instant near now: a call recognizes the rows that it changed by their gmt_modified.
+
+        Two concurrent threads may get the same instant, which is harmless: they never change one row at once.
+        """
+        self._last_stamp = stamp = max(self._clock.now_ms(), self._last_stamp + 1)
+        return stamp
 
     def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
         results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))

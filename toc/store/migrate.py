@@ -74,26 +74,23 @@ class Migrator:
 
     def check(self) -> list[ShardStatus]:
         """Return the schema of every database, in order."""
-        shards = Shards(
-            self._layout,
-            connect_timeout=self._connect_timeout,
-            read_timeout=self._read_timeout,
-            write_timeout=self._write_timeout,
-            pool_size=1,
-        )
+        shards = self._shards()
         try:
             return check(shards)
         finally:
             shards.close()
 
-    def _each_database(self, run: Callable[[Config], None], progress: Progress | None) -> None:
-        shards = Shards(
+    def _shards(self) -> Shards:
+        return Shards(
             self._layout,
             connect_timeout=self._connect_timeout,
             read_timeout=self._read_timeout,
             write_timeout=self._write_timeout,
             pool_size=1,
         )
+
+    def _each_database(self, run: Callable[[Config], None], progress: Progress | None) -> None:
+        shards = self._shards()
         for url, server in zip(self._layout.urls, shards.servers, strict=True):
             for database in server.databases:
                 name = self._layout.database_name(database)

@@ -48,15 +48,11 @@ class Selections:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def newest(self, wanted: Selection, limit: int, *, after: Place | None = None) -> list[TaskRow]:
-        """Return at most ``limit`` rows, the latest next_time first, after the place ``after`` of the
-        previous page."""
+    def newest(self, wanted: Selection, limit: int) -> list[TaskRow]:
+        """Return at most ``limit`` rows, the latest next_time first."""
 
         def select(server: DatabaseServer, names: Sequence[str]) -> list[tuple[int, int]]:
             where = _range(server, wanted, END_OF_TIME) + "".join(f" AND {one}" for one in _marks(wanted))
-            if after is not None:
-                at, job_id = server.instant(after[0]), f"{after[1]:d}"
-                where += f" AND (next_time<{at} OR (next_time={at} AND job_id<{job_id}))"
             selects = [
                 f"SELECT {server.milliseconds('next_time')} AS moment,job_id FROM {name} WHERE {where} "
                 f"ORDER BY next_time DESC,job_id DESC LIMIT {limit:d}"

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
@@ -13,20 +12,19 @@ from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
-from toc.model.task import TaskRow, TaskStatus, TryRow
-from toc.model.verdict import Failure
+from toc.model.task import TaskRow, TaskStatus
 from toc.store import fitness
 from toc.store import rows as sql
-from toc.store.batch import CANCELLED, PENDING, Batches, Finish, Guard, TakeTries
+from toc.store.batch import CANCELLED, PENDING, Batches
 from toc.store.check import require, require_layout
-from toc.store.ended import FINAL, Ended, EndedRow, Place
+from toc.store.ended import FINAL, Ended
 from toc.store.history import FailedTry, parse
 from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.scan import Scans
-from toc.store.select import Selection, Selections
+from toc.store.select import Selections
 from toc.store.server import TRIES, DatabaseServer, Statement
-from toc.store.shards import Answers, Layout, Shards, Trouble
+from toc.store.shards import Layout, Shards
 from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
 
@@ -34,7 +32,7 @@ TRIED_BEFORE = "a try for a former time had begun"
 """last_error of a tried task without another error, after a new deadline has restored all tries."""
 
 
-class Store:
+class Store(Batches):
     """The task table and the topic table over all servers.
 
     Connects on first use; thread-safe; usable after a fork. Timeouts are seconds. ``urls`` are SQLAlchemy
@@ -42,9 +40,9 @@ class Store:
     the connections to each server. Raises ConfigError.
 
     Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
-    has not been run. Methods over many tasks send one batch to each server. Methods that return Answers raise
-    neither: they put the ids of unreachable servers and locked tables into ``unanswered``. Sending these
-    again is right: every change is guarded.
+    has not been run. Methods over many tasks (``Batches``) send one batch to each server. Methods
+    that return Answers raise neither: they put the ids of unreachable servers and locked tables into
+    ``unanswered``. Sending these again is right: every change is guarded.
     """
 
     def __init__(
@@ -60,23 +58,20 @@ class Store:
         write_timeout: float = 10.0,
         pool_size: int = 8,
     ) -> None:
-        self._shards = Shards(
+        shards = Shards(
             Layout(urls, databases, tables, prefix),
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
             write_timeout=write_timeout,
             pool_size=pool_size,
         )
-        self._clock = clock
-        self._last_stamp = 0
-        self.leases = Leases(self._shards)
-        self._batches = Batches(self._shards, self.leases, self._stamp)
-        self._ended = Ended(self._shards)
-        self._selections = Selections(self._shards)
-        self._submitter = Submitter(self._shards, JobIds(clock))
-        self.scans = Scans(self._shards)
-        self.topics = TopicTable(self._shards.topic_server, self._shards.topic_name, clock)
-        self.identity = IdentityTable(self._shards.topic_server, self._shards.identity_name, clock)
+        super().__init__(shards, Leases(shards), clock)
+        self.ended = Ended(shards)
+        self.selections = Selections(shards)
+        self._submitter = Submitter(shards, JobIds(clock))
+        self.scans = Scans(shards)
+        self.topics = TopicTable(shards.topic_server, shards.topic_name, clock)
+        self.identity = IdentityTable(shards.topic_server, shards.identity_name, clock)
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""
@@ -149,7 +144,7 @@ class Store:
 
     def get(self, job_id: int) -> TaskRow | None:
         """Return the row of a job_id, or None."""
-        return self._batches.read([job_id]).get(job_id)
+        return self.read([job_id]).get(job_id)
 
     def find(self, biz: BizId, biz_type: int | None = None) -> list[TaskRow]:
         """Return all rows of a biz_id, of one biz_type or of all, oldest first."""
@@ -161,17 +156,11 @@ class Store:
         rows = sql.task_rows(server.run([Statement(select, () if biz.key is None else (biz.key.encode(),))]))
         return sorted(rows)
 
-    def cancel(self, job_id: int) -> tuple[bool, TaskRow | None]:
-        """Cancel a pending task. Returns whether this call did it, and the row as it was before.
-
-        A leased row counts as tried: without the index, a lease is committed before a handler starts.
-        """
-        return self.cancel_many([job_id]).get(job_id, (False, None))
-
     def cancel_many(self, job_ids: Iterable[int]) -> dict[int, tuple[bool, TaskRow]]:
         """Cancel those tasks that are pending, in one transaction per server, one by one.
 
-        Returns for each existing task whether this call cancelled it, and its row as it was before.
+        Returns for each existing task whether this call cancelled it, and its row as it was before. A leased
+        row counts as tried: without the index, a lease is committed before a handler starts.
         """
         found: dict[int, tuple[bool, TaskRow]] = {}
         for server, ids in self._shards.group(job_ids).items():
@@ -238,45 +227,6 @@ class Store:
                 return True, before  # done by this call, whose first answer was lost
         raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; try again")
 
-    # --- many tasks ----------------------------------------------------------------------------------------
-
-    def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
-        """Return the existing rows by job_id."""
-        return self._batches.read(job_ids)
-
-    def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
-        """Return the columns that a try needs, by job_id."""
-        return self._batches.read_tries(job_ids)
-
-    def check_tries(self, job_ids: Iterable[int], take: TakeTries) -> None:
-        """Read the rows for tries on the hot path, which waits for no server that is slow to answer.
-
-        ``take`` gets ids and their answers as they arrive; late ones on another thread.
-        """
-        self._batches.check_tries(job_ids, take)
-
-    def finish(self, items: Iterable[tuple[int, int]]) -> Answers[Finish]:
-        """Mark tasks, given as (job_id, version), as processed. The result has an outcome for every
-        job_id."""
-        return self._batches.finish(items)
-
-    def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Write failed tries on pending rows whose version, attempts and crashes are still as given."""
-        return self._batches.fail(items)
-
-    def count(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Count tries that begin here, on rows that are still as given. They keep their leases."""
-        return self._batches.count(items)
-
-    def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Write tries that ended with their workers, on rows still as given that no live worker has
-        leased."""
-        return self._batches.crash(items)
-
-    def die(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Mark rows that are still as given as dead. Their next_time becomes the time of death."""
-        return self._batches.die(items)
-
     def history(self, job_id: int) -> list[FailedTry]:
         """Return the kept failed tries of a task, oldest first; [] if there is no such task."""
         table = self._shards.table_of(job_id)
@@ -284,80 +234,12 @@ class Store:
         rows = server.run([Statement(f"SELECT history FROM {name} WHERE job_id={job_id:d}")])[0].rows
         return parse(rows[0][0]) if rows else []
 
-    def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
-        """Record on cancelled rows that a try may have started (attempts >= 1).
-
-        Returns those that could not be updated, with the reason.
-        """
-        return self._batches.mark_tried(job_ids)
-
-    def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
-        """Record on rows, as last error if they have none, that a try had begun that charges nothing.
-
-        A cancel then knows that the task was tried. Guards ignore it. Returns those that could not be
-        updated, with the reason.
-        """
-        return self._batches.mark_begun(job_ids, what)
-
-    def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
-        """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
-
-        Returns the changed rows.
-        """
-        return self._batches.redrive(job_ids, now_ms)
-
-    # --- scanning ------------------------------------------------------------------------------------------
-
-    def newest(self, wanted: Selection, limit: int, *, after: TaskRow | None = None) -> list[TaskRow]:
-        """Return at most ``limit`` selected rows, the latest first: dead ones by their death.
-
-        ``after`` is the last row of the previous page.
-        """
-        place = None if after is None else (after.next_time, after.job_id)
-        return self._selections.newest(wanted, limit, after=place)
-
-    def ids(self, wanted: Selection) -> Sequence[int]:
-        """Return the job_ids of all selected rows."""
-        return self._selections.ids(wanted)
-
-    def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
-        """Return those tables in which a pending row of a biz_type has a larger slot_amount.
-
-        Reads every pending row of the tables that have none.
-        """
-        return self._batches.stamped_above(tables, biz_type, slot_amount)
-
-    def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
-        """Count the pending rows of a biz_type by slot_amount, in these tables.
-
-        Reads all their pending rows, so pass only a few of many tables at a time.
-        """
-        return self._batches.count_stamped(tables, biz_type)
-
     # --- purging -------------------------------------------------------------------------------------------
-
-    def ended(
-        self, after: Mapping[tuple[int, int], Place], *, before: int, limit: int
-    ) -> tuple[list[EndedRow], Mapping[int, Trouble]]:
-        """Return rows that ended before an instant (ms), and the tables that do not answer.
-
-        At most ``limit`` of each (table, status), after a place (next_time, job_id) in it. The statuses are
-        those of FINAL.
-        """
-        return self._ended.page(after, before, limit)
 
     def purge(self, job_ids: Iterable[int]) -> int:
         """Delete those rows that are processed or cancelled. Returns how many were deleted."""
-        return self._ended.delete(job_ids, FINAL)
+        return self.ended.delete(job_ids, FINAL)
 
     def purge_dead(self, job_ids: Iterable[int]) -> int:
         """Delete those rows that are dead. Returns how many were deleted."""
-        return self._ended.delete(job_ids, (TaskStatus.DEAD,))
-
-    def _stamp(self) -> int:
-        """Return a new instant near now: a call recognizes the rows that it changed by their gmt_modified.
-
-        Two concurrent threads may get the same instant, which is harmless: they never change one row at once.
-        """
-        self._last_stamp = stamp = max(self._clock.now_ms(), self._last_stamp + 1)
-        return stamp
+        return self.ended.delete(job_ids, (TaskStatus.DEAD,))

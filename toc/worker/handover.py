@@ -10,6 +10,8 @@ Tables need no claim: two workers that sweep one for a while are harmless.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from toc.coordination.assignment import TABLES
 from toc.index.wake import WakeListener
 from toc.model.clock import Clock
@@ -26,27 +28,19 @@ CLAIM_AGAIN_SECONDS = 0.5
 """Pause before slots are claimed again whose Redis node did not answer."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Handover:
     """Takes and drops slots as the daemon says. Only the main thread calls it."""
 
-    def __init__(
-        self,
-        *,
-        book: SlotBook,
-        link: ControlPipe,
-        listener: WakeListener,
-        clock: Clock,
-        pipeline: Pipeline,
-        reclaimer: Reclaimer,
-        services: TableServices,
-    ) -> None:
-        self._book = book
-        self._link = link
-        self._listener = listener
-        self._clock = clock
-        self._pipeline = pipeline
-        self._reclaimer = reclaimer
-        self._services = services
+    book: SlotBook
+    link: ControlPipe
+    listener: WakeListener
+    clock: Clock
+    pipeline: Pipeline
+    reclaimer: Reclaimer
+    services: TableServices
+
+    def __post_init__(self) -> None:
         self._claimed_at = float("-inf")
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
         """Slots being handed over, with the end of the wait for running handlers (monotonic)."""
@@ -56,35 +50,35 @@ class Handover:
     @property
     def under_way(self) -> bool:
         """Whether ``step`` has something to do soon."""
-        return bool(self._dropping or self._lingering or self._book.incomplete)
+        return bool(self._dropping or self._lingering or self.book.incomplete)
 
     def take(self, given: set[Slot]) -> None:
         """Serve these slots and tables from now on. The next ``step`` claims the slots."""
         tables, slots = _apart(given)
-        self._services.add(tables)
-        self._book.want(slots, self._clock.monotonic())
+        self.services.add(tables)
+        self.book.want(slots, self.clock.monotonic())
         self._claimed_at = float("-inf")
 
     def drop(self, given: set[Slot]) -> None:
         """Take nothing more from these and give back what waits. Later steps send ``dropped``."""
         tables, slots = _apart(given)
-        self._services.remove(tables)
-        dropped = self._book.give_up(slots)
-        self._listener.set_slots(self._book.owned)
-        self._pipeline.withdraw(given)
-        self._dropping.append((self._clock.monotonic() + HAND_OVER_SECONDS, dropped))
+        self.services.remove(tables)
+        dropped = self.book.give_up(slots)
+        self.listener.set_slots(self.book.owned)
+        self.pipeline.withdraw(given)
+        self._dropping.append((self.clock.monotonic() + HAND_OVER_SECONDS, dropped))
         rest = given - {owned.slot for owned in dropped}
         if rest:
-            self._link.send("dropped", slots=pack(rest))
+            self.link.send("dropped", slots=pack(rest))
 
     def drop_all(self) -> list[OwnedSlot]:
         """Take nothing more at all and give back what waits: this process leaves.
 
         Sends no message. Returns the slots for ``SlotBook.hand_back`` once nothing runs here.
         """
-        owned = self._book.give_up(list(self._book.wanted))
-        self._listener.set_slots(())
-        self._pipeline.withdraw()
+        owned = self.book.give_up(list(self.book.wanted))
+        self.listener.set_slots(())
+        self.pipeline.withdraw()
         return owned
 
     def step(self, now: float) -> None:
@@ -93,24 +87,24 @@ class Handover:
         self._hand_over(now)
 
     def _claim(self, now: float) -> None:
-        if not self._book.incomplete or now - self._claimed_at < CLAIM_AGAIN_SECONDS:
+        if not self.book.incomplete or now - self._claimed_at < CLAIM_AGAIN_SECONDS:
             return
         self._claimed_at = now
-        fresh = self._book.claim_missing()
+        fresh = self.book.claim_missing()
         if fresh:
-            self._listener.set_slots(self._book.owned)
+            self.listener.set_slots(self.book.owned)
             for owned in fresh:
-                self._pipeline.inbox.look_at(owned.slot, 0)
+                self.pipeline.inbox.look_at(owned.slot, 0)
             met = {worker_id for owned in fresh for worker_id in owned.others.values()}
             if met:
-                self._link.send("met", workers=sorted(met))  # the daemon may know, or find, them dead
-                self._reclaimer.look_now()
+                self.link.send("met", workers=sorted(met))  # the daemon may know, or find, them dead
+                self.reclaimer.look_now()
 
     def _hand_over(self, now: float) -> None:
         if not self._dropping and not self._lingering:
             return
-        busy = {entry.slot for entry in self._pipeline.inflight.snapshot()}
-        quiet = self._pipeline.finisher.idle
+        busy = {entry.slot for entry in self.pipeline.inflight.snapshot()}
+        quiet = self.pipeline.finisher.idle
         released: list[OwnedSlot] = []
         waiting: list[tuple[float, list[OwnedSlot]]] = []
         for until, owned in self._dropping:
@@ -121,10 +115,10 @@ class Handover:
                 waiting.append((until, left))
         self._dropping = waiting
         if released:
-            self._link.send("dropped", slots=pack(owned.slot for owned in released))
+            self.link.send("dropped", slots=pack(owned.slot for owned in released))
             self._lingering += released
         if quiet:
-            self._book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
+            self.book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
             self._lingering = [owned for owned in self._lingering if owned.slot in busy]
 
 

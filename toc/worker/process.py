@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from toc.coordination.presence import Presence
-from toc.index.queues import PATIENCE_SECONDS, Queues
+from toc.index.queues import PATIENCE_SECONDS
 from toc.maintenance.dead_entries import DeadQueueCheck
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import InvalidInput, TocError
@@ -42,7 +42,7 @@ from toc.observe.metrics import (
     SharedMetrics,
     write_to,
 )
-from toc.sdk.client import TimeoutCenter, apart
+from toc.sdk.client import TimeoutCenter, apart, open_queues
 from toc.worker import copies, descriptors, stdio
 from toc.worker.app import check_topics, load_app
 from toc.worker.control import ControlPipe, unpack
@@ -141,14 +141,8 @@ class Worker:
         )
         self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book.buried)
         self.services = TableServices(center, queues, self.pipeline.pressure)
-        self._probes = Queues(
-            settings.need_redis_url(),
-            namespace=settings.namespace,
-            connect_timeout=min(PROBE_TIMEOUT_SECONDS, settings.connect_timeout),
-            read_timeout=min(PROBE_TIMEOUT_SECONDS, settings.read_timeout),
-        )
         self.watch = IndexWatch(
-            queues=self._probes,
+            queues=open_queues(settings, PROBE_TIMEOUT_SECONDS),
             catalog=self._catalog,
             clock=clock,
             book=self.book,

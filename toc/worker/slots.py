@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable
@@ -21,6 +22,7 @@ def instant_of(score: float) -> int:
     return int(max(0, min(score, NEVER)))
 
 
+@dataclass(eq=False, slots=True)
 class OwnedSlot:
     """A slot that this worker owns.
 
@@ -29,15 +31,12 @@ class OwnedSlot:
     due entries the last prepare left there, ``buried`` the size of its DeadQueue at the last peek.
     """
 
-    __slots__ = ("buried", "claim", "due", "left", "others", "slot")
-
-    def __init__(self, slot: Slot, claim: int, others: dict[int, str]) -> None:
-        self.slot = slot
-        self.claim = claim
-        self.others = others
-        self.due = NEVER
-        self.left = 0
-        self.buried = 0
+    slot: Slot
+    claim: int
+    others: dict[int, str]
+    due: int = NEVER
+    left: int = 0
+    buried: int = 0
 
 
 class SlotBook:

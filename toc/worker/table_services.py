@@ -11,7 +11,7 @@ from toc.maintenance.sweep import Sweep
 from toc.maintenance.sweeper import Sweeper, Sweepers
 from toc.sdk.client import TimeoutCenter
 from toc.worker.loop import Loop, Wake
-from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.inbox import Pressure
 
 
 class TableServices:
@@ -21,7 +21,7 @@ class TableServices:
         store, catalog, clock = center.store, center.catalog, center.clock
         sweep, layout = Sweep(store, queues, catalog, clock), store.tables_of_server()
         wakes = [Wake() for _ in layout]
-        self.sweepers = Sweepers(layout, [Sweeper(sweep, wake, pressure.is_crowded) for wake in wakes])
+        self.sweepers = Sweepers(layout, [Sweeper(sweep, wake, lambda: pressure.crowded) for wake in wakes])
         self._retention = Retention(store, catalog, clock)
         self._former_slots = FormerSlots(store, queues, catalog, clock)
         self.loops = [

@@ -12,13 +12,13 @@ __all__ = ["center"]
 
 
 def check(self: Checker, entries: list[Entry]) -> None:
-    rows = self._store.read_tries([entry.job_id for entry in entries])
+    rows = self.store.read_tries([entry.job_id for entry in entries])
     for entry in entries:
         row = rows.get(entry.job_id)
         if row is not None:
             entry.row = row._replace(status=TaskStatus.PENDING, next_time=0)
             entry.checked = True
-    self._dispatcher.put([entry for entry in entries if entry.job_id in rows])
+    self.dispatcher.put([entry for entry in entries if entry.job_id in rows])
 
 
 Checker.check = check  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,9 @@ from harness import secured
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo has no type information
 
 from toc.coordination.assignment import Member
-from toc.coordination.coordinator import SlotState
+from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.leader import DEBOUNCE_MOST, GATHER
-from toc.coordination.operator import Operator
+from toc.coordination.operator import Operator, read_slots, read_workers
 from toc.coordination.presence import Neighbourhood, Presence
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.dev.local.servers import ZooKeeper
@@ -60,6 +61,9 @@ class Daemon:
         self.coordinator = ZooKeeperCoordinator(
             address, cluster=cluster, host=host, session_timeout=4.0, gather=gather, clock=clock
         )
+        self.woken = threading.Event()
+        self.coordinator.on_change = self.woken.set
+        self.due: float | None = None
         self.host = host
         self.reluctant = False
         self.held: dict[str, set[Slot]] = {}
@@ -80,7 +84,9 @@ class Daemon:
 
     def work(self, timeout: float = 0.0) -> None:
         """One round of a daemon's supervising thread."""
-        self.coordinator.wait(timeout)
+        self.woken.wait(timeout if self.due is None else min(timeout, self.due))
+        self.woken.clear()
+        self.due = self.coordinator.step()
         desired, claimed = self.coordinator.desired(), self.coordinator.claimed()
         for worker_id, held in self.held.items():
             held &= claimed[worker_id]
@@ -94,6 +100,12 @@ class Daemon:
     @property
     def slots(self) -> set[Slot]:
         return set().union(*self.held.values())
+
+    def rows(self) -> list[SlotRow]:
+        return read_slots(self.coordinator._session, self.coordinator._paths)
+
+    def workers(self) -> list[WorkerRow]:
+        return read_workers(self.coordinator._session, self.coordinator._paths)
 
     def stop(self) -> None:
         self.coordinator.stop()
@@ -126,9 +138,9 @@ class Daemons:
 
     def settled(self) -> bool:
         """Whether ZooKeeper tells what is: each worker, one leader, and each slot with who holds it."""
-        rows = self.all[0].coordinator.slots()
+        rows = self.all[0].rows()
         shown = {Slot(row.topic, row.number): row.owner for row in rows if row.owner == row.assigned}
-        workers = self.all[0].coordinator.workers()
+        workers = self.all[0].workers()
         return (
             shown == self.holders()
             and {each.worker_id for each in workers} == {name for each in self.all for name in each.held}
@@ -262,7 +274,7 @@ def test_a_slot_is_taken_over_only_after_its_owner_has_released_it(daemons: Daem
         second.work()
         first.work()
     assert second.slots == set()
-    moving = [row for row in second.coordinator.slots() if row.state is SlotState.MOVING]
+    moving = [row for row in second.rows() if row.state is SlotState.MOVING]
     assert len(moving) == wanted
     assert {(row.owner, row.assigned, row.reason) for row in moving} == {
         ("a-0", "b-0", "a-0 has not released it yet")
@@ -396,7 +408,7 @@ def test_a_leader_that_was_deposed_while_it_was_paused_writes_nothing(daemons: D
     daemons.until(lambda: daemons.calm() and second.coordinator._leader.leading)
     before = daemons.read("assignment/order.close")
     while suspended(first) or time.monotonic() < leader._changed_at + DEBOUNCE_MOST:
-        first.coordinator._wake.wait(0.1)
+        first.woken.wait(0.1)
 
     assert leader._assign(node, {"order.close": 2}, assignment, frozenset()) is False
     assert daemons.read("assignment/order.close") == before
@@ -435,7 +447,7 @@ def test_a_daemon_whose_session_has_ended_joins_again_and_keeps_what_is_still_it
     assert first.held == before
     daemons.until(daemons.calm)
     assert first.held == before
-    assert {row.owner for row in first.coordinator.slots()} == {"a-0", "a-1"}
+    assert {row.owner for row in first.rows()} == {"a-0", "a-1"}
 
 
 def test_slots_that_went_to_others_when_the_session_ended_are_dropped(daemons: Daemons) -> None:
@@ -485,8 +497,8 @@ def test_slots_are_kept_and_none_of_others_acquired_while_zookeeper_is_away(
     daemons.until(lambda: not suspended(first) and not suspended(second) and daemons.settled(), seconds=30)
     assert daemons.calm()
     assert first.coordinator.dead_workers() == {"a-1"}
-    assert {row.worker_id for row in second.coordinator.workers()} == {"a-0", "a-2", "b-0"}
-    assert {row.state for row in second.coordinator.slots()} == {SlotState.OWNED}
+    assert {row.worker_id for row in second.workers()} == {"a-0", "a-2", "b-0"}
+    assert {row.state for row in second.rows()} == {SlotState.OWNED}
     assert before["b-0"] & second.slots, "an outage must not shuffle everything"
 
 
@@ -557,8 +569,8 @@ def test_nothing_is_claimed_in_a_new_session_before_the_workers_have_joined_it(d
     first.coordinator.release("a-0", [slot])
     expire(first)
     while first.coordinator._session.id in (None, session):
-        first.coordinator._wake.wait(0.05)
-        first.coordinator._wake.clear()
+        first.woken.wait(0.05)
+        first.woken.clear()
     assert first.coordinator.claim("a-0", [slot]) == set()
     daemons.until(daemons.calm)
 
@@ -572,7 +584,7 @@ def test_a_claim_that_was_made_though_its_answer_was_lost_is_taken_or_removed(da
         first.held[worker_id].remove(slot)
         del coordinator._claims[slot]  # it stands in ZooKeeper, and we do not know
     assert coordinator.claim("a-0", [mine, others]) == {mine, others}
-    owners = {Slot(row.topic, row.number): row.owner for row in coordinator.slots()}
+    owners = {Slot(row.topic, row.number): row.owner for row in first.rows()}
     assert (owners[mine], owners[others]) == ("a-0", "a-0")
 
 
@@ -584,7 +596,7 @@ def test_kazoo_giving_up_is_not_the_end(daemons: Daemons) -> None:
     client.stop()  # what it does by itself when authentication fails or its thread has died
     daemons.until(lambda: first.coordinator._session._client is not client and not suspended(first))
     daemons.until(daemons.calm)
-    assert {row.owner for row in first.coordinator.slots()} == {"a-0"}
+    assert {row.owner for row in first.rows()} == {"a-0"}
 
 
 # --- nothing there is truth ---------------------------------------------------------------------------------
@@ -695,7 +707,7 @@ def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_h
     daemons.until(lambda: half.coordinator.dead_workers() == {names[0]})
     daemons.until(lambda: not half.coordinator.desired()["a-0"].isdisjoint(half.slots))
     assert daemons.read(f"workers/{names[1]}") is not None, "it lives"
-    assert {row.owner for row in half.coordinator.slots() if row.owner} == {"a-0", "b-0", names[1]}
+    assert {row.owner for row in half.rows() if row.owner} == {"a-0", "b-0", names[1]}
 
     held[1].close()
     daemons.until(daemons.calm)

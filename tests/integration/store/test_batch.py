@@ -78,7 +78,7 @@ def test_finish_names_every_case_and_changes_only_pending_rows(store: Store, new
     bystanders = [new_row() for _ in range(20)]
     store.insert_many([done, already, cancelled, dead, rescheduled, *bystanders])
     store.finish([(already.job_id, 0)])
-    store.cancel(cancelled.job_id)
+    store.cancel_many([cancelled.job_id])
     store.die([failure(dead)])
     store.reschedule(rescheduled.job_id, T0)
     before = store.read([already.job_id, dead.job_id, rescheduled.job_id])
@@ -167,7 +167,7 @@ def test_a_row_that_ended_can_neither_fail_nor_die(store: Store, new_row: NewRow
     if end == "finish":
         store.finish([(row.job_id, 0)])
     elif end == "cancel":
-        store.cancel(row.job_id)
+        store.cancel_many([row.job_id])
     else:
         store.die([failure(row, new_attempts=0)])
     before = store.get(row.job_id)
@@ -194,13 +194,13 @@ def test_cancel_returns_the_row_as_it_was_and_works_once(store: Store, new_row: 
     row = new_row()
     store.insert(row)
 
-    assert store.cancel(row.job_id) == (True, row)
-    changed, again = store.cancel(row.job_id)
+    assert store.cancel_many([row.job_id]) == {row.job_id: (True, row)}
+    changed, again = store.cancel_many([row.job_id])[row.job_id]
 
     assert not changed
     assert again is not None
     assert (again.status, again.attempts) == (TaskStatus.CANCELLED, 0)
-    assert store.cancel(new_row().job_id) == (False, None)
+    assert store.cancel_many([new_row().job_id]) == {}
 
 
 def test_cancel_leaves_processed_and_dead_rows_alone(store: Store, new_row: NewRow) -> None:
@@ -208,8 +208,9 @@ def test_cancel_leaves_processed_and_dead_rows_alone(store: Store, new_row: NewR
     store.insert(processed)
     store.finish([(processed.job_id, 0)])
     dead = dead_row(store, doomed)
-    assert store.cancel(processed.job_id) == (False, store.get(processed.job_id))
-    assert store.cancel(dead.job_id) == (False, dead)
+    for row in (store.get(processed.job_id), dead):
+        assert row is not None
+        assert store.cancel_many([row.job_id]) == {row.job_id: (False, row)}
     assert store.get(dead.job_id) == dead
 
 
@@ -219,9 +220,9 @@ def test_of_a_cancel_and_a_finish_at_once_exactly_one_wins(store: Store, new_row
 
     def both(row: TaskRow) -> tuple[bool, Finish]:
         with ThreadPoolExecutor(2) as pair:
-            cancel = pair.submit(store.cancel, row.job_id)
+            cancel = pair.submit(store.cancel_many, [row.job_id])
             finish = pair.submit(store.finish, [(row.job_id, 0)])
-            return cancel.result()[0], finish.result()[row.job_id]
+            return cancel.result()[row.job_id][0], finish.result()[row.job_id]
 
     with ThreadPoolExecutor(3) as threads:
         for row, outcome in zip(rows, threads.map(both, rows), strict=True):
@@ -234,8 +235,8 @@ def test_of_a_cancel_and_a_finish_at_once_exactly_one_wins(store: Store, new_row
 def test_only_cancelled_rows_are_marked_as_tried_and_only_up(store: Store, new_row: NewRow) -> None:
     fresh, tried, pending = new_row(), new_row(attempts=3), new_row()
     store.insert_many([fresh, tried, pending])
-    store.cancel(fresh.job_id)
-    store.cancel(tried.job_id)
+    store.cancel_many([fresh.job_id])
+    store.cancel_many([tried.job_id])
 
     store.mark_tried([fresh.job_id, tried.job_id, pending.job_id])
 
@@ -281,7 +282,7 @@ def test_a_begun_try_is_noted_where_no_error_stands_and_on_no_ended_row(
     rows = [pending, failed, done, cancelled]
     store.insert_many(rows)
     store.finish([(done.job_id, 0)])
-    store.cancel(cancelled.job_id)
+    store.cancel_many([cancelled.job_id])
 
     store.mark_begun([row.job_id for row in rows], "it's begun")
 
@@ -320,7 +321,7 @@ def test_a_reschedule_does_not_take_anothers_of_the_same_millisecond_for_its_own
 def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:
     row = new_row()
     store.insert(row)
-    store.cancel(row.job_id)
+    store.cancel_many([row.job_id])
     before = store.get(row.job_id)
     assert store.reschedule(row.job_id, T0) == (False, before)
     assert store.get(row.job_id) == before
@@ -331,7 +332,7 @@ def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow)
     dead = dead_row(store, new_row(attempts=5))
     pending, cancelled = new_row(), new_row()
     store.insert_many([pending, cancelled])
-    store.cancel(cancelled.job_id)
+    store.cancel_many([cancelled.job_id])
     ids = [dead.job_id, pending.job_id, cancelled.job_id, new_row().job_id]
 
     (redriven,) = store.redrive(ids, T0)
@@ -348,7 +349,7 @@ def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow)
 # --- scanning -------------------------------------------------------------------------------------------
 
 
-def test_the_dead_are_listed_newest_first_page_by_page(fresh_store: Store, new_row: NewRow) -> None:
+def test_the_dead_are_listed_newest_first(fresh_store: Store, new_row: NewRow) -> None:
     rows = [new_row(biz_type=7 if n % 2 else 8) for n in range(30)]
     fresh_store.insert_many(rows)
     for row in rows[:25]:
@@ -356,24 +357,20 @@ def test_the_dead_are_listed_newest_first_page_by_page(fresh_store: Store, new_r
     newest_first = [row.job_id for row in rows[24::-1]]
 
     dead = Selection(TaskStatus.DEAD)
-    pages = [fresh_store.newest(dead, 10)]
-    while len(pages[-1]) == 10:
-        pages.append(fresh_store.newest(dead, 10, after=pages[-1][-1]))
-
-    assert [len(page) for page in pages] == [10, 10, 5]
-    assert [row.job_id for page in pages for row in page] == newest_first
-    assert [row.job_id for row in fresh_store.newest(Selection(TaskStatus.DEAD, biz_type=7), 100)] == [
-        row.job_id for row in rows[24::-1] if row.biz_type == 7
-    ]
+    for limit in (10, 100):
+        shown = fresh_store.selections.newest(dead, limit)
+        assert [row.job_id for row in shown] == newest_first[:limit]
+    of_type = fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz_type=7), 100)
+    assert [row.job_id for row in of_type] == [row.job_id for row in rows[24::-1] if row.biz_type == 7]
     some = rows[3]
     of_biz = Selection(TaskStatus.DEAD, biz=BizId.of(some.biz_id))
-    assert [row.job_id for row in fresh_store.newest(of_biz, 100)] == [some.job_id]
-    assert fresh_store.newest(Selection(TaskStatus.DEAD, biz=BizId.of("text")), 100) == []
+    assert [row.job_id for row in fresh_store.selections.newest(of_biz, 100)] == [some.job_id]
+    assert fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("text")), 100) == []
 
 
 def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> None:
     row = dead_row(store, new_row("order-é"))
-    assert row in store.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), 100)
+    assert row in store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), 100)
 
 
 def test_rows_of_larger_slot_amounts_are_those_pending_ones_of_the_topic(

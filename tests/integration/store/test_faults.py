@@ -59,7 +59,7 @@ def test_connections_that_the_server_closed_are_replaced_unnoticed(
         lambda: through_proxy.insert(rows[5]),
         lambda: through_proxy.read(ids),
         lambda: through_proxy.finish([(ids[0], 0)]),
-        lambda: through_proxy.cancel(ids[1]),
+        lambda: through_proxy.cancel_many([ids[1]]),
         lambda: through_proxy.reschedule(ids[2], 1_900_000_000_000),
         through_proxy.topics.list,
     ]
@@ -89,7 +89,7 @@ def test_a_cancel_whose_answer_was_lost_is_this_calls(
     row = new_row()
     through_proxy.insert(row)
     proxy.eat(b"SET status=3")
-    changed, before = through_proxy.cancel(row.job_id)
+    changed, before = through_proxy.cancel_many([row.job_id])[row.job_id]
     assert proxy.stats.eaten == 1
     assert changed
     assert before is not None
@@ -412,5 +412,5 @@ def test_several_processes_use_one_sqlite_file_at_once(sqlite_place: Any) -> Non
     store = sqlite_place.open()
     ended = Clock().now_ms() + 60_000
     places = {(table, int(TaskStatus.PROCESSED)): (0, 0) for table in range(4)}
-    assert len(store.ended(places, before=ended, limit=10_000)[0]) == 600
+    assert len(store.ended.page(places, before=ended, limit=10_000)[0]) == 600
     store.close()

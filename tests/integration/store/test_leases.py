@@ -138,7 +138,7 @@ def test_what_has_ended_is_not_leased(one: Store, row: TaskRow) -> None:
 
 def test_a_cancel_of_a_leased_row_says_that_it_was_tried(one: Store, two: Store, row: TaskRow) -> None:
     one.leases.take({row.job_id: 30})
-    changed, before = two.cancel(row.job_id)
+    changed, before = two.cancel_many([row.job_id])[row.job_id]
     assert (changed, before and before.attempts) == (True, 1)
     after = two.get(row.job_id)
     assert after is not None

@@ -42,8 +42,8 @@ def rows(fresh_store: Store, new_row: NewRow) -> list[TaskRow]:
 def _both(store: Store, **filters: Any) -> list[int]:
     """The ids that are shown, newest first; the same must be gathered."""
     wanted = Selection(TaskStatus.DEAD, **filters)
-    shown = [row.job_id for row in store.newest(wanted, 1000)]
-    assert sorted(store.ids(wanted)) == sorted(shown)
+    shown = [row.job_id for row in store.selections.newest(wanted, 1000)]
+    assert sorted(store.selections.ids(wanted)) == sorted(shown)
     return shown
 
 
@@ -73,12 +73,10 @@ def test_a_selection_means_the_rows_that_meet_every_filter(
     assert _both(fresh_store, **filters) == [rows[n].job_id for n in reversed(meant)]
 
 
-def test_the_newest_of_many_tables_come_page_by_page(fresh_store: Store, rows: list[TaskRow]) -> None:
+def test_the_newest_of_many_tables_come_first(fresh_store: Store, rows: list[TaskRow]) -> None:
     wanted = Selection(TaskStatus.DEAD)
-    first = fresh_store.newest(wanted, 5)
-    second = fresh_store.newest(wanted, 100, after=first[-1])
-    assert first == rows[:6:-1]
-    assert second == rows[6::-1]
+    assert fresh_store.selections.newest(wanted, 5) == rows[:6:-1]
+    assert fresh_store.selections.newest(wanted, 100) == rows[::-1]
 
 
 def test_all_ids_are_gathered_however_many_died_in_one_instant(fresh_store: Store, new_row: NewRow) -> None:
@@ -87,6 +85,6 @@ def test_all_ids_are_gathered_however_many_died_in_one_instant(fresh_store: Stor
     ]
     few = [new_row(status=DEAD, next_time=T0 + 1, biz_id=n) for n in range(2, 50)]
     fresh_store.insert_many([*many, *few])
-    found = fresh_store.ids(Selection(TaskStatus.DEAD, biz_type=7))
+    found = fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=7))
     assert sorted(found) == sorted(row.job_id for row in many + few if row.biz_type == 7)
-    assert len(fresh_store.ids(Selection(TaskStatus.DEAD, biz_type=8))) == 27
+    assert len(fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=8))) == 27

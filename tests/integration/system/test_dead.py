@@ -68,13 +68,13 @@ def test_no_task_is_lost_or_revived_while_tasks_die_and_are_redriven_purged_and_
 
     def redrive() -> None:
         nonlocal redriven
-        some = [job_id for job_id in store.ids(DEAD) if dice.random() < 0.3]
+        some = [job_id for job_id in store.selections.ids(DEAD) if dice.random() < 0.3]
         redriven += admin.redrive(
             store, center.queues, store.topics.list(), some, now_ms=center.clock.now_ms()
         ).tasks
 
     def purge() -> None:
-        some = [job_id for job_id in store.ids(DEAD) if dice.random() < 0.1]
+        some = [job_id for job_id in store.selections.ids(DEAD) if dice.random() < 0.1]
         for _ in bulk.purge_dead(center, some):
             at = time.time_ns()
         gone = set(some) - set(store.read(some))

@@ -19,7 +19,7 @@ def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_handler_has_
 ) -> None:
     worker, _ = hands
     job_id = worker.begin_one()
-    system.center.store.cancel(job_id)  # and here its process dies
+    system.center.store.cancel_many([job_id])  # and here its process dies
     worker.end()
     # The row of the cancel is written; it has not asked the index yet.
     meanwhile(monkeypatch, system.center.queues, "cancel", worker.finish)
@@ -31,7 +31,7 @@ def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_index_is_out
 ) -> None:
     worker, _ = hands
     job_id = worker.begin_one()
-    system.center.store.cancel(job_id)  # and here its process dies
+    system.center.store.cancel_many([job_id])  # and here its process dies
     with out_of_reach(clean_redis):
         assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 

@@ -28,7 +28,7 @@ def test_a_lease_that_is_asked_for_while_the_failure_is_written_is_not_given(
     worker.end(fails=True)
     meanwhile(monkeypatch, worker.store.leases, "take", worker.finish)
     worker.clock.slept += LEASE_AFTER_SECONDS
-    worker.leases.run_once()
+    worker.leases.look(0)
     assert system.row(job_id).attempts == 1
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "the failed try has left a lease"
 
@@ -45,8 +45,8 @@ def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(
 
     meanwhile(monkeypatch, worker.store.leases, "take", give_back)
     worker.clock.slept += LEASE_AFTER_SECONDS
-    worker.leases.run_once()
-    worker.leases.run_once()
+    worker.leases.look(0)
+    worker.leases.look(0)
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "nothing runs, and there is a lease"
 
 
@@ -107,9 +107,9 @@ def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
 
     monkeypatch.setattr(first.store, "check_tries", check_tries)
     first.take()
-    first.leases.run_once()
+    first.leases.look(0)
     second.clock.slept += LEASE_AFTER_SECONDS
-    second.leases.run_once()
+    second.leases.look(0)
     entry = second.inflight.get(job_id)
     assert entry is not None
     assert entry.leased > 0
@@ -126,9 +126,9 @@ def begun_beside_a_sleeper(hands: tuple[Hands, Hands]) -> int:
     second.reclaim()
     second.take()
     second.start_and_wait()
-    first.leases.run_once()
+    first.leases.look(0)
     second.clock.slept += LEASE_AFTER_SECONDS
-    second.leases.run_once()
+    second.leases.look(0)
     return job_id
 
 
@@ -167,9 +167,9 @@ def test_who_slept_while_it_ran_under_a_lease_renews_it(system: System, hands: t
     first, second = hands
     job_id = first.begin_one()
     first.clock.slept += LEASE_AFTER_SECONDS
-    first.leases.run_once()
+    first.leases.look(0)
     first.sleep()
-    first.leases.run_once()
+    first.leases.look(0)
     entry = first.inflight.get(job_id)
     assert entry is not None
     assert entry.leased > first.clock.monotonic()
@@ -196,15 +196,15 @@ def test_what_will_not_start_gives_its_lease_to_who_runs_it(
     meanwhile(monkeypatch, orphan.store.leases, "take", begin_elsewhere)
     orphan.take()
     owner.clock.slept += LEASE_AFTER_SECONDS
-    owner.leases.run_once()
+    owner.leases.look(0)
     assert owner.store.read_tries([job_id])[job_id].lease > 0, "the one that waits has it"
     orphan.clock.slept += PREPARE_TIMEOUT / 3 + 1
     orphan.heartbeat.run_once()  # its entry is gone
-    orphan.leases.run_once()
+    orphan.leases.look(0)
     orphan.finish()
     assert orphan.inflight.get(job_id) is None
     owner.clock.slept += AGAIN_SECONDS
-    owner.leases.run_once()
+    owner.leases.look(0)
     assert orphan.store.read_tries([job_id])[job_id].lease > 0, "the one that runs has it"
     owner.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
@@ -217,13 +217,13 @@ def test_what_is_refused_its_start_gives_up_its_lease_before_it_is_let_go(
     first, second = hands
     job_id = first.take_one()
     first.clock.slept += LEASE_AFTER_SECONDS
-    first.leases.run_once()
+    first.leases.look(0)
     assert taken(second.store.leases, {job_id: 30}) == set()
     entry = first.inflight.get(job_id)
     assert entry is not None
     first.clock.slept += PREPARE_TIMEOUT + 1
     assert not first.inflight.start(entry, first.clock.monotonic())
-    first.leases.run_once()
+    first.leases.look(0)
     first.finish()
     assert first.inflight.get(job_id) is None
     second.take()
@@ -240,7 +240,7 @@ def test_what_is_refused_its_start_is_let_go_though_its_lease_is_gone(
     entry = first.inflight.get(job_id)
     assert entry is not None
     first.clock.slept += LEASE_AFTER_SECONDS
-    first.leases.run_once()
+    first.leases.look(0)
 
     def refuse() -> None:
         assert not first.inflight.start(entry, first.clock.monotonic() + PREPARE_TIMEOUT)
@@ -249,9 +249,9 @@ def test_what_is_refused_its_start_is_let_go_though_its_lease_is_gone(
 
     meanwhile(monkeypatch, first.store.leases, "take", refuse)
     first.clock.slept += PREPARE_TIMEOUT / 3 + 1
-    first.leases.run_once()
+    first.leases.look(0)
     assert entry.leased == 0
-    first.leases.run_once()
+    first.leases.look(0)
     first.finish()
     assert first.inflight.get(job_id) is None
 
@@ -262,10 +262,10 @@ def test_what_is_refused_a_lease_asks_again_soon(hands: tuple[Hands, Hands]) -> 
     job_id = first.begin_one()
     assert taken(second.store.leases, {job_id: 30}) == {job_id}
     first.clock.slept += LEASE_AFTER_SECONDS
-    first.leases.run_once()
+    first.leases.look(0)
     second.store.leases.release([job_id])
     first.clock.slept += AGAIN_SECONDS
-    first.leases.run_once()
+    first.leases.look(0)
     assert taken(second.store.leases, {job_id: 30}) == set()
     first.end_and_finish()
 
@@ -286,7 +286,7 @@ def test_a_run_alone_without_redis_keeps_its_lease(
         assert entry is not None
         assert worker._worker.pipeline.quarantine._count(entry, worker.clock.now_ms())
         worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
-        worker.leases.run_once()
+        worker.leases.look(0)
         assert entry.leased > 0
         assert taken(other.store.leases, {job_id: 30}) == set()
 
@@ -302,7 +302,7 @@ def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
     entry = Entry(job_id, SLOT, NO_FENCE, topic, handler, 0, first.clock.monotonic() - 5)
     entry.checked = True
     assert first.inflight.hold_if_free(entry)
-    first.leases.run_once()
+    first.leases.look(0)
     assert second.store.read_tries([job_id])[job_id].lease == 0
 
 
@@ -319,7 +319,7 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(hands: tuple[Hands, Hands])
     again = Entry(job_id, SLOT, entry.fence, entry.topic, entry.handler, 0, first.clock.monotonic() - 5)
     assert first.inflight.hold(again) is Held.NEW
     again.row, again.checked = entry.row, True
-    first.leases.run_once()
+    first.leases.look(0)
     assert second.store.read_tries([job_id])[job_id].lease > 0
 
 

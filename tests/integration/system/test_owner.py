@@ -132,8 +132,8 @@ def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
     """As many entries are held here as stand in the PrepareQueue, but it is another one that stands there."""
     ours, left = (system.center.submit(TOPIC, biz_id=1, delay=900) for _ in range(2))
     clean_redis.call("ZADD", system.center.queues.keys(SLOT).prepare, LONG_AGO, str(left))
-    topic = owner.pipeline.poller._catalog.get(TOPIC)
-    entry = Entry(ours, SLOT, 3.0, topic, owner.pipeline.poller._handlers[TOPIC], 0, 0.0)
+    topic = owner.pipeline.poller.catalog.get(TOPIC)
+    entry = Entry(ours, SLOT, 3.0, topic, owner.pipeline.poller.handlers[TOPIC], 0, 0.0)
     owner.pipeline.inflight.hold(entry)
     if hidden_by == "one that we took":
         owner.book.owned[SLOT].others = {0: "silent"}
@@ -154,7 +154,7 @@ def test_each_generation_is_looked_at_in_time_and_few_at_once(
         asked.append(list(slots))
         return dict.fromkeys(asked[-1], Generation("run", "run"))
 
-    monkeypatch.setattr(owner._probes, "generations", whole)
+    monkeypatch.setattr(owner.watch.queues, "generations", whole)
     one = owner.book.owned[SLOT]
     monkeypatch.setattr(owner.book, "owned", {Slot(TOPIC, number): one for number in range(owned)})
     monkeypatch.setattr(owner.book, "wanted", dict.fromkeys(owner.book.owned, 0.0))
@@ -179,8 +179,8 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     owner.book.want([SLOT, OTHER])
     owner.book.claim_missing()
     burst, other = owner.book.owned[SLOT], owner.book.owned[OTHER]
-    topic = owner.pipeline.poller._catalog.get(TOPIC)
-    unwritten = (Entry(1, SLOT, 3.0, topic, owner.pipeline.poller._handlers[TOPIC], 0, 0.0), None)
+    topic = owner.pipeline.poller.catalog.get(TOPIC)
+    unwritten = (Entry(1, SLOT, 3.0, topic, owner.pipeline.poller.handlers[TOPIC], 0, 0.0), None)
     agenda, now = owner.pipeline.poller._agenda, 1000
     ended = owner.pipeline.finisher.flushers[0]._ended
 
@@ -207,7 +207,7 @@ def test_finishes_are_gathered_longer_while_more_is_due_than_can_start(
     pauses: list[float] = []
     monkeypatch.setattr(owner.pipeline.finisher.loops[0], "pause", pauses.append)
     owner.pipeline.pressure.crowded = crowded
-    owner.pipeline.finisher.run_once()
-    owner.pipeline.finisher.run_once()
+    for flusher in 2 * owner.pipeline.finisher.flushers:
+        flusher.run_once()
     assert 0 < pauses[1] <= gathered
     assert pauses[1] > gathered - GATHER_SECONDS, "since the flush before"

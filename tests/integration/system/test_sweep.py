@@ -19,6 +19,7 @@ from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts,
 from toc.maintenance.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
 from toc.model.clock import Clock
 from toc.model.task import TaskRow
+from toc.observe.metrics import SWEEP_ADDED
 from toc.store import Store
 from toc.store.scan import Position
 
@@ -172,10 +173,10 @@ def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added
     for row, by in ((late, 60_000), (well, 0)):
         bench.center.store.insert(row)
         bench.ask("ZADD", bench._key(row), row.next_time + by, row.job_id)
-    before = bench.sweep.counts["added"]
+    SWEEP_ADDED.of("store").take()
     bench.run(SOON_EVERY + 0.1)
     assert [bench.score(late), bench.score(well)] == [late.next_time, well.next_time]
-    assert bench.sweep.counts["added"] == before + 1
+    assert SWEEP_ADDED.of("store").take() == 1
 
 
 def test_the_first_pass_rests_longer_while_more_is_due_than_can_start(bench: Bench) -> None:
@@ -328,10 +329,12 @@ def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
         assert [line["event"] for line in logs].count("sweep_not_indexed") == 1
     finally:
         clean_redis.start()
-    until = time.monotonic() + 60
-    while bench.sweep.counts["added"] < 50:
+    until, added = time.monotonic() + 60, 0.0
+    SWEEP_ADDED.of("store").take()
+    while added < 50:
         assert time.monotonic() < until
         bench.run(SOON_EVERY)
+        added += SWEEP_ADDED.of("store").take()
     assert bench.indexed(job_ids) == set(job_ids)
 
 

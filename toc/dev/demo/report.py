@@ -11,6 +11,11 @@ from toc.dev.demo.orders import Deadline
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.task import CancelOutcome, TaskStatus
 
+_COUNTED = (
+    *("submitted", "cancelled", "fired", "early", "lost", "duplicates", "run_again", "handled_after_cancel"),
+    *("raced", "wrong", "driver_faults"),
+)
+"""The fields of a report that count tasks."""
 RACE_SECONDS = 5.0
 """Within this many seconds after its deadline a task must be handled, so a later cancel cannot meet it."""
 
@@ -100,18 +105,8 @@ def judge(
     lateness.sort()
     return Report(
         orders=orders,
-        submitted=count["submitted"],
-        cancelled=count["cancelled"],
-        fired=count["fired"],
-        early=count["early"],
-        lost=count["lost"],
-        duplicates=count["duplicates"],
-        run_again=count["run_again"],
-        handled_after_cancel=count["handled_after_cancel"],
-        raced=count["raced"],
-        wrong=count["wrong"],
-        driver_faults=count["driver_faults"],
         stretched=stretched,
+        **{name: count[name] for name in _COUNTED},
         lateness_ms={
             "p50": _quantile(lateness, 0.50),
             "p99": _quantile(lateness, 0.99),

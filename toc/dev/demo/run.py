@@ -116,23 +116,16 @@ def _dropping_rest(pool: ThreadPoolExecutor) -> Iterator[None]:
         raise
 
 
+@dataclass
 class _Watch:
     """Waits for instants of the run, and shows the progress in the meantime."""
 
-    def __init__(
-        self,
-        begin_ns: int,
-        plan: Plan,
-        observed: Sequence[Observed],
-        history: History,
-        progress: Callable[[Progress], None],
-    ) -> None:
-        self._begin_ns = begin_ns
-        self._plan = plan
-        self._observed = observed
-        self._history = history
-        self._progress = progress
-        self._next_look = 0.0
+    begin_ns: int
+    plan: Plan
+    observed: Sequence[Observed]
+    history: History
+    progress: Callable[[Progress], None]
+    next_look: float = 0.0
 
     def until(self, seconds: float) -> None:
         """Return ``seconds`` after the start of the run."""
@@ -141,23 +134,23 @@ class _Watch:
             time.sleep(min(left, 0.05))
 
     def elapsed(self) -> float:
-        return (time.time_ns() - self._begin_ns) / 1e9
+        return (time.time_ns() - self.begin_ns) / 1e9
 
     def look(self) -> None:
         """Read the handlers' record and report the progress, at most four times a second."""
-        if time.monotonic() < self._next_look:
+        if time.monotonic() < self.next_look:
             return
-        self._next_look = time.monotonic() + 0.25
-        self._history.read()
+        self.next_look = time.monotonic() + 0.25
+        self.history.read()
         submitted = cancelled = fired = 0
-        for seen in self._observed:
+        for seen in self.observed:
             if seen.job_id is not None:
                 submitted += 1
                 cancelled += seen.cancel_outcome is CancelOutcome.CANCELLED
-                fired += seen.job_id in self._history.starts
-        self._progress(
+                fired += seen.job_id in self.history.starts
+        self.progress(
             Progress(
-                max(self.elapsed(), 0.0), self._plan.seconds, len(self._observed), submitted, cancelled, fired
+                max(self.elapsed(), 0.0), self.plan.seconds, len(self.observed), submitted, cancelled, fired
             )
         )
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from toc.config import Settings
 from toc.dev.demo.history import History, history_directory
 from toc.dev.demo.run import create_topics
-from toc.dev.local.embedded import EmbeddedStack
+from toc.dev.local.embedded import EmbeddedStack, write_config
 from toc.dev.local.process import Process, tail
 from toc.model.errors import Unavailable
 from toc.operate.admin import migrator
@@ -82,14 +80,6 @@ def of_cluster(config: Path) -> Iterator[Stage]:
     with only_config(config), TimeoutCenter() as center:
         create_topics(center)
         yield Stage(center, History(history_directory()), lambda: None, None)
-
-
-def write_config(path: Path, settings: Mapping[str, Any]) -> Path:
-    """Write settings as a toc.toml that only its owner can read, and return its path."""
-    path.touch(mode=0o600)
-    # For texts, numbers and lists of them, JSON is TOML as well.
-    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
-    return path
 
 
 @contextmanager

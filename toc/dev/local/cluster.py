@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toc.dev.local.embedded import lock, make_directory, not_usable
+from toc.dev.local.embedded import lock, make_directory, not_usable, write_config
 from toc.dev.local.private import PrivateServer
 from toc.dev.local.process import Process, StartFailed, free_port, tail, until
 from toc.dev.local.servers import MariaDB, RedisCluster, ZooKeeper, ZooKeeperEnsemble
@@ -74,7 +74,7 @@ class LocalCluster:
             self._state.unlink(missing_ok=True)
             try:
                 settings = self._start_servers(progress)
-                self._write_config(settings)
+                write_config(self.config, settings)
                 prepare(settings)
                 names = [f"host{number}" for number in range(1, self.daemons + 1)]
                 self._start_daemons(names, progress)
@@ -224,12 +224,6 @@ class LocalCluster:
         for process, log in processes:
             if not process.alive():
                 raise StartFailed(f"a daemon ended at once; {log} ends with:\n{tail(log)}")
-
-    def _write_config(self, settings: dict[str, Any]) -> None:
-        self.config.touch(mode=0o600)  # it holds a password
-        # For texts, numbers and lists of them, JSON is TOML as well.
-        lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in settings.items()]
-        self.config.write_text("".join(lines))
 
     def _stop(self) -> None:
         parts = {name: Process(part["pid"], part["started"]) for name, part in self._parts().items()}

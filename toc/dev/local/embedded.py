@@ -7,15 +7,18 @@ lost, so are the tasks; and SQLite writes one transaction at a time.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from toc.dev.local.private import Started
 from toc.dev.local.servers import RedisServer
 from toc.model.errors import ConfigError, shown
 
 
-class EmbeddedStack:
+class EmbeddedStack(Started):
     """The servers of one directory, which keeps their data. They end with the thread that started them.
 
     ``settings`` holds the values for Settings: redis_url, database_urls and databases.
@@ -50,11 +53,14 @@ class EmbeddedStack:
             os.close(self._lock)
             self._lock = None
 
-    def __enter__(self) -> Self:
-        return self.start()
 
-    def __exit__(self, *_exc: object) -> None:
-        self.stop()
+def write_config(path: Path, settings: Mapping[str, Any]) -> Path:
+    """Write settings as a toc.toml that only its owner can read, and return its path."""
+    path.touch(mode=0o600)  # it may hold a password
+    # For texts, numbers and lists of them, JSON is TOML as well.
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in settings.items()]
+    path.write_text("".join(lines))
+    return path
 
 
 def make_directory(path: Path) -> None:

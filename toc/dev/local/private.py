@@ -15,7 +15,25 @@ class MissingServer(UnfitServer):
     """A server's program is not on this machine; the message says what to install."""
 
 
-class PrivateServer:
+class Started:
+    """What runs between ``start`` and ``stop``, or within a ``with`` block."""
+
+    def start(self) -> Self:
+        """Start what does not run."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End what runs."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+
+class PrivateServer(Started):
     """One private server. Not thread-safe: one owner starts and stops it.
 
     ``die_with_parent``: the kernel kills it when the thread that called start() ends, however it ends.
@@ -23,6 +41,8 @@ class PrivateServer:
     """
 
     name = "server"
+    ready_text = ""
+    """What it logs when it is ready."""
     start_timeout = 60.0
     stop_timeout = 20.0
 
@@ -76,11 +96,6 @@ class PrivateServer:
         if self.process is not None:
             self.process.kill()
 
-    def restart(self) -> None:
-        """Stop and start on the same port and data."""
-        self.stop()
-        self.start()
-
     def pause(self) -> None:
         """Send SIGSTOP: connections stay open and nothing answers, until resume()."""
         if self.process is not None:
@@ -95,19 +110,14 @@ class PrivateServer:
         """Whether its process runs."""
         return self.process is not None and self.process.alive()
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.stop()
-
     def _prepare(self) -> list[str | Path]:
         """Write what the server reads at its start; return the command."""
         raise NotImplementedError
 
     def _ready(self, log_start: int) -> bool:
         """Whether it serves requests. ``log_start``: where the log of this start begins, in bytes."""
-        raise NotImplementedError
+        # Its own log, not a PING: an answer on the port may come from another server.
+        return self.ready_text in tail(self.log, log_start, size=1 << 20)
 
     def kept_port(self, name: str) -> int:
         """Return the port in the directory's file ``name``; write a free one there first if it is missing."""

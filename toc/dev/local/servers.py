@@ -19,14 +19,27 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Generic, Self, TypeVar
 
-from toc.dev.local.private import MissingServer, PrivateServer
+from toc.dev.local.private import MissingServer, PrivateServer, Started
 from toc.dev.local.process import StartFailed, tail, until
 from toc.dev.local.resp import Refused, call
 from toc.model.errors import UnfitServer
 
+Node = TypeVar("Node", bound=PrivateServer)
+
 _UNIX_PATH_MAX = 100  # the kernel's limit is 107 bytes, and servers add suffixes for temporary names
+
+
+class _Nodes(Started, Generic[Node]):
+    """Several servers of one kind that belong together."""
+
+    nodes: list[Node]
+
+    def stop(self) -> None:
+        """Stop all nodes."""
+        for node in self.nodes:
+            node.stop()
 
 
 class RedisServer(PrivateServer):
@@ -37,6 +50,7 @@ class RedisServer(PrivateServer):
     """
 
     name = "redis"
+    ready_text = "eady to accept connections"
 
     def __init__(
         self,
@@ -94,10 +108,6 @@ class RedisServer(PrivateServer):
         conf = self._write("redis.conf", [*lines, *self.config])
         return [self.binary or find_redis(), conf]
 
-    def _ready(self, log_start: int) -> bool:
-        # Its own log, not a PING: an answer on the port may come from another server.
-        return "eady to accept connections" in tail(self.log, log_start, size=1 << 20)
-
 
 class _ClusterNode(RedisServer):
     def _prepare(self) -> list[str | Path]:
@@ -107,7 +117,7 @@ class _ClusterNode(RedisServer):
         return command
 
 
-class RedisCluster:
+class RedisCluster(_Nodes[_ClusterNode]):
     """A Redis Cluster of masters that share the 16384 hash slots evenly. ``nodes`` are its servers."""
 
     def __init__(
@@ -164,17 +174,6 @@ class RedisCluster:
             and f"cluster_known_nodes:{len(self.nodes)}\r" in info
         )
 
-    def stop(self) -> None:
-        """Stop all nodes."""
-        for node in self.nodes:
-            node.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.stop()
-
 
 class MariaDB(PrivateServer):
     """A MariaDB or MySQL server with durable commits. ``config``: more lines for its [mysqld] section.
@@ -183,6 +182,7 @@ class MariaDB(PrivateServer):
     """
 
     name = "mariadb"
+    ready_text = "ready for connections"
 
     def __init__(
         self,
@@ -271,9 +271,6 @@ class MariaDB(PrivateServer):
         if done.returncode:
             raise StartFailed(f"{command[0]} failed; {self.log} ends with:\n{tail(self.log, start)}")
         fresh.rename(data)
-
-    def _ready(self, log_start: int) -> bool:
-        return "ready for connections" in tail(self.log, log_start, size=1 << 20)
 
 
 class ZooKeeper(PrivateServer):
@@ -367,7 +364,7 @@ class _ZooKeeperMember(ZooKeeper):
         return bool(self._say())  # to serve it needs the others
 
 
-class ZooKeeperEnsemble:
+class ZooKeeperEnsemble(_Nodes[_ZooKeeperMember]):
     """A ZooKeeper ensemble. ``nodes`` are its members; it serves while more than half of them run."""
 
     def __init__(self, directory: Path, *, size: int = 3, die_with_parent: bool = True) -> None:
@@ -390,17 +387,6 @@ class ZooKeeperEnsemble:
         if not until(lambda: all(node.serves() for node in self.nodes), 30):
             raise StartFailed(f"the ensemble did not form:\n{tail(self.nodes[0].log)}")
         return self
-
-    def stop(self) -> None:
-        """Stop all members."""
-        for node in self.nodes:
-            node.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.stop()
 
 
 def find_redis() -> Path:

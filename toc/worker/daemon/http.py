@@ -133,7 +133,7 @@ class Monitor:
         self._boards: dict[str, SharedMetrics] = {}
         self._ended: Values = {}
         """Counts of processes that have ended."""
-        self._state = State(time.monotonic(), 0)
+        self.state = State(time.monotonic(), 0)
         self._index: Values = {}
         self._databases: Values = {}
         self._rows: Values = {}
@@ -166,7 +166,7 @@ class Monitor:
 
     def tell(self, state: State) -> None:
         """Report the daemon's state."""
-        self._state = state
+        self.state = state
 
     # --- start and stop
 
@@ -228,7 +228,7 @@ class Monitor:
                     _put(values, CLOCK_DIFFERENCE, clock, server)
         except IndexUnavailable as exc:  # the servers cannot even be listed
             away.append(str(exc))
-        state, topics = self._state, self._catalog.known()
+        state, topics = self.state, self._catalog.known()
         counted = state.owned | state.unowned
         unseen = 0
         for slot, depth in self._queues.depths(counted | state.moving).items():
@@ -259,7 +259,7 @@ class Monitor:
     def _look_at_rows(self) -> None:
         """Find late tasks by their rows, while tables lack an owner: only the rows tell what is due then."""
         values: Values = {}
-        if self._state.unswept:
+        if self.state.unswept:
             topics, now = self._catalog.known().values(), self._clock.now_ms()
             names = {topic.biz_type: topic.name for topic in topics}
             for row in overdue_rows(self._store, topics, now - LATE_MS, untaken=True).rows:
@@ -278,21 +278,17 @@ class Monitor:
             for board in self._boards.values():
                 add_up(total, board.read())
             add_up(total, own_board().read())
-        for part in (_state_values(self._state), self._index, self._databases, self._rows):
+        for part in (_state_values(self.state), self._index, self._databases, self._rows):
             add_up(total, part)
         return total
 
     def live(self) -> list[str]:
         """Reasons to restart this daemon. Empty while it is alive."""
-        return faults(self._state, time.monotonic())
-
-    def remarks(self) -> list[str]:
-        """Notes for readers of the probe that are no faults."""
-        return notes(self._state)
+        return faults(self.state, time.monotonic())
 
     def ready(self) -> list[str]:
         """What this daemon lacks for all its work. Empty when it is ready."""
-        lacking = faults(self._state, time.monotonic()) + wants(self._state)
+        lacking = faults(self.state, time.monotonic()) + wants(self.state)
         for what in ("Redis", "database"):
             lacking += self._away.get(what, [f"no {what} server has been looked at yet"])
         return lacking
@@ -399,7 +395,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in ("/livez", "/readyz"):
             trouble = monitor.live() if path == "/livez" else monitor.ready()
             status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
-            lines = (trouble or ["ok"]) + (monitor.remarks() if path == "/readyz" else [])
+            lines = (trouble or ["ok"]) + (notes(monitor.state) if path == "/readyz" else [])
             self._answer(status, "".join(f"{line}\n" for line in lines).encode())
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"there are /metrics, /livez and /readyz\n")

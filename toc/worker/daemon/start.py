@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from toc.config import Settings
 from toc.index.preflight import check
-from toc.index.queues import Queues
 from toc.model.errors import ConfigError, UnfitServer
 from toc.model.finding import Level
 from toc.observe.log import get_logger
-from toc.sdk.client import TimeoutCenter
+from toc.sdk.client import TimeoutCenter, open_queues
 from toc.worker.app import check_topics, load_app
 from toc.worker.daemon.http import LOOK_TIMEOUT_SECONDS, Monitor
 from toc.worker.daemon.supervisor import Daemon
@@ -32,12 +31,7 @@ def run_daemon(app: str, settings: Settings) -> int:
         monitor = Monitor(
             settings.metrics_address,
             # separate connections with short timeouts, to detect a server that hangs
-            queues=Queues(
-                settings.need_redis_url(),
-                namespace=settings.namespace,
-                connect_timeout=min(LOOK_TIMEOUT_SECONDS, settings.connect_timeout),
-                read_timeout=min(LOOK_TIMEOUT_SECONDS, settings.read_timeout),
-            ),
+            queues=open_queues(settings, LOOK_TIMEOUT_SECONDS),
             store=center.store,
             catalog=center.catalog,
             handled=center.handlers,

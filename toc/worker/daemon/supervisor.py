@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,51 +88,44 @@ class WorkerProcess:
         """Slots that it was told to drop and has not confirmed."""
 
 
+@dataclass(eq=False)
 class Daemon:
     """Keeps the configured number of workers running, and their slots in line with the assignment."""
 
-    def __init__(
-        self,
-        app: str,
-        settings: Settings,
-        *,
-        catalog: TopicCatalog,
-        identity: str,
-        topics: frozenset[str],
-        monitor: Monitor,
-    ) -> None:
-        self._app = app
-        self._monitor = monitor
+    app: str
+    settings: Settings
+    catalog: TopicCatalog
+    identity: str
+    """The identity of the task table."""
+    topics: frozenset[str]
+    monitor: Monitor
+
+    def __post_init__(self) -> None:
         self._told_at = float("-inf")
         self._missing: set[Slot] = set()
         """Slots and tables that our workers should have but lack."""
-        self._settings = settings
-        self._catalog = catalog
-        self._identity = identity
-        """The identity of the task table."""
-        self._topics = topics
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._coordinator: Coordinator
-        if settings.zookeeper:
+        if self.settings.zookeeper:
             self._coordinator = ZooKeeperCoordinator(
-                settings.zookeeper,
-                cluster=settings.cluster,
-                host=settings.host,
-                session_timeout=settings.session_timeout,
+                self.settings.zookeeper,
+                cluster=self.settings.cluster,
+                host=self.settings.host,
+                session_timeout=self.settings.session_timeout,
             )
         else:
             self._coordinator = LocalCoordinator()
         self._coordinator.on_change = self._wake
         self._children: dict[str, WorkerProcess] = {}
-        self._neighbourhood = Neighbourhood.of(settings.host)
+        self._neighbourhood = Neighbourhood.of(self.settings.host)
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
-        self._spawn_at: dict[int, float] = dict.fromkeys(range(settings.processes), 0.0)
+        self._spawn_at: dict[int, float] = dict.fromkeys(range(self.settings.processes), 0.0)
         """When to start each missing process, by index (monotonic)."""
-        self._crashes = [0] * settings.processes
+        self._crashes = [0] * self.settings.processes
         self._loaded = False
         """Whether the application has loaded once. If so, a later failure may be temporary."""
         self._told_dead: frozenset[str] = frozenset()
@@ -155,9 +149,9 @@ class Daemon:
         self._coordinator.start()
         self._coordinator.set_topics(self._amounts())
         self._catalog_loop.start()
-        self._monitor.start()
+        self.monitor.start()
         log.info(
-            "daemon_started", host=self._settings.host, processes=self._settings.processes, pid=os.getpid()
+            "daemon_started", host=self.settings.host, processes=self.settings.processes, pid=os.getpid()
         )
         try:
             while not (self._stop_at is not None and not self._children):
@@ -172,7 +166,7 @@ class Daemon:
                 child.process.wait()
             self._catalog_loop.stop(1.0)
             self._coordinator.stop()
-            self._monitor.stop()
+            self.monitor.stop()
             signal.set_wakeup_fd(-1)
         log.info("daemon_stopped", exit_code=self._exit_code)
         return self._exit_code
@@ -189,7 +183,7 @@ class Daemon:
     def _refresh_catalog(self) -> float:
         try:
             before = self._amounts()
-            self._catalog.refresh()
+            self.catalog.refresh()
             if self._amounts() != before:
                 self._wake()
         except TocError as exc:
@@ -198,8 +192,8 @@ class Daemon:
 
     def _amounts(self) -> dict[str, int]:
         """What must be assigned: the slots of every topic, and the tables."""
-        amounts = {topic.name: topic.consumed for topic in self._catalog.known().values()}
-        return amounts | {TABLES: self._settings.tables}
+        amounts = {topic.name: topic.consumed for topic in self.catalog.known().values()}
+        return amounts | {TABLES: self.settings.tables}
 
     def _wait(self) -> None:
         timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
@@ -266,15 +260,15 @@ class Daemon:
             child.left = True
         if not child.member and not child.leaving and self._stop_at is None:
             child.member = self._changed = True
-            settings = self._settings
+            settings = self.settings
             self._coordinator.join(
                 Member(
                     child.worker_id,
                     settings.host,
                     weight=settings.weight,
-                    topics=self._topics,
+                    topics=self.topics,
                     pid=child.process.pid,
-                    metrics=self._monitor.address,
+                    metrics=self.monitor.address,
                     machine=socket.gethostname(),
                 )
             )
@@ -290,7 +284,7 @@ class Daemon:
     def _tell(self) -> None:
         """Report the state to the monitor, about once a second, if it has an address."""
         now = time.monotonic()
-        if self._monitor.address is None or now - self._told_at < TICK_SECONDS / 2:
+        if self.monitor.address is None or now - self._told_at < TICK_SECONDS / 2:
             return
         self._told_at = now
         children = list(self._children.values())
@@ -303,10 +297,10 @@ class Daemon:
         }
         tables = sum(slot.topic == TABLES for slot in held)
         unowned = self._coordinator.unowned()
-        self._monitor.tell(
+        self.monitor.tell(
             State(
                 now,
-                self._settings.processes,
+                self.settings.processes,
                 workers=Counter(_doing(child, silent) for child in children),
                 silent=silent,
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
@@ -316,7 +310,7 @@ class Daemon:
                 unswept=any(slot.topic == TABLES for slot in unowned),
                 tables=tables,
                 missing=len(self._missing),
-                zookeeper=self._coordinator.connected() if self._settings.zookeeper else None,
+                zookeeper=self._coordinator.connected() if self.settings.zookeeper else None,
                 drained=self._coordinator.drained(),
                 stopping=self._stop_at is not None,
             )
@@ -334,11 +328,11 @@ class Daemon:
                 self._spawn(index)
 
     def _spawn(self, index: int) -> None:
-        worker_id = self._neighbourhood.name(f"{self._settings.host}-{index}")
+        worker_id = self._neighbourhood.name(f"{self.settings.host}-{index}")
         try:
             child = self._start(worker_id, index)
         except OSError as exc:  # no memory, no more processes or files: running workers continue
-            self._monitor.ended(worker_id)
+            self.monitor.ended(worker_id)
             log.warning("worker_not_started", error=str(exc))
             self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
             return
@@ -348,16 +342,16 @@ class Daemon:
 
     def _start(self, worker_id: str, index: int) -> WorkerProcess:
         """Start a worker process. Raises OSError, after cleaning up."""
-        command = [sys.executable, "-m", "toc.worker.process", "--app", self._app, "--worker-id", worker_id]
-        command += ["--threads", str(self._settings.threads)]
+        command = [sys.executable, "-m", "toc.worker.process", "--app", self.app, "--worker-id", worker_id]
+        command += ["--threads", str(self.settings.threads)]
         ours, theirs = socket.socketpair()
         link = ControlPipe(ours)
         with theirs:
             try:
                 # Passed on because the process may be unable to read it: the server may be away now.
-                known = [topic.values() for topic in self._catalog.known().values()]
-                link.send("known", identity=self._identity, topics=known)
-                with self._monitor.board(worker_id) as board:
+                known = [topic.values() for topic in self.catalog.known().values()]
+                link.send("known", identity=self.identity, topics=known)
+                with self.monitor.board(worker_id) as board:
                     # A group of its own: a handler that signals its group reaches only what it has started.
                     process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                         [*command, "--link", str(theirs.fileno()), "--board", str(board)],
@@ -378,7 +372,7 @@ class Daemon:
     def _bury(self, child: WorkerProcess) -> None:
         """Handle the end of a worker process. Nothing of it runs any more, so its death is published."""
         del self._children[child.worker_id]
-        self._monitor.ended(child.worker_id)
+        self.monitor.ended(child.worker_id)
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         if not child.link.closed:
@@ -470,7 +464,7 @@ class Daemon:
         if child.member:
             log.warning("worker_silent", worker=child.worker_id, seconds=round(seconds))
             self._take_out(child, known_dead=False)
-        topics = [topic for topic in self._catalog.known().values() if topic.name in self._topics]
+        topics = [topic for topic in self.catalog.known().values() if topic.name in self.topics]
         limit = patience(max((topic.max_runtime for topic in topics), default=0))  # it may run any of them
         if seconds > limit and not _traced(child.process.pid):
             self._kill(child, f"it was silent for {seconds:.0f} s")
@@ -483,7 +477,7 @@ class Daemon:
 
     def _stop(self) -> None:
         log.info("daemon_stopping", workers=len(self._children))
-        self._stop_at = time.monotonic() + self._settings.shutdown_deadline
+        self._stop_at = time.monotonic() + self.settings.shutdown_deadline
         for child in self._children.values():
             child.link.send("stop")
 

@@ -23,6 +23,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from toc.model.clock import Clock
@@ -79,27 +80,19 @@ BUSY_LOG_SECONDS = 60.0
 IDLE_SECONDS = 3600.0
 
 
+@dataclass(kw_only=True, eq=False)
 class Quarantine:
     """The loop that runs suspects one by one. The poller admits them, the finisher writes the outcomes."""
 
-    def __init__(
-        self,
-        *,
-        app: str,
-        limit: int,
-        store: Store,
-        finisher: Finisher,
-        inflight: Inflight,
-        clock: Clock,
-        early: EarlyEntries,
-    ) -> None:
-        self._app = app
-        self._limit = limit
-        self._store = store
-        self._finisher = finisher
-        self._inflight = inflight
-        self._clock = clock
-        self._early = early
+    app: str
+    limit: int
+    store: Store
+    finisher: Finisher
+    inflight: Inflight
+    clock: Clock
+    early: EarlyEntries
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._line: deque[Entry] = deque()
         self._running: tuple[Entry, TryRow] | None = None
@@ -118,11 +111,11 @@ class Quarantine:
 
     def takes(self, row: TryRow) -> bool:
         """Whether a task may run only here."""
-        return is_suspect(row, self._limit)
+        return is_suspect(row, self.limit)
 
     def admit(self, entries: Sequence[Entry]) -> None:
         """Run these alone, one by one. If the line is full, the rest return to the index until their turn."""
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         with self._lock:
             room = 0 if self._leaving else max(0, LINE - len(self._line))
             self._line.extend(entries[:room])
@@ -130,7 +123,7 @@ class Quarantine:
         self.loop.wake()
         if not put_off:
             return
-        if (monotonic := self._clock.monotonic()) - self._told_at >= BUSY_LOG_SECONDS:
+        if (monotonic := self.clock.monotonic()) - self._told_at >= BUSY_LOG_SECONDS:
             self._told_at = monotonic
             log.warning("quarantine_full", waiting=LINE, put_off=len(put_off))
         self._put_off(put_off)
@@ -150,7 +143,7 @@ class Quarantine:
         """Kill the running task and undo its count. Returns it, to be given back."""
         with self._counting:
             running = self._running
-            if running is None or not self._inflight.settle(running[0]):
+            if running is None or not self.inflight.settle(running[0]):
                 return []
         with self._lock:
             child = self._child
@@ -165,12 +158,12 @@ class Quarantine:
         """Run the next suspect to its end. Returns the seconds until the next call."""
         with self._lock:
             entry = self._line.popleft() if self._line and not self._leaving else None
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         if entry is not None:
             self._running = (entry, entry.row)
             self._run(entry, entry.row)
             self._running = None
-            self._idle_since = self._clock.monotonic()
+            self._idle_since = self.clock.monotonic()
             self._seconds = smoothed(self._seconds, self._idle_since - began)
             return 0.0
         if self._child is None:
@@ -182,18 +175,18 @@ class Quarantine:
         return IDLE_SECONDS
 
     def _run(self, entry: Entry, row: TryRow) -> None:
-        if row.crashes >= self._limit + MAX_UNSEEN and self._ran_alone(entry):
+        if row.crashes >= self.limit + MAX_UNSEEN and self._ran_alone(entry):
             reason = f"the workers that ran it ended {row.crashes} times in a row, also while it ran alone"
             self._report(entry, _ended_its_process(reason), "unseen")
             return
         child = self._ready_child(entry.topic.name)
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         if child is None:
             self._put_off([(entry, now + NOT_STARTED_MS)])
         elif self._leaving:
-            self._finisher.give_back([entry])
+            self.finisher.give_back([entry])
         elif row.next_time > now:
-            self._early.put([entry])  # the last check of the clock: never early
+            self.early.put([entry])  # the last check of the clock: never early
         elif self._count(entry, now):
             log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=row.crashes)
             QUARANTINED.of(entry.topic.name).add()
@@ -217,9 +210,9 @@ class Quarantine:
             times = entry.row.crashes
             reason = f"its handler ended its process {times} times, the last time alone ({how})"
             self._report(entry, _ended_its_process(reason), how)
-        elif self._inflight.settle(entry):
+        elif self.inflight.settle(entry):
             self._take_back(entry, before)
-            self._finisher.give_back([entry])
+            self.finisher.give_back([entry])
 
     def _try(
         self, entry: Entry, row: TryRow, child: IsolatedProcess
@@ -241,9 +234,9 @@ class Quarantine:
         return fresh, message, how
 
     def _report(self, entry: Entry, error: Raised | None, outcome: str) -> None:
-        if self._inflight.settle(entry):  # not if it was abandoned meanwhile
+        if self.inflight.settle(entry):  # not if it was abandoned meanwhile
             log.info("quarantine_ended", job_id=entry.job_id, topic=entry.topic.name, outcome=outcome)
-            self._finisher.ended(entry, error)
+            self.finisher.ended(entry, error)
 
     # --- the child
 
@@ -253,7 +246,7 @@ class Quarantine:
             return self._child
         self._end_child()
         try:
-            child = IsolatedProcess(self._app)
+            child = IsolatedProcess(self.app)
         except OSError as exc:  # no memory, no more processes
             log.warning("quarantine_not_started", error=str(exc))
             return None
@@ -275,7 +268,7 @@ class Quarantine:
     def _ran_alone(self, entry: Entry) -> bool:
         """Whether its crashes count runs alone. If not, the limit was lowered after they happened."""
         try:
-            whole = self._store.get(entry.job_id)
+            whole = self.store.get(entry.job_id)
         except StoreUnavailable:
             return False
         return whole is not None and whole.last_error == ALONE
@@ -283,12 +276,12 @@ class Quarantine:
     def _count(self, entry: Entry, now: int) -> bool:
         """Count a run alone on the row before it begins, with the time of the next if none reports it."""
         row = entry.row
-        again = UNSEEN_MS * 2 ** min(row.crashes - self._limit, MAX_UNSEEN)
+        again = UNSEEN_MS * 2 ** min(row.crashes - self.limit, MAX_UNSEEN)
         counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
         with self._counting:
             if entry.settled:
                 return False  # abandoned meanwhile
-            guards = self._store.count([_change(row, counted, ALONE)])
+            guards = self.store.count([_change(row, counted, ALONE)])
             if guards.get(entry.job_id) is Guard.APPLIED:
                 entry.row = counted
                 return True
@@ -303,7 +296,7 @@ class Quarantine:
         """Undo the count of a run that we broke off."""
         if entry.row is before:
             return
-        guards = self._store.fail([_change(entry.row, before, BROKEN_OFF)])
+        guards = self.store.fail([_change(entry.row, before, BROKEN_OFF)])
         if guards.unanswered:
             _complain(guards.unanswered)
         entry.row = before
@@ -314,22 +307,22 @@ class Quarantine:
         The rows are changed too: otherwise the sweep would bring the entries back at once.
         """
         changed = {entry.job_id: entry.row._replace(next_time=at) for entry, at in times}
-        guards = self._store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
+        guards = self.store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
         if guards.unanswered:
             _complain(guards.unanswered)
         lost = [entry for entry, _ in times if guards.get(entry.job_id) is Guard.LOST]
         back = [entry for entry, _ in times if entry not in lost]
         for entry in back:
             entry.row = changed[entry.job_id]
-        self._finisher.give_back(back)
+        self.finisher.give_back(back)
         if lost:
             self._by_row(lost)
 
     def _by_row(self, entries: list[Entry]) -> None:
         """Settle entries that did not run by their rows, which another party has changed."""
-        rows = self._store.read_tries([entry.job_id for entry in entries])
-        self._finisher.give_back_unread(entry for entry in entries if entry.job_id in rows.unanswered)
-        self._finisher.settle_by_row(
+        rows = self.store.read_tries([entry.job_id for entry in entries])
+        self.finisher.give_back_unread(entry for entry in entries if entry.job_id in rows.unanswered)
+        self.finisher.settle_by_row(
             (entry, rows.get(entry.job_id)) for entry in entries if entry.job_id not in rows.unanswered
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from toc.index.messages import Prepared, PrepareRequest
 from toc.model.catalog import TopicCatalog
@@ -19,7 +20,7 @@ from toc.model.topic import Slot
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.inbox import Pressure
 from toc.worker.stages.resume import ResumeRate
 
 TAKE_LIMIT = 200
@@ -34,35 +35,28 @@ PAUSED_LOOK_MS = 1000
 """How often the poller checks whether a paused topic was resumed."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Agenda:
     """The due times of this worker's slots. Only the poller's thread uses it."""
 
-    def __init__(
-        self,
-        *,
-        catalog: TopicCatalog,
-        clock: Clock,
-        handlers: Mapping[str, Handler],
-        book: SlotBook,
-        finisher: Finisher,
-        dispatcher: Dispatcher,
-        pressure: Pressure,
-    ) -> None:
-        self._catalog = catalog
-        self._handlers = handlers
-        self._book = book
-        self._finisher = finisher
-        self._dispatcher = dispatcher
-        self._pressure = pressure
+    catalog: TopicCatalog
+    clock: Clock
+    handlers: Mapping[str, Handler]
+    book: SlotBook
+    finisher: Finisher
+    dispatcher: Dispatcher
+    pressure: Pressure
+
+    def __post_init__(self) -> None:
         self._due: list[tuple[int, Slot]] = []
         """Heap of (due, slot). Stale pairs are skipped when they reach the top."""
         self._no_room: dict[Slot, int] = {}
         """Due slots without room, with the due time of each. Those that wait longest are served first."""
-        self._resume = ResumeRate(clock)
+        self._resume = ResumeRate(self.clock)
 
     def hear(self, news: Mapping[Slot | None, int]) -> None:
         """Note when slots (None: every slot) may hold a due entry. Begins a round."""
-        owned = self._book.owned
+        owned = self.book.owned
         if None in news:
             for member in owned.values():
                 self.look(member, news[None])
@@ -80,15 +74,15 @@ class Agenda:
         if due < owned.due:
             owned.due = due
             heapq.heappush(self._due, (owned.due, owned.slot))
-            if len(self._due) > 2 * len(self._book.owned) + 64:  # drop stale pairs that lie far ahead
-                self._due = [(o.due, o.slot) for o in self._book.owned.values() if o.due < NEVER]
+            if len(self._due) > 2 * len(self.book.owned) + 64:  # drop stale pairs that lie far ahead
+                self._due = [(o.due, o.slot) for o in self.book.owned.values() if o.due < NEVER]
                 heapq.heapify(self._due)
 
     def next_due(self) -> int | None:
         """When the next slot is due (ms). None if no due time is known."""
         while self._due:
             due, slot = self._due[0]
-            owned = self._book.owned.get(slot)
+            owned = self.book.owned.get(slot)
             if owned is not None and owned.due == due:
                 return due
             heapq.heappop(self._due)
@@ -96,7 +90,7 @@ class Agenda:
 
     def choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
         """Choose due slots to take from, each with an entry limit: no more than can be started soon."""
-        owned = self._book.owned
+        owned = self.book.owned
         by_topic: dict[str, list[OwnedSlot]] = {}
         while self._due and self._due[0][0] <= now:
             due, slot = heapq.heappop(self._due)
@@ -105,8 +99,8 @@ class Agenda:
                 continue
             by_topic.setdefault(slot.topic, []).append(member)
         requests: list[tuple[OwnedSlot, PrepareRequest]] = []
-        topics = self._catalog.known()
-        unwritten = self._finisher.backlog
+        topics = self.catalog.known()
+        unwritten = self.finisher.backlog
         for name, members in by_topic.items():
             since = {member.slot: member.due for member in members}
             for member in members:
@@ -117,11 +111,11 @@ class Agenda:
                     self.look(member, now + BEHIND_LOOK_MS)
                 continue
             topic = topics.get(name)
-            if topic is None or topic.paused or name not in self._handlers:
+            if topic is None or topic.paused or name not in self.handlers:
                 for member in members:
                     self.look(member, now + PAUSED_LOOK_MS)
                 continue
-            room = min(self._dispatcher.room(name), ROUND_LIMIT)
+            room = min(self.dispatcher.room(name), ROUND_LIMIT)
             if topic.resume_rate:
                 mine = sum(slot.topic == name for slot in owned)
                 members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
@@ -130,12 +124,12 @@ class Agenda:
             chosen = share(members, room)
             if len(chosen) < len(members):
                 self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
-                self._dispatcher.want_room(name)
+                self.dispatcher.want_room(name)
             requests += [
                 (member, PrepareRequest(member.slot, limit, topic.retries, member.claim))
                 for member, limit in chosen
             ]
-        self._pressure.crowded = bool(self._no_room)
+        self.pressure.crowded = bool(self._no_room)
         return requests
 
     def took(self, owned: OwnedSlot, result: Prepared, now: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from toc.model.clock import Clock
@@ -48,29 +49,20 @@ FORGET_UNREAD_SECONDS = 30.0
 """A failed read that comes this long after the last one counts as new trouble."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Checker:
     """The row check. Any thread may call it; ``wake`` wakes the thread that calls ``check_again``."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        clock: Clock,
-        finisher: Finisher,
-        dispatcher: Dispatcher,
-        quarantine: Quarantine,
-        leases: LeaseKeeper,
-        early: EarlyEntries,
-        wake: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._finisher = finisher
-        self._dispatcher = dispatcher
-        self._quarantine = quarantine
-        self._leases = leases
-        self._early = early
-        self._wake = wake
+    store: Store
+    clock: Clock
+    finisher: Finisher
+    dispatcher: Dispatcher
+    quarantine: Quarantine
+    leases: LeaseKeeper
+    early: EarlyEntries
+    wake: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._unread: deque[tuple[int, list[Entry]]] = deque()
         """Entries with a lease whose rows could not be read, with the time of the next try (ms)."""
@@ -118,12 +110,12 @@ class Checker:
         Each database server's rows are judged as they arrive. Entries of a server that has not answered are
         held until it does; a thread of the store waits for it, so nothing here waits for a server that hangs.
         """
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         by_id = {entry.job_id: entry for entry in entries}
         taker = threading.get_ident()
 
         def take(job_ids: Sequence[int], rows: Answers[TryRow]) -> None:
-            read = self._clock.monotonic() - began
+            read = self.clock.monotonic() - began
             some = [by_id[job_id] for job_id in job_ids]
             if threading.get_ident() == taker:
                 self._judge(some, rows)
@@ -133,14 +125,14 @@ class Checker:
                 if not self._leaving.is_set():
                     self._judge(some, rows)
                 else:  # this worker leaves: the slot's next owner decides
-                    self._finisher.give_back_unread(some)
+                    self.finisher.give_back_unread(some)
             except BaseException as exc:  # this is a thread of the store, which would swallow the error
                 end_process("poll", exc)
 
-        self._store.check_tries(by_id, take)
+        self.store.check_tries(by_id, take)
 
     def _judge(self, entries: Sequence[Entry], rows: Answers[TryRow]) -> None:
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         checked: dict[Check, list[Entry]] = {what: [] for what in Check}
         refused: list[tuple[Entry, TryRow | None]] = []
         for entry in entries:
@@ -167,16 +159,16 @@ class Checker:
             self._put_away([entry for entry in entries if entry.job_id in rows.unanswered], rows.unanswered)
         ready = checked[Check.START]
         if leased := checked[Check.LEASED]:
-            ready += self._leases.judge(leased)
+            ready += self.leases.judge(leased)
         if soon := checked[Check.SOON]:
-            self._early.put(soon)
+            self.early.put(soon)
         if behind := checked[Check.CLOCK_BEHIND]:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
-            self._finisher.give_back_later(behind, now)
+            self.finisher.give_back_later(behind, now)
         if refused:
-            self._finisher.settle_by_row(refused)
+            self.finisher.settle_by_row(refused)
         if ready:
-            if not self._leases.cover(ready):  # [rule: covered]
+            if not self.leases.cover(ready):  # [rule: covered]
                 self._leaving.wait(RETRY_MS / 1000)
             self.start(ready)
 
@@ -187,14 +179,14 @@ class Checker:
         sweep brings them in at once.
         """
         if self._leaving.is_set():
-            self._finisher.give_back_unread(entries)
+            self.finisher.give_back_unread(entries)
             return
-        now, at = self._clock.monotonic(), self._clock.now_ms()
+        now, at = self.clock.monotonic(), self.clock.now_ms()
         if leased := [entry for entry in entries if entry.leased]:
             # These are few. If the lease ran out, it would be taken for a crash.
             with self._lock:
                 self._unread.append((at + RETRY_MS, leased))
-            self._wake()
+            self.wake()
         free = [entry for entry in entries if not entry.leased]
         rest: list[Entry] = []
         for error, group in groupby(free, lambda entry: errors[entry.job_id]):
@@ -202,12 +194,12 @@ class Checker:
             if not isinstance(error, Owing):
                 rest += some
             elif error.seconds is None or len(self._owed) > MOST_OWED:
-                self._finisher.put_away((entry, at + OWING_MS) for entry in some)
+                self.finisher.put_away((entry, at + OWING_MS) for entry in some)
             else:
                 with self._lock:
                     self._owed += some
                     self._owed_at = at + max(SOON_MS, int(error.seconds * 1000))
-                self._wake()
+                self.wake()
         if not rest:
             return
         if now - self._unread_at > FORGET_UNREAD_SECONDS:
@@ -215,7 +207,7 @@ class Checker:
             log.warning("rows_not_read", tasks=len(rest), error=str(errors[rest[0].job_id]))
         self._unread_at = now
         wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MOST_RETRY_MS)
-        self._finisher.put_away([(entry, self._lumped(at + wait)) for entry in rest])
+        self.finisher.put_away([(entry, self._lumped(at + wait)) for entry in rest])
 
     def _lumped(self, at: int) -> int:
         """When an entry due back at ``at`` (ms) returns with its lump: then or a little later."""
@@ -231,12 +223,12 @@ class Checker:
         """Dispatch entries that are due and checked. Suspects go to the quarantine."""
         if not ready:
             return
-        if any(map(self._finisher.behind, ready)):
-            at = self._clock.now_ms() + RETRY_MS
-            self._finisher.put_away((entry, at) for entry in ready if self._finisher.behind(entry))
-            ready = [entry for entry in ready if not self._finisher.behind(entry)]
-        alone = [entry for entry in ready if self._quarantine.takes(entry.row)]
+        if any(map(self.finisher.behind, ready)):
+            at = self.clock.now_ms() + RETRY_MS
+            self.finisher.put_away((entry, at) for entry in ready if self.finisher.behind(entry))
+            ready = [entry for entry in ready if not self.finisher.behind(entry)]
+        alone = [entry for entry in ready if self.quarantine.takes(entry.row)]
         if alone:
-            self._quarantine.admit(alone)
-            ready = [entry for entry in ready if not self._quarantine.takes(entry.row)]
-        self._dispatcher.put(ready)
+            self.quarantine.admit(alone)
+            ready = [entry for entry in ready if not self.quarantine.takes(entry.row)]
+        self.dispatcher.put(ready)

@@ -1,9 +1,9 @@
 """Dispatch: from checked entries to running handlers.
 
 Synchronous handlers run on threads, asynchronous ones on one event loop. Entries wait in one queue (line) per
-topic. The threads serve the topics in turn, so a burst on one does not hold up another; ``shares`` limits the
-threads of one topic, so slow handlers do not either. ``room`` tells the poller how many more entries of a
-topic it may take: only what can start soon, judged by past run times.
+topic. The threads serve the topics in turn, so a burst on one does not hold up another; ``most_threads``
+limits the threads of one topic, so slow handlers do not either. ``room`` tells the poller how many more
+entries of a topic it may take: only what can start soon, judged by past run times.
 
 A topic may limit how many of its handlers run at once (``concurrency``). At most that many threads then serve
 its line, and further coroutines wait as entries in a line do.
@@ -16,6 +16,7 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -35,7 +36,6 @@ from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.inbox import Inbox
 from toc.worker.stages.loopwatch import LoopWatch, executor_gone
-from toc.worker.stages.shares import most_threads
 
 log = get_logger(__name__)
 
@@ -51,72 +51,58 @@ FIRST_GUESS_SECONDS = 0.005
 """Assumed run time of a handler that has not run yet."""
 
 
+@dataclass(eq=False, slots=True)
 class _Line:
     """The waiting entries of one topic with a synchronous handler."""
 
-    __slots__ = ("running", "seconds", "threads", "topic", "waiting")
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        self.waiting: deque[Entry] = deque()
-        self.running = 0
-        self.threads = 0
-        """Most threads that it may occupy, whatever other topics do. Cached: each task reads it."""
-        self.seconds = FIRST_GUESS_SECONDS  # moving average of the thread time per task
+    topic: str
+    waiting: deque[Entry] = field(default_factory=deque)
+    running: int = 0
+    threads: int = 0
+    """Most threads that it may occupy, whatever other topics do. Cached: each task reads it."""
+    seconds: float = FIRST_GUESS_SECONDS  # moving average of the thread time per task
 
 
+@dataclass(eq=False, slots=True)
 class _AsyncLine:
     """The entries of one topic whose handler is a coroutine."""
 
-    __slots__ = ("calls", "seconds", "size", "taken", "waiting")
-
-    def __init__(self, handler: Handler) -> None:
-        self.size = handler.batch or 1
-        self.waiting: deque[Entry] = deque()
-        """Entries beyond the topic's concurrency, and each new entry until the event loop has seen it."""
-        self.taken = 0
-        """Entries that were put here and have not ended."""
-        self.calls = 0
-        """Coroutines that run. Only the event loop's thread changes it."""
-        self.seconds = FIRST_GUESS_SECONDS  # moving average of the run time of one coroutine
+    size: int
+    waiting: deque[Entry] = field(default_factory=deque)
+    """Entries beyond the topic's concurrency, and each new entry until the event loop has seen it."""
+    taken: int = 0
+    """Entries that were put here and have not ended."""
+    calls: int = 0
+    """Coroutines that run. Only the event loop's thread changes it."""
+    seconds: float = FIRST_GUESS_SECONDS  # moving average of the run time of one coroutine
 
 
+@dataclass(kw_only=True, eq=False)
 class Dispatcher:
     """Runs handlers and reports the outcome of each try to the finisher."""
 
-    def __init__(
-        self,
-        *,
-        handlers: Mapping[str, Handler],
-        inflight: Inflight,
-        finisher: Finisher,
-        catalog: TopicCatalog,
-        clock: Clock,
-        threads: int,
-        async_limit: int,
-        early: EarlyEntries,
-        inbox: Inbox,
-        on_room: Sequence[Callable[[], None]],
-        recycle: Callable[[str], None],
-    ) -> None:
-        self._inflight = inflight
-        self._finisher = finisher
-        self._catalog = catalog
-        self._clock = clock
-        self._early = early
-        self._inbox = inbox
-        self._on_room = on_room
-        self._recycle = recycle
-        self._async_limit = async_limit
-        self._lines = {topic: _Line(topic) for topic, handler in handlers.items() if not handler.is_async}
-        self._most = threads
+    handlers: Mapping[str, Handler]
+    inflight: Inflight
+    finisher: Finisher
+    catalog: TopicCatalog
+    clock: Clock
+    threads: int
+    async_limit: int
+    early: EarlyEntries
+    inbox: Inbox
+    on_room: Sequence[Callable[[], None]]
+    recycle: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        handlers = self.handlers.values()
+        self._lines = {handler.topic: _Line(handler.topic) for handler in handlers if not handler.is_async}
         self._shared = len(self._lines) > 1
         """Whether the threads serve several topics."""
         for line in self._lines.values():
-            line.threads = self._concurrency(line.topic) or threads
+            line.threads = self._concurrency(line.topic) or self.threads
         self._turns: deque[_Line] = deque()
         """Lines that have waiting entries, in the order in which they are served."""
-        self._free = threads
+        self._free = self.threads
         """How many more handlers may run. Negative while spare threads run handlers, see ``most_threads``."""
         self._wants_room: set[str] = set()
         self._lock = threading.Lock()
@@ -127,20 +113,24 @@ class Dispatcher:
         self._closed = False
         # One spare thread for each topic that may find all of them busy. None beside a single thread: its
         # handlers must not run at the same time.
-        spare = len(self._lines) - 1 if threads > 1 else 0
+        spare = len(self._lines) - 1 if self.threads > 1 else 0
         self._threads = [
             watched_thread(f"handler-{n}", self._work, lambda: self._closed)
-            for n in range(threads + spare if self._lines else 0)
+            for n in range(self.threads + spare if self._lines else 0)
         ]
-        self._async = {topic: _AsyncLine(handler) for topic, handler in handlers.items() if handler.is_async}
+        self._async = {
+            topic: _AsyncLine(handler.batch or 1)
+            for topic, handler in self.handlers.items()
+            if handler.is_async
+        }
         self._tasks: dict[int, HandlerTask] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._async:
             self._loop = asyncio.new_event_loop()
             self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
-            thread = watched_thread("async-handlers", self._run_event_loop, lambda: self._closed)
+            thread = watched_thread("async-self.handlers", self._run_event_loop, lambda: self._closed)
             self._threads.append(thread)
-            self._loop_watch = LoopWatch(self._loop, thread, clock)
+            self._loop_watch = LoopWatch(self._loop, thread, self.clock)
 
     def start(self) -> None:
         """Start the threads."""
@@ -164,7 +154,7 @@ class Dispatcher:
         """
         coroutines = self._async.get(topic)
         if coroutines is not None:
-            limit = self._async_limit
+            limit = self.async_limit
             if concurrency := self._concurrency(topic):
                 soon = concurrency * coroutines.size * (1 + START_WITHIN_SECONDS / coroutines.seconds)
                 limit = int(min(limit, soon))
@@ -191,7 +181,7 @@ class Dispatcher:
             self._say_room()
 
     def _say_room(self) -> None:
-        for wake in self._on_room:
+        for wake in self.on_room:
             wake()
 
     def _finds_room(self) -> bool:
@@ -205,7 +195,7 @@ class Dispatcher:
         """Apply concurrency limits that may have changed."""
         with self._lock:
             for line in self._lines.values():
-                line.threads = self._concurrency(line.topic) or self._most
+                line.threads = self._concurrency(line.topic) or self.threads
             self._wake(self._idle)
         for topic in self._async:
             self._tell_loop(topic)
@@ -213,13 +203,13 @@ class Dispatcher:
 
     def _concurrency(self, topic: str) -> int:
         """How many handlers of the topic may run at once. 0: no limit."""
-        known = self._catalog.known().get(topic)
+        known = self.catalog.known().get(topic)
         return 0 if known is None else known.concurrency
 
     def _threads_for(self, line: _Line) -> int:
         """How many threads the topic may occupy now."""
         held = line.running
-        most = most_threads(self._most, held, self._free) if self._shared else held + self._free
+        most = most_threads(self.threads, held, self._free) if self._shared else held + self._free
         return most if most < line.threads else line.threads
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -345,32 +335,32 @@ class Dispatcher:
         batch: list[Entry] = []
         took = 0.0
         while batch := self._take(batch, took):
-            started = self._clock.monotonic()
+            started = self.clock.monotonic()
             due = self._due_now(batch, started)
             if due and due[0].handler.batch is not None:
                 self._run_batch(due)
             elif due:
                 self._run_one(due[0])
-            took = (self._clock.monotonic() - started) / len(batch)
+            took = (self.clock.monotonic() - started) / len(batch)
 
     def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
         """The entries that are due by this machine's clock too. The others go back to the poller.
 
         The last check of the clock before a handler starts: never early by its worker's clock.
         """
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         due, early, refused = [], [], []
         for entry in batch:
             if entry.row.next_time > now:
                 early.append(entry)
-            elif self._inflight.start(entry, started):
+            elif self.inflight.start(entry, started):
                 due.append(entry)
             else:
                 refused.append(entry)
         if early:
-            self._early.put(early)
+            self.early.put(early)
         if refused:
-            self._inbox.look_for(refused)
+            self.inbox.look_for(refused)
         return due
 
     def _run_one(self, entry: Entry) -> None:
@@ -400,16 +390,16 @@ class Dispatcher:
             error = errors.get(entry.job_id)
             if error is not None and id(error) not in told:
                 told[id(error)] = raised(error)
-            if not self._inflight.settle(entry):
+            if not self.inflight.settle(entry):
                 continue
             if error is None:
-                self._finisher.ended(entry, None)
+                self.finisher.ended(entry, None)
             else:
                 about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": told[id(error)].name}
                 log.debug("handler_raised", stack=stack(error), **about)
-                self._finisher.ended(entry, told[id(error)])
+                self.finisher.ended(entry, told[id(error)])
         if told and descriptors.short():
-            self._recycle(NO_DESCRIPTORS)
+            self.recycle(NO_DESCRIPTORS)
 
     # --- event loop
 
@@ -421,7 +411,7 @@ class Dispatcher:
         while not self._closed:
             # A handler has stopped the loop. The coroutines of other tasks run on it and must not wait.
             log.error("event_loop_stopped")
-            self._recycle("a handler stopped the event loop")
+            self.recycle("a handler stopped the event loop")
             self._loop.run_forever()
 
     def _on_loop(self, do: Callable[[Any], None], about: Any) -> None:
@@ -446,7 +436,7 @@ class Dispatcher:
                 taken = [line.waiting.popleft() for _ in range(min(most, len(line.waiting)))]
             if not taken:
                 return
-            due = self._due_now(taken, self._clock.monotonic())
+            due = self._due_now(taken, self.clock.monotonic())
             if len(due) < len(taken):
                 self._async_done(line, len(taken) - len(due))
             for first in range(0, len(due), line.size):
@@ -474,7 +464,7 @@ class Dispatcher:
                 self._tasks.pop(entry.job_id, None)
             self._report(batch, {job_id: self._judged(error, task) for job_id, error in errors.items()})
             line.calls -= 1
-            took = self._clock.monotonic() - batch[0].started
+            took = self.clock.monotonic() - batch[0].started
             line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
             self._async_done(line, len(batch))
             if line.waiting:
@@ -497,7 +487,7 @@ class Dispatcher:
             return False
         gone = executor_gone(self._loop)
         if gone:
-            self._recycle("a handler shut the default executor down")
+            self.recycle("a handler shut the default executor down")
         return gone
 
     def _async_done(self, line: _AsyncLine, count: int) -> None:
@@ -517,6 +507,23 @@ class Dispatcher:
             # Once, as it may await its clean-up: so it is removed under every id of its batch.
             self._tasks = {one: other for one, other in self._tasks.items() if other is not task}
             task.end()
+
+
+def most_threads(threads: int, held: int, free: int) -> int:
+    """How many of ``threads`` a topic may occupy that holds ``held``, while ``free`` are free.
+
+    Three quarters of what no other topic holds: it takes one more while it holds less than three times what
+    is free. So a topic alone gets three quarters, and beside k slow topics 1 in 1 + 3k stays free for new
+    arrivals. The rule is that of shared-memory switches (Choudhury and Hahne, "Dynamic queue length
+    thresholds", 1998). It need not know which topics are slow.
+
+    A topic that holds none may always take one: if none is free (``free`` is 0, or negative while others do
+    so), a spare thread serves it. Of two or three threads one stays free; all share a single one.
+    """
+    pool = held + free if free > 0 else held  # without max and min: each task calls this
+    most = pool - pool // 4
+    limit = threads - (threads // 4 or 1)
+    return (most if most < limit else limit) or 1
 
 
 def _task(entry: Entry) -> Task:

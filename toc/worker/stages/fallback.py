@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from toc.model.catalog import TopicCatalog
@@ -54,37 +55,25 @@ RETRY_SECONDS = 5.0
 START = Position(0)
 
 
+@dataclass(kw_only=True, eq=False)
 class Fallback:
     """The loop that takes tasks without Redis."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        catalog: TopicCatalog,
-        clock: Clock,
-        handlers: Mapping[str, Handler],
-        book: SlotBook,
-        inflight: Inflight,
-        finisher: Finisher,
-        dispatcher: Dispatcher,
-        leases: LeaseKeeper,
-        watch: IndexWatch,
-        checker: Checker,
-        wake: Wake,
-    ) -> None:
-        self._store = store
-        self._catalog = catalog
-        self._clock = clock
-        self._handlers = handlers
-        self._book = book
-        self._inflight = inflight
-        self._finisher = finisher
-        self._dispatcher = dispatcher
-        self._leases = leases
-        self._watch = watch
-        self._checker = checker
-        self._tables_of_server = store.tables_of_server()
+    store: Store
+    catalog: TopicCatalog
+    clock: Clock
+    handlers: Mapping[str, Handler]
+    book: SlotBook
+    inflight: Inflight
+    finisher: Finisher
+    dispatcher: Dispatcher
+    leases: LeaseKeeper
+    watch: IndexWatch
+    checker: Checker
+    wake: Wake
+
+    def __post_init__(self) -> None:
+        self._tables_of_server = self.store.tables_of_server()
         self._table_count = sum(map(len, self._tables_of_server))
         self._lost: dict[Slot, float] = {}
         """Slots that are served from the tables, with the time until which (monotonic)."""
@@ -96,7 +85,7 @@ class Fallback:
         self._failed: dict[int, float] = {}
         """Database servers that failed, with the time of the next query (monotonic)."""
         self._taking = True
-        self.loop = Loop("fallback", self.run_once, wake)
+        self.loop = Loop("fallback", self.run_once, self.wake)
 
     @property
     def slots(self) -> int:
@@ -110,11 +99,11 @@ class Fallback:
 
     def run_once(self) -> float:
         """One look, if some slot's node is out of reach. Returns the seconds until the next."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         slots = self._slots(now)
-        if not slots or not self._taking or now < self._inflight.shared_until:  # [rule: takes-alone]
+        if not slots or not self._taking or now < self.inflight.shared_until:  # [rule: takes-alone]
             self._after.clear()
-            self._finisher.give_back_unread(chain.from_iterable(self._unsure.values()))
+            self.finisher.give_back_unread(chain.from_iterable(self._unsure.values()))
             self._unsure.clear()
             return IDLE_SECONDS
         room = self._room(slots)
@@ -129,11 +118,11 @@ class Fallback:
             count, failed = self._look(server, wanted, slots, room)
             taken += count
             if failed:
-                self._failed[server] = self._clock.monotonic() + RETRY_SECONDS
+                self._failed[server] = self.clock.monotonic() + RETRY_SECONDS
                 log.warning("fallback_failed", error=str(next(iter(failed.values()))))
         if min(room.values()) <= 0:
             self._after.clear()  # rows skipped for lack of room come first in the next look
-        took = self._clock.monotonic() - now
+        took = self.clock.monotonic() - now
         # At most half of the time; much less if a look only skips what is not for us.
         return took if self._after or taken else max(LOOK_SECONDS, 4 * took)
 
@@ -141,8 +130,8 @@ class Fallback:
 
     def _slots(self, now: float) -> set[Slot]:
         """Our slots whose node is out of reach, or was until a moment ago."""
-        wanted = self._book.wanted
-        for slot in self._watch.out_of_reach(wanted):
+        wanted = self.book.wanted
+        for slot in self.watch.out_of_reach(wanted):
             if now - wanted[slot] >= OWNED_SECONDS:  # [rule: owned-long]
                 self._lost[slot] = now + LINGER_SECONDS
         self._lost = {slot: until for slot, until in self._lost.items() if until > now and slot in wanted}
@@ -150,19 +139,19 @@ class Fallback:
 
     def _room(self, slots: Iterable[Slot]) -> dict[Topic, int]:
         """How many tasks of each topic may be taken. Topics without room are left out."""
-        if self._finisher.backlog > MAX_UNWRITTEN:
+        if self.finisher.backlog > MAX_UNWRITTEN:
             return {}
-        known = self._catalog.known()
+        known = self.catalog.known()
         room: dict[Topic, int] = {}
         for name in {slot.topic for slot in slots}:
             topic = known.get(name)
-            if topic is None or topic.paused or name not in self._handlers:
+            if topic is None or topic.paused or name not in self.handlers:
                 continue
-            free = self._dispatcher.room(name)
+            free = self.dispatcher.room(name)
             if free > 0:
                 room[topic] = free
             else:
-                self._dispatcher.want_room(name)
+                self.dispatcher.want_room(name)
         return room
 
     def _tables(self, slots: Iterable[Slot], now: float) -> set[int]:
@@ -171,7 +160,7 @@ class Fallback:
             self._everywhere_at = now + LOOK_EVERYWHERE_SECONDS
             return set(range(self._table_count))
         tables = set(self._after)
-        known = self._catalog.known()
+        known = self.catalog.known()
         for slot in slots:
             if slot.topic in known:
                 step = min(known[slot.topic].slot_amount, self._table_count)
@@ -190,8 +179,8 @@ class Fallback:
         starts = {table: self._after.pop(table, START) for table in tables}
         limit = min(max(LEAST_PAGE, sum(room.values()) // len(tables)), MOST_PAGE)
         types = ",".join(str(topic.biz_type) for topic in room)
-        where = f" AND biz_type IN ({types}) AND {self._store.leases.untaken()}"
-        pages = self._store.scans.page(starts, self._clock.now_ms() + 1, limit, where=where)
+        where = f" AND biz_type IN ({types}) AND {self.store.leases.untaken()}"
+        pages = self.store.scans.page(starts, self.clock.now_ms() + 1, limit, where=where)
         if not pages:
             return 0, pages.unanswered
         self._after.update((table, page[-1].position) for table, page in pages.items() if len(page) == limit)
@@ -199,10 +188,10 @@ class Fallback:
         entries += self._choose(chain.from_iterable(pages.values()), slots, room)
         if not entries:
             return 0, {}
-        if self._clock.monotonic() < self._inflight.shared_until:  # learned during this look
-            self._finisher.give_back_unread(entries)
+        if self.clock.monotonic() < self.inflight.shared_until:  # learned during this look
+            self.finisher.give_back_unread(entries)
             return 0, {}
-        failed = self._leases.take(entries)  # [rule: taken-by-lease]
+        failed = self.leases.take(entries)  # [rule: taken-by-lease]
         if failed:
             self._unsure[server] = [entry for entry in entries if entry.job_id in failed]
             entries = [entry for entry in entries if entry.job_id not in failed]
@@ -210,21 +199,21 @@ class Fallback:
         for topic_name, count in Counter(entry.topic.name for entry in leased).items():
             WITHOUT_INDEX.of(topic_name).add(count)
         if entries:  # without a lease too: the crash of its former holder may have to be charged
-            self._checker.check(entries)
+            self.checker.check(entries)
         return len(leased), failed
 
     def _choose(self, rows: Iterable[DueRow], slots: set[Slot], room: dict[Topic, int]) -> list[Entry]:
         """Hold those of these rows that may be taken, those that have waited longest first."""
         topics = {topic.biz_type: topic for topic in room}
-        now, at = self._clock.monotonic(), self._clock.now_ms()
+        now, at = self.clock.monotonic(), self.clock.now_ms()
         chosen: list[Entry] = []
         for row in sorted(rows, key=lambda row: row.next_time):
             topic = topics[row.biz_type]
             slot = topic.slot(row.slot_crc, row.slot_amount)
             if slot not in slots or room[topic] <= 0:
                 continue
-            entry = Entry(row.job_id, slot, NO_FENCE, topic, self._handlers[topic.name], at, now)
-            if self._inflight.hold_if_free(entry):
+            entry = Entry(row.job_id, slot, NO_FENCE, topic, self.handlers[topic.name], at, now)
+            if self.inflight.hold_if_free(entry):
                 chosen.append(entry)
                 room[topic] -= 1
         return chosen

@@ -8,7 +8,7 @@ corrects. Each database server has its own thread, so its tries wait for no othe
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,8 +28,7 @@ from toc.store.shards import Answers, Trouble
 from toc.store.store import TRIED_BEFORE, Store
 from toc.worker.loop import Loop
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.marks import mark_begun
-from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.inbox import Pressure
 from toc.worker.stages.waiting import PutAway
 
 log = get_logger(__name__)
@@ -102,26 +101,22 @@ class Failures(NamedTuple):
     deaths: dict[int, Failure]
 
 
+@dataclass(kw_only=True, eq=False)
 class Finisher:
     """Takes ended tries and returned entries from all threads. Each database server has its own Flusher."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        queues: Queues,
-        inflight: Inflight,
-        clock: Clock,
-        pressure: Pressure,
-    ) -> None:
-        self._store = store
-        self._inflight = inflight
-        self._clock = clock
+    store: Store
+    queues: Queues
+    inflight: Inflight
+    clock: Clock
+    pressure: Pressure
+
+    def __post_init__(self) -> None:
         self.away = PutAway()
         """Postponed entries, for the waiting notes."""
         self.flushers = [
-            Flusher(f"finish-{number}", store, queues, inflight, clock, pressure)
-            for number in range(len(store.tables_of_server()))
+            Flusher(f"finish-{number}", self.store, self.queues, self.inflight, self.clock, self.pressure)
+            for number in range(len(self.store.tables_of_server()))
         ]
 
     @property
@@ -132,11 +127,11 @@ class Finisher:
     def _of(self, entry: Entry) -> Flusher:
         if len(self.flushers) == 1:
             return self.flushers[0]
-        return self.flushers[self._store.server_of(entry.job_id)]
+        return self.flushers[self.store.server_of(entry.job_id)]
 
     def ended(self, entry: Entry, error: Raised | None) -> None:
         """Record that a try ended. None: success. Only the caller that settled the entry calls this."""
-        entry.ended = self._clock.monotonic()
+        entry.ended = self.clock.monotonic()
         self._of(entry).ended(entry, error)
 
     def give_back(self, entries: Iterable[Entry]) -> None:
@@ -209,39 +204,29 @@ class Finisher:
     @property
     def idle(self) -> bool:
         """Whether everything handed in has been written."""
-        return not self._inflight.moving and all(flusher.idle for flusher in self.flushers)
+        return not self.inflight.moving and all(flusher.idle for flusher in self.flushers)
 
     def stop(self, seconds: float) -> None:
         """Let the current flushes end, for at most this many seconds in all."""
-        until = self._clock.monotonic() + seconds
+        until = self.clock.monotonic() + seconds
         for flusher in self.flushers:
             flusher.loop.stop(0)
         for flusher in self.flushers:
-            flusher.loop.stop(max(until - self._clock.monotonic(), 0))
-
-    def run_once(self) -> None:
-        """Flush once for each server."""
-        for flusher in self.flushers:
-            flusher.run_once()
+            flusher.loop.stop(max(until - self.clock.monotonic(), 0))
 
 
+@dataclass(eq=False)
 class Flusher:
     """The loop that writes the tries of one database server and moves their entries."""
 
-    def __init__(
-        self,
-        name: str,
-        store: Store,
-        queues: Queues,
-        inflight: Inflight,
-        clock: Clock,
-        pressure: Pressure,
-    ) -> None:
-        self._store = store
-        self._queues = queues
-        self._inflight = inflight
-        self._clock = clock
-        self._pressure = pressure
+    name: str
+    store: Store
+    queues: Queues
+    inflight: Inflight
+    clock: Clock
+    pressure: Pressure
+
+    def __post_init__(self) -> None:
         self._ended: deque[Ended] = deque()
         self._unwritten: list[Ended] = []
         """Tries that the server failed to write. They are sent again after a pause."""
@@ -253,7 +238,7 @@ class Flusher:
         self._commit_step = StepTimer("commit")
         self._busy = False
         self._flushed_at = 0.0
-        self.loop = Loop(name, self.run_once)
+        self.loop = Loop(self.name, self.run_once)
 
     def ended(self, entry: Entry, error: Raised | None) -> None:
         """Record that a try ended."""
@@ -290,9 +275,9 @@ class Flusher:
         """Flush what was handed in. Returns the seconds until the next call."""
         self._busy = True
         try:
-            gather = GATHER_BUSY_SECONDS if self._pressure.crowded else GATHER_SECONDS
-            self.loop.pause(self._flushed_at + gather - self._clock.monotonic())
-            self._flushed_at = self._clock.monotonic()
+            gather = GATHER_BUSY_SECONDS if self.pressure.crowded else GATHER_SECONDS
+            self.loop.pause(self._flushed_at + gather - self.clock.monotonic())
+            self._flushed_at = self.clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
             if self._unwritten and self._flushed_at >= self._again_at:
                 batch = self._unwritten[:FLUSH_LIMIT] + batch
@@ -309,7 +294,7 @@ class Flusher:
                 failpoint("finish.rows-written")
                 if unwritten:
                     self._unwritten += unwritten
-                    self._again_at = self._clock.monotonic() + RETRY_SECONDS
+                    self._again_at = self.clock.monotonic() + RETRY_SECONDS
             failed.add(self._move(moves))
             if failed:
                 self._moves.appendleft(failed)
@@ -328,16 +313,16 @@ class Flusher:
         They are counted once they are written.
         """
         self._outcomes.clear()
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         done = [entry for entry, error in batch if error is None]
         failed = [(entry, error) for entry, error in batch if error is not None]
-        cases = self._store.finish([(e.job_id, e.row.version) for e in done]) if done else Answers[Finish]()
+        cases = self.store.finish([(e.job_id, e.row.version) for e in done]) if done else Answers[Finish]()
         failures = self._failures(failed)
         guards = Answers[Guard]()
         if failures.retries:
-            guards = self._store.fail(list(failures.retries.values()))
+            guards = self.store.fail(list(failures.retries.values()))
         if failures.deaths:
-            died = self._store.die(list(failures.deaths.values()))  # [rule: dead-first]
+            died = self.store.die(list(failures.deaths.values()))  # [rule: dead-first]
             guards = Answers(guards | died, guards.unanswered | died.unanswered)
         unwritten = [pair for pair in batch if pair[0].job_id in cases.unanswered | guards.unanswered]
         if unwritten:
@@ -350,7 +335,7 @@ class Flusher:
         overtaken = self._settle_successes(done, cases, moves)
         overtaken += self._settle_failures(failed, failures, guards, moves)
         unsettled = self._by_row(overtaken, moves)
-        self._finish_step.took(self._clock.monotonic() - began, len(batch))
+        self._finish_step.took(self.clock.monotonic() - began, len(batch))
         for topic, (late, ran) in measured.items():
             LATENESS.of(topic).observe(late)
             RUNTIME.of(topic).observe(ran)
@@ -367,7 +352,7 @@ class Flusher:
         for entry in entries:
             if entry.started:  # not set if a suspect's last run ended unseen
                 by_topic.setdefault(entry.topic.name, []).append(entry)
-        wall = self._clock.time() - self._clock.monotonic()
+        wall = self.clock.time() - self.clock.monotonic()
         return {
             topic: (
                 [entry.started + wall - entry.row.next_time / 1000 for entry in some],
@@ -394,7 +379,7 @@ class Flusher:
 
     def _failures(self, failed: Iterable[tuple[Entry, Raised]]) -> Failures:
         """The row changes of tries that failed."""
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         failures = Failures(now, {}, {})
         for entry, error in failed:
             failure, dead = after_failure(entry.row, entry.topic, error, now)
@@ -441,10 +426,10 @@ class Flusher:
         """
         if not entries:
             return {}
-        rows = self._store.read_tries([entry.job_id for entry in entries])
+        rows = self.store.read_tries([entry.job_id for entry in entries])
         unsettled = dict(rows.unanswered)
         moved = [row.job_id for row in rows.values() if row.status == TaskStatus.PENDING]
-        unsettled |= mark_begun(self._store, rows.values(), moved, TRIED_BEFORE)
+        unsettled |= mark_begun(self.store, rows.values(), moved, TRIED_BEFORE)
         for entry in entries:
             if entry.job_id not in unsettled:
                 moves.by_row(entry, rows.get(entry.job_id))
@@ -459,24 +444,24 @@ class Flusher:
         count = len(moves.commit) + len(moves.rollback) + len(moves.bury)
         if not count:
             return moves
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         if moves.stopped:
             # Before the lease and the entry go: until then a cancel goes by these.  [rule: mark-tried]
-            failed = self._store.mark_begun(moves.stopped, "its worker stopped before it had ended")
+            failed = self.store.mark_begun(moves.stopped, "its worker stopped before it had ended")
             if failed:  # the tasks run again: that must not wait
                 self._complain(len(failed), failed)
         # While they are held here: the lease that is given up must not be one that was taken again.
-        self._release([e for e, _ in moves.rollback if e.leased and self._inflight.get(e.job_id) is e])
-        going = moves.departing(self._inflight)
+        self._release([e for e, _ in moves.rollback if e.leased and self.inflight.get(e.job_id) is e])
+        going = moves.departing(self.inflight)
         gone = [*going.commit, *(entry for entry, _ in going.rollback), *going.bury]
         try:
             return self._send(going)
         finally:
-            self._inflight.arrived(gone)
-            self._commit_step.took(self._clock.monotonic() - began, count)
+            self.inflight.arrived(gone)
+            self._commit_step.took(self.clock.monotonic() - began, count)
 
     def _send(self, moves: Moves) -> Moves:
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         beyond = [e for e, score in moves.rollback if beyond_horizon(e.topic, due_ms(score), now)]
         if beyond:  # it waits in its row alone; the sweep brings it back in time
             moves.commit += beyond
@@ -484,7 +469,7 @@ class Flusher:
         failed = Moves()
         if moves.commit:
             commits = _by_slot(moves.commit)
-            results = self._queues.commit({s: [(e.job_id, e.fence) for e in es] for s, es in commits.items()})
+            results = self.queues.commit({s: [(e.job_id, e.fence) for e in es] for s, es in commits.items()})
             for slot, entries in commits.items():
                 if isinstance(results[slot], IndexUnavailable):
                     failed.commit += entries
@@ -492,7 +477,7 @@ class Flusher:
             backs: dict[Slot, list[tuple[Entry, float]]] = {}
             for entry, score in moves.rollback:
                 backs.setdefault(entry.slot, []).append((entry, score))
-            returned = self._queues.rollback(
+            returned = self.queues.rollback(
                 {slot: [(e.job_id, e.fence, score) for e, score in pairs] for slot, pairs in backs.items()}
             )
             for slot, pairs in backs.items():
@@ -500,7 +485,7 @@ class Flusher:
                     failed.rollback += pairs
         if moves.bury:
             buries = _by_slot(moves.bury)
-            buried = self._queues.bury(
+            buried = self.queues.bury(
                 {slot: [(e.job_id, e.fence, now) for e in es] for slot, es in buries.items()}
             )
             for slot, entries in buries.items():
@@ -512,11 +497,32 @@ class Flusher:
         """Give up the leases of entries that go back."""
         if not entries:
             return
-        failed = self._store.leases.release([entry.job_id for entry in entries]).unanswered
+        failed = self.store.leases.release([entry.job_id for entry in entries]).unanswered
         if failed:
             self._complain(len(failed), failed)  # they will run out
         for entry in entries:
             entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
+
+
+def mark_begun(
+    store: Store, rows: Iterable[TryRow], moved: Collection[int], error: str
+) -> dict[int, Trouble]:
+    """Mark the cancelled ones of these rows as tried, and those with an id in ``moved`` as begun.
+
+    For a concurrent or later cancel. It looks for the PrepareQueue entry to learn whether a try may have
+    begun, and without one reads the row again: so a row is marked before its entry moves and no failure is
+    written.
+
+    ``moved`` are pending tasks with a new deadline. ``error`` becomes their last_error if they have none.
+    Returns the ids that could not be marked, with the reason: their entries stay.
+    """
+    # [rule: mark-tried]
+    failed: dict[int, Trouble] = {}
+    if cancelled := [row.job_id for row in rows if row.status == TaskStatus.CANCELLED]:
+        failed |= store.mark_tried(cancelled)
+    if moved:
+        failed |= store.mark_begun(moved, error)
+    return failed
 
 
 def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:

@@ -6,6 +6,7 @@ It scans all held entries twice a second, so it also reports those that wait for
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from toc.index.queues import Queues
 from toc.model.clock import Clock
@@ -25,6 +26,7 @@ log = get_logger(__name__)
 TICK_SECONDS = 0.5
 
 
+@dataclass(kw_only=True, eq=False)
 class Heartbeat:
     """The loop that extends entries every third of prepare_timeout and enforces max_runtime.
 
@@ -33,30 +35,22 @@ class Heartbeat:
     before that, so that the process takes nothing more.
     """
 
-    def __init__(
-        self,
-        *,
-        queues: Queues,
-        clock: Clock,
-        inflight: Inflight,
-        dispatcher: Dispatcher,
-        finisher: Finisher,
-        recycle: Callable[[str], None],
-    ) -> None:
-        self._queues = queues
-        self._clock = clock
-        self._inflight = inflight
-        self._dispatcher = dispatcher
-        self._finisher = finisher
-        self._recycle = recycle
-        self._notes = WaitingNotes(queues, clock, finisher.away)
+    queues: Queues
+    clock: Clock
+    inflight: Inflight
+    dispatcher: Dispatcher
+    finisher: Finisher
+    recycle: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._notes = WaitingNotes(self.queues, self.clock, self.finisher.away)
         self.loop = Loop("keepalive", self.run_once)
 
     def run_once(self) -> float:
         """Extend entries, end overlong tries. Returns the seconds until the next look."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         aging: dict[Slot, list[Entry]] = {}
-        held = self._inflight.snapshot()
+        held = self.inflight.snapshot()
         for entry in held:
             fenced = entry.fence != NO_FENCE and not entry.lost
             if fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
@@ -70,11 +64,11 @@ class Heartbeat:
 
     def end(self) -> None:
         """Withdraw the notes: nothing waits here any more. Call once the loop has ended."""
-        self._notes.tell((), self._clock.monotonic())
+        self._notes.tell((), self.clock.monotonic())
 
     def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
         sent = {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}
-        results = self._queues.extend(sent)
+        results = self.queues.extend(sent)
         failures: list[IndexUnavailable] = []
         for slot, entries in aging.items():
             standing = results[slot]
@@ -86,7 +80,7 @@ class Heartbeat:
                     continue  # taken again meanwhile: it runs on under another fencing token
                 if stands:
                     entry.kept = now
-                elif self._inflight.get(entry.job_id) is entry:
+                elif self.inflight.get(entry.job_id) is entry:
                     # Timed out by another worker, or lost. A success still counts; a failure will not.
                     entry.lost = True
                     FENCES_LOST.of(entry.topic.name).add()
@@ -97,9 +91,9 @@ class Heartbeat:
     def _end(self, entry: Entry, now: float) -> None:
         overtime = now - entry.started - entry.topic.max_runtime
         if entry.handler.is_async and overtime < CLEAN_UP_SECONDS:
-            self._dispatcher.cancel_async(entry)
+            self.dispatcher.cancel_async(entry)
             return
         log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
-        self._recycle("a handler ran longer than max_runtime")
-        if self._inflight.settle(entry):
-            self._finisher.ended(entry, overran(entry.topic.max_runtime))
+        self.recycle("a handler ran longer than max_runtime")
+        if self.inflight.settle(entry):
+            self.finisher.ended(entry, overran(entry.topic.max_runtime))

@@ -1,4 +1,5 @@
-"""Messages from other threads to the poller: where tasks may be due, and where entries were let go."""
+"""What other threads tell the poller, and what it tells them: where tasks may be due, where entries were let
+go; and whether the process keeps up."""
 
 from __future__ import annotations
 
@@ -54,3 +55,11 @@ class Inbox:
         with self._lock:
             let_go, self._let_go = self._let_go, set()
         return let_go
+
+
+class Pressure:
+    """Back-pressure: whether this process keeps up. Any thread may read it."""
+
+    crowded = False
+    """Whether more is due than can start at once. The poller sets it. The finisher then gathers more before
+    it writes, and the sweep rests longer."""

@@ -54,11 +54,6 @@ class LeaseKeeper:
         self.loops = [Loop(f"leases-{number}", partial(self.look, number)) for number in servers]
         """One loop per database server: a server that hangs must not delay the renewals of others."""
 
-    def run_once(self) -> None:
-        """Look at every server once."""
-        for number in range(len(self._asked)):
-            self.look(number)
-
     def look(self, number: int) -> float:
         """Request the due leases of one server. Returns the seconds until the next look."""
         now = self._clock.monotonic()

@@ -27,10 +27,9 @@ from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Inflight
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.inbox import Inbox
+from toc.worker.stages.inbox import Inbox, Pressure
 from toc.worker.stages.lease_keeper import LeaseKeeper
 from toc.worker.stages.poll import Poller
-from toc.worker.stages.pressure import Pressure
 
 
 class Pipeline:

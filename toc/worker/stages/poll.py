@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from toc.failpoint import failpoint
@@ -36,8 +37,7 @@ from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Held, Inflight
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.inbox import Inbox
-from toc.worker.stages.pressure import Pressure
+from toc.worker.stages.inbox import Inbox, Pressure
 
 log = get_logger(__name__)
 
@@ -60,45 +60,34 @@ RECONCILE_AFTER_MS = (0, 1000, 4000)
 """When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Poller:
     """The loop that takes tasks. It alone prepares. Other threads report slots and due times to its inbox."""
 
-    def __init__(
-        self,
-        *,
-        queues: Queues,
-        catalog: TopicCatalog,
-        clock: Clock,
-        handlers: Mapping[str, Handler],
-        book: SlotBook,
-        inflight: Inflight,
-        finisher: Finisher,
-        dispatcher: Dispatcher,
-        checker: Checker,
-        early: EarlyEntries,
-        inbox: Inbox,
-        pressure: Pressure,
-        wake: Wake,
-    ) -> None:
-        self._queues = queues.within(PATIENCE_SECONDS)
-        self._catalog = catalog
-        self._clock = clock
-        self._handlers = handlers
-        self._book = book
-        self._inflight = inflight
-        self._finisher = finisher
-        self._checker = checker
-        self._early = early
-        self._inbox = inbox
-        self._pressure = pressure
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    handlers: Mapping[str, Handler]
+    book: SlotBook
+    inflight: Inflight
+    finisher: Finisher
+    dispatcher: Dispatcher
+    checker: Checker
+    early: EarlyEntries
+    inbox: Inbox
+    pressure: Pressure
+    wake: Wake
+
+    def __post_init__(self) -> None:
+        self._queues = self.queues.within(PATIENCE_SECONDS)
         self._agenda = Agenda(
-            catalog=catalog,
-            clock=clock,
-            handlers=handlers,
-            book=book,
-            finisher=finisher,
-            dispatcher=dispatcher,
-            pressure=pressure,
+            catalog=self.catalog,
+            clock=self.clock,
+            handlers=self.handlers,
+            book=self.book,
+            finisher=self.finisher,
+            dispatcher=self.dispatcher,
+            pressure=self.pressure,
         )
         self._lock = threading.Lock()
         self._reconcile: list[tuple[int, Slot, int]] = []
@@ -112,17 +101,17 @@ class Poller:
         self._taking = True
         self._between = threading.Lock()
         self._prepare_step = StepTimer("prepare")
-        self.loop = Loop("poll", self.run_once, wake)
+        self.loop = Loop("poll", self.run_once, self.wake)
 
     @property
     def settled(self) -> bool:
         """Whether no let-go entry has yet to be looked for, and no node owes an answer."""
-        return not self._inbox.let_go and not self._settling and not self._awaited
+        return not self.inbox.let_go and not self._settling and not self._awaited
 
     def pause_taking(self) -> None:
         """Take nothing more. Returns when the current round has ended."""
         self._taking = False
-        self._checker.leave()
+        self.checker.leave()
         with self._between:
             pass
         self.loop.wake()
@@ -132,32 +121,32 @@ class Poller:
     def run_once(self) -> float:
         """Take the due entries that can start. Returns the seconds until the next are due."""
         with self._between:
-            now = self._clock.now_ms()
-            self._agenda.hear(self._inbox.take_due())
-            self._checker.start(self._early.release(now))
+            now = self.clock.now_ms()
+            self._agenda.hear(self.inbox.take_due())
+            self.checker.start(self.early.release(now))
             self._hear_late()
             self._settle_lost_replies(now)
-            self._checker.check_again(now)
+            self.checker.check_again(now)
             if not self._taking:
                 return self._until_next(now)
             requests = self._agenda.choose(now)
-            if requests and not self._take(requests) and self._pressure.crowded:
+            if requests and not self._take(requests) and self.pressure.crowded:
                 return 0.0  # nothing that runs will make room for the others: continue with them
-            return self._until_next(self._clock.now_ms())
+            return self._until_next(self.clock.now_ms())
 
     def _until_next(self, now: int) -> float:
-        if self._late or not self._inbox.empty:
+        if self._late or not self.inbox.empty:
             return 0.0
         times = []
         if self._taking and (due := self._agenda.next_due()) is not None:
             times.append(due)
         if self._reconcile:
             times.append(self._reconcile[0][0])
-        times += [at for at in (self._checker.next_again(), self._early.next_due()) if at is not None]
+        times += [at for at in (self.checker.next_again(), self.early.next_due()) if at is not None]
         if not times:
             return IDLE_SECONDS
         # By the exact clock, as now was rounded down: ends when the millisecond begins or just after.
-        wait = min(times) / 1000 - self._clock.time() if min(times) > now else 0.0
+        wait = min(times) / 1000 - self.clock.time() if min(times) > now else 0.0
         if wait > LONG_SLEEP_SECONDS:
             wait -= STIR_SECONDS
         return min(max(wait, 0.0), IDLE_SECONDS)
@@ -166,18 +155,18 @@ class Poller:
 
     def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> int:
         """Prepare, check, dispatch. Returns how many entries were taken."""
-        before = self._clock.monotonic()
+        before = self.clock.monotonic()
         asked = _Asked(before, {owned.slot: owned for owned, _ in requests})
         results = self._queues.prepare(
             [request for _, request in requests], lambda answers: self._answered_late(asked, answers)
         )
         with self._lock:
             self._awaited += len(asked.slots) - len(results)  # a slot may have been asked for twice
-        prepared = self._clock.monotonic() - before
+        prepared = self.clock.monotonic() - before
         taken = self._accept(asked, results)
         if taken:
             failpoint("poll.taken")
-            self._checker.check_taken(taken)
+            self.checker.check_taken(taken)
         self._prepare_step.took(prepared, len(taken))  # after due entries were dispatched
         return len(taken)
 
@@ -185,7 +174,7 @@ class Poller:
         """Hold the entries that were taken. Returns those to check."""
         taken: list[Entry] = []
         failures: list[IndexUnavailable] = []
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         for slot, result in results.items():
             owned = asked.slots[slot]
             if isinstance(result, IndexUnavailable):
@@ -223,25 +212,25 @@ class Poller:
 
     def _take_over(self, taken: Sequence[Entry]) -> None:
         """Check entries found under our claim. Those in slots that we no longer own go back."""
-        owned = self._book.owned if self._taking else {}
-        self._finisher.give_back_unread(entry for entry in taken if entry.slot not in owned)
+        owned = self.book.owned if self._taking else {}
+        self.finisher.give_back_unread(entry for entry in taken if entry.slot not in owned)
         if ours := [entry for entry in taken if entry.slot in owned]:
-            self._checker.check(ours)
+            self.checker.check(ours)
 
     def _hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
         """Hold entries given as (job_id, fence), known to exist since ``kept``. Returns those to check."""
-        topic = self._catalog.known().get(slot.topic)
+        topic = self.catalog.known().get(slot.topic)
         if topic is None:  # removed meanwhile: they time out, and remain if it comes back
             return []
-        handler = self._handlers[topic.name]
+        handler = self.handlers[topic.name]
         held: list[Entry] = []
         for job_id, fence in entries:
             entry = Entry(job_id, slot, fence, topic, handler, taken, kept)
-            what = self._inflight.hold(entry)
+            what = self.inflight.hold(entry)
             if what is Held.NEW:
                 held.append(entry)
             elif what is Held.MOVING:
-                at = self._clock.now_ms() + MOVING_MS
+                at = self.clock.now_ms() + MOVING_MS
                 heapq.heappush(self._reconcile, (at, slot, split(fence).claim))
             # RUNNING: timed out while this process was paused. It runs on under the new fencing token; its
             # late failure will find another (attempts, crashes) on the row.
@@ -256,7 +245,7 @@ class Poller:
         old. Entries in slots that we no longer own go back: otherwise they would time out, which costs a try.
         """
         self._settling = True
-        for slot, claim in self._inbox.take_let_go():
+        for slot, claim in self.inbox.take_let_go():
             heapq.heappush(self._reconcile, (now, slot, claim))
         claims: dict[Slot, set[int]] = {}
         while self._reconcile and self._reconcile[0][0] <= now:
@@ -278,9 +267,9 @@ class Poller:
                 again.append(slot)
                 continue
             mine = [
-                (job_id, fence_of(score)) for job_id, score in result if self._inflight.get(job_id) is None
+                (job_id, fence_of(score)) for job_id, score in result if self.inflight.get(job_id) is None
             ]
-            kept = self._clock.monotonic()
+            kept = self.clock.monotonic()
             # Hold before the existence check, not after it: a move that was under way may end in between.
             held = self._hold(slot, mine, now, kept)
             if not held:
@@ -290,7 +279,7 @@ class Poller:
             if isinstance(standing, IndexUnavailable):
                 again.append(slot)
                 standing = [False] * len(held)
-            self._inflight.drop(entry for entry, stands in zip(held, standing, strict=True) if not stands)
+            self.inflight.drop(entry for entry, stands in zip(held, standing, strict=True) if not stands)
             found += [entry for entry, stands in zip(held, standing, strict=True) if stands]
         for slot in again:
             for claim in claims[slot]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from toc.failpoint import failpoint
@@ -29,8 +30,8 @@ from toc.store.store import Store
 from toc.worker.loop import Loop
 from toc.worker.slots import OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.entry import NO_FENCE, Inflight
+from toc.worker.stages.finish import mark_begun
 from toc.worker.stages.inbox import Inbox
-from toc.worker.stages.marks import mark_begun
 
 log = get_logger(__name__)
 
@@ -48,29 +49,20 @@ BEFORE_MOVED = "its worker for a former time died or fell silent"
 """The last_error, if it has none, of a task that may have begun when a new deadline charges no try."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Reclaimer:
     """The loop that rolls back timed-out entries, and at once those of workers known to be dead."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        queues: Queues,
-        catalog: TopicCatalog,
-        clock: Clock,
-        book: SlotBook,
-        inflight: Inflight,
-        inbox: Inbox,
-        max_crashes: int,
-    ) -> None:
-        self._store = store
-        self._queues = queues
-        self._catalog = catalog
-        self._clock = clock
-        self._book = book
-        self._inflight = inflight
-        self._inbox = inbox
-        self._max_crashes = max_crashes
+    store: Store
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    book: SlotBook
+    inflight: Inflight
+    inbox: Inbox
+    max_crashes: int
+
+    def __post_init__(self) -> None:
         self._peeked_at = float("-inf")
         self._to_peek: deque[Slot] = deque()
         """Slots not yet peeked at in this round."""
@@ -87,16 +79,16 @@ class Reclaimer:
 
     def run_once(self) -> float:
         """One look. Returns the seconds until the next."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if slots := self._next_slots(now):
             self._peek(slots)
         if self._suspects:
             self._reclaim()
-        return TICK_SECONDS - self._clock.now_ms() % 1000 / 1000 + self._offset
+        return TICK_SECONDS - self.clock.now_ms() % 1000 / 1000 + self._offset
 
     def _next_slots(self, now: float) -> list[Slot]:
         """The slots to peek at in this look."""
-        owned = self._book.owned
+        owned = self.book.owned
         part = max(PEEK_SLOTS, ceil(len(owned) * TICK_SECONDS / PEEK_SECONDS))
         if self._at_once:
             self._at_once = False
@@ -110,18 +102,18 @@ class Reclaimer:
         return [slot for slot in slots if slot in owned]
 
     def _peek(self, slots: Sequence[Slot]) -> None:
-        owned = self._book.owned
+        owned = self.book.owned
         # Entries that we hold but lost must not hide as many entries of others for as long as they run.
         held = Counter(
-            entry.slot for entry in self._inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
+            entry.slot for entry in self.inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
         )
         idle: dict[Slot, list[int]] = {}
-        for slot, peek in self._queues.peek(slots).items():
+        for slot, peek in self.queues.peek(slots).items():
             if isinstance(peek, IndexUnavailable) or slot not in owned:
                 continue
             owned[slot].buried = peek.dead
             if peek.next_due is not None:
-                self._inbox.look_at(slot, instant_of(peek.next_due))
+                self.inbox.look_at(slot, instant_of(peek.next_due))
             # While others have claim numbers there, our new entries may hide what they left.
             if peek.prepared > held[slot] or (peek.prepared and owned[slot].others):
                 self._suspects.add(slot)
@@ -132,12 +124,12 @@ class Reclaimer:
                 owned[slot].others = {}
         if idle:
             # Nothing is prepared there, so nothing is left under these claim numbers.
-            self._queues.unclaim(idle)
+            self.queues.unclaim(idle)
 
     def _reclaim(self) -> None:
-        owned = self._book.owned
-        topics = self._catalog.known()
-        dead = self._book.dead
+        owned = self.book.owned
+        topics = self.catalog.known()
+        dead = self.book.dead
         requests = [
             ExpiredRequest(
                 slot, topics[slot.topic].prepare_timeout, _numbers_of(dead, owned[slot]), RECLAIM_LIMIT
@@ -147,10 +139,10 @@ class Reclaimer:
         ]
         self._suspects &= {request.slot for request in requests}
         found: dict[Slot, list[tuple[int, float]]] = {}
-        for slot, result in self._queues.expired(requests).items():
+        for slot, result in self.queues.expired(requests).items():
             if isinstance(result, IndexUnavailable):
                 continue
-            left = [pair for pair in result if self._inflight.get(pair[0]) is None]
+            left = [pair for pair in result if self.inflight.get(pair[0]) is None]
             if left:
                 found[slot] = left
         if found:
@@ -158,22 +150,22 @@ class Reclaimer:
 
     def _roll_back(self, found: Mapping[Slot, list[tuple[int, float]]], topics: Mapping[str, Topic]) -> None:
         """Write rows, then move the listed entries if unchanged: a crash in between repeats it uncharged."""
-        rows = self._store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
+        rows = self.store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
         unknown = dict(rows.unanswered)
         """Rows that cannot be read or written now. A later look finds their entries again."""
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         crashes: dict[int, Failure] = {}
         for slot, pairs in found.items():
             topic = topics[slot.topic]
-            dead = _numbers_of(self._book.dead, self._book.owned[slot]) if slot in self._book.owned else []
+            dead = _numbers_of(self.book.dead, self.book.owned[slot]) if slot in self.book.owned else []
             for job_id, score in pairs:
                 _, remaining, claim = split(score)
                 failure = after_crash(
-                    rows.get(job_id), topic, remaining, now, self._max_crashes, dead=claim in dead
+                    rows.get(job_id), topic, remaining, now, self.max_crashes, dead=claim in dead
                 )
                 if failure is not None:
                     crashes[job_id] = failure
-        guards = self._store.crash(list(crashes.values())) if crashes else Answers[Guard]()
+        guards = self.store.crash(list(crashes.values())) if crashes else Answers[Guard]()
         unknown |= guards.unanswered
         # These may have begun before their deadline moved. Nothing else records it.
         moved = [
@@ -181,7 +173,7 @@ class Reclaimer:
             for job_id, row in rows.items()
             if row.status == TaskStatus.PENDING and row.version and job_id not in crashes
         ]
-        unknown |= mark_begun(self._store, rows.values(), moved, BEFORE_MOVED)
+        unknown |= mark_begun(self.store, rows.values(), moved, BEFORE_MOVED)
         if unknown:
             log.warning("not_reclaimed", tasks=len(unknown), error=str(next(iter(unknown.values()))))
         failpoint("reclaim.rows-written")
@@ -213,7 +205,7 @@ class Reclaimer:
                     backs.setdefault(slot, []).append((job_id, score, target))
                 # LOST: the row changed meanwhile; the next look reads it again
         if commits:
-            for slot, removed in self._queues.commit(commits).items():
+            for slot, removed in self.queues.commit(commits).items():
                 if not isinstance(removed, IndexUnavailable):
                     ids = [job_id for job_id, _ in commits[slot]]
                     _alarm(
@@ -225,10 +217,10 @@ class Reclaimer:
                         ],
                     )
         if backs:
-            self._queues.rollback(backs)
+            self.queues.rollback(backs)
         if buries:
-            self._queues.bury(buries)
-        self._queues.note_waiting(dict.fromkeys(backs))  # the notes of their worker are obsolete
+            self.queues.bury(buries)
+        self.queues.note_waiting(dict.fromkeys(backs))  # the notes of their worker are obsolete
         for slot, given in backs.items():
             RECLAIMED.of(slot.topic).add(len(given))
         log.warning("reclaimed", slots=len(found), tasks=sum(map(len, backs.values())))

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import ceil
 
@@ -69,6 +70,7 @@ FILLING = "filling"
 """Prefix of the generation of a slot that is being filled."""
 
 
+@dataclass(kw_only=True, eq=False)
 class IndexWatch:
     """The loop that checks the nodes. ``queues`` should have short timeouts, as it detects servers that hang.
 
@@ -78,30 +80,18 @@ class IndexWatch:
     reach or comes back.
     """
 
-    def __init__(
-        self,
-        *,
-        queues: Queues,
-        catalog: TopicCatalog,
-        clock: Clock,
-        book: SlotBook,
-        on_loss: Callable[[], None],
-        refilled: Callable[[], float],
-        identity: str,
-        name: str,
-        refuse: Callable[[str | None], None],
-        on_change: Callable[[], None],
-    ) -> None:
-        self._queues = queues
-        self._catalog = catalog
-        self._clock = clock
-        self._book = book
-        self._on_loss = on_loss
-        self._refilled = refilled
-        self._identity = identity
-        self._name = name
-        self._refuse = refuse
-        self._on_change = on_change
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    book: SlotBook
+    on_loss: Callable[[], None]
+    refilled: Callable[[], float]
+    identity: str
+    name: str
+    refuse: Callable[[str | None], None]
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._own_at = float("-inf")
         """When to ask next whose index this is (monotonic)."""
         self._rival = ""
@@ -147,7 +137,7 @@ class IndexWatch:
         out, broken = self._out, self._broken
         if not out and not broken:
             return []
-        return [slot for slot in slots if slot in broken or self._queues.node_of(slot) in out]
+        return [slot for slot in slots if slot in broken or self.queues.node_of(slot) in out]
 
     @property
     def broken(self) -> int:
@@ -156,12 +146,12 @@ class IndexWatch:
 
     def run_once(self) -> float:
         """One look. Returns the seconds until the next."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now >= self._own_at:
             self.ask_owner()
         if self.foreign:
             return PROBE_SECONDS
-        owned = self._book.owned
+        owned = self.book.owned
         anew = self._looked_at == float("-inf") or (
             not self._silent
             and any(
@@ -169,10 +159,10 @@ class IndexWatch:
                 for slot in owned
             )
         )
-        part = self._part(now, self._book.wanted, at_once=anew)
+        part = self._part(now, self.book.wanted, at_once=anew)
         if anew or now >= self._spread_at:
-            every = set(chain.from_iterable(topic.slots() for topic in self._catalog.known().values()))
-            every.update(self._book.wanted)
+            every = set(chain.from_iterable(topic.slots() for topic in self.catalog.known().values()))
+            every.update(self.book.wanted)
             self._seen = {slot: recorded for slot, recorded in self._seen.items() if slot in every}
             self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
             self._by_node, self._sampled = self._spread(every), []
@@ -181,40 +171,40 @@ class IndexWatch:
         mended = self._note_broken(found)
         loss = self._judge(found, now, mended)
         if loss:  # one node has lost data: which of our slots?
-            self._judge(self._queues.generations(owned), now)
+            self._judge(self.queues.generations(owned), now)
             # Claims may be lost with the rest.
-            self._book.renew([slot for slot in owned if slot in self._missing])
+            self.book.renew([slot for slot in owned if slot in self._missing])
         self._mark()
         if loss:
-            self._on_loss()  # after the marks: if the server is emptied again, they vanish with the rest
+            self.on_loss()  # after the marks: if the server is emptied again, they vanish with the rest
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
     def ask_owner(self) -> None:
         """Ask whose index this is. Called before anything is taken, and then repeatedly."""
-        self._own_at = self._clock.monotonic() + OWNER_REFRESH_SECONDS
+        self._own_at = self.clock.monotonic() + OWNER_REFRESH_SECONDS
         try:
-            owner = self._queues.own(self._identity, self._name)
+            owner = self.queues.own(self.identity, self.name)
         except IndexUnavailable:
             return  # keep the last answer
-        foreign = owner.identity != self._identity
+        foreign = owner.identity != self.identity
         if foreign and not self.foreign:
             why = (
                 f"this Redis and namespace belong to another cluster, {owner.name}, whose workers were there "
                 f"{owner.seconds} s ago; give one of the two another TOC_NAMESPACE, or another Redis"
             )
             log.error("index_not_ours", error=why)
-            self._refuse(why)
+            self.refuse(why)
         elif self.foreign and not foreign:
             log.info("index_ours")
-            self._refuse(None)
+            self.refuse(None)
         rival = owner.rival if not foreign and owner.rival_seconds <= OWNER_LAPSE_SECONDS else ""
         if rival and rival != self._rival:
             log.error("index_wanted_by_another", rival=rival)
         self._rival = rival
         if foreign != self.foreign:
             self.foreign = foreign
-            self._on_change()
+            self.on_change()
 
     def _part(self, now: float, ours: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
         """The slots to look at now, so that each has its turn in the period: some, or all ``at_once``."""
@@ -233,12 +223,12 @@ class IndexWatch:
         self, samples: Sequence[Slot], more: Sequence[Slot]
     ) -> dict[Slot, Generation | IndexUnavailable]:
         """The generations of one slot per node, and of ``more``. Records the nodes that do not answer."""
-        found = self._queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
-        now = self._clock.monotonic()
+        found = self.queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
+        now = self.clock.monotonic()
         self._silent = False
         out: dict[object, IndexUnavailable] = {}
         for slot in samples:
-            node, answer = self._queues.node_of(slot), found[slot]
+            node, answer = self.queues.node_of(slot), found[slot]
             if not isinstance(answer, IndexUnavailable) or isinstance(answer, IndexBroken):
                 self._answered[node] = now
                 continue
@@ -252,14 +242,14 @@ class IndexWatch:
             log.info("index_reachable", nodes=len(before - self._out))
             self._looked_at = float("-inf")
         if before != self._out:
-            self._on_change()
+            self.on_change()
         return found
 
     def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
         """The slots of each node: only those with a recorded generation, if there are any."""
         by_node: dict[object, list[Slot]] = {}
         for slot in slots:
-            by_node.setdefault(self._queues.node_of(slot), []).append(slot)
+            by_node.setdefault(self.queues.node_of(slot), []).append(slot)
         return [[slot for slot in some if slot in self._seen] or some for some in by_node.values()]
 
     def _samples(self) -> list[Slot]:
@@ -274,7 +264,7 @@ class IndexWatch:
 
     def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
         """Record slots with a key that toc did not write. Returns those that have none any more."""
-        wanted, before = self._book.wanted, self._broken
+        wanted, before = self.book.wanted, self._broken
         errors = {
             slot: answer
             for slot, answer in found.items()
@@ -287,7 +277,7 @@ class IndexWatch:
         if mended:
             log.info("slots_mended", slots=len(mended), slot=str(min(mended)))
         if self._broken != before:
-            self._on_change()
+            self.on_change()
         return mended
 
     def _judge(
@@ -300,7 +290,7 @@ class IndexWatch:
 
         Data of mended slots is lost, whatever their generation says.
         """
-        owned = self._book.owned
+        owned = self.book.owned
         lost: list[Slot] = []
         known = False
         for slot, generation in found.items():
@@ -329,11 +319,11 @@ class IndexWatch:
                 known = known or before is not None
         if lost:
             # What was seen of other slots on these nodes is stale: their loss is no news.
-            nodes = {self._queues.node_of(slot) for slot in lost}
+            nodes = {self.queues.node_of(slot) for slot in lost}
             self._seen = {
                 slot: recorded
                 for slot, recorded in self._seen.items()
-                if slot in owned or slot in found or self._queues.node_of(slot) not in nodes
+                if slot in owned or slot in found or self.queues.node_of(slot) not in nodes
             }
             if known:
                 INDEX_LOSSES.of().add()
@@ -344,20 +334,20 @@ class IndexWatch:
 
     def _mark(self) -> None:
         """Mark slots that are being filled, unless their former owner has."""
-        owned = self._book.owned
+        owned = self.book.owned
         marks = {
             slot: f"{FILLING} {serving} {owned[slot].claim}"
             for slot, (serving, _) in self._missing.items()
             if slot in owned and slot not in self._broken and not _fills(self._seen.get(slot), serving)
         }
-        for slot, result in (self._queues.set_generations(marks) if marks else {}).items():
+        for slot, result in (self.queues.set_generations(marks) if marks else {}).items():
             if not isinstance(result, IndexUnavailable):
                 self._seen[slot] = marks[slot]
 
     def _record(self, now: float) -> None:
         """Record the generation of slots that are whole again."""
-        owned = self._book.owned
-        refilled = self._refilled()
+        owned = self.book.owned
+        refilled = self.refilled()
         whole = {
             slot: run_id
             for slot, (run_id, since) in self._missing.items()
@@ -369,14 +359,14 @@ class IndexWatch:
         if not whole:
             return
         # If data was lost again while the key was missing anyway, our claims are lost as well.
-        again = self._book.renew(whole)
+        again = self.book.renew(whole)
         for slot in again:
             self._missing[slot] = (self._missing[slot][0], now)
             self._seen.pop(slot, None)
         if again:
-            self._on_loss()
+            self.on_loss()
         done = {slot: run_id for slot, run_id in whole.items() if slot not in again}
-        for slot, result in self._queues.set_generations(done).items():
+        for slot, result in self.queues.set_generations(done).items():
             if not isinstance(result, IndexUnavailable):
                 del self._missing[slot]
                 self._seen[slot] = done[slot]
