@@ -149,10 +149,10 @@ def test_the_doctor_tells_nodes_that_were_made_before_a_user_was_named(
     with Operator(nobody, cluster="early") as visit:
         visit.drain("host-a", by="anybody")
     with TimeoutCenter(Settings(**center.settings.model_dump() | {"cluster": "early"})) as late:
-        (line,) = [line for line in doctor.examine(late) if "everybody may change" in line.what]
+        (line,) = [line for line in doctor.examine(late) if "anyone can change" in line.what]
     assert line.level is Level.WARN
     assert "/toc/early, /toc/early/" in line.what
-    assert not [line for line in doctor.examine(center) if "everybody may change" in line.what]
+    assert not [line for line in doctor.examine(center) if "anyone can change" in line.what]
 
 
 def of(lines: list[Line], part: str) -> list[str]:
