@@ -189,11 +189,13 @@ class Settings(BaseSettings):
     def _check_urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
             if not url.startswith(_DATABASE_SCHEMES):
-                raise ValueError(f"{_shown_url(url)!r} is not one of them; expected {_DATABASE_HINT}")
+                raise ValueError(f"{_shown_url(url)!r} is not a supported URL; expected {_DATABASE_HINT}")
         if len(set(urls)) != len(urls):
-            raise ValueError("the same server is named twice; each takes its own block of databases")
+            raise ValueError("the same server is named twice; name each server once")
         if len(urls) > 1 and any(url.startswith("sqlite") for url in urls):
-            raise ValueError("sqlite stands alone; expected one sqlite:/// URL, or MySQL servers only")
+            raise ValueError(
+                "sqlite cannot be combined with others; expected one sqlite:/// URL, or MySQL servers only"
+            )
         return urls
 
     @field_validator("database_urls", "redis_url", "zookeeper")
@@ -205,7 +207,7 @@ class Settings(BaseSettings):
                     host.encode("idna")  # as every driver does, each with a different error
                 except UnicodeError:
                     raise ValueError(
-                        f"{shown(host)} cannot be a host's name; expected parts of at most 63 letters, "
+                        f"{shown(host)} is not a host name; expected parts of at most 63 letters, "
                         f"digits and '-', with dots between them"
                     ) from None
                 if port is not None and not (
@@ -237,7 +239,7 @@ class Settings(BaseSettings):
     def _check_topics(cls, topics: list[str]) -> list[str]:
         for topic in topics:
             if not NAME.fullmatch(topic):
-                raise ValueError(f"{topic!r} is not a topic's name")
+                raise ValueError(f"{topic!r} is not a topic name")
         return topics
 
     @field_validator("log_level", "log_format", mode="before")
@@ -254,13 +256,14 @@ class Settings(BaseSettings):
             )
         if self.sqlite and self.databases != 1:
             raise ValueError(
-                f"TOC_DATABASES={self.databases} does not go with a sqlite:/// URL, which is one database: "
-                f"set TOC_DATABASES=1"
+                f"TOC_DATABASES={self.databases} cannot be used with a sqlite:/// URL, "
+                f"which is one database: set TOC_DATABASES=1"
             )
         if self.database_urls and self.databases % len(self.database_urls):
             raise ValueError(
-                f"TOC_DATABASE_URLS names {len(self.database_urls)} servers, over which TOC_DATABASES="
-                f"{self.databases} cannot be spread evenly: each takes as many as the next"
+                f"TOC_DATABASE_URLS names {len(self.database_urls)} servers, and TOC_DATABASES="
+                f"{self.databases} cannot be spread evenly over them: name a power of two of servers, "
+                f"at most TOC_DATABASES"
             )
         return self
 
@@ -320,7 +323,7 @@ def config_file() -> Path | None:
         path = Path(named)
         if not os.access(path, os.R_OK) or not path.is_file():  # in this order: a name may be too long
             raise ConfigError(
-                f"TOC_CONFIG={_short(named)} is not a file that can be read: correct the path or the file's "
+                f"TOC_CONFIG={_short(named)} is not a readable file: correct the path or the file's "
                 f"mode, or unset TOC_CONFIG"
             )
         return path
@@ -347,7 +350,7 @@ def _read_file() -> dict[str, Any]:
 
 def _nearest(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key.lower().removeprefix("toc_"), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+    return f"; did you mean {near[0]!r}?" if near else f"; the settings are {', '.join(known)}"
 
 
 def _explain(error: Any) -> str:

@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable
 
 NAMES: dict[str, str] = {
-    "submit.row-stored": "submit: the row is committed; neither acknowledged nor in the index",
-    "cancel.row-written": "cancel: the row is cancelled, its entry still stands",
+    "submit.row-stored": "submit: the row is committed; it is neither acknowledged nor in the index",
+    "cancel.row-written": "cancel: the row is cancelled, its entry still exists",
     "reschedule.row-written": "reschedule: the row has its new time, the entry the old one",
-    "poll.taken": "a worker has taken entries (prepare) and has not looked at their rows",
-    "finish.rows-written": "a worker has written how tries ended; their entries still stand as prepared",
-    "reclaim.rows-written": "the tries of a dead worker are charged; their entries still stand as prepared",
+    "poll.taken": "a worker has taken entries (prepare) and has not read their rows",
+    "finish.rows-written": "a worker has written how tries ended; their entries are still prepared",
+    "reclaim.rows-written": "the tries of a dead worker are charged; their entries are still prepared",
     "sweep.rows-read": "the sweep has read rows and has not added them to the index",
 }
 """Each failpoint and its place in the code."""
@@ -36,7 +36,7 @@ def _arm(wanted: str, once: str | None) -> Callable[[str], None]:
     name, _, count = wanted.partition(":")
     if name not in NAMES:
         raise ValueError(
-            f"TOC_FAILPOINT={wanted!r}: there is no failpoint {name!r}; there are {', '.join(NAMES)}"
+            f"TOC_FAILPOINT={wanted!r}: there is no failpoint {name!r}; the failpoints are {', '.join(NAMES)}"
         )
     left = int(count or 1)
     lock = threading.Lock()

@@ -137,7 +137,10 @@ def test_what_was_asked_is_done_although_nobody_can_read_what_came_of_it(
     line = verdict(42, "output that cannot be written", "a submit")
     ended = toc("submit", "order.close", "--biz-id", 77, "--delay", "1h", stdout=FULL)
     assert ended.code == 1
-    assert ended.err == "error: stdout cannot be written: No space left on device; what was asked is done\n"
+    assert (
+        ended.err
+        == "error: stdout cannot be written: No space left on device; the command itself succeeded\n"
+    )
     assert len(json.loads(toc("find", "--biz-id", 77, "--json").out)) == 1
     line.prove(True, "exit code 1, and the task is there")
 
@@ -247,9 +250,9 @@ REFUSED: list[tuple[list[str], str]] = [
     ),
     (["dev", "--directory", "\udcff"], "its name is not UTF-8"),
     (["cluster", "stop", "redis1", "--directory", "/proc/x"], "no cluster runs"),
-    (["weight", "h1", "-1", "--absent"], "a weight is more than 0 and up to 1000, not -1"),
+    (["weight", "h1", "-1", "--absent"], "a weight must be more than 0 and at most 1000, not -1"),
     (["weight", "h1", "nan", "--absent"], "not nan"),
-    (["weight", "h/1", "1"], "cannot be a name"),
+    (["weight", "h/1", "1"], "is not a name"),
     (["get", "-1"], "'-1' is not a job_id"),
     (["dead", "purge", "-5"], "'-5' is not a job_id"),
 ]
@@ -278,13 +281,13 @@ def test_what_is_no_value_is_named_in_one_line_and_nothing_is_written(
 
 
 SETTINGS = [
-    ("TOC_REDIS_URL", "redis://a..b:1", "'a..b' cannot be a host's name"),
-    ("TOC_DATABASE_URLS", f"mysql+pymysql://u:p@{'h' * 300}:1/", "cannot be a host's name"),
-    ("TOC_ZOOKEEPER", "\udcff:1", "cannot be a host's name"),
+    ("TOC_REDIS_URL", "redis://a..b:1", "'a..b' is not a host name"),
+    ("TOC_DATABASE_URLS", f"mysql+pymysql://u:p@{'h' * 300}:1/", "is not a host name"),
+    ("TOC_ZOOKEEPER", "\udcff:1", "is not a host name"),
     ("TOC_TABLES", "1" * 5000, "TOC_TABLES=111"),
     ("TOC_WEIGHT", "1e300", "TOC_WEIGHT=1e300"),
-    ("TOC_CONFIG", "/", "not a file that can be read"),
-    ("TOC_CONFIG", "x" * 5000, "not a file that can be read"),
+    ("TOC_CONFIG", "/", "not a readable file"),
+    ("TOC_CONFIG", "x" * 5000, "not a readable file"),
 ]
 FILES = [
     (b"tables = " + b"9" * 5000, "is not TOML"),
@@ -318,7 +321,7 @@ def test_a_host_that_the_cluster_does_not_have_is_refused_by_name_unless_it_is_m
         ended = toc(*words)
         assert (ended.code, ended.out) == (1, ""), ended
         assert ended.err == (
-            "error: 'h9' has no worker now; hosts that have: none; --absent if it is still to come\n"
+            "error: 'h9' has no worker now; hosts with workers: none; add --absent if it will come later\n"
         )
     assert json.loads(toc("intents", "--json").out) == []
     for words in (["drain", "h9"], ["weight", "h9", "2"], ["pin", "order.close_1", "h9"]):
@@ -326,7 +329,7 @@ def test_a_host_that_the_cluster_does_not_have_is_refused_by_name_unless_it_is_m
     assert len(json.loads(toc("intents", "--json").out)) == 3
     for words in (["drain", "h9"], ["weight", "h9", "3"]):
         assert toc(*words).code == 0, "it is known by now: to ask again is no mistake"
-    for word, known in (("undrain", "drained are: h9"), ("unweight", "those with a weight are: h9")):
+    for word, known in (("undrain", "drained hosts: h9"), ("unweight", "hosts with a weight: h9")):
         ended = toc(word, "h8")
         assert ended.code == 1, ended
         assert known in ended.err, ended
@@ -369,7 +372,7 @@ def test_toc_top_says_which_daemon_is_silent_and_asks_no_proxy(
             for more in (["--once"], ["--json"]):
                 ended = toc(*top, "--daemon", silent, "--daemon", other, *more, env=proxies)
                 assert (ended.code, ended.trace) == (1, False), ended
-                assert ended.err == f"no answer from {silent}, {other}: their part is missing\n"
+                assert ended.err == f"no answer from {silent}, {other}: their numbers are missing\n"
                 assert silent in ended.out, ended
             assert json.loads(ended.out)["silent"] == [silent, other]
             line.prove(True, ended.err.strip())

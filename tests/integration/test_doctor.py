@@ -147,7 +147,7 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     expected = [
         (Level.REFUSE, "test.nobody", "no worker handles it"),
         (Level.WARN, "test.nobody", "1 tasks are overdue, the first by 6"),
-        (Level.REFUSE, "biz_type 99", "have a biz_type of no topic"),
+        (Level.REFUSE, "biz_type 99", "have a biz_type that no topic has"),
         (Level.WARN, "test.sync", "1 dead tasks"),
         (Level.NOTE, "test.async", "paused"),
         (Level.NOTE, "test.batch", "4 slots are consumed until 2 are enough"),

@@ -48,7 +48,7 @@ def test_other_durations_are_refused(text: str) -> None:
 
 def test_policies_in_whole_seconds_refuse_a_fraction() -> None:
     assert whole_seconds("2m") == 120
-    with pytest.raises(InvalidDelay, match="whole seconds"):
+    with pytest.raises(InvalidDelay, match="whole number of seconds"):
         whole_seconds("1500ms")
 
 

@@ -109,7 +109,7 @@ def test_a_file_that_is_named_but_missing_is_refused(monkeypatch: pytest.MonkeyP
         ({"tables": "4.5"}, "TOC_TABLES=4.5"),
         ({"databases": 8, "tables": 4}, "TOC_DATABASES=8 is more than TOC_TABLES=4"),
         ({"database_urls": "sqlite:///a.db", "databases": 2}, "set TOC_DATABASES=1"),
-        ({"database_urls": "sqlite:///a.db,mysql+pymysql://h", "databases": 2}, "sqlite stands alone"),
+        ({"database_urls": "sqlite:///a.db,mysql+pymysql://h", "databases": 2}, "sqlite cannot be combined"),
         ({"database_urls": "mysql+pymysql://a,mysql+pymysql://b"}, "names 2 servers"),
         ({"database_urls": "mysql+pymysql://a,mysql+pymysql://a", "databases": 2}, "named twice"),
         ({"database_urls": "postgresql://h"}, "expected mysql+pymysql://"),

@@ -193,7 +193,7 @@ WHOLE = State(1000.0, 2, workers={"ready": 2}, zookeeper=True)
     [
         (WHOLE, []),
         (State(1000.0, 1, workers={"starting": 1}), ["0 of 1 worker processes are ready"]),
-        (State(1000.0, 1, workers={"ready": 1}, missing=3), ["3 slots or tables are yet to be claimed"]),
+        (State(1000.0, 1, workers={"ready": 1}, missing=3), ["3 slots or tables are not claimed yet"]),
         (State(1000.0, 1, workers={"ready": 1}, zookeeper=False), ["ZooKeeper is out of reach"]),
         (State(1000.0, 1, workers={"ready": 1}, stopping=True), ["it is stopping"]),
     ],
@@ -209,14 +209,14 @@ def test_a_drained_daemon_is_ready_and_says_what_it_still_has() -> None:
     assert notes(WHOLE) == []
     drained = replace(WHOLE, drained=True)
     assert wants(drained) == []
-    assert notes(drained) == ["drained: it has nothing, and gets none until `toc undrain`"]
+    assert notes(drained) == ["drained: it owns nothing; this host gets no slots until `toc undrain`"]
     [line] = notes(replace(drained, owned=frozenset({Slot("t", 1)}), tables=2))
     assert line.startswith("drained: 3 slots or tables are still to be handed over")
 
 
 def test_a_daemon_lives_while_its_thread_and_its_workers_and_their_loops_go_on() -> None:
     later = WHOLE.at + STILL_SECONDS + 1
-    assert faults(WHOLE, later) == ["the daemon has stood still for 31 s"]
+    assert faults(WHOLE, later) == ["the daemon has been stuck for 31 s"]
     silent = State(later, 2, silent={"a": WHOLE.at, "b": later - 15})
-    assert faults(silent, later) == ["worker a has said nothing for 31 s"]
+    assert faults(silent, later) == ["worker a has been silent for 31 s"]
     assert faults(State(later, 2, stuck={"a": ["poll", "finish"]}), later) == ["worker a: poll, finish hangs"]

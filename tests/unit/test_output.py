@@ -19,7 +19,7 @@ SLOTS: list[dict[str, Any]] = [
         "state": "owned",
         "owner": f"host1-{number % 2}-1a2b3c4d",
         "since": "12 min ago",
-        "why": "balance" if number else "no worker that is not drained handles the topic",
+        "why": "balance" if number else "no undrained worker handles this topic",
         "scheduled": 1000 + number,
         "prepared": 12,
         "next_due": "in 3 s",
@@ -69,7 +69,7 @@ def test_eighty_columns_have_room_for_what_one_asks_of_slots_at_rest() -> None:
     lines = printed(drawn, 80)
     assert len(lines) <= len(records) + 2, "each in one line, below titles in two at most"
     assert max(map(len, lines)) <= 80
-    records[3]["why"] = "no worker that is not drained handles the topic"
+    records[3]["why"] = "no undrained worker handles this topic"
     assert "why" not in table(records, 80, _spare(records))[1]
 
 

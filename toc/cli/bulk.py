@@ -69,7 +69,7 @@ def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Sel
     since = None if after is None else moment(after, now)
     until = None if before is None else moment(before, now)
     if since is not None and until is not None and since >= until:
-        raise InvalidInput(f"--after {after} is not before --before {before}: nothing lies between them")
+        raise InvalidInput(f"--after {after} is not before --before {before}: no task can match")
     if error == "":
         raise InvalidInput("--error is empty; give a part of the error's text")
     center.store.check_layout()
@@ -94,7 +94,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidInput(f"{question}: add --yes to do it without being asked")
+        raise InvalidInput(f"{question}: add --yes to confirm")
     if not typer.confirm(f"{question}?", err=True):
         say("nothing was done")
         raise typer.Exit(1)

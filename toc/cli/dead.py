@@ -186,5 +186,5 @@ def _chosen(center: TimeoutCenter, job_ids: list[int], filters: Filters) -> Sequ
 def _all_of_them(job_ids: list[int], done: int) -> None:
     """Report it and exit with 1 if some of the given ids were left alone."""
     if job_ids and done < len(set(job_ids)):
-        say(f"{len(set(job_ids)) - done} of them are not dead, or not known, and were left alone")
+        say(f"{len(set(job_ids)) - done} of them are unknown or not dead, and were left unchanged")
         raise typer.Exit(1)

@@ -304,7 +304,7 @@ def status(directory: Directory = CLUSTER, as_json: Json = False) -> None:
     if not as_json:
         for part in parts:
             part["log"] = os.path.relpath(part["log"])
-    empty = f"no cluster runs in {directory}; toc cluster start"
+    empty = f"no cluster runs in {directory}; start one with `toc cluster start`"
     show(parts, as_json=as_json, empty=empty, spare=("pid",))
     if not parts or not all(part["running"] for part in parts):
         raise typer.Exit(1)

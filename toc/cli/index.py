@@ -60,8 +60,11 @@ def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> Non
     left = counts.failed + counts.broken
     show_one({"rows": counts.rows, "added": counts.added, "not_indexed": left}, as_json=as_json)
     if counts.broken:
-        say(f"{counts.broken} rows could not be indexed: their slots have keys of others; see toc doctor")
+        say(
+            f"{counts.broken} rows could not be indexed: toc did not write some keys of their slots; "
+            f"run `toc doctor`"
+        )
     if counts.failed:
-        say(f"{counts.failed} rows could not be indexed: Redis is out of reach in part; run it again")
+        say(f"{counts.failed} rows could not be indexed: some Redis servers are out of reach; run it again")
     if left:
         raise typer.Exit(4)

@@ -110,7 +110,7 @@ def show(
         to.print(drawn)
         if left_out:
             names = ", ".join(name.replace("_", " ") for name in left_out)
-            say(f"left out, since this terminal is narrow: {names}; a wider one or --json shows all")
+            say(f"left out because this terminal is narrow: {names}; use a wider one or --json")
 
 
 def table(

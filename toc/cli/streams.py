@@ -82,7 +82,7 @@ def finish(code: int) -> int:
         return code
     if lost.errno == errno.EPIPE:
         return code or PIPE_CLOSED
-    done = "; what was asked is done" if code == 0 else ""
+    done = "; the command itself succeeded" if code == 0 else ""
     say(f"error: stdout cannot be written: {lost.strerror}{done}")
     return code or 1
 

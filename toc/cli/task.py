@@ -66,7 +66,7 @@ def submit(
     Example: toc submit order.close --biz-id 42 --delay 30m --attribute '{"reason": "unpaid"}'
     """
     if biz is None:
-        raise InvalidInput("--biz-id is missing; it is what the task belongs to, such as the order's id")
+        raise InvalidInput("--biz-id is missing; give the id of what the task belongs to, such as an order")
     with opened() as center:
         job_id = center.submit(
             topic,
@@ -119,7 +119,7 @@ def find(
     Example: toc find --biz-id 42
     """
     if biz is None:
-        raise InvalidInput("--biz-id is missing: toc find --biz-id 42")
+        raise InvalidInput("--biz-id is missing; write it as in `toc find --biz-id 42`")
     with opened() as center:
         tasks = center.find(biz_id=biz_id(biz, as_text=text), topic=topic)
         show(
@@ -274,7 +274,7 @@ def _reschedule_many(
 
     log = get_logger(__name__)
     if due() <= datetime.now(UTC):
-        raise NotInFuture(f"{due().isoformat()} is not after now")
+        raise NotInFuture(f"{due().isoformat()} is not after now; give a later time")
     if chosen and biz is None:
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, Filters(topic, biz), action_time=due().isoformat())

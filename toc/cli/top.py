@@ -63,7 +63,7 @@ def top(
                     to = console()
                     to.print(_drawn(picture, center.settings.cluster, to))
                 if picture.silent:
-                    say(f"no answer from {', '.join(picture.silent)}: their part is missing")
+                    say(f"no answer from {', '.join(picture.silent)}: their numbers are missing")
                     raise typer.Exit(1)
             else:
                 _watch(center, view.look, interval)

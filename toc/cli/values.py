@@ -70,7 +70,7 @@ def whole_seconds(text: str) -> int:
     """Return a duration such as ``30m`` as whole seconds. Raises InvalidDelay."""
     seconds = duration(text)
     if seconds != int(seconds):
-        raise InvalidDelay(f"{shown(text)} must come to whole seconds")
+        raise InvalidDelay(f"{shown(text)} must be a whole number of seconds")
     return int(seconds)
 
 
@@ -105,8 +105,8 @@ def job_number(text: str) -> int:
     number = int(text) if _JOB_ID.fullmatch(text) else 0
     if not valid_job_id(number):
         raise InvalidInput(
-            f"{shown(text)} is not a job_id: that is the number which `toc submit` prints; "
-            "`toc find --biz-id ID` lists the tasks of a biz_id with theirs"
+            f"{shown(text)} is not a job_id, the number that `toc submit` prints; "
+            "`toc find --biz-id ID` lists those of a biz_id"
         )
     return number
 

@@ -160,7 +160,7 @@ def intents(as_json: Json = False) -> None:
     show(
         [{"what": what, "of": of, "to": to, "by": by, "at": instant(at)} for what, of, to, by, at in records],
         as_json=as_json,
-        empty="nobody has asked for anything: slots go where balance puts them",
+        empty="no drains, pins or weights: slots go where balance puts them",
     )
 
 
@@ -185,7 +185,7 @@ def undrain(host: Host) -> None:
     with _operator(load_settings()) as visit:
         found = visit.undrain(host)
         if not found:
-            _is_there(visit, host, hint=f"drained are: {_some(visit.intents().drains)}")
+            _is_there(visit, host, hint=f"drained hosts: {_some(visit.intents().drains)}")
     say(f"{host} may have slots again" if found else f"{host} was not drained")
 
 
@@ -253,8 +253,8 @@ def unweight(host: Host) -> None:
     with _operator(load_settings()) as visit:
         found = visit.unweigh(host)
         if not found:
-            _is_there(visit, host, hint=f"those with a weight are: {_some(visit.intents().weights)}")
-    say(f"{host} weighs what its daemon says" if found else f"{host} had no weight but its daemon's")
+            _is_there(visit, host, hint=f"hosts with a weight: {_some(visit.intents().weights)}")
+    say(f"{host} has the weight of its daemon again" if found else f"{host} had no weight set by an operator")
 
 
 def rebalance(
@@ -287,7 +287,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _is_there(
-    visit: Operator, target: str, *, absent: bool = False, hint: str = "--absent if it is still to come"
+    visit: Operator, target: str, *, absent: bool = False, hint: str = "add --absent if it will come later"
 ) -> bool:
     """Whether there is such a host or worker now. If not, raises UnknownHost, unless ``absent``."""
     rows = visit.workers()
@@ -295,7 +295,7 @@ def _is_there(
     if target in hosts or any(row.worker_id == target for row in rows):
         return True
     if not absent:
-        raise UnknownHost(f"{shown(target)} has no worker now; hosts that have: {_some(hosts)}; {hint}")
+        raise UnknownHost(f"{shown(target)} has no worker now; hosts with workers: {_some(hosts)}; {hint}")
     return False
 
 
@@ -310,7 +310,7 @@ def _operator(settings: Settings) -> Operator:
 
     if settings.zookeeper is None:
         raise ConfigError(
-            "TOC_ZOOKEEPER is not set, so there is one daemon alone, which keeps its slots to itself: "
+            "TOC_ZOOKEEPER is not set, so one daemon runs alone and owns every slot: "
             "set TOC_ZOOKEEPER to run several hosts as a cluster"
         )
     return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)

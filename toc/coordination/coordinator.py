@@ -193,7 +193,7 @@ def slot_rows(
         if holder is not None and holder == target:
             state, step = SlotState.OWNED, ""
         elif holder is None and target is None:
-            state, step = SlotState.UNASSIGNED, "no worker that is not drained handles this topic"
+            state, step = SlotState.UNASSIGNED, "no undrained worker handles this topic"
         elif holder is None:
             state, step = SlotState.MOVING, f"{target} has not claimed it yet"
         else:

@@ -23,8 +23,8 @@ def examine(address: str, *, timeout: float) -> list[Finding]:
             Finding(
                 Level.NOTE,
                 place.hosts,
-                "no user is named, so whoever reaches ZooKeeper may change who owns what",
-                "TOC_ZOOKEEPER=user:password@host:port makes the nodes its own",
+                "no user is set, so anyone who can reach ZooKeeper can change who owns which slot",
+                "set TOC_ZOOKEEPER=user:password@host:port: then only that user can change the nodes",
             )
         )
     elif not place.tls:
@@ -32,8 +32,8 @@ def examine(address: str, *, timeout: float) -> list[Finding]:
             Finding(
                 Level.NOTE,
                 place.hosts,
-                "the password in TOC_ZOOKEEPER is sent to it in the clear",
-                "give it a secureClientPort, and TOC_ZOOKEEPER ?tls=true&ca=...",
+                "the password in TOC_ZOOKEEPER is sent unencrypted",
+                "set secureClientPort in zoo.cfg, and append ?tls=true&ca=... to TOC_ZOOKEEPER",
             )
         )
     return found
@@ -44,7 +44,10 @@ def _members(place: Address, timeout: float) -> Iterator[Finding]:
         context = _context(place) if place.tls else None
     except OSError as exc:
         yield Finding(
-            Level.REFUSE, place.hosts, f"its certificate or key cannot be read: {exc}", "correct it"
+            Level.REFUSE,
+            place.hosts,
+            f"the certificate or key in TOC_ZOOKEEPER cannot be read: {exc}",
+            "correct the path or the file",
         )
         return
     for host, port in (_split(member.strip()) for member in place.hosts.split(",")):
@@ -53,11 +56,11 @@ def _members(place: Address, timeout: float) -> Iterator[Finding]:
             said = _ask(host, port, timeout, context)
         except ssl.SSLError as exc:
             why = getattr(exc, "verify_message", None) or exc.reason or type(exc).__name__
-            do = "compare its certificate with the ca and the host's name in TOC_ZOOKEEPER"
-            yield Finding(Level.WARN, name, f"no TLS with it: {why}", do)
+            do = "compare its certificate with the ca and the host name in TOC_ZOOKEEPER"
+            yield Finding(Level.WARN, name, f"the TLS handshake with it failed: {why}", do)
             continue
         except OSError as exc:
-            do = "bring it back: of an ensemble more than half must run"
+            do = "bring it back: more than half of the ensemble must run"
             yield Finding(Level.WARN, name, f"it does not answer ({type(exc).__name__})", do)
             continue
         mode = re.search(r"^Mode: (\w+)", said, re.MULTILINE)
@@ -68,15 +71,20 @@ def _members(place: Address, timeout: float) -> Iterator[Finding]:
                 Level.NOTE if alone else Level.OK,
                 name,
                 f"ZooKeeper {version[1]}, {mode[1]}",
-                "three members survive the loss of one; without any, workers go on as they are"
+                "run three members to survive the loss of one; without ZooKeeper, workers keep their slots"
                 if alone
                 else "",
             )
         elif "not currently serving" in said:
-            yield Finding(Level.WARN, name, "it serves nobody: it sees no majority", "see its log")
+            yield Finding(
+                Level.WARN, name, "it serves no requests, because it sees no majority", "see its log"
+            )
         else:
             yield Finding(
-                Level.NOTE, name, "it does not say how it is", "4lw.commands.whitelist=srvr in zoo.cfg"
+                Level.NOTE,
+                name,
+                "it does not answer srvr, so its state is unknown",
+                "set 4lw.commands.whitelist=srvr in zoo.cfg",
             )
 
 

@@ -137,7 +137,7 @@ class Operator:
 def check_weight(weight: float) -> float:
     """``weight`` if workers can have it. Raises InvalidInput."""
     if not 0 < weight <= MAX_WEIGHT:
-        raise InvalidInput(f"a weight is more than 0 and up to {MAX_WEIGHT}, not {weight:g}")
+        raise InvalidInput(f"a weight must be more than 0 and at most {MAX_WEIGHT}, not {weight:g}")
     return weight
 
 
@@ -150,7 +150,7 @@ def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
         if hosts.get(pin.target, pin.target) in wanted.drains:
             why_not = ", but that is drained"
         elif pin.target not in hosts and pin.target not in hosts.values():
-            why_not = ", but that is not there"
+            why_not = ", but that is not running"
         else:
             why_not = ""
         return f"pinned to {pin.target} by {pin.by}{why_not}"

@@ -101,7 +101,7 @@ class Address:
                 raise ConfigError(f"the ZooKeeper address names {name}={path}, which is not a file")
         tls = options.get("tls", "true" if files else "false")
         if tls not in ("true", "false"):
-            raise ConfigError(f"tls={tls} in the ZooKeeper address; it can be true or false")
+            raise ConfigError(f"tls={tls} in the ZooKeeper address must be true or false")
         return cls(hosts, (slash + chroot).rstrip("/"), credential, tls == "true", **files)
 
 
@@ -155,8 +155,8 @@ class Session:
             self.stop()
             raise CoordinationUnavailable(
                 f"ZooKeeper at {self.address.hosts} did not answer within {self._connect_timeout:g} s "
-                f"({cause}): is it running, is TOC_ZOOKEEPER right, "
-                f"is the port open from here?"
+                f"({cause}): check that it runs, that TOC_ZOOKEEPER is right, "
+                f"and that the port is open from here"
             )
 
     def stop(self) -> None:
@@ -331,7 +331,8 @@ class Session:
             ) from exc
         except kazoo_errors.KazooException as exc:
             raise CoordinationUnavailable(
-                f"ZooKeeper at {self.address.hosts} refused or broke off: {type(exc).__name__}"
+                f"ZooKeeper at {self.address.hosts} refused the request or lost the connection: "
+                f"{type(exc).__name__}"
             ) from exc
         return answer
 

@@ -63,7 +63,9 @@ class Paths:
 def check_node_name(what: str, name: str) -> str:
     """Return ``name`` if it is a valid node name. Raises InvalidInput."""
     if not name or name in (".", "..") or any(char == "/" or not char.isprintable() for char in name):
-        raise InvalidInput(f"{what} {shown(name)} cannot be a name: no '/', no control characters, not empty")
+        raise InvalidInput(
+            f"{what} {shown(name)} is not a name: it must not be empty or have '/' or control characters"
+        )
     return name
 
 

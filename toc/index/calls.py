@@ -139,7 +139,7 @@ class Calls:
                 return
         for call in todo:
             if call.result is None:
-                call.result = IndexUnavailable("the connections to Redis break again and again; try again")
+                call.result = IndexUnavailable("the connections to Redis keep breaking; try again")
 
     def one_each(
         self, calls: Mapping[Key, Call], read: Callable[[Any], Result]
@@ -178,7 +178,7 @@ def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnava
     try:
         return read(reply)
     except NONSENSE as exc:
-        return ReplyLost(f"a reply of Redis makes no sense ({type(exc).__name__}); the call was executed")
+        return ReplyLost(f"a reply from Redis cannot be parsed ({type(exc).__name__}); the call was executed")
 
 
 class _Window:
@@ -380,7 +380,7 @@ class _Round:
                 call.result = IndexUnavailable(f"{text}; try again")
                 self.again.append(call)
             else:
-                call.result = ReplyLost(f"{text}; it is not known whether the call was executed")
+                call.result = ReplyLost(f"{text}; the call may or may not have been executed")
 
     def judge(self, node: RedisNode, call: Call, error: RedisError) -> None:
         """Apply the error table to the error of ``node`` for ``call``. The call was not executed."""

@@ -91,7 +91,7 @@ class Wire:
         except REPLIES as exc:
             return exc
         except NONSENSE as exc:  # a damaged reply may have any type, such as a map with lists as keys
-            raise InvalidResponse(f"a reply that makes no sense ({type(exc).__name__})") from exc
+            raise InvalidResponse(f"a reply that cannot be parsed ({type(exc).__name__})") from exc
 
     def ask(self, *command: str | bytes | int | float) -> Any:
         """Send one command and return its reply. Raises RedisError, also for an error reply."""
@@ -253,7 +253,7 @@ class RedisNode:
 
     def slow(self) -> IndexSlow:
         """Build the error for a caller that stops waiting."""
-        return IndexSlow(f"Redis at {self.address} has not answered yet; others are served meanwhile")
+        return IndexSlow(f"Redis at {self.address} has not answered yet; this call stopped waiting for it")
 
     def gave_up(self, since: float) -> None:
         """Record that a caller gave up on a request sent at ``since``. Its end is reported to
@@ -488,7 +488,7 @@ class RedisNodes:
             except (RedisError, *NONSENSE) as exc:
                 node.lost(exc)
                 trouble = IndexUnavailable(
-                    f"Redis at {address} does not tell who serves what ({type(exc).__name__}); "
+                    f"Redis at {address} does not report which node serves what ({type(exc).__name__}); "
                     f"check that it is part of a {kind.value} and the user's permissions"
                 )
                 trouble.__cause__ = exc
@@ -509,7 +509,7 @@ class RedisNodes:
         service = self.location.service or ""
         reply = wire.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
         if reply is None:
-            raise IndexUnavailable(f"the sentinels know no service {service!r}; check TOC_REDIS_URL")
+            raise IndexUnavailable(f"the sentinels do not know the service {service!r}; check TOC_REDIS_URL")
         host, port = reply
         return [self.at(Address(host.decode(), int(port)))] * HASH_SLOTS
 

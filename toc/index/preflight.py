@@ -20,7 +20,7 @@ from toc.model.finding import Finding, Level, clock_finding
 from toc.model.topic import Slot
 
 _MIN_MAJOR = 7
-_ANOTHER = "give one of the two another TOC_NAMESPACE, or another Redis"
+_ANOTHER = "set another TOC_NAMESPACE, or use another Redis, for one of the two"
 _BRING_BACK = "bring it back, or promote a replica"
 _NO_SLOT = Slot("toc.operate.doctor", 0)
 """A slot that no topic uses, for testing rights."""
@@ -53,7 +53,7 @@ def check(queues: Queues) -> list[Finding]:
 def broken(queues: Queues, slots: Sequence[Slot]) -> list[Finding]:
     """Return the slots with keys that toc did not write. Their tasks run from the rows meanwhile."""
     return [
-        Finding(Level.REFUSE, str(slot), str(answer), "its tasks run from the rows until then")
+        Finding(Level.REFUSE, str(slot), str(answer), "its tasks are taken from the task table until then")
         for slot, answer in queues.generations(slots).items()
         if isinstance(answer, IndexBroken)
     ]
@@ -70,7 +70,7 @@ def owner(queues: Queues, identity: str) -> list[Finding]:
         return []
     if found.identity != identity and found.seconds <= OWNER_LAPSE_SECONDS:
         what = f"this Redis and namespace belong to another cluster: {found.name}"
-        return [Finding(Level.REFUSE, server, f"{what}; ours runs from the rows meanwhile", _ANOTHER)]
+        return [Finding(Level.REFUSE, server, f"{what}; ours takes its tasks from the task table", _ANOTHER)]
     if found.rival and found.rival_seconds <= OWNER_LAPSE_SECONDS:
         what = f"another cluster uses this Redis and namespace as well: {found.rival}"
         return [Finding(Level.REFUSE, server, what, _ANOTHER)]
@@ -80,10 +80,10 @@ def owner(queues: Queues, identity: str) -> list[Finding]:
 def advice(refusal: str) -> str:
     """Return advice on a node's error; ``refusal`` is the text of an IndexUnavailable."""
     if "(NOPERM)" in refusal or "(NOAUTH)" in refusal:
-        return "deploy/redis-acl.conf has the rights of the account"
+        return "grant the account the rights in deploy/redis-acl.conf"
     if "(CLUSTERDOWN)" in refusal:
         return (
-            "bring back the node that is down; with cluster-require-full-coverage no the others would go on"
+            "bring back the node that is down; with cluster-require-full-coverage no, the others keep serving"
         )
     return "look at that server's log; then run this again"
 
@@ -166,7 +166,7 @@ def _rights(node: RedisNode, queues: Queues) -> Finding:
         finally:
             wire.close()
     except (RedisError, IndexUnavailable) as exc:
-        what = f"its rights could not be looked at ({type(exc).__name__})"
+        what = f"its rights could not be checked ({type(exc).__name__})"
         return Finding(Level.WARN, server, what, "try again")
     refused = [
         name
@@ -174,10 +174,10 @@ def _rights(node: RedisNode, queues: Queues) -> Finding:
         if isinstance(reply, RedisError) and meaning_of(reply).code == "NOPERM"
     ]
     if not refused:
-        return Finding(Level.OK, server, "its ACL lets the account do what toc does", "")
+        return Finding(Level.OK, server, "its ACL grants the account every right that toc needs", "")
     what = f"its ACL refuses the account {', '.join(refused)}"
     return Finding(
-        Level.REFUSE, server, what, "grant what deploy/redis-acl.conf does: commands, keys, channels"
+        Level.REFUSE, server, what, "grant the commands, keys and channels in deploy/redis-acl.conf"
     )
 
 
@@ -236,7 +236,7 @@ def _version(facts: dict[str, str]) -> _Wrong:
     return (
         Level.REFUSE,
         f"it is {_name(facts)}",
-        f"use Redis or Valkey {_MIN_MAJOR} or later: older ones cannot drain when memory is full",
+        f"use Redis or Valkey {_MIN_MAJOR} or later: older ones cannot remove entries when memory is full",
     )
 
 
@@ -269,7 +269,7 @@ def _full(facts: dict[str, str]) -> _Wrong:
     return (
         Level.WARN,
         f"{100 * int(used) / int(most):.0f} % of its maxmemory is used; when it is full, nothing is indexed",
-        "give it memory, add nodes, or lower the horizon of topics",
+        "give it more memory, add nodes, or lower the horizon of topics",
     )
 
 
@@ -281,8 +281,8 @@ def _persistence(facts: dict[str, str], save: Any) -> _Wrong:
         return None
     return (
         Level.WARN,
-        "it writes neither an append-only file nor, as far as can be seen, snapshots",
-        "set appendonly yes: without it every restart means a rebuild from the task table",
+        "it writes neither an append-only file nor, as far as toc can see, snapshots",
+        "set appendonly yes: without it, the index is rebuilt from the task table after every restart",
     )
 
 

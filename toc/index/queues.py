@@ -644,7 +644,7 @@ def _generation(found: bytes | list[bytes] | None, serving: str) -> Generation |
     if isinstance(found, list):
         names = " and ".join(key.decode(errors="replace") for key in found)
         return IndexBroken(
-            f"{names}: of another type than toc's, so somebody else wrote that; move it or remove it"
+            f"{names}: not of the type that toc writes, so another program wrote it; move or delete it"
         )
     return Generation(None if found is None else str(found, "ascii", "replace"), serving)
 

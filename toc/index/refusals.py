@@ -59,11 +59,11 @@ _CODES: tuple[tuple[type[RedisError], str], ...] = (
 _ERROR_TABLE: dict[str, tuple[Then, str]] = {
     "NOSCRIPT": (
         Then.LOAD_SCRIPT,
-        "its scripts vanish as fast as they are loaded; check who runs SCRIPT FLUSH",
+        "its scripts disappear as soon as they are loaded; check who runs SCRIPT FLUSH",
     ),
-    "MOVED": (Then.FOLLOW_MOVED, "its nodes do not agree who serves this slot; check CLUSTER SLOTS"),
-    "ASK": (Then.FOLLOW_ASK, "this slot is on the move between nodes; try again"),
-    "TRYAGAIN": (Then.PAUSE, "this slot is on the move between nodes; try again"),
+    "MOVED": (Then.FOLLOW_MOVED, "its nodes disagree about who serves this slot; check CLUSTER SLOTS"),
+    "ASK": (Then.FOLLOW_ASK, "this slot is being moved between nodes; try again"),
+    "TRYAGAIN": (Then.PAUSE, "this slot is being moved between nodes; try again"),
     "CLUSTERDOWN": (Then.REDISCOVER, "the cluster does not serve this slot; check CLUSTER INFO"),
     "MASTERDOWN": (Then.REDISCOVER, "it has lost its master; wait for the failover"),
     "READONLY": (
@@ -71,13 +71,13 @@ _ERROR_TABLE: dict[str, tuple[Then, str]] = {
         "it is a replica; wait for the failover, or point TOC_REDIS_URL at the master",
     ),
     "LOADING": (Then.PAUSE, "it is loading its data; wait"),
-    "BUSY": (Then.PAUSE, "a script of somebody else blocks it; see SLOWLOG, or SCRIPT KILL"),
+    "BUSY": (Then.PAUSE, "another program's script blocks it; see SLOWLOG, or use SCRIPT KILL"),
     "MISCONF": (Then.PAUSE, "it cannot save to disk and refuses writes; check its disk and log"),
     "NOREPLICAS": (Then.PAUSE, "it has fewer replicas than min-replicas-to-write; check them"),
     "OOM": (Then.GIVE_UP, "its memory is full (maxmemory); give it more, or let it drain"),
     "WRONGTYPE": (
         Then.GIVE_UP,
-        "a key of this slot holds what toc did not write; toc doctor names it: remove it",
+        "toc did not write a key of this slot; `toc doctor` names it: remove it",
     ),
     "NOPERM": (Then.GIVE_UP, "the user lacks a permission; see the grants in the documentation"),
     "NOAUTH": (Then.GIVE_UP, "check the user and password in TOC_REDIS_URL"),

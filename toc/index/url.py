@@ -85,12 +85,12 @@ def parse(url: str) -> Location:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     except ValueError:
-        raise ConfigError(f"TOC_REDIS_URL cannot be read; it looks like {_EXAMPLE}") from None
+        raise ConfigError(f"TOC_REDIS_URL cannot be parsed; expected {_EXAMPLE}") from None
     if parts.fragment:  # "user:1#2@host" would connect to the host "user"
-        raise ConfigError('TOC_REDIS_URL has a "#"; in a password it is %23')
+        raise ConfigError('TOC_REDIS_URL has a "#"; in a password, write it %23')
     scheme, _, kind_name = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss", "unix") or kind_name not in ("", "cluster", "sentinel"):
-        raise ConfigError(f"TOC_REDIS_URL begins with {parts.scheme!r}; it looks like {_EXAMPLE}")
+        raise ConfigError(f"TOC_REDIS_URL begins with {parts.scheme!r}; expected {_EXAMPLE}")
     kind = Topology(kind_name or "single")
     userinfo, _, hosts = parts.netloc.rpartition("@")
     username, _, password = userinfo.partition(":")
@@ -109,7 +109,7 @@ def parse(url: str) -> Location:
     service = None
     if scheme == "unix":
         if kind is not Topology.SINGLE or hosts or not parts.path:
-            raise ConfigError("TOC_REDIS_URL for a Unix socket looks like unix:///path/redis.sock")
+            raise ConfigError("TOC_REDIS_URL for a Unix socket must look like unix:///path/redis.sock")
         addresses: tuple[Address, ...] = (Address(unquote(parts.path), 0),)
         database = query.pop("db", "0")
     else:
@@ -117,14 +117,16 @@ def parse(url: str) -> Location:
         if kind is Topology.SENTINEL:
             service = unquote(parts.path.strip("/"))
             if not service or "/" in service:
-                raise ConfigError("TOC_REDIS_URL names no service: redis+sentinel://h1:p1,h2:p2/service")
+                raise ConfigError(
+                    "TOC_REDIS_URL names no service; expected redis+sentinel://h1:p1,h2:p2/service"
+                )
             database = query.pop("db", "0")
         else:
             database = query.pop("db", parts.path.strip("/") or "0")
     if kind is Topology.SINGLE and len(addresses) > 1:
         raise ConfigError("TOC_REDIS_URL names several hosts: begin it with redis+cluster or redis+sentinel")
     if query:
-        raise ConfigError(f"TOC_REDIS_URL has an option that is not known: {', '.join(sorted(query))}")
+        raise ConfigError(f"TOC_REDIS_URL has an unknown option: {', '.join(sorted(query))}")
     if not database.isdecimal() or (kind is Topology.CLUSTER and int(database)):
         raise ConfigError("the database in TOC_REDIS_URL must be a whole number, and 0 in a cluster")
     options["db"] = int(database)
@@ -143,7 +145,7 @@ def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
             raise ConfigError("TOC_REDIS_URL has a host that is not host:port")
         found.append(Address(unquote(name.strip("[]")), int(port)))
     if not found:
-        raise ConfigError(f"TOC_REDIS_URL names no host; it looks like {_EXAMPLE}")
+        raise ConfigError(f"TOC_REDIS_URL names no host; expected {_EXAMPLE}")
     return tuple(found)
 
 
@@ -161,7 +163,7 @@ def _tls_options(query: dict[str, str]) -> dict[str, Any]:
         raise ConfigError("ssl_cert_reqs in TOC_REDIS_URL must be required, optional or none")
     for name in _PATH_OPTIONS & options.keys():  # else the driver would report a broken connection forever
         if not Path(options[name]).exists():
-            raise ConfigError(f"TOC_REDIS_URL names {name}={options[name]}, which is not there")
+            raise ConfigError(f"TOC_REDIS_URL names {name}={options[name]}, which does not exist")
     if "ssl_check_hostname" in query:
         flag = URL_FLAGS.get(query.pop("ssl_check_hostname").lower())
         if flag is None:

@@ -151,7 +151,7 @@ class WakeListener:
 
     def _connect(self, node: RedisNode | None) -> Wire:
         if node is None:
-            raise _Disconnected("nobody tells which Redis node serves what")
+            raise _Disconnected("no server reports which Redis node serves what")
         try:
             return node.take(_PATIENCE_S if self._nodes.clustered else None)
         except IndexUnavailable as exc:
@@ -203,7 +203,7 @@ class _Ear:
                 yield wanted[channel], _due_ms(data)
         if time.monotonic() - self._heard_at >= _SILENCE_S:
             if self._asked:
-                raise _Disconnected("Redis has fallen silent")
+                raise _Disconnected("Redis does not answer")
             wire.send([("PING",)])
             self._heard_at, self._asked = time.monotonic(), True
 

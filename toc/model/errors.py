@@ -115,7 +115,7 @@ class UnreadableTask(TocError):
     object."""
 
     def __init__(self, job_id: int, what: str) -> None:
-        super().__init__(f"the row of task {job_id} cannot be read ({what}); somebody else has changed it")
+        super().__init__(f"the row of task {job_id} cannot be read ({what}); another program has changed it")
         self.job_id = job_id
 
 
@@ -165,8 +165,8 @@ class SubmitUnknown(Unavailable):
 
     def __init__(self, job_id: int) -> None:
         super().__init__(
-            f"it is not known whether task {job_id} was stored: the connection broke at commit and the "
-            f"server did not come back; get({job_id}) tells later, or submit again with the same dedup_key"
+            f"task {job_id} may or may not be stored: the connection broke at commit and the server did not "
+            f"come back; look later with get({job_id}), or submit again with the same dedup_key"
         )
         self.job_id = job_id
 

@@ -37,7 +37,7 @@ class Handler:
             inspect.signature(call).bind(None)
         except TypeError as exc:
             takes = "a list of tasks" if batch else "a task"
-            raise InvalidHandler(f"the handler of {topic!r} must take {takes} as its one argument") from exc
+            raise InvalidHandler(f"the handler of {topic!r} must take {takes} as its only argument") from exc
         except ValueError:
             pass  # built-ins may have no signature
         is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)

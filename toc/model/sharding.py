@@ -48,11 +48,11 @@ def check_key(name: str, text: object) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as exc:
-        raise InvalidKey(f"{name} holds a lone surrogate, which UTF-8 cannot carry") from exc
+        raise InvalidKey(f"{name} contains a lone surrogate, which UTF-8 cannot encode") from exc
     if not 1 <= size <= MAX_KEY_BYTES:
         raise InvalidKey(f"{name} has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed")
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        raise InvalidKey(f"{name} {text!r} holds control characters; take them out")
+        raise InvalidKey(f"{name} {text!r} contains control characters; remove them")
     return text
 
 

@@ -213,11 +213,11 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
         size = len(text.encode())
         same = json.loads(text) == attribute
     except UnicodeEncodeError as exc:
-        raise InvalidAttribute("attribute holds a lone surrogate, which UTF-8 cannot carry") from exc
+        raise InvalidAttribute("attribute contains a lone surrogate, which UTF-8 cannot encode") from exc
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidAttribute(f"attribute is not JSON: {exc}") from exc
     if not same:
-        raise InvalidAttribute("attribute does not survive JSON: use string keys and lists")
+        raise InvalidAttribute("attribute changes when it is stored as JSON: use string keys and lists")
     if len(text) > MAX_ATTRIBUTE_CHARS or size > MAX_ATTRIBUTE_BYTES:
         raise InvalidAttribute(
             f"attribute has {len(text)} characters ({size} bytes) as JSON; {MAX_ATTRIBUTE_CHARS} characters "

@@ -236,7 +236,7 @@ def write_to(board: SharedMetrics) -> None:
     global _board
     with _lock:
         if _board is not None or any(family.used for family in _families):
-            raise RuntimeError("something was counted before its board was given")
+            raise RuntimeError("write_to must be called before anything is counted")
         _board = board
 
 
@@ -316,34 +316,32 @@ TASKS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000
 
 LATENESS = _histogram(
     "toc_lateness_seconds",
-    "From the time at which a try was due to the start of its handler, by the clock of the worker.",
+    "Time from when a try was due to the start of its handler, by the clock of the worker.",
     "topic",
     buckets=SECONDS,
 )
 RUNTIME = _histogram(
     "toc_handler_duration_seconds",
-    "How long the handler of a try ran; a batch handler, for each of its tasks.",
+    "How long the handler of a try ran; the time of a batch counts for each of its tasks.",
     "topic",
     buckets=SECONDS,
 )
 TRIES = _counter(
     "toc_tries",
-    "Tries that ended. failed, crashed: tried again. duplicate: another had processed it. "
-    "overtaken: cancelled, rescheduled or dead meanwhile.",
+    "Tries that ended. failed, crashed: will be tried again. duplicate: another try had processed the task. "
+    "overtaken: the task was cancelled, rescheduled or dead by then.",
     "topic",
     "outcome",
 )
 STALE = _counter(
-    "toc_stale_entries", "Entries dropped by the row check: the index gave a task that has ended.", "topic"
+    "toc_stale_entries", "Entries that the row check dropped because their task had ended.", "topic"
 )
-ORPHANS = _counter(
-    "toc_orphans", "Entries without a row, or that toc did not write: removed, not run.", "topic"
-)
-RECLAIMED = _counter(
-    "toc_reclaimed_tasks", "Tasks that dead or silent workers held and that were given back.", "topic"
-)
+ORPHANS = _counter("toc_orphans", "Entries without a row, or not written by toc: removed, not run.", "topic")
+RECLAIMED = _counter("toc_reclaimed_tasks", "Tasks taken back from dead or silent workers.", "topic")
 FENCES_LOST = _counter(
-    "toc_fences_lost", "Tries whose entry went to others, or was lost, while they were held.", "topic"
+    "toc_fences_lost",
+    "Tries whose entry went to another worker, or was lost by Redis, while a worker held it.",
+    "topic",
 )
 WITHOUT_INDEX = _counter(
     "toc_tasks_without_redis",
@@ -352,51 +350,63 @@ WITHOUT_INDEX = _counter(
 )
 LEASED = _counter(
     "toc_leased_entries",
-    "Entries that waited because another worker, which lives, had a lease on the row.",
+    "Entries that waited because another live worker had a lease on the row.",
     "topic",
 )
-QUARANTINED = _counter("toc_quarantined_tasks", "Tasks that were run alone.", "topic")
+QUARANTINED = _counter(
+    "toc_quarantined_tasks",
+    "Tasks run alone, in a process of their own, because they may have killed workers.",
+    "topic",
+)
 
 # --- the steps of a task's path; each batch is one
 
 STEP = _histogram(
     "toc_step_duration_seconds",
-    "prepare: take due entries. read: their rows. finish: write how tries ended. commit: move the entries.",
+    "Time of a batch. prepare: take due entries. read: read their rows. finish: write results. "
+    "commit: move the entries.",
     "step",
     buckets=STEP_SECONDS,
 )
-STEP_TASKS = _histogram("toc_step_tasks", "How many tasks such a step was about.", "step", buckets=TASKS)
+STEP_TASKS = _histogram("toc_step_tasks", "Number of tasks in a batch, by step.", "step", buckets=TASKS)
 
 # --- the sweep and the refill of the index
 
 SWEEP_ROWS = _counter("toc_sweep_rows", "Rows that the sweep has compared with the index.")
 SWEEP_ADDED = _counter(
-    "toc_sweep_added_entries", "Entries that the sweep found absent or too late, and added.", "queue"
+    "toc_sweep_added_entries", "Entries that the sweep found missing or too late, and added.", "queue"
 )
-SWEEP_FAILURES = _counter("toc_sweep_failures", "Steps of the sweep that a database server broke off.")
-ROWS_WITHOUT_TOPIC = _counter("toc_rows_without_topic", "Times that the sweep met a row of no known topic.")
+SWEEP_FAILURES = _counter("toc_sweep_failures", "Steps of the sweep that failed at a database server.")
+ROWS_WITHOUT_TOPIC = _counter(
+    "toc_rows_without_topic", "Times that the sweep found a row whose biz_type has no topic."
+)
 INDEX_LOSSES = _counter("toc_index_losses", "Times that a worker process found that Redis had lost data.")
 INDEX_REBUILDS = _counter(
-    "toc_index_rebuilds", "Times that a worker process has put back all rows of its tables on a server."
+    "toc_index_rebuilds",
+    "Times that a worker process has refilled the index from all rows of its tables on a database server.",
 )
 PURGED = _counter("toc_purged_rows", "Finished rows deleted because their retention was over.", "topic")
 
 # --- the log
 
 LOG_LINES_DROPPED = _counter(
-    "toc_dropped_log_lines", "Lines that the log did not take, or not in time: nothing waits for it."
+    "toc_dropped_log_lines", "Log lines dropped because the log refused them or did not take them in time."
 )
 
 # --- the state of the worker processes, once a second
 
-HANDLERS = _gauge("toc_running_handlers", "Handlers that run; a batch counts as one.", "topic")
+HANDLERS = _gauge("toc_running_handlers", "Running handlers; a batch counts as one.", "topic")
 WAITING = _gauge(
-    "toc_waiting_tasks", "Tasks taken, due and checked, that wait for a handler to start.", "topic"
+    "toc_waiting_tasks",
+    "Tasks that are taken, due and checked, and wait for their handler to start.",
+    "topic",
 )
-UNWRITTEN = _gauge("toc_unwritten_results", "Tries that have ended and are not in the rows yet.")
+UNWRITTEN = _gauge(
+    "toc_unwritten_results", "Tries that have ended and whose results are not written to the rows yet."
+)
 LOOP_BUSY = _gauge(
     "toc_loop_busy_seconds",
-    "How long the present turn of an internal loop has lasted; 0 while it sleeps.",
+    "How long the current iteration of an internal loop has lasted; 0 while it sleeps.",
     "loop",
     kind=MetricKind.HIGHEST,
 )
@@ -404,24 +414,24 @@ WITHOUT_REDIS = _gauge(
     "toc_slots_without_redis", "Slots served from the task table because their Redis node is out of reach."
 )
 BROKEN_SLOTS = _gauge(
-    "toc_broken_slots", "Slots of which a key in Redis holds what toc did not write: served likewise."
+    "toc_broken_slots", "Slots with a Redis key that toc did not write; they are served from the task table."
 )
 INDEX_FOREIGN = _gauge(
     "toc_index_foreign",
-    "1 while Redis and namespace belong to another cluster: all slots are served likewise.",
+    "1 while Redis and namespace belong to another cluster; all slots are served from the task table.",
     kind=MetricKind.HIGHEST,
 )
 
 LOOP_BLOCKED = _counter(
-    "toc_event_loop_blocked_seconds", "Time in which a coroutine let no other of its process run."
+    "toc_event_loop_blocked_seconds", "Time during which a coroutine blocked the event loop of its process."
 )
 
 # --- the state of the daemon
 
 SLOTS = _gauge(
     "toc_slots",
-    "Slots of this daemon's workers. moving: on the way to or from them. "
-    "unowned: that no worker of the whole cluster may have, as the daemon tells that leads.",
+    "Slots of this daemon's workers. moving: being handed over to or from them. "
+    "unowned: slots of the whole cluster that no worker may own, reported by the leading daemon.",
     "topic",
     "state",
 )
@@ -429,7 +439,7 @@ TABLES = _gauge("toc_swept_tables", "Task tables that this daemon's workers swee
 WORKERS = _gauge("toc_workers", "Worker processes of this daemon.", "state")
 DRAINED = _gauge(
     "toc_drained",
-    "1 while an operator wants no slots on the daemon's host; absent without ZooKeeper.",
+    "1 while the daemon's host is drained; absent without ZooKeeper.",
     kind=MetricKind.HIGHEST,
 )
 WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
@@ -445,18 +455,18 @@ PREPARED = _gauge("toc_prepared_tasks", "Tasks in the PrepareQueues: taken and n
 DEAD = _gauge("toc_dead_tasks", "Tasks in the DeadQueues.", "topic")
 OVERDUE = _gauge(
     "toc_overdue_seconds",
-    "How long the first task that has not started has been due, taken by a worker or not.",
+    "How long the first task that has not started has been due, whether or not a worker has taken it.",
     "topic",
     kind=MetricKind.HIGHEST,
 )
 RESUMED = _gauge(
     "toc_resumed_seconds",
-    "How long ago the topic was resumed, while what was due before that has not all started; else 0.",
+    "Time since the topic was resumed, until every task that was due before has started; else 0.",
     "topic",
     kind=MetricKind.HIGHEST,
 )
 PAUSED = _gauge("toc_topic_paused", "1 while the topic is paused.", "topic", kind=MetricKind.HIGHEST)
-UNSEEN = _gauge("toc_unseen_slots", "Slots of this daemon of which Redis could not tell how they stand.")
+UNSEEN = _gauge("toc_unseen_slots", "Slots of this daemon whose state could not be read from Redis.")
 REDIS_UP = _gauge("toc_redis_up", "1 if this Redis node answers the daemon.", "server")
 DATABASE_UP = _gauge("toc_database_up", "1 if this database server answers the daemon.", "server")
 ZOOKEEPER_UP = _gauge(

@@ -163,9 +163,9 @@ def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Li
     if away:
         what = (
             f"{away} of {len(peeks)} slots are out of reach from here: "
-            "workers that miss them too run what is due there from the task table"
+            "workers that cannot reach them either take their due tasks from the task table"
         )
-        do = "bring Redis back; toc_slots_without_redis in the metrics of each daemon tells of its workers"
+        do = "bring Redis back; the metric toc_slots_without_redis counts the slots that workers cannot reach"
         yield Line(Level.WARN, "slots", "-", what, do)
 
 
@@ -178,7 +178,7 @@ def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> lis
             Level.NOTE,
             "workers",
             "-",
-            "TOC_ZOOKEEPER is not set: one daemon on one host alone; when it is down, nothing fires",
+            "TOC_ZOOKEEPER is not set: only one daemon on one host can run; when it is down, nothing fires",
             "set TOC_ZOOKEEPER to run several hosts as a cluster",
         )
     ]
@@ -222,7 +222,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
                 rows = [row for row in visit.slots() if (row.topic, row.number) in moving]
                 moving = _moving(rows, topics, missing=False)
     except CoordinationUnavailable as exc:
-        do = "bring ZooKeeper back; a refusal (NoAuth): name the user that made the nodes in TOC_ZOOKEEPER"
+        do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"
         return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
     if topics and not workers:
         return [*lines, _nobody()]
@@ -234,7 +234,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
     lines += _capability(workers, topics)
     for (topic, number), why in sorted(moving.items()):
-        do = "toc slots; if it lasts, the log of that host"
+        do = "see toc slots; if it lasts, read the log of that host"
         lines.append(Line(Level.WARN, "slots", f"{topic}_{number}", why, do))
     if workers and not moving:
         lines.append(Line(Level.OK, "slots", "-", "every slot is held by the worker it is assigned to", ""))
@@ -244,7 +244,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
 
 def _open(nodes: list[str]) -> Iterator[Line]:
     if nodes:
-        what = f"everybody may change {', '.join(nodes)}: made before TOC_ZOOKEEPER named a user"
+        what = f"anyone can change {', '.join(nodes)}: created before TOC_ZOOKEEPER named a user"
         do = "in zkCli.sh, after addauth digest user:password: setAcl -R /toc/CLUSTER auth::cdrwa"
         yield Line(Level.WARN, "zookeeper", "-", what, do)
 
@@ -263,7 +263,7 @@ def _moving(
         seen = {(row.topic, row.number) for row in rows}
         for name, amount in amounts.items():
             absent = {(name, number) for number in range(amount)} - seen
-            found |= dict.fromkeys(absent, "it is in no assignment")
+            found |= dict.fromkeys(absent, "it is missing from the assignment")
     return found
 
 
@@ -294,7 +294,9 @@ def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> 
                 Level.WARN, "intents", str(slot), f"{what}; there is no such slot", f"toc unpin {slot}"
             )
         elif pin.target not in targets:
-            yield Line(Level.WARN, "intents", str(slot), f"{what}, which is not there", f"toc unpin {slot}")
+            yield Line(
+                Level.WARN, "intents", str(slot), f"{what}, but that is not running", f"toc unpin {slot}"
+            )
         else:
             yield Line(Level.NOTE, "intents", str(slot), what, f"toc unpin {slot}")
     for weight in wanted.weights.values():
@@ -350,12 +352,12 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         if topic.name in late:
             yield _late_line(topic, late[topic.name], more)
     for biz_type, count in strange.most_common():
-        what = f"{more}{count} overdue tasks have a biz_type of no topic"
+        what = f"{more}{count} overdue tasks have a biz_type that no topic has"
         do = "create the topic again with that biz_type"
         yield Line(Level.REFUSE, "tasks", f"biz_type {biz_type}", what, do)
     for text, count in Counter(map(str, found.failed.values())).items():
         if not _said(known, text):
-            what = f"what is overdue in {count} tables is not known: {text}"
+            what = f"overdue tasks in {count} tables could not be looked up: {text}"
             yield Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again")
     if not late and not strange and not found.failed:
         yield Line(Level.OK, "tasks", "-", f"none is overdue by more than {OVERDUE_MS // 1000} s", "")
@@ -393,11 +395,11 @@ def _not_started(queues: Queues, rows: Mapping[Slot, Sequence[DueRow]], now: int
 
 def _late_line(topic: Topic, late: _Late, more: str) -> Line:
     what = f"{more}{late.tasks} tasks are overdue, the first by {late.first_ms / 1000:.0f} s"
-    do = f"toc slots --topic {topic.name}: has every slot an owner?"
+    do = f"toc slots --topic {topic.name}: does every slot have an owner?"
     if late.waiting:
-        what += f"; {late.waiting} of them wait in workers that can start no more"
-        do = "its handlers are slow, or too few: toc top; add hosts or threads"
+        what += f"; {late.waiting} of them wait in workers that cannot start more"
+        do = "its handlers are slow or too few: see toc top; add hosts or threads"
     if topic.resumed_at and late.first_ms > OVERDUE_MS:
         what += f"; it was resumed at {_when(topic.resumed_at)}"
-        what += f", {topic.resume_rate} a second of what waited" if topic.resume_rate else ""
+        what += f", at most {topic.resume_rate} waiting tasks a second" if topic.resume_rate else ""
     return Line(Level.WARN, "tasks", topic.name, what, do)

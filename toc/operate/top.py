@@ -117,7 +117,7 @@ class Top:
             self._center.catalog.refresh()  # MySQL away: use those known; reading workers reports it
         topics = self._center.catalog.known()
         if not topics:
-            trouble.append("no topics: none is created yet, or MySQL is out of reach")
+            trouble.append("no topics: none has been created, or MySQL is out of reach")
         workers = self._owners(trouble)
         addresses = self._daemons(workers)
         scraped = _scrape(addresses)
@@ -169,7 +169,7 @@ class Top:
             else:
                 depths.setdefault(slot.topic, []).append(depth)
         if failures:
-            trouble.append(f"{len(failures)} of {len(slots)} slots are not seen: {failures[0]}")
+            trouble.append(f"{len(failures)} of {len(slots)} slots could not be read: {failures[0]}")
         return depths
 
 
@@ -245,7 +245,7 @@ def _scrape_one(address: str) -> Values | str:
     except OSError as exc:
         return f"no answer ({exc})"
     except (HTTPException, LookupError, ValueError):
-        return "what answers there is no daemon of toc"
+        return "the server there is not a toc daemon"
     finally:
         connection.close()
 

@@ -142,7 +142,7 @@ class TimeoutCenter:
         """
         check_topic_name(topic)
         if topic in self.handlers:
-            raise DuplicateHandler(f"topic {topic!r} has a handler already; a topic has one")
+            raise DuplicateHandler(f"topic {topic!r} has a handler already; a topic can have only one")
 
         def register(function: F) -> F:
             self.handlers[topic] = Handler.of(topic, function, batch)

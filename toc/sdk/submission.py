@@ -86,7 +86,7 @@ class RowMaker:
             given = "a delay of 0" if action_time is None else f"action_time {action_time}"
             raise NotInFuture(
                 f"{given} is not after now ({from_ms(now).isoformat(timespec='milliseconds')}); "
-                "a timed topic takes deadlines ahead"
+                "a task of a timed topic must be due later than now"
             )
         if due < EARLIEST_MS:
             raise InvalidInput(f"action_time {action_time} is before the year 1000, which MySQL cannot store")
@@ -113,7 +113,9 @@ def check_same_dedup(rows: Sequence[TaskRow]) -> None:
             continue
         first = seen.setdefault((row.biz_type, row.biz_id, row.biz_key, row.dedup_key), row)
         if first.attribute != row.attribute:
-            raise DedupConflict(f"dedup_key {row.dedup_key!r} stands twice in this batch with two attributes")
+            raise DedupConflict(
+                f"dedup_key {row.dedup_key!r} is in this batch twice, with different attributes"
+            )
 
 
 def _instant_ms(action_time: object) -> int:
@@ -142,4 +144,4 @@ def _delay_ms(delay: object) -> int:
 
 def _not_allowed(delay: timedelta | float) -> InvalidDelay:
     text = delay if not isinstance(delay, int) or abs(delay) < 10**30 else "of that size"
-    return InvalidDelay(f"delay {text} is not allowed; it must be 0 or more seconds, and not without end")
+    return InvalidDelay(f"delay {text} is not allowed; it must be finite and not negative")

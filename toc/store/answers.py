@@ -82,10 +82,10 @@ def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) ->
             continue
         columns, at = _length(first, 0)
         if at != len(first) or columns > _MOST_COLUMNS:
-            raise _malformed("neither a result nor its absence")
+            raise _malformed("a packet that is neither a result nor OK")
         converts = [_convert(packets.next(), decoders) for _ in range(columns)]
         if not _is_end(packets.next()):
-            raise _malformed("columns without an end")
+            raise _malformed("no end after the columns")
         one = converts[0] if len(converts) == 1 else None
         rows = []
         while not _is_end(packet := packets.next()):
@@ -96,12 +96,12 @@ def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) ->
         more = bool(packet[3] & _MORE_RESULTS)
         results.append(Result(rows, len(rows)))
     if len(results) != count or packets.left():
-        raise _malformed(f"{len(results)} results of {count} statements")
+        raise _malformed(f"{len(results)} results for {count} statements")
     return results
 
 
 def _malformed(what: str) -> OperationalError:
-    return OperationalError(CR.CR_MALFORMED_PACKET, f"the server's answer makes no sense: {what}")
+    return OperationalError(CR.CR_MALFORMED_PACKET, f"the server's answer cannot be parsed: {what}")
 
 
 def _is_end(packet: bytes) -> bool:
@@ -131,7 +131,7 @@ class _Packets:
             # A server's error has a state and a code from 1000. A damaged packet without them must not count
             # as proof that nothing was done.
             if packet[3:4] != b"#" or int.from_bytes(packet[1:3], "little") < _FIRST_CODE:
-                raise _malformed("an error that is none")
+                raise _malformed("an invalid error packet")
             raise_mysql_exception(packet)
         return packet
 
@@ -182,7 +182,7 @@ def _row(packet: bytes, converts: Sequence[Convert]) -> tuple[Any, ...]:
         values.append(convert(packet[at : at + size]))
         at += size
     if at != len(packet):
-        raise _malformed("values that are not as long as they say")
+        raise _malformed("a row whose values have wrong lengths")
     return tuple(values)
 
 

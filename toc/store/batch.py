@@ -153,7 +153,7 @@ class Batches:
                 free, failed = health.sort_out(ids, writes=False)
                 if free and health.owing:
                     seconds = health.owing_seconds if health.slow else None
-                    error = Owing(f"{server.name}: has yet to answer", seconds)
+                    error = Owing(f"{server.name}: has not answered yet", seconds)
                     free, failed = {}, dict.fromkeys(ids, error)
                 _refuse(ids, failed, take)
             if not free:

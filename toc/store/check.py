@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 _TASK_TABLE = re.compile("timeout_task_[0-9]{4}")
 _VERSIONS = "alembic_version"
-_OTHER_LAYOUT = "TOC_DATABASES and TOC_TABLES are not those that the tables were made for"
+_OTHER_LAYOUT = "TOC_DATABASES and TOC_TABLES differ from those that the tables were made for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def require(shards: Shards) -> None:
     if any(status.revision is not None and status.unexpected_tables for status in behind):
         raise SchemaBehind(f"{shown}: {_OTHER_LAYOUT} ({shards.layout.databases} and {shards.layout.tables})")
     if any(status.revision is not None and status.missing_tables for status in behind):
-        raise SchemaBehind(f"{shown}: tables are gone that were there; restore them from a backup")
+        raise SchemaBehind(f"{shown}: tables that existed are missing; restore them from a backup")
     raise SchemaBehind(f"{shown}: run `toc db upgrade`")
 
 

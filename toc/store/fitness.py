@@ -50,9 +50,9 @@ def _examine(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
             yield Finding(
                 Level.NOTE,
                 server.name,
-                "the task table is SQLite: for trying, developing and testing on one machine. It is not for "
-                "production: the disk that is lost takes every task with it, one writer at a time, one host",
-                "for production: TOC_DATABASE_URLS=mysql+pymysql://...",
+                "the task table is SQLite, for evaluation, development and tests on one machine. It is not "
+                "for production: a lost disk loses every task, there is one writer at a time, and one host",
+                "for production, set TOC_DATABASE_URLS=mysql+pymysql://...",
             )
         else:
             yield from _settings(server)
@@ -89,7 +89,7 @@ def _settings(server: DatabaseServer) -> Iterator[Finding]:
                 Level.REFUSE,
                 server.name,
                 f"{name} of a session is {got!r} although toc sets {wanted!r}",
-                "look for a proxy in between that shares sessions or rewrites SET",
+                "look for a proxy that shares sessions or rewrites SET",
             )
     connected, most = int(used.rows[0][1]), int(facts.get("max_connections", "0"))
     room = f"{connected} of {most} connections in use"
@@ -98,7 +98,7 @@ def _settings(server: DatabaseServer) -> Iterator[Finding]:
             Level.WARN,
             server.name,
             room,
-            "raise max_connections: a worker process takes up to 8 of each server, and its handlers as many",
+            "raise max_connections: a worker process takes up to 8 per server, and its handlers as many",
         )
     else:
         yield Finding(Level.OK, server.name, room, "")
@@ -170,7 +170,7 @@ def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
             Level.REFUSE,
             server.name,
             f"the account may not {right} in {', '.join(schemas[:3])}{', ...' if len(schemas) > 3 else ''}",
-            f"GRANT {right} ON `{pattern}`.* TO it: deploy/mysql-grants.sql",
+            f"GRANT {right} ON `{pattern}`.* TO the account: see deploy/mysql-grants.sql",
         )
     if not missing:
         yield Finding(Level.OK, server.name, "the account may read and write rows", "")

@@ -217,7 +217,7 @@ class Health:
     # --- until it is well again
 
     def _mark_locked(self, table: int, probe: Exchange | None, *, writes: bool) -> None:
-        error = Locked(f"{self._server.name}: table {self._names[table]} is locked by somebody else")
+        error = Locked(f"{self._server.name}: table {self._names[table]} is locked by another session")
         with self._lock:
             if (table, writes) not in self._marks:
                 log.warning("table_locked", table=self._names[table], writes_only=writes)

@@ -64,7 +64,7 @@ class Migrator:
             made_for_other = status.unexpected_tables or (status.revision and status.missing_tables)
             if made_for_other:
                 raise ConfigError(
-                    f"{status}: the numbers of databases and tables cannot change once the tables are made"
+                    f"{status}: TOC_DATABASES and TOC_TABLES cannot change once the tables are made"
                 )
         self._each_database(lambda config: command.upgrade(config, "head"), progress)
 
@@ -152,7 +152,7 @@ class Migrator:
             result = connection.exec_driver_sql(take)
             if not self._layout.sqlite and result.scalar() != 1:
                 raise StoreUnavailable(
-                    f"{mysql.server_name(url)}: another upgrade is running; wait for its end"
+                    f"{mysql.server_name(url)}: another upgrade is running; wait until it has ended"
                 )
             yield connection
             connection.exec_driver_sql(give)

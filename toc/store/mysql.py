@@ -107,7 +107,7 @@ def connector(
             ) from exc
         except _NONSENSE as exc:
             raise pymysql.err.OperationalError(
-                CR.CR_MALFORMED_PACKET, f"its greeting cannot be followed ({type(exc).__name__}: {exc})"
+                CR.CR_MALFORMED_PACKET, f"its greeting cannot be parsed ({type(exc).__name__}: {exc})"
             ) from exc
 
     def connect() -> Any:
@@ -140,10 +140,10 @@ def _options(url: URL) -> dict[str, Any]:
             options[name] = value
         elif name in _QUERY_FLAGS:
             if value.lower() not in URL_FLAGS:  # a typing error must not turn a check off
-                raise ConfigError(f"{where} can be true or false")
+                raise ConfigError(f"{where} must be true or false")
             options[name] = URL_FLAGS[value.lower()]
         elif name != "charset":  # always utf8mb4
-            raise ConfigError(f"{where} is not known")
+            raise ConfigError(f"{where} is not a known option")
     if "ssl_ca" in options:
         # A URL with a CA asks for a verified server. The driver alone would not check its name nor, with
         # ssl_verify_identity=false, its certificate.

@@ -86,7 +86,7 @@ def understood() -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise Transient(
-            f"the task table answered what makes no sense ({type(exc).__name__}); try again"
+            f"an answer of the task table cannot be parsed ({type(exc).__name__}); try again"
         ) from exc
 
 

@@ -60,7 +60,9 @@ class Layout:
                 f"and {tables} tables"
             )
         if not _PREFIX.fullmatch(prefix):
-            raise ConfigError(f"database prefix {prefix!r} must be letters, digits and _, a letter first")
+            raise ConfigError(
+                f"database prefix {prefix!r} must be letters, digits and _, beginning with a letter"
+            )
 
     def databases_of(self, server: int) -> range:
         """The block of databases that a server holds."""
@@ -327,7 +329,7 @@ def _parse(text: str) -> URL:
         raise ConfigError('a database URL has an "@" in its password: write it %40')
     if url.drivername not in ("mysql+pymysql", "mariadb+pymysql", "sqlite", "sqlite+pysqlite"):
         raise ConfigError(
-            f"{url.drivername}:// is not a database that toc knows; "
+            f"{url.drivername}:// is not a supported database; "
             f"expected mysql+pymysql://user:pw@host:3306 or sqlite:///path/to/file.db"
         )
     return url

@@ -330,7 +330,7 @@ class Submitter:
             self._identities[server] = server.identity(lambda text: server.run([Statement(text)])[0].rows[0])
         if theirs is None or theirs != self._identities[server]:
             raise WrongShardConnection(
-                f"this task lives on {server.name}; the connection that was passed leads elsewhere"
+                f"this task is stored on {server.name}; the connection passed leads to another server"
             )
 
     def _core_table(self, table: int) -> Table:

@@ -125,6 +125,6 @@ def watched_thread(
         except BaseException as exc:
             end_process(name, exc)
         if not told_to_end():
-            end_process(name, RuntimeError("it ended, though nobody had told it to"))
+            end_process(name, RuntimeError("it ended without being told to"))
 
     return threading.Thread(target=run, name=f"toc-{name}", daemon=True)

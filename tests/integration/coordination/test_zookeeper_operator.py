@@ -170,7 +170,7 @@ def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_pinned_elsewher
         pair.until(lambda: at("h1"))  # so the pin is not why it is there
         assert reason(visit) == f"pinned to {target} by ann, but that is drained"
         visit.pin(slot, "h3", by="ann")
-        assert reason(visit) == "pinned to h3 by ann, but that is not there"
+        assert reason(visit) == "pinned to h3 by ann, but that is not running"
         visit.pin(slot, "h1", by="bob")
         assert [pin.by for pin in list(visit.intents().pins.values())] == ["bob"]
         assert visit.unpin(slot)

@@ -74,7 +74,7 @@ def test_the_doctor_names_each_right_that_an_account_lacks(launch: Launch) -> No
         queues.close()
         return found.level, found.what
 
-    well = (Level.OK, "its ACL lets the account do what toc does")
+    well = (Level.OK, "its ACL grants the account every right that toc needs")
     assert rights() == well
     assert len(granted) > 20
     for right in [right for right in granted if right not in elsewhere]:

@@ -135,9 +135,9 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     settings = cluster.settings
     with Operator(settings.zookeeper or "", cluster=settings.cluster) as visit:
         visit.drain(daemon.host, by="ann")
-    said = "ok\ndrained: it has nothing, and gets none until `toc undrain`\n"
+    said = "ok\ndrained: it owns nothing; this host gets no slots until `toc undrain`\n"
     said += "".join(
-        f"8 slots of {topic} have no owner: no worker that is not drained handles it\n"
+        f"8 slots of {topic} have no owner: no undrained worker handles it\n"
         for topic in ("test.async", "test.batch", "test.doomed", "test.sync")
     )
     cluster.wait(lambda: ask(daemon, "/readyz") == (200, said), "it says so", 30)

@@ -69,7 +69,7 @@ class LocalCluster:
             if any(part["running"] for part in self.status()):
                 raise ConfigError(
                     f"the cluster in {self.directory} runs already: `toc cluster start NAME` starts a part "
-                    "of it that does not, `toc cluster stop` ends all"
+                    "that is stopped, `toc cluster stop` stops all"
                 )
             self._state.unlink(missing_ok=True)
             try:
@@ -247,7 +247,7 @@ class LocalCluster:
             raise not_usable(self.directory, exc) from exc
         except ValueError as exc:
             raise ConfigError(
-                f"{shown(str(self._state))} is damaged: end what still runs there, then delete it"
+                f"{shown(str(self._state))} is damaged: stop the processes that run there, then delete it"
             ) from exc
         return parts
 

@@ -85,7 +85,9 @@ def lock(directory: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(descriptor)
-        raise ConfigError(f"{directory} is in use by another process; end it or take another one") from exc
+        raise ConfigError(
+            f"{directory} is in use by another process; end that process or use another directory"
+        ) from exc
     return descriptor
 
 

@@ -439,7 +439,7 @@ def _socket_path(directory: Path) -> Path:
     short.mkdir(mode=0o700, exist_ok=True)
     owner = short.lstat()
     if owner.st_uid != os.geteuid() or owner.st_mode & 0o77:
-        raise UnfitServer(f"{short} belongs to somebody else; use a directory with a shorter path")
+        raise UnfitServer(f"{short} belongs to another user; use a directory with a shorter path")
     return short / "redis.sock"
 
 

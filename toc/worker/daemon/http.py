@@ -290,7 +290,7 @@ class Monitor:
         """What this daemon lacks for all its work. Empty when it is ready."""
         lacking = faults(self.state, time.monotonic()) + wants(self.state)
         for what in ("Redis", "database"):
-            lacking += self._away.get(what, [f"no {what} server has been looked at yet"])
+            lacking += self._away.get(what, [f"no {what} server has been checked yet"])
         return lacking
 
 
@@ -298,10 +298,10 @@ def faults(state: State, now: float) -> list[str]:
     """Reasons to restart a daemon. A server out of reach is none: a restart does not bring it back."""
     found = []
     if now - state.at > STILL_SECONDS:
-        found.append(f"the daemon has stood still for {now - state.at:.0f} s")
+        found.append(f"the daemon has been stuck for {now - state.at:.0f} s")
     for worker, since in state.silent.items():
         if now - since > STILL_SECONDS:
-            found.append(f"worker {worker} has said nothing for {now - since:.0f} s")
+            found.append(f"worker {worker} has been silent for {now - since:.0f} s")
     return found + [f"worker {worker}: {', '.join(loops)} hangs" for worker, loops in state.stuck.items()]
 
 
@@ -313,7 +313,7 @@ def wants(state: State) -> list[str]:
     if (ready := state.workers.get("ready", 0)) < state.processes:
         found.append(f"{ready} of {state.processes} worker processes are ready")
     if state.missing:
-        found.append(f"{state.missing} slots or tables are yet to be claimed")
+        found.append(f"{state.missing} slots or tables are not claimed yet")
     if state.zookeeper is False:
         found.append("ZooKeeper is out of reach")
     return found
@@ -328,10 +328,10 @@ def notes(state: State) -> list[str]:
     found = []
     if state.drained:
         left = len(state.owned) + state.tables
-        still = f"{left} slots or tables are still to be handed over" if left else "it has nothing"
-        found.append(f"drained: {still}, and gets none until `toc undrain`")
+        still = f"{left} slots or tables are still to be handed over" if left else "it owns nothing"
+        found.append(f"drained: {still}; this host gets no slots until `toc undrain`")
     for topic, count in sorted(Counter(slot.topic for slot in state.unowned).items()):
-        found.append(f"{count} slots of {topic} have no owner: no worker that is not drained handles it")
+        found.append(f"{count} slots of {topic} have no owner: no undrained worker handles it")
     return found
 
 

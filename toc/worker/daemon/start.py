@@ -54,8 +54,8 @@ def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
     other = [name for name in _PLACES if getattr(theirs, name) != getattr(ours, name)]
     if other:
         raise ConfigError(
-            f"--app {app!r}: its TimeoutCenter has another {', '.join(other)} than this command; give both "
-            f"the same, best by TOC_* variables or toc.toml, which TimeoutCenter() reads"
+            f"--app {app!r}: its TimeoutCenter and this command differ in {', '.join(other)}; give both "
+            f"the same, best with TOC_* variables or toc.toml, which TimeoutCenter() reads"
         )
 
 

@@ -190,8 +190,8 @@ class IndexWatch:
         foreign = owner.identity != self.identity
         if foreign and not self.foreign:
             why = (
-                f"this Redis and namespace belong to another cluster, {owner.name}, whose workers were there "
-                f"{owner.seconds} s ago; give one of the two another TOC_NAMESPACE, or another Redis"
+                f"this Redis and namespace belong to another cluster, {owner.name}, whose workers used them "
+                f"{owner.seconds} s ago; set another TOC_NAMESPACE, or use another Redis, for one of the two"
             )
             log.error("index_not_ours", error=why)
             self.refuse(why)
