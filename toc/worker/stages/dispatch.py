@@ -128,7 +128,7 @@ class Dispatcher:
         if self._async:
             self._loop = asyncio.new_event_loop()
             self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
-            thread = watched_thread("async-self.handlers", self._run_event_loop, lambda: self._closed)
+            thread = watched_thread("async-handlers", self._run_event_loop, lambda: self._closed)
             self._threads.append(thread)
             self._loop_watch = LoopWatch(self._loop, thread, self.clock)
 
