@@ -44,8 +44,12 @@ class EarlyEntries:
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back the waiting entries of these slots (None: all)."""
         with self._lock:
-            taken = [item for item in self._waiting if slots is None or item[2].slot in slots]
-            if taken:
-                self._waiting = [item for item in self._waiting if item not in taken]
-                heapq.heapify(self._waiting)
-        return [entry for _, _, entry in taken]
+            waiting, self._waiting = self._waiting, []
+            taken = []
+            for item in waiting:
+                if slots is None or item[2].slot in slots:
+                    taken.append(item[2])
+                else:
+                    self._waiting.append(item)
+            heapq.heapify(self._waiting)
+        return taken
