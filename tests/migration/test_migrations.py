@@ -170,7 +170,9 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
         name: re.sub(r"(int)\(\d+\)", r"\1", columns[name]) for name in expected
     }  # MariaDB shows widths
     assert widthless == expected
-    assert set(columns) == {*TaskRow._fields, "lease_owner", "lease_until", "history"}
+    doors = {"tries", "expires_at", "expired", "body_length", "body_sha256"}
+    pulls = {"pull_nonce", "pull_began", "pull_written"}
+    assert set(columns) == {*TaskRow._fields, "lease_owner", "lease_until", "history", *doors, *pulls}
 
 
 def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target) -> None:
@@ -181,7 +183,7 @@ def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target)
     assert reports == [
         (f"{target.prefix}{n}", revision, part, part)
         for n in range(target.databases)
-        for revision in ("0001", "0003", "0005")
+        for revision in ("0001", "0003", "0005", "0007")
     ]
     target.migrator().upgrade(lambda *report: pytest.fail(f"migrated again: {report}"))
 

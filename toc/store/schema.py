@@ -21,6 +21,7 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    Text,
     UniqueConstraint,
     text,
 )
@@ -38,11 +39,16 @@ MAX_ERROR_CHARS = 1024
 MAX_HISTORY_CHARS = 4000
 """Characters kept of a task's failed tries: the last fifteen or more."""
 
-REVISION = "0006"
+REVISION = "0007"
 """The oldest revision in ``migrations/`` that this code can use; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
 IDENTITY_TABLE = "timeout_identity"
+TEMPLATE_TABLE = "timeout_template"
+RETIRED_TABLE = "timeout_retired"
+TOKEN_TABLE = "timeout_token"  # noqa: S105 - a name
+AUDIT_TABLE = "timeout_audit"
+REQUEST_TABLE = "timeout_request"
 
 
 class Millis(TypeDecorator[int]):
@@ -78,7 +84,14 @@ _ROWID = Integer().with_variant(
 _U32 = Integer().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
 _U16 = SmallInteger().with_variant(mysql.SMALLINT(unsigned=True), *_MYSQL)
 _TINY = SmallInteger().with_variant(mysql.TINYINT(), *_MYSQL)
+_BODY = LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
 _KEY = LargeBinary(MAX_KEY_BYTES).with_variant(mysql.VARBINARY(MAX_KEY_BYTES), *_MYSQL)
+
+
+def _binary(size: int) -> TypeEngine[bytes]:
+    """Bytes of a fixed size: a hash or random bits."""
+    return LargeBinary(size).with_variant(mysql.BINARY(size), *_MYSQL)
+
 
 _OPTIONS: dict[str, Any] = {
     f"{dialect}_{option}": value
@@ -90,6 +103,11 @@ _OPTIONS: dict[str, Any] = {
 def task_table_name(table: int) -> str:
     """``timeout_task_0011`` for 11."""
     return f"timeout_task_{table:04d}"
+
+
+def body_table_name(table: int) -> str:
+    """``timeout_body_0011`` for 11."""
+    return f"timeout_body_{table:04d}"
 
 
 def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
@@ -117,11 +135,50 @@ def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
         Column("lease_owner", _U64),
         Column("lease_until", Millis),
         Column("history", String(MAX_HISTORY_CHARS)),
+        Column("tries", _U16, nullable=False, server_default=text("0")),
+        Column("expires_at", Millis),
+        Column("expired", _TINY, nullable=False, server_default=text("0")),
+        Column("body_length", _U32),
+        Column("body_sha256", _binary(32)),
+        Column("pull_nonce", _binary(16)),
+        Column("pull_began", Millis),
+        Column("pull_written", _TINY, nullable=False, server_default=text("0")),
         # also serves "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # for the sweep (pending and due) and the list of the dead, newest first
         Index(f"ix_due_{table:04d}", "status", "next_time"),
         schema=schema,
+        **_OPTIONS,
+    )
+
+
+def body_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
+    """Declare the table of the bodies of one task table's tasks: one row for each version with a body."""
+    return Table(
+        body_table_name(table),
+        metadata,
+        Column("job_id", _U64, primary_key=True, autoincrement=False),
+        Column("version", _U32, primary_key=True, autoincrement=False),
+        Column("content_type", String(255), nullable=False),
+        Column("body", _BODY, nullable=False),
+        schema=schema,
+        **_OPTIONS,
+    )
+
+
+def request_table(metadata: MetaData) -> Table:
+    """Declare the table of requests that named themselves by an Idempotency-Key; one in each database.
+
+    ``answer`` is the first answer as JSON, null until it is known.
+    """
+    return Table(
+        REQUEST_TABLE,
+        metadata,
+        Column("request_key", _binary(32), primary_key=True),
+        Column("payload", _binary(32), nullable=False),
+        Column("answer", Text),
+        Column("gmt_create", Millis, nullable=False),
+        Index("ix_request_age", "gmt_create"),
         **_OPTIONS,
     )
 
@@ -151,7 +208,80 @@ def topic_table(metadata: MetaData) -> Table:
         Column("former_slots", _U16, nullable=False, server_default=text("0")),
         Column("resume_rate", _U32, nullable=False, server_default=text("0")),
         Column("resumed_at", _U64, nullable=False, server_default=text("0")),
+        Column("delivery", String(16), nullable=False, server_default=text("'handler'")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
+        **_OPTIONS,
+    )
+
+
+def template_table(metadata: MetaData) -> Table:
+    """Declare the table of topic templates, in the first database. ``policies`` is a JSON object."""
+    return Table(
+        TEMPLATE_TABLE,
+        metadata,
+        Column("pattern", String(128), primary_key=True),
+        Column("policies", Text, nullable=False),
+        Column("most_topics", _U32, nullable=False),
+        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_modified", Millis, nullable=False),
+        Column("version", _U32, nullable=False),
+        **_OPTIONS,
+    )
+
+
+def retired_table(metadata: MetaData) -> Table:
+    """Declare the table of biz_types of deleted topics, in the first database. None is used again."""
+    return Table(
+        RETIRED_TABLE,
+        metadata,
+        Column("biz_type", _ROWID, primary_key=True, autoincrement=False),
+        Column("name", String(128), nullable=False),
+        Column("gmt_create", Millis, nullable=False),
+        **_OPTIONS,
+    )
+
+
+def token_table(metadata: MetaData) -> Table:
+    """Declare the table of access tokens, in the first database.
+
+    ``roles``, ``topics`` (patterns) and ``limits`` are JSON. The token itself is not stored, only its hash.
+    """
+    return Table(
+        TOKEN_TABLE,
+        metadata,
+        Column("name", String(64), primary_key=True),
+        Column("sha256", _binary(32), nullable=False),
+        Column("roles", String(255), nullable=False),
+        Column("topics", Text, nullable=False),
+        Column("limits", Text, nullable=False),
+        Column("expires_at", Millis),
+        Column("revoked_at", Millis),
+        Column("created_by", String(128), nullable=False),
+        Column("gmt_create", Millis, nullable=False),
+        Column("version", _U32, nullable=False),
+        UniqueConstraint("sha256", name="uk_token_sha256"),
+        **_OPTIONS,
+    )
+
+
+def audit_table(metadata: MetaData) -> Table:
+    """Declare the table of operators' actions, in the first database: a row of intent, one of the result.
+
+    ``action_id`` is the same in both. ``details`` and ``result`` are JSON.
+    """
+    return Table(
+        AUDIT_TABLE,
+        metadata,
+        Column("audit_id", _ROWID, primary_key=True, autoincrement=True),
+        Column("action_id", String(32), nullable=False),
+        Column("phase", String(8), nullable=False),
+        Column("actor", String(128), nullable=False),
+        Column("action", String(64), nullable=False),
+        Column("target", String(255), nullable=False),
+        Column("details", Text, nullable=False),
+        Column("result", Text),
+        Column("gmt_create", Millis, nullable=False),
+        Index("ix_audit_age", "gmt_create"),
         **_OPTIONS,
     )
 
@@ -173,7 +303,9 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
     metadata = MetaData()
     for table in range(database, tables, databases):
         task_table(metadata, table)
+        body_table(metadata, table)
+    request_table(metadata)
     if database == 0:
-        topic_table(metadata)
-        identity_table(metadata)
+        for declare in (topic_table, identity_table, template_table, retired_table, token_table, audit_table):
+            declare(metadata)
     return metadata
