@@ -13,6 +13,7 @@ from fault.kit.interrupted import AT_ONCE_SECONDS
 from toc.dev.local.servers import RedisServer
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("count", "stride"), [(400, 41), pytest.param(10_000, 7, marks=pytest.mark.slow)])
 def test_calls_that_are_broken_off_lose_no_connection_and_mix_up_no_answers(
     build: Build, clean_redis: RedisServer, verdict: Verdict, count: int, stride: int
@@ -24,7 +25,7 @@ def test_calls_that_are_broken_off_lose_no_connection_and_mix_up_no_answers(
         env=system.env,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=850,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -150,8 +150,9 @@ def test_workers_over_broken_answers_lose_nothing_and_do_not_die(
     bitten = [proxy.stats.cut_short + proxy.stats.flipped for proxy in proxies]
     line.prove(min(bitten) > times / 25, f"{bitten[0]} answers of MySQL and {bitten[1]} of Redis")
     assert daemon.workers() == workers, daemon.told()[-4000:]
-    # What was in flight on a worker that was cut off may run again.
-    line.judge(system, within=12, at_most=500)
+    # What was in flight on a worker that was cut off may run again. A changed digit is a number like any
+    # other, which only TLS would notice: how many tries a task was charged may then be wrong.
+    line.judge(system, within=12, at_most=500, but="R" if kind == "flip" else "")
 
 
 def test_a_batch_larger_than_a_packet_is_a_named_error_and_results_of_many_packets_are_read(

@@ -191,6 +191,7 @@ NO_DIRECTORIES = ["/dev/null", "/dev/null/x", "/proc/x", "\udcff", "x" * 5000, "
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_no_value_of_any_option_or_argument_shows_a_trace(toc: Commands, verdict: Verdict) -> None:
     line = verdict(42, "values that are none", "every option and argument of every command")
     lines = [
