@@ -72,6 +72,7 @@ def calls(system: System, center: TimeoutCenter, count: int) -> tuple[Counter[st
     return errors, strange
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["cut", "flip"])
 def test_calls_of_the_sdk_over_broken_answers_raise_named_errors_alone(

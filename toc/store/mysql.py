@@ -116,7 +116,12 @@ def connector(
             began = time.monotonic()
             limit, *_ = connection.batch(session)
             connection.first_answer = time.monotonic() - began
-            connection.max_packet = limit.rows[0][0]
+            connection.max_packet = int(limit.rows[0][0])
+        except _NONSENSE as exc:  # a damaged answer
+            connection.close()
+            raise pymysql.err.OperationalError(
+                CR.CR_MALFORMED_PACKET, f"its first answer cannot be parsed ({type(exc).__name__})"
+            ) from exc
         except BaseException:
             connection.close()
             raise

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from linecache import getline
+from types import FrameType
 from typing import Any
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
@@ -188,11 +190,14 @@ def break_off_at_lines(application: Application, stride: int) -> Counter[str]:
 def _broken_off_at(call: Callable[[], None], last: int) -> bool:
     left = last
 
-    def trace(_frame: object, event: str, _about: object) -> Any:
+    def trace(frame: FrameType, event: str, _about: object) -> Any:
         nonlocal left
         if event == "line":
             left -= 1
-            if left < 0:
+            # A with statement has an event before its __exit__ as well, where CPython handles no signal.
+            if left < 0 and not getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
+                "with "
+            ):
                 raise Interrupted
         return trace
 
