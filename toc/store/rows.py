@@ -20,9 +20,16 @@ _NUMBERS = tuple(
     for place, name in enumerate(TaskRow._fields)
     if name not in ("biz_key", "attribute", "dedup_key", "last_error")
 )
-_INSERT = f"({','.join(TaskRow._fields)}) VALUES "
-_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s)"
-"""A row of it: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
+_RARE = ("tries", "expires_at", "expired")
+"""Columns that are written only where some row has more than their defaults."""
+_COMMON = ",".join(name for name in TaskRow._fields if name not in _RARE)
+_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s"
+"""A row of them: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
+
+_TRY_NUMBERS = ("tries", "expires_at", "begun")
+"""Numbers of a TryRow that stand before its texts in what is read."""
+_NUMBERS_READ = len(TryRow._fields) - 2
+_NUMBERS_FIRST = _NUMBERS_READ - len(_TRY_NUMBERS)
 
 UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
@@ -38,6 +45,8 @@ def columns(server: DatabaseServer, **instead: str) -> str:
 def _read(server: DatabaseServer, name: str) -> str:
     if name in _INSTANTS:
         return server.milliseconds(name)
+    if name == "expires_at":
+        return f"COALESCE({server.milliseconds(name)},0)"
     return server.text(name) if name in _BINARY else name
 
 
@@ -47,10 +56,19 @@ def try_columns(server: DatabaseServer) -> str:
     Each column of a result has a description to be read, and each value its length and type: a dozen columns
     would cost several times as much as splitting one text.
     """
-    parts = [server.milliseconds(name) if name in _INSTANTS else name for name in TryRow._fields]
-    parts[-3] = "COALESCE(lease_owner,0)"
-    parts[-2] = "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END"
-    return server.joined(parts)
+    first = TryRow._fields[: _NUMBERS_FIRST - 1]
+    # Most tasks do not expire: one expression for two numbers.
+    expiry = server.joined([server.milliseconds("expires_at"), "(last_error IS NOT NULL)"])
+    return server.joined(
+        [
+            *(server.milliseconds(name) if name in _INSTANTS else name for name in first),
+            "COALESCE(lease_owner,0)",
+            "tries",
+            f"CASE WHEN expires_at IS NULL THEN '0,0' ELSE {expiry} END",
+            "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
+            "attribute",
+        ]
+    )
 
 
 def try_rows(results: Iterable[Result]) -> list[TryRow]:
@@ -59,11 +77,11 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
     with understood():
         for result in results:
             for (text,) in result.rows:
-                parts = text.split(",", 11)
-                key = parts[10]
-                parts[10] = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
-                parts[:10] = map(int, parts[:10])
-                rows.append(TryRow._make(parts))
+                *parts, key, attribute = text.split(",", _NUMBERS_READ + 1)
+                numbers = list(map(int, parts))
+                biz_key = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
+                first, more = numbers[:_NUMBERS_FIRST], numbers[_NUMBERS_FIRST:]
+                rows.append(TryRow._make((*first, biz_key, attribute, *more)))
     return rows
 
 
@@ -152,10 +170,12 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
     values: list[str] = []
     params: list[str | bytes] = []
     instant = cache(server.instant)  # rows that are written together share many
+    rare = any(row.tries or row.expires_at or row.expired for row in rows)
     for row in rows:
         # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
-         crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified) = row  # fmt: skip
+         crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified,
+         tries, expires_at, expired) = row  # fmt: skip
         key = dedup = error = "NULL"
         if biz_key is not None:
             key = "%s"
@@ -171,5 +191,7 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
             _VALUES
             % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
                attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified))
+            + (f",{tries:d},{instant(expires_at) if expires_at else 'NULL'},{expired:d})" if rare else ")")
         )  # fmt: skip
-    return Statement(f"INSERT INTO {name} {_INSERT}{','.join(values)}", params)
+    what = f"{_COMMON},{','.join(_RARE)}" if rare else _COMMON
+    return Statement(f"INSERT INTO {name} ({what}) VALUES {','.join(values)}", params)

@@ -8,7 +8,7 @@ a page begins after one. No page reads more than it returns, even if many rows s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,6 +27,12 @@ MOST_TOLD = 100
 """Most rows in wrong tables that the log reports, once each."""
 
 
+_INSTANTS: Mapping[str, Callable[[DatabaseServer], str]] = {
+    "next_time": lambda server: server.milliseconds("next_time"),
+    "expires_at": lambda server: f"COALESCE({server.milliseconds('expires_at')},0)",
+}
+
+
 class Position(NamedTuple):
     """A place in the order of (next_time, job_id) of one table; later rows are not yet read."""
 
@@ -35,8 +41,8 @@ class Position(NamedTuple):
 
 
 class DueRow(NamedTuple):
-    """The columns of a row that the index needs. ``next_time`` is in ms; for a dead row, the time of
-    death."""
+    """The columns of a row that the index needs. Instants are in ms. ``next_time`` is the time of death of a
+    dead row; ``expires_at`` is 0 for never."""
 
     job_id: int
     biz_type: int
@@ -44,6 +50,7 @@ class DueRow(NamedTuple):
     attempts: int
     slot_crc: int
     slot_amount: int
+    expires_at: int = 0
 
     @property
     def position(self) -> Position:
@@ -227,7 +234,7 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
 
 def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
     """The columns to SELECT as one text per row, which costs less than several (``rows.try_columns``)."""
-    return server.joined([server.milliseconds(name) if name == "next_time" else name for name in names])
+    return server.joined([_INSTANTS[name](server) if name in _INSTANTS else name for name in names])
 
 
 def _due_rows(server: DatabaseServer, selects: Sequence[str]) -> list[DueRow]:
