@@ -26,11 +26,6 @@ _COMMON = ",".join(name for name in TaskRow._fields if name not in _RARE)
 _VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s"
 """A row of them: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
 
-_TRY_NUMBERS = ("tries", "expires_at", "begun")
-"""Numbers of a TryRow that stand before its texts in what is read."""
-_NUMBERS_READ = len(TryRow._fields) - 2
-_NUMBERS_FIRST = _NUMBERS_READ - len(_TRY_NUMBERS)
-
 UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
 KEYS = 200
@@ -56,15 +51,13 @@ def try_columns(server: DatabaseServer) -> str:
     Each column of a result has a description to be read, and each value its length and type: a dozen columns
     would cost several times as much as splitting one text.
     """
-    first = TryRow._fields[: _NUMBERS_FIRST - 1]
-    # Most tasks do not expire: one expression for two numbers.
-    expiry = server.joined([server.milliseconds("expires_at"), "(last_error IS NOT NULL)"])
+    numbers = TryRow._fields[: TryRow._fields.index("lease")]
+    rare = server.joined(["tries", _read(server, "expires_at"), "(last_error IS NOT NULL)"], by=":")
     return server.joined(
         [
-            *(server.milliseconds(name) if name in _INSTANTS else name for name in first),
+            *(server.milliseconds(name) if name in _INSTANTS else name for name in numbers),
             "COALESCE(lease_owner,0)",
-            "tries",
-            f"CASE WHEN expires_at IS NULL THEN '0,0' ELSE {expiry} END",
+            f"CASE WHEN tries=0 AND expires_at IS NULL THEN '-' ELSE {rare} END",
             "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
             "attribute",
         ]
@@ -77,11 +70,13 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
     with understood():
         for result in results:
             for (text,) in result.rows:
-                *parts, key, attribute = text.split(",", _NUMBERS_READ + 1)
-                numbers = list(map(int, parts))
+                parts = text.split(",", 12)
+                rare, key, attribute = parts[10:]
                 biz_key = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
-                first, more = numbers[:_NUMBERS_FIRST], numbers[_NUMBERS_FIRST:]
-                rows.append(TryRow._make((*first, biz_key, attribute, *more)))
+                more = (0, 0, 0) if rare == "-" else map(int, rare.split(":"))
+                parts[:10] = map(int, parts[:10])
+                parts[10:] = biz_key, attribute, *more
+                rows.append(TryRow._make(parts))
     return rows
 
 
