@@ -49,6 +49,7 @@ class RowMaker:
             raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
         biz = BizId.of(task.biz_id)
         attribute = encode_attribute(task.attribute)
+        tries = _tries(task.tries)
         if task.dedup_key is not None:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
@@ -73,7 +74,7 @@ class RowMaker:
             None,
             now,
             now,
-            _tries(task.tries),
+            tries,
             self.expiry(task.expires_at, due),
         )
 
