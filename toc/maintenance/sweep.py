@@ -11,7 +11,7 @@ not id order: each pass covers its whole range.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ class Sweep:
             topic = self._topic(row)
             if topic is None:
                 continue
-            if 0 != row.expires_at < now - topic.prepare_timeout * 1000:
+            if has_expired(row, _long_ago(topic, now)):
                 expired[row.job_id] = row, topic
                 continue
             if row.next_time - now <= within_ms or not beyond_horizon(topic, row.next_time, now):
@@ -121,11 +121,14 @@ class Sweep:
         ends = {
             row.job_id: after_expiry(row, now)
             for row in self._store.read_tries(expired).values()
-            if row.status == TaskStatus.PENDING and row.lease <= 0 and has_expired(row, now)
+            if row.status == TaskStatus.PENDING
+            and row.lease <= 0
+            and has_expired(row, _long_ago(expired[row.job_id][1], now))
         }
         guards = self._store.expire(list(ends.values())) if ends else {}
         dropped: dict[int, Slot] = {}
         dead: dict[Slot, list[tuple[int, int]]] = {}
+        counts: Counter[str] = Counter()
         for job_id, guard in guards.items():
             if guard is Guard.APPLIED:
                 row, topic = expired[job_id]
@@ -134,8 +137,10 @@ class Sweep:
                     dead.setdefault(slot, []).append((job_id, now))
                 else:
                     dropped[job_id] = slot
-                EXPIRED_TASKS.of(topic.name).add()
+                counts[topic.name] += 1
                 log.info("task_expired", job_id=job_id, topic=topic.name, started=ends[job_id].started)
+        for name, ended in counts.items():
+            EXPIRED_TASKS.of(name).add(ended)
         # If a node is away: the row check drops an entry, and a later pass over dead rows restores one.
         self._queues.cancel_many(dropped)
         self._queues.restore_dead(dead)
@@ -223,6 +228,11 @@ class Sweep:
         if topic is None:
             log.error("no_topic_for_row", job_id=row.job_id, biz_type=row.biz_type)
         return topic
+
+
+def _long_ago(topic: Topic, now: int) -> int:
+    """The instant (ms) before which a task must have expired for the sweep to end it."""
+    return now - topic.prepare_timeout * 1000
 
 
 class Crawl:

@@ -18,7 +18,7 @@ Pure functions: callers read a task's row, call one of these and apply the resul
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.raised import Raised
@@ -70,9 +70,9 @@ def check(row: TryRow, *, now: int, taken: int) -> Check:
     """Decide whether an entry may start. ``now``: this machine's ms; ``taken``: Redis's ms at the prepare."""
     if row.status != TaskStatus.PENDING:
         return Check.ELSEWHERE
+    if has_expired(row, now) and row.lease <= 0:  # a try that runs may finish
+        return Check.EXPIRED
     ahead = row.next_time - now
-    if has_expired(row, now):
-        return Check.LEASED if row.lease > 0 else Check.EXPIRED  # a try that runs may finish
     if ahead <= MAX_CLOCK_SKEW_MS:
         if row.lease:
             return Check.LEASED
@@ -110,7 +110,15 @@ def next_attempts(attempts: int) -> int:
     return attempts + 1 if attempts < MAX_ATTEMPTS else MAX_ATTEMPTS + 1 - MAX_RETRIES
 
 
-def has_expired(row: TryRow, now: int) -> bool:
+class Expiring(Protocol):
+    """What is read of a row to tell whether it has expired."""
+
+    @property
+    def expires_at(self) -> int:
+        """In milliseconds; 0: never."""
+
+
+def has_expired(row: Expiring, now: int) -> bool:
     """Whether no try of this task may start at ``now`` (ms)."""
     return 0 != row.expires_at < now
 

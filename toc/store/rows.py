@@ -34,10 +34,11 @@ KEYS = 200
 
 def columns(server: DatabaseServer, **instead: str) -> str:
     """The columns to SELECT for TaskRow, in its order and types; ``instead`` replaces columns."""
-    return ",".join(instead.get(name) or _read(server, name) for name in TaskRow._fields)
+    return ",".join(instead.get(name) or column(server, name) for name in TaskRow._fields)
 
 
-def _read(server: DatabaseServer, name: str) -> str:
+def column(server: DatabaseServer, name: str) -> str:
+    """The expression to SELECT for one column, in the type that TaskRow has."""
     if name in _INSTANTS:
         return server.milliseconds(name)
     if name == "expires_at":
@@ -52,7 +53,7 @@ def try_columns(server: DatabaseServer) -> str:
     would cost several times as much as splitting one text.
     """
     numbers = TryRow._fields[: TryRow._fields.index("lease")]
-    rare = server.joined(["tries", _read(server, "expires_at"), "(last_error IS NOT NULL)"], by=":")
+    rare = server.joined(["tries", column(server, "expires_at"), "(last_error IS NOT NULL)"], by=":")
     return server.joined(
         [
             *(server.milliseconds(name) if name in _INSTANTS else name for name in numbers),

@@ -8,7 +8,7 @@ a page begins after one. No page reads more than it returns, even if many rows s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,12 +25,6 @@ _START, _END = "<start>", "<end>"
 """Placeholders of the instants in a cached query."""
 MOST_TOLD = 100
 """Most rows in wrong tables that the log reports, once each."""
-
-
-_INSTANTS: Mapping[str, Callable[[DatabaseServer], str]] = {
-    "next_time": lambda server: server.milliseconds("next_time"),
-    "expires_at": lambda server: f"COALESCE({server.milliseconds('expires_at')},0)",
-}
 
 
 class Position(NamedTuple):
@@ -234,7 +228,7 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
 
 def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
     """The columns to SELECT as one text per row, which costs less than several (``rows.try_columns``)."""
-    return server.joined([_INSTANTS[name](server) if name in _INSTANTS else name for name in names])
+    return server.joined([sql.column(server, name) for name in names])
 
 
 def _due_rows(server: DatabaseServer, selects: Sequence[str]) -> list[DueRow]:

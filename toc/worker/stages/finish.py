@@ -401,13 +401,14 @@ class Flusher:
     ) -> list[Entry]:
         """Add the moves of tries that failed. Returns those whose row another party has changed."""
         lost: list[Entry] = []
+        expired: Counter[str] = Counter()
         for entry, error in failed:
             # Log the class alone: an error's text may hold parts of a payload.
             about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}
             death = failures.deaths.get(entry.job_id)
             applied = guards[entry.job_id] is Guard.APPLIED
             if death is not None and death.expired and applied:
-                EXPIRED_TASKS.of(entry.topic.name).add()
+                expired[entry.topic.name] += 1
                 log.info("task_expired", job_id=entry.job_id, topic=entry.topic.name, started=death.started)
             if error.expired:
                 if not applied:
@@ -435,6 +436,8 @@ class Flusher:
                     log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
                 score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
                 moves.rollback.append((entry, score))
+        for topic, count in expired.items():
+            EXPIRED_TASKS.of(topic).add(count)
         return lost
 
     def _by_row(self, entries: list[Entry], moves: Moves) -> dict[int, Trouble]:
