@@ -130,7 +130,8 @@ EXPIRES = {"expires_at": NOW + 1000}
         ({"expires_at": NOW}, Check.START),  # to the millisecond
         ({"expires_at": NOW - 1}, Check.EXPIRED),
         ({"expires_at": NOW - 1, "attempts": 3}, Check.EXPIRED),
-        ({"expires_at": NOW - 1, "next_time": NOW + 9000}, Check.EXPIRED),  # it waits for a quarantine
+        ({"expires_at": NOW - 1, "next_time": NOW + 9000}, Check.ELSEWHERE),  # it may be running until then
+        ({"expires_at": NOW - 1, "next_time": NOW + 1}, Check.SOON),
         ({"expires_at": NOW - 1, "lease": 5000}, Check.LEASED),  # a try that runs may finish
         ({"expires_at": NOW - 1, "lease": -1}, Check.EXPIRED),
         ({"expires_at": NOW - 1, "status": int(DEAD)}, Check.ELSEWHERE),

@@ -94,7 +94,7 @@ class Sweep:
             topic = self._topic(row)
             if topic is None:
                 continue
-            if has_expired(row, _long_ago(topic, now)):
+            if row.next_time <= now and has_expired(row, _long_ago(topic, now)):
                 expired[row.job_id] = row, topic
                 continue
             if row.next_time - now <= within_ms or not beyond_horizon(topic, row.next_time, now):
@@ -122,6 +122,7 @@ class Sweep:
             row.job_id: after_expiry(row, now)
             for row in self._store.read_tries(expired).values()
             if row.status == TaskStatus.PENDING
+            and row.next_time <= now
             and row.lease <= 0
             and has_expired(row, _long_ago(expired[row.job_id][1], now))
         }

@@ -70,9 +70,9 @@ def check(row: TryRow, *, now: int, taken: int) -> Check:
     """Decide whether an entry may start. ``now``: this machine's ms; ``taken``: Redis's ms at the prepare."""
     if row.status != TaskStatus.PENDING:
         return Check.ELSEWHERE
-    if has_expired(row, now) and row.lease <= 0:  # a try that runs may finish
-        return Check.EXPIRED
     ahead = row.next_time - now
+    if ahead <= 0 and has_expired(row, now) and row.lease <= 0:  # a try that runs may finish
+        return Check.EXPIRED
     if ahead <= MAX_CLOCK_SKEW_MS:
         if row.lease:
             return Check.LEASED
