@@ -116,7 +116,7 @@
 #else
 #define MAY_RUN_ON of_living(whose)
 #endif
-#define CHARGED (attempts > TRIES - remaining)
+#define CHARGED (tries_left(attempts) != remaining)
 #define CRASHED (next_time <= now && (MAY_RUN_ON || !CHARGED))
 #ifdef NO_NEVER_THE_LAST
 #define IS_LAST false

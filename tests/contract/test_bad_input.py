@@ -30,6 +30,7 @@ def _deep(levels: int) -> Any:
     return value
 
 
+MS = timedelta(milliseconds=1)
 LOOP: dict[str, Any] = {}
 LOOP["me"] = LOOP
 
@@ -86,6 +87,14 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "dedup int": ("InvalidInput", {"delay": 9, "dedup_key": 5}),
     "dedup long": ("InvalidInput", {"delay": 9, "dedup_key": "x" * 300}),
     "dedup surrogate": ("InvalidInput", {"delay": 9, "dedup_key": "\udfff"}),
+    "tries -1": ("InvalidTries", {"delay": 9, "tries": -1}),
+    "tries 65536": ("InvalidTries", {"delay": 9, "tries": 65_536}),
+    "tries bool": ("InvalidTries", {"delay": 9, "tries": True}),
+    "tries None": ("InvalidTries", {"delay": 9, "tries": None}),
+    "expires before it is due": ("InvalidExpiry", {"action_time": LATER, "expires_at": LATER - MS}),
+    "expires in year 9999": ("InvalidExpiry", {"delay": 9, "expires_at": datetime.max.replace(tzinfo=UTC)}),
+    "expires naive": ("NaiveDatetime", {"delay": 9, "expires_at": NAIVE}),
+    "expires int": ("InvalidInput", {"delay": 9, "expires_at": 4_000_000_000}),
     "slot_basis int": ("InvalidInput", {"delay": 9, "slot_basis": 5}),
     "slot_basis surrogate": ("InvalidInput", {"delay": 9, "slot_basis": "\udfff"}),
 }

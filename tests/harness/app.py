@@ -1,8 +1,9 @@
 """The application that test daemons run. Each start and end of a handler is one line of the history.
 
 A task's attribute says what its handler does: ``fail`` tries fail, each ``sleep`` seconds long; ``die`` tries
-kill the process; ``dead`` tries raise Dead. On a thread, ``until`` names a file for which a try waits, and
-``hold`` is how many seconds the first try keeps the interpreter from all other threads.
+kill the process, and so do those whose numbers are in ``die_at``; ``dead`` tries raise Dead. On a thread,
+``until`` names a file for which a try waits, and ``hold`` is how many seconds the first try keeps the
+interpreter from all other threads.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def recorded(task: Task, broken_off: Callable[[BaseException], bool] = lambda _:
 
 def after_sleep(task: Task) -> None:
     """What the task's attribute asks for, once its handler has slept."""
-    if task.attempt <= task.attribute.get("die", 0):
+    if task.attempt <= task.attribute.get("die", 0) or task.attempt in task.attribute.get("die_at", ()):
         history.ended(task, "die")
         os.kill(os.getpid(), signal.SIGKILL)
     if task.attempt <= task.attribute.get("fail", 0):

@@ -288,6 +288,32 @@ def test_a_task_is_submitted_found_rescheduled_and_cancelled(toc: Toc, topic: st
     assert toc.json("reschedule", job_id, "--delay", "1h", code=1)["outcome"] == "too_late"
 
 
+def test_tries_and_expiry_are_given_shown_and_moved(toc: Toc, topic: str) -> None:
+    due, ends, later = (
+        (datetime.now(UTC).replace(microsecond=0) + timedelta(hours=hours)).isoformat() for hours in (1, 2, 3)
+    )
+    words = ["submit", topic, "--biz-id", 42, "--action-time", due]
+    job_id = int(toc.ok(*words, "--expires-at", ends, "--tries", 40))
+    plain = int(toc.ok(*words))
+    shown = [(one["tries"], one["expires_at"], one["expired"]) for one in toc.json("find", "--biz-id", 42)]
+    at = ends.replace("+", ".000+")
+    assert sorted(shown, key=str) == [(40, at, False), (None, None, False)]
+    task = toc.json("get", job_id)
+    assert (task["tries"], task["expires_at"], task["expired"]) == (40, at, False)
+    assert "expires" in toc.ok("find", "--biz-id", 42)
+    assert "before the year" in toc.refused(*words, "--expires-at", "1969-01-01T00:00:00Z")
+    assert "tries" in toc.refused(*words, "--tries", 65_536)
+    assert "give a later expires_at" in toc.refused("reschedule", job_id, "--action-time", later)
+    all_of_them = ["--topic", topic, "--all", "--yes"]
+    counts = toc.json("reschedule", *all_of_them, "--action-time", later, code=1)
+    assert (counts["rescheduled"], counts["expires_before"]) == (1, 1)
+    assert toc.json("get", plain)["version"] == 1
+    moved = toc.json("reschedule", *all_of_them, "--action-time", later, "--expires-at", later)
+    assert moved["rescheduled"] == 2
+    assert toc.json("get", job_id)["expires_at"] == later.replace("+", ".000+")
+    assert toc.json("cancel", job_id)["outcome"] == "cancelled"
+
+
 def test_all_tasks_of_a_biz_id_on_a_topic_are_cancelled_at_once(toc: Toc, topic: str) -> None:
     job_ids = {toc.json("submit", topic, "--biz-id", "o-1", "--delay", 60)["job_id"] for _ in range(3)}
     outcomes = toc.json("cancel", "--topic", topic, "--biz-id", "o-1")

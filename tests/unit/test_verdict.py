@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
-from toc.model.raised import Raised, raised
-from toc.model.task import Dead, Retry, TaskStatus, TryRow
+from toc.model.raised import EXPIRED, Raised, raised
+from toc.model.task import MAX_ATTEMPTS, UNLIMITED, Dead, Retry, TaskStatus, TryRow
 from toc.model.topic import Backoff, Topic
 from toc.model.verdict import (
     CRASHED,
@@ -19,12 +20,14 @@ from toc.model.verdict import (
     Outcome,
     Place,
     after_crash,
+    after_expiry,
     after_failure,
     belongs,
     beyond_horizon,
     check,
     entry_score,
     is_suspect,
+    next_attempts,
 )
 
 NOW = 1_800_000_000_000
@@ -93,10 +96,96 @@ def test_a_row_that_redis_calls_due_and_this_machine_does_not_tells_of_a_clock()
 
 @pytest.mark.parametrize(
     ("attempts", "score"),
-    [(0, NOW), (1, NOW + 3 / 32), (3, NOW + 1 / 32), (4, NOW + 1 / 32), (60, NOW + 1 / 32)],
+    [
+        (0, NOW),
+        (1, NOW + 3 / 32),
+        (3, NOW + 1 / 32),
+        (4, NOW + 31 / 32),
+        (31, NOW + 4 / 32),
+        (34, NOW + 1 / 32),
+    ],
 )
-def test_the_score_carries_the_tries_left_once_one_was_used(attempts: int, score: float) -> None:
+def test_the_score_carries_the_tries_left_mod_31_once_one_was_used(attempts: int, score: float) -> None:
     assert entry_score(TOPIC, NOW, attempts) == score
+
+
+@pytest.mark.parametrize("retries", [1, 4, 16, 31])
+def test_no_31_scores_in_a_row_are_alike_up_to_the_largest_number_of_tries(retries: int) -> None:
+    topic = Topic("order.close", 7, 8, retries=retries)
+    attempts, carried = 0, []
+    for _ in range(MAX_ATTEMPTS + 100):
+        carried.append(topic.remaining(attempts))
+        attempts = next_attempts(attempts)
+        assert attempts <= MAX_ATTEMPTS
+    assert carried[:retries] == list(range(retries, 0, -1)), "as scores have always had it"
+    assert all(after == before - 1 or (before, after) == (1, 31) for before, after in pairwise(carried))
+
+
+EXPIRES = {"expires_at": NOW + 1000}
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"expires_at": NOW}, Check.START),  # to the millisecond
+        ({"expires_at": NOW - 1}, Check.EXPIRED),
+        ({"expires_at": NOW - 1, "attempts": 3}, Check.EXPIRED),
+        ({"expires_at": NOW - 1, "next_time": NOW + 9000}, Check.ELSEWHERE),  # it may be running until then
+        ({"expires_at": NOW - 1, "next_time": NOW + 1}, Check.SOON),
+        ({"expires_at": NOW - 1, "lease": 5000}, Check.LEASED),  # a try that runs may finish
+        ({"expires_at": NOW - 1, "lease": -1}, Check.EXPIRED),
+        ({"expires_at": NOW - 1, "status": int(DEAD)}, Check.ELSEWHERE),
+        ({"expires_at": NOW - 1, "status": int(CANCELLED)}, Check.ELSEWHERE),
+    ],
+)
+def test_no_try_starts_of_a_task_that_has_expired(changed: dict[str, object], what: Check) -> None:
+    assert check(row(**changed), now=NOW, taken=NOW) is what
+
+
+@pytest.mark.parametrize(
+    ("changed", "ended"),
+    [
+        ({}, (False, 0, None)),
+        ({"attempts": 2}, (True, 2, None)),  # with its last error
+        ({"crashes": 1}, (True, 0, None)),
+        ({"begun": 1}, (True, 0, None)),  # its worker stopped while it ran, and charged nothing
+        ({"lease": -1}, (True, 1, CRASHED)),
+        ({"lease": -1, "attempts": 2}, (True, 2, CRASHED)),
+    ],
+)
+def test_an_expired_task_is_dead_only_if_a_try_had_started(
+    changed: dict[str, object], ended: tuple[bool, int, str | None]
+) -> None:
+    before = row(expires_at=NOW - 1, **changed)
+    failure, dead = after_failure(before, TOPIC, EXPIRED, NOW)
+    assert dead, "it has ended, one way or the other"
+    assert failure == after_expiry(before, NOW)
+    assert failure.expired
+    assert failure[:4] == (before.job_id, before.version, before.attempts, before.crashes)
+    assert (failure.started, failure.new_attempts, failure.error) == ended
+    assert (failure.new_crashes, failure.next_time) == (before.crashes, NOW)
+
+
+@pytest.mark.parametrize(
+    ("after", "dead"),
+    [(1.0, False), (1.001, True)],
+)
+def test_a_task_whose_next_try_would_come_after_it_expired_is_dead_at_once(after: float, dead: bool) -> None:
+    failure, died = failed(row(**EXPIRES), Retry(timedelta(seconds=after)))
+    assert (died, failure.expired, failure.started) == (dead, dead, True)
+    assert failure.error is not None, "the error is what the try raised"
+
+
+def test_a_death_that_is_not_of_its_expiry_does_not_say_so() -> None:
+    for error, attempts in ((ValueError(), 3), (Dead("wrong number"), 0)):
+        failure, dead = failed(row(attempts=attempts, expires_at=NOW - 1), error)
+        assert (dead, failure.expired) == (True, False)
+
+
+def test_a_crash_leaves_an_expired_task_to_the_row_check() -> None:
+    failure = crash(row(expires_at=NOW - 1))
+    assert failure is not None
+    assert (failure.new_attempts, failure.expired) == (1, False)
 
 
 @pytest.mark.parametrize(("ahead", "waits"), [(-1, False), (60_000, False), (60_001, True)])
@@ -140,6 +229,33 @@ def test_the_last_try_that_fails_leaves_a_dead_task() -> None:
     failure, dead = failed(before, ValueError())
     assert dead
     assert change(before, failure)["attempts"] == 4
+
+
+@pytest.mark.parametrize(
+    ("tries", "attempts", "dead"),
+    [
+        (0, 3, True),
+        (1, 0, True),  # fewer than its topic
+        (40, 3, False),
+        (40, 38, False),
+        (40, 39, True),
+        (UNLIMITED - 1, UNLIMITED - 3, False),
+        (UNLIMITED - 1, UNLIMITED - 2, True),
+        (UNLIMITED, UNLIMITED - 2, False),
+        (UNLIMITED, UNLIMITED - 1, False),
+        (UNLIMITED, UNLIMITED, False),
+    ],
+)
+def test_the_tries_of_the_row_decide_death(tries: int, attempts: int, dead: bool) -> None:
+    failure, died = failed(row(tries=tries, attempts=attempts), ValueError())
+    assert died is dead
+    assert attempts != failure.new_attempts <= MAX_ATTEMPTS, "the next try must not be taken for this one"
+
+
+def test_a_task_that_was_tried_very_often_waits_for_the_cap() -> None:
+    slow = Topic("order.close", 7, 8, backoff_base=0.5, backoff_cap=60)
+    failure, _ = after_failure(row(tries=UNLIMITED, attempts=65_000), slow, raised(ValueError()), NOW)
+    assert 0 <= failure.next_time - NOW <= 60_000
 
 
 @pytest.mark.parametrize("attempts", [4, 30, 65_534])
@@ -191,13 +307,29 @@ def test_a_crash_uses_up_a_try_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempts", "remaining", "left"),
-    [(2, 2, 3), (3, 1, 3), (5, 1, 5)],  # 5 of 4: retries were lowered
+    ("tries", "attempts", "remaining", "left"),
+    [
+        (0, 2, 2, 3),
+        (0, 3, 1, 3),
+        (0, 5, 30, 5),  # 5 of 4: retries were lowered
+        (1, 0, 4, 0),
+        (40, 3, 1, 4),
+        (40, 4, 31, 5),
+        (40, 38, 28, 39),
+        (40, 39, 27, 39),
+        (UNLIMITED, UNLIMITED - 1, 4, UNLIMITED),
+        (UNLIMITED, UNLIMITED, 3, UNLIMITED - 30),
+    ],
 )
-def test_a_crash_never_uses_up_the_last_try(attempts: int, remaining: int, left: int) -> None:
-    failure = crash(row(attempts=attempts), remaining=remaining)
+def test_a_crash_never_uses_up_the_last_try(tries: int, attempts: int, remaining: int, left: int) -> None:
+    before = row(tries=tries, attempts=attempts)
+    assert TOPIC.remaining(attempts) == remaining
+    failure = crash(before, remaining=remaining)
     assert failure is not None
     assert (failure.new_attempts, failure.new_crashes) == (left, 1)
+    assert failure.error == CRASHED
+    again = crash(before._replace(attempts=left), remaining=remaining, dead=True)
+    assert again is None or left == attempts, "a crash is charged once, also across 31 tries"
 
 
 def test_what_the_row_says_already_is_not_charged_again() -> None:

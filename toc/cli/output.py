@@ -252,7 +252,7 @@ def status_name(status: int) -> str:
 
 
 def task_record(task: Task) -> dict[str, Any]:
-    """Return a task for display."""
+    """Return a task for display. ``tries`` of None are the topic's."""
     return {
         "job_id": task.job_id,
         "topic": task.topic,
@@ -266,6 +266,9 @@ def task_record(task: Task) -> dict[str, Any]:
         "attempt": task.attempt if task.status is TaskStatus.PENDING else None,
         "version": task.version,
         "attribute": task.attribute,
+        "tries": task.tries or None,
+        "expires_at": None if task.expires_at is None else task.expires_at.isoformat(timespec="milliseconds"),
+        "expired": task.expired,
     }
 
 
@@ -289,6 +292,9 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
         "slot_amount": row.slot_amount,
         "created": instant(row.gmt_create),
         "modified": instant(row.gmt_modified),
+        "tries": row.tries or None,
+        "expires_at": instant(row.expires_at) if row.expires_at else None,
+        "expired": bool(row.expired),
     }
 
 

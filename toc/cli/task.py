@@ -59,6 +59,12 @@ def submit(
         str | None, typer.Option(metavar="TEXT", help="Chooses the slot instead of the biz_id.")
     ] = None,
     text: Text = False,
+    tries: Annotated[
+        int, typer.Option(metavar="N", help="All its tries, instead of the topic's; 65535: without limit.")
+    ] = 0,
+    expires_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="No try starts after it: ISO 8601 with a zone.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Submit a task and print its job_id.
@@ -76,6 +82,8 @@ def submit(
             attribute=attribute(attribute_json),
             dedup_key=dedup_key,
             slot_basis=slot_basis,
+            tries=tries,
+            expires_at=None if expires_at is None else instant(expires_at),
         )
     if as_json:
         print_json({"job_id": job_id})
@@ -122,11 +130,15 @@ def find(
         raise InvalidInput("--biz-id is missing; write it as in `toc find --biz-id 42`")
     with opened() as center:
         tasks = center.find(biz_id=biz_id(biz, as_text=text), topic=topic)
+        records = [task_record(task) for task in tasks]
+        rare = ("expired", "tries", "expires_at")
+        if not as_json and not any(record[name] for record in records for name in rare):
+            records = [{key: value for key, value in one.items() if key not in rare} for one in records]
         show(
-            [task_record(task) for task in tasks],
+            records,
             as_json=as_json,
             empty=f"no tasks of biz_id {biz}",
-            spare=("biz_type", "version", "due_in_seconds", "biz_id", "attempt", "attribute"),
+            spare=(*rare, "biz_type", "version", "due_in_seconds", "biz_id", "attempt", "attribute"),
         )
 
 
@@ -224,10 +236,17 @@ def reschedule(
     rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    expires_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="No try starts after it: ISO 8601 with a zone. As it was, if left out."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Give another deadline and all tries to a pending task, those of a biz_id on a topic, or all of a topic.
 
+    A task that expires before its new deadline needs --expires-at.
     Exits with 0 only if every task is rescheduled and was not due yet.
 
     Examples: toc reschedule 894573895733248 --delay 2h
@@ -239,6 +258,7 @@ def reschedule(
     job_id = None if wanted is None else job_number(wanted)
     one = _is_one(job_id, topic, biz, every)
     check_rate(rate)
+    until = None if expires_at is None else instant(expires_at)
     with opened(account=not one) as center:
         due = _due(center, delay, action_time)
         if not one or dry_run:
@@ -246,10 +266,10 @@ def reschedule(
             if dry_run:
                 show_one({"would_reschedule": len(chosen)}, as_json=as_json)
             else:
-                _reschedule_many(center, chosen, due, rate, topic or "", biz, yes=yes, as_json=as_json)
+                _reschedule_many(center, chosen, due, until, rate, topic or "", biz, yes=yes, as_json=as_json)
             return
         at = due()
-        outcome = center.reschedule(job_id or 0, action_time=at)
+        outcome = center.reschedule(job_id or 0, action_time=at, expires_at=until)
     moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
     due_at = from_ms(to_ms(at)).isoformat(timespec="milliseconds") if moved else None
     show_one({"job_id": job_id, "outcome": outcome.value, "action_time": due_at}, as_json=as_json)
@@ -262,6 +282,7 @@ def _reschedule_many(
     center: TimeoutCenter,
     chosen: Sequence[int],
     due: Callable[[], datetime],
+    expires_at: datetime | None,
     rate: float | None,
     topic: str,
     biz: str | None,
@@ -279,7 +300,8 @@ def _reschedule_many(
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, Filters(topic, biz), action_time=due().isoformat())
     account.follow(
-        bulk.reschedule(center, chosen, due, rate), lambda **fields: log.info("tasks_rescheduled", **fields)
+        bulk.reschedule(center, chosen, due, rate, expires_at=expires_at),
+        lambda **fields: log.info("tasks_rescheduled", **fields),
     )
     show_one(account.counts or {"rescheduled": 0}, as_json=as_json)
     if sum(account.counts.values()) > account.counts.get("rescheduled", 0):

@@ -11,7 +11,7 @@ not id order: each pass covers its whole range.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,9 +23,10 @@ from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot, Topic
-from toc.model.verdict import beyond_horizon, entry_score
+from toc.model.verdict import after_expiry, beyond_horizon, entry_score, has_expired
 from toc.observe.log import get_logger
-from toc.observe.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
+from toc.observe.metrics import EXPIRED_TASKS, ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
+from toc.store.batch import Guard
 from toc.store.scan import DueRow, Position
 from toc.store.store import Store
 
@@ -60,6 +61,7 @@ class Sweep:
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self.scans = store.scans
+        self._store = store
         self._topics = store.topics
         self._widened: dict[str, float] = {}
         """When each topic was last asked to have more slots consumed (monotonic)."""
@@ -80,15 +82,20 @@ class Sweep:
         """Index pending rows. Returns the counts and the ids whose node is out of reach.
 
         Rows due within ``within_ms`` are indexed even beyond their topic's horizon: their next look may come
-        too late. ``missing``: most entries are probably absent, so they are added without a lookup.
+        too late. ``missing``: most entries are probably absent, so they are added without a lookup. Rows that
+        expired long ago end instead.
         """
         now = self.clock.now_ms()
         entries: dict[Slot, list[tuple[int, float]]] = {}
+        expired: dict[int, tuple[DueRow, Topic]] = {}
         count = 0
         for row in rows:
             count += 1
             topic = self._topic(row)
             if topic is None:
+                continue
+            if row.next_time <= now and has_expired(row, _long_ago(topic, now)):
+                expired[row.job_id] = row, topic
                 continue
             if row.next_time - now <= within_ms or not beyond_horizon(topic, row.next_time, now):
                 score = entry_score(topic, row.next_time, row.attempts)
@@ -96,12 +103,48 @@ class Sweep:
                 entries.setdefault(slot, []).append((row.job_id, score))
                 if row.slot_amount > topic.consumed:
                     self._consume(topic, row.slot_amount)
+        if expired:
+            self._expire(expired, now)
         added, failed, broken = self._complete(entries, missing)
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("store").add(added)
         if added:
             log.debug("sweep_indexed", entries=added)  # counts what was finished meanwhile, too
         return SweepCounts(count, added, len(failed) - broken, broken), failed
+
+    def _expire(self, expired: Mapping[int, tuple[DueRow, Topic]], now: int) -> None:
+        """End tasks that expired more than prepare_timeout ago: no worker takes them, their topic is paused.
+
+        By then a try that had started in time has a lease, which keeps the row. What cannot be ended now
+        comes again.
+        """
+        ends = {
+            row.job_id: after_expiry(row, now)
+            for row in self._store.read_tries(expired).values()
+            if row.status == TaskStatus.PENDING
+            and row.next_time <= now
+            and row.lease <= 0
+            and has_expired(row, _long_ago(expired[row.job_id][1], now))
+        }
+        guards = self._store.expire(list(ends.values())) if ends else {}
+        dropped: dict[int, Slot] = {}
+        dead: dict[Slot, list[tuple[int, int]]] = {}
+        counts: Counter[str] = Counter()
+        for job_id, guard in guards.items():
+            if guard is Guard.APPLIED:
+                row, topic = expired[job_id]
+                slot = topic.slot(row.slot_crc, row.slot_amount)
+                if ends[job_id].started:
+                    dead.setdefault(slot, []).append((job_id, now))
+                else:
+                    dropped[job_id] = slot
+                counts[topic.name] += 1
+                log.info("task_expired", job_id=job_id, topic=topic.name, started=ends[job_id].started)
+        for name, ended in counts.items():
+            EXPIRED_TASKS.of(name).add(ended)
+        # If a node is away: the row check drops an entry, and a later pass over dead rows restores one.
+        self._queues.cancel_many(dropped)
+        self._queues.restore_dead(dead)
 
     def restore_dead(self, rows: Iterable[DueRow]) -> tuple[SweepCounts, set[int]]:
         """Restore the DeadQueue entries of rows of status 4. Returns the counts and the ids out of reach."""
@@ -186,6 +229,11 @@ class Sweep:
         if topic is None:
             log.error("no_topic_for_row", job_id=row.job_id, biz_type=row.biz_type)
         return topic
+
+
+def _long_ago(topic: Topic, now: int) -> int:
+    """The instant (ms) before which a task must have expired for the sweep to end it."""
+    return now - topic.prepare_timeout * 1000
 
 
 class Crawl:

@@ -51,6 +51,14 @@ class InvalidDelay(InvalidInput):
     """A delay that is NaN, infinite, negative, or longer than ``max_delay``."""
 
 
+class InvalidTries(InvalidInput):
+    """``tries`` that are not a whole number from 0 to 65,535."""
+
+
+class InvalidExpiry(InvalidInput):
+    """An ``expires_at`` before the ``action_time``: no try could start in between."""
+
+
 class InvalidAttribute(InvalidInput):
     """An attribute that is not a JSON object, or is longer than its column."""
 

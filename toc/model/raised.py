@@ -15,7 +15,7 @@ MAX_ERROR_CHARS = 1000
 
 
 class Raised(NamedTuple):
-    """How a try failed."""
+    """How a try failed, or why it did not start."""
 
     name: str
     """Name of the exception's class."""
@@ -29,6 +29,11 @@ class Raised(NamedTuple):
     """The task ended the process in which it ran alone. Its crash count stays on the row."""
     disturbed: bool = False
     """Another handler caused the failure (``Disturbed``)."""
+    expired: bool = False
+    """No try was started, as the task had expired."""
+
+
+EXPIRED = Raised("Expired", "", expired=True)
 
 
 class Disturbed(Exception):

@@ -1,9 +1,12 @@
 """Scores of the sorted sets. A stored format: changing it loses tries.
 
     StoreQueue      due_ms                     a task that used up no try
-                    due_ms + remaining/32      after a rollback; remaining = tries left, 1..31
+                    due_ms + remaining/32      after a rollback
     PrepareQueue    seconds*1000 + remaining + claim/4096
     DeadQueue       millisecond of death
+
+remaining = 1 + (N - 1 - attempts) mod 31, 1..31, where N is the topic's tries: the tries left, as long as a
+task has no more of its own. It only tells one try from the next. Which is the last one the row decides.
 
 All are exact in a float64: due_ms needs 41 bits and remaining/32 five; seconds*1000 + remaining needs 41 and
 claim/4096 twelve, which fills the 53 bits of the mantissa until 2**41 ms, September 2039. After that the
@@ -30,13 +33,13 @@ class PrepareScore(NamedTuple):
 def store_score(due_ms: int, remaining: int, attempts: int) -> float:
     """Return the StoreQueue score of a task that is due at ``due_ms``.
 
-    ``attempts`` is the number of tries used up. While it is 0, the score is the bare due time and means that
-    all tries are left. Otherwise ``remaining`` (1..31) tries are left.
+    ``attempts`` is the number of tries used up. While it is 0, the score is the bare due time and stands for
+    the topic's tries. Otherwise it carries ``remaining`` (1..31).
     """
     if attempts == 0:
         return float(due_ms)
     if not 1 <= remaining <= 31:
-        raise ValueError(f"remaining must be 1 to 31, not {remaining}: a task without tries left is dead")
+        raise ValueError(f"remaining must be 1 to 31, not {remaining}")
     return due_ms + remaining / 32
 
 

@@ -9,9 +9,13 @@ from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 from toc.model.clock import from_ms
-from toc.model.errors import InvalidAttribute, UnreadableTask
+from toc.model.errors import InvalidAttribute, InvalidExpiry, UnreadableTask
 
 MAX_RETRY_SECONDS = 3653 * 86_400
+UNLIMITED = 65_535
+"""``tries`` of a task that is tried without limit."""
+MAX_ATTEMPTS = 65_535
+"""Largest value of the column. Each further try of a task is counted as one of the 31 before."""
 MAX_ATTRIBUTE_CHARS = 4096
 MAX_ATTRIBUTE_BYTES = 4 * MAX_ATTRIBUTE_CHARS
 
@@ -25,9 +29,9 @@ class TaskStatus(IntEnum):
     PROCESSED = 2
     """Its handler returned. Final."""
     CANCELLED = 3
-    """Cancelled or withdrawn before it was processed. Final."""
+    """Cancelled or withdrawn before it was processed, or expired before its first try. Final."""
     DEAD = 4
-    """Out of tries. Final until an operator redrives or purges it."""
+    """Out of tries, or expired after a try. Final until an operator redrives or purges it."""
 
 
 class CancelOutcome(Enum):
@@ -38,7 +42,7 @@ class CancelOutcome(Enum):
     MAY_HAVE_STARTED = "may_have_started"
     """Cancelled, but a try may be running or may have run. No later try follows."""
     TOO_LATE = "too_late"
-    """The task was already processed or dead."""
+    """The task had ended by itself: it was processed, dead or expired."""
     UNKNOWN = "unknown"
     """No such task exists."""
 
@@ -85,7 +89,8 @@ class Task(NamedTuple):
 
     ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the running or next try,
     starting at 1. ``biz_id`` is the int or text that was submitted. ``version`` counts reschedules and
-    redrives.
+    redrives. ``tries`` are all its tries; 0: those of its topic; 65,535: without limit. No try starts after
+    ``expires_at`` (aware UTC); ``expired``: that is why it ended.
     """
 
     job_id: int
@@ -97,12 +102,15 @@ class Task(NamedTuple):
     attribute: dict[str, Any]
     attempt: int
     version: int
+    tries: int = 0
+    expires_at: datetime | None = None
+    expired: bool = False
 
 
 class NewTask(NamedTuple):
     """A task to submit. Give ``delay`` or ``action_time``, not both. On an instant topic, neither means now.
 
-    ``delay`` is a timedelta or a number of seconds.
+    ``delay`` is a timedelta or a number of seconds. ``tries`` and ``expires_at`` are those of Task.
     """
 
     topic: str
@@ -112,6 +120,8 @@ class NewTask(NamedTuple):
     attribute: Mapping[str, Any] | None = None
     dedup_key: str | None = None
     slot_basis: str | None = None
+    tries: int = 0
+    expires_at: datetime | None = None
 
 
 class TaskRow(NamedTuple):
@@ -121,7 +131,10 @@ class TaskRow(NamedTuple):
     when it ended (one index serves sweep, dead list and purge). ``attempts`` counts tries used up.
     ``crashes`` counts consecutive tries that ended because their worker died or fell silent, or another
     handler broke them off. (attempts, crashes, version) never repeats for one pending row: it is the fencing
-    token of failures.
+    token of failures. (Beyond MAX_ATTEMPTS, not within 31 tries.)
+
+    ``tries``: 0 means those of the topic, UNLIMITED that there is no limit. ``expires_at``: 0 means never.
+    ``expired`` is 1 if that is why it ended.
     """
 
     job_id: int
@@ -141,17 +154,21 @@ class TaskRow(NamedTuple):
     last_error: str | None
     gmt_create: int
     gmt_modified: int
+    tries: int = 0
+    expires_at: int = 0
+    expired: int = 0
 
     def to_task(self, topic: str) -> Task:
         """Return the row as callers see it. Raises UnreadableTask."""
-        return _task(self, self.status, topic)
+        return _task(self, self.status, topic, expired=bool(self.expired))
 
 
 class TryRow(NamedTuple):
     """The columns that a try needs: for the row check, the handler's Task, and the end of the try.
 
     Fields as in TaskRow. ``lease`` is 0 if no other worker has a lease on the row, the milliseconds left of a
-    live worker's lease, or -1 if the lease's worker died or fell silent.
+    live worker's lease, or -1 if the lease's worker died or fell silent. ``begun`` is read only of rows that
+    expire: 1 if the row has a last error, so that a try has begun even if it charged nothing.
     """
 
     job_id: int
@@ -166,13 +183,16 @@ class TryRow(NamedTuple):
     lease: int
     biz_key: str | None
     attribute: str
+    tries: int = 0
+    expires_at: int = 0
+    begun: int = 0
 
     def to_task(self, topic: str) -> Task:
         """Return the Task for the handler of a row known to be pending. Raises UnreadableTask."""
         return _task(self, TaskStatus.PENDING, topic)
 
 
-def _task(row: TaskRow | TryRow, status: int, topic: str) -> Task:
+def _task(row: TaskRow | TryRow, status: int, topic: str, *, expired: bool = False) -> Task:
     try:
         return Task(
             row.job_id,
@@ -184,9 +204,21 @@ def _task(row: TaskRow | TryRow, status: int, topic: str) -> Task:
             decode_attribute(row.attribute),
             row.attempts + 1,
             row.version,
+            row.tries,
+            from_ms(row.expires_at) if row.expires_at else None,
+            expired,
         )
     except (ValueError, OverflowError, RecursionError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute
+
+
+def check_expiry(expires_at: int, action_time: int) -> None:
+    """Raise InvalidExpiry if a task (times in ms; 0: never) expires before it is due."""
+    if expires_at and expires_at < action_time:
+        raise InvalidExpiry(
+            f"the task would expire at {from_ms(expires_at).isoformat(timespec='milliseconds')}, before its "
+            f"action_time {from_ms(action_time).isoformat(timespec='milliseconds')}; give a later expires_at"
+        )
 
 
 def decode_attribute(text: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 MAX_RETRIES = 31
+MOST_DOUBLINGS = 900
+"""Most times that the backoff is doubled. Any base has reached its cap by then, and no float is full."""
 
 
 class TopicType(StrEnum):
@@ -137,12 +139,16 @@ class Topic:
         """
         if self.backoff is Backoff.IMMEDIATE:
             return 0
-        ceiling = min(self.backoff_base * 2.0**tries_used, self.backoff_cap)
+        doubled = 2.0 ** min(tries_used, MOST_DOUBLINGS)
+        ceiling = min(self.backoff_base * doubled, self.backoff_cap)
         return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
 
     def remaining(self, attempts: int) -> int:
-        """Return the tries left of a pending task that used up ``attempts``; at least 1, its next try."""
-        return max(self.retries - attempts, 1)
+        """Return what scores carry of a pending task that used up ``attempts``: the tries left, mod 31.
+
+        1 to 31. It counts with the topic's tries even if the task has its own: a fresh entry stands for them.
+        """
+        return 1 + (self.retries - 1 - attempts) % MAX_RETRIES
 
 
 def check_topic_name(name: object) -> str:

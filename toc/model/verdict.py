@@ -7,21 +7,24 @@ Pure functions: callers read a task's row, call one of these and apply the resul
     check          whether a prepared entry may start
     entry_score    the StoreQueue score that follows from a row
     beyond_horizon whether a task waits in its row alone
+    tries_of       how many tries a task has
+    has_expired    whether no try may start any more
     after_failure  how a failed try changes the row
     after_crash    how a try changes it whose worker died or fell silent
+    after_expiry   how a row ends that has expired
     is_suspect     whether a task may run only alone
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.raised import Raised
 from toc.model.scores import store_score
-from toc.model.task import TaskRow, TaskStatus, TryRow
-from toc.model.topic import Topic
+from toc.model.task import MAX_ATTEMPTS, UNLIMITED, TaskRow, TaskStatus, TryRow
+from toc.model.topic import MAX_RETRIES, Topic
 
 MAX_CRASHES = 60_000
 """Largest value of the column. Further crashes of a task are not counted."""
@@ -57,6 +60,8 @@ class Check(Enum):
     """Another worker has a lease on the row, or its lease ran out."""
     CLOCK_BEHIND = "clock behind"
     """It is due by Redis's clock but not by this machine's."""
+    EXPIRED = "expired"
+    """No try may start any more, and none runs: the row ends."""
     ELSEWHERE = "elsewhere"
     """The entry is wrong: it moves to where it ``belongs``."""
 
@@ -66,6 +71,8 @@ def check(row: TryRow, *, now: int, taken: int) -> Check:
     if row.status != TaskStatus.PENDING:
         return Check.ELSEWHERE
     ahead = row.next_time - now
+    if ahead <= 0 and has_expired(row, now) and row.lease <= 0:  # a try that runs may finish
+        return Check.EXPIRED
     if ahead <= MAX_CLOCK_SKEW_MS:
         if row.lease:
             return Check.LEASED
@@ -89,8 +96,35 @@ def is_suspect(row: TryRow, max_crashes: int) -> bool:
     return row.crashes >= max_crashes
 
 
+def tries_of(row: TryRow | TaskRow, topic: Topic) -> int:
+    """Return how many tries a task has in all; UNLIMITED if there is no limit."""
+    return row.tries or topic.retries
+
+
+def next_attempts(attempts: int) -> int:
+    """Return ``attempts`` after one more try: 1 more, within the column.
+
+    A task that was tried MAX_ATTEMPTS times counts on in the last 31 numbers. So one try still differs from
+    the next, on the row and in scores, which carry ``attempts`` mod 31.
+    """
+    return attempts + 1 if attempts < MAX_ATTEMPTS else MAX_ATTEMPTS + 1 - MAX_RETRIES
+
+
+class Expiring(Protocol):
+    """What is read of a row to tell whether it has expired."""
+
+    @property
+    def expires_at(self) -> int:
+        """In milliseconds; 0: never."""
+
+
+def has_expired(row: Expiring, now: int) -> bool:
+    """Whether no try of this task may start at ``now`` (ms)."""
+    return 0 != row.expires_at < now
+
+
 class Failure(NamedTuple):
-    """A failed try: the row as read, and its new values. Instants are milliseconds."""
+    """A failed try, or an end: the row as read, and its new values. Instants are milliseconds."""
 
     job_id: int
     version: int
@@ -101,17 +135,32 @@ class Failure(NamedTuple):
     next_time: int
     error: str | None
     """None keeps the row's error."""
+    expired: bool = False
+    """Whether the task ends because it has expired."""
+    started: bool = True
+    """Whether a try has ever started. If not, the task ends as cancelled instead of dead."""
 
     @classmethod
     def of(
-        cls, row: TryRow, *, attempts: int, crashes: int, next_time: int, error: str | None = None
+        cls,
+        row: TryRow,
+        *,
+        attempts: int,
+        crashes: int,
+        next_time: int,
+        error: str | None = None,
+        expired: bool = False,
+        started: bool = True,
     ) -> Failure:
         """Build the change to these values. It applies only while the row is unchanged."""
-        return cls(row.job_id, row.version, row.attempts, row.crashes, attempts, crashes, next_time, error)
+        return cls(
+            row.job_id, row.version, row.attempts, row.crashes, attempts, crashes, next_time, error, expired,
+            started,
+        )  # fmt: skip
 
 
 class Outcome(NamedTuple):
-    """How a failed try changes its row, and whether the task is then dead."""
+    """How a failed try changes its row, and whether the task is then dead (or cancelled: ``started``)."""
 
     failure: Failure
     dead: bool
@@ -123,20 +172,47 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     The try is used up. The crash count is reset, since the try ended by itself, with two exceptions: a task
     that ended the process in which it ran alone keeps its crash count; and a try that another handler broke
     off uses up nothing but counts as a crash, so that a task to which that happens repeatedly runs alone.
+
+    A task whose next try would be due after it has expired is dead at once.
     """
+    if raised.expired:
+        return Outcome(after_expiry(row, now), dead=True)
     if raised.disturbed:
         attempts, dead, crashes = row.attempts, False, min(row.crashes + 1, MAX_CRASHES)
     else:
-        attempts = row.attempts + 1
-        dead = raised.dead or attempts >= topic.retries
+        attempts, tries = next_attempts(row.attempts), tries_of(row, topic)
+        dead = raised.dead or (attempts >= tries and tries != UNLIMITED)
         crashes = row.crashes if raised.crashed else 0
     if dead or raised.disturbed:
         delay = 0
     else:
         delay = topic.retry_delay_ms(attempts) if raised.after_ms is None else raised.after_ms
     next_time = max(now + delay, row.action_time)  # also if the clock was set back
-    failure = Failure.of(row, attempts=attempts, crashes=crashes, next_time=next_time, error=raised.text)
-    return Outcome(failure, dead)
+    expired = not dead and has_expired(row, next_time)
+    failure = Failure.of(
+        row, attempts=attempts, crashes=crashes, next_time=next_time, error=raised.text, expired=expired
+    )
+    return Outcome(failure, dead or expired)
+
+
+def after_expiry(row: TryRow, now: int) -> Failure:
+    """Return how a pending row ends that has expired by ``now`` (ms), and whose task no worker runs.
+
+    A task of which no try ever started ends as cancelled, any other as dead with its last error. A lease that
+    ran out is a try that ended with its worker.
+    """
+    attempts, error = row.attempts, None
+    if row.lease < 0:
+        attempts, error = max(attempts, 1), CRASHED
+    return Failure.of(
+        row,
+        attempts=attempts,
+        crashes=row.crashes,
+        next_time=now,
+        error=error,
+        expired=True,
+        started=bool(attempts or row.crashes or row.begun),
+    )
 
 
 def after_crash(
@@ -144,24 +220,25 @@ def after_crash(
 ) -> Failure | None:
     """Return how a try that ended with its worker changes the row, or None for no change.
 
-    ``remaining`` is the tries left according to the entry. Charges a try, but never the last one: no task
-    becomes dead by a crash of its worker. A try is not charged twice: if the row has more tries used up than
-    the entry, it was charged before. The crash is counted even then, unless the worker is known to be
-    ``dead``: the entry's tries may be stale, its owner may still run it, and the owner's late failure must
-    find a changed row.
+    ``remaining`` is what the entry's score carries. Charges a try, but never the last one: no task becomes
+    dead by a crash of its worker. A try is not charged twice: if the score that follows from the row carries
+    another number than the entry, it was charged before. The crash is counted even then, unless the worker is
+    known to be ``dead``: the entry's tries may be stale, its owner may still run it, and the owner's late
+    failure must find a changed row.
 
     Two are not counted: a suspect, because the quarantine counts its runs when they begin; and a row that a
     live worker has leased, because that worker has lost Redis and still runs the task.
     """
     if row is None or row.status != TaskStatus.PENDING or row.lease > 0:  # [rule: reclaim-waits]
         return None
-    written = row.attempts > topic.retries - remaining
+    written = topic.remaining(row.attempts) != remaining
     if row.next_time > now or is_suspect(row, max_crashes) or (written and dead):  # [rule: crash-counted]
         return None
     attempts, error = row.attempts, None
     if not written:
-        # max, because retries may have been lowered  [rule: never-the-last]
-        attempts = max(attempts, min(attempts + 1, topic.retries - 1))
+        after, tries = next_attempts(attempts), tries_of(row, topic)
+        if tries == UNLIMITED or after < tries:  # [rule: never-the-last]
+            attempts = after
         error = CRASHED
     return Failure.of(
         row,

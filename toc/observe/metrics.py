@@ -336,6 +336,9 @@ TRIES = _counter(
 STALE = _counter(
     "toc_stale_entries", "Entries that the row check dropped because their task had ended.", "topic"
 )
+EXPIRED_TASKS = _counter(
+    "toc_expired_tasks", "Tasks that ended because they had expired: no further try may start.", "topic"
+)
 ORPHANS = _counter("toc_orphans", "Entries without a row, or not written by toc: removed, not run.", "topic")
 RECLAIMED = _counter("toc_reclaimed_tasks", "Tasks taken back from dead or silent workers.", "topic")
 FENCES_LOST = _counter(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from toc.model.errors import IndexUnavailable
+from toc.model.errors import IndexUnavailable, InvalidExpiry
 from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.model.topic import Slot
 from toc.operate import admin
@@ -95,13 +95,27 @@ def cancel(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = N
 
 
 def reschedule(
-    center: TimeoutCenter, job_ids: Sequence[int], due: Callable[[], datetime], rate: float | None = None
+    center: TimeoutCenter,
+    job_ids: Sequence[int],
+    due: Callable[[], datetime],
+    rate: float | None = None,
+    *,
+    expires_at: datetime | None = None,
 ) -> Iterator[BulkStep]:
-    """Move tasks one by one to the time that ``due`` returns for each. Counts the outcomes by name."""
+    """Move tasks one by one to the time that ``due`` returns for each. Counts the outcomes by name.
+
+    Counts ``expires_before``: those left alone because they expire before that time.
+    """
     counts: Counter[str] = Counter({outcome.value: 0 for outcome in RescheduleOutcome})
     for done, chunk in paced(job_ids, rate):
         for job_id in chunk:
-            counts[center.reschedule(job_id, action_time=due()).value] += 1
+            try:
+                outcome = center.reschedule(job_id, action_time=due(), expires_at=expires_at).value
+            except InvalidExpiry:
+                if expires_at is not None:
+                    raise
+                outcome = "expires_before"
+            counts[outcome] += 1
         yield BulkStep(done, dict(counts))
 
 

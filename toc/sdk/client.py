@@ -163,6 +163,8 @@ class TimeoutCenter:
         dedup_key: str | None = None,
         slot_basis: str | None = None,
         connection: Connection | None = None,
+        tries: int = 0,
+        expires_at: datetime | None = None,
     ) -> int:
         """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
 
@@ -171,10 +173,14 @@ class TimeoutCenter:
         chooses the slot (default: the biz_id). With ``connection`` the row is written in the caller's
         transaction; after the commit the sweep indexes it within a second, or ``index`` does so at once.
 
+        ``tries`` are all its tries, at most 65,534; 0: as many as its topic gives; 65,535: without limit. No
+        try starts after ``expires_at``, an aware datetime not before the action_time. A task that has not
+        ended by then ends as cancelled if no try ever started, else as dead; a try that runs may finish.
+
         Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
         SubmitUnknown when that cannot be told.
         """
-        task = NewTask(topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis)
+        task = NewTask(topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at)
         row = self._row(task)
         if self.tracing is None:
             return self._submit(row, connection)
@@ -236,8 +242,14 @@ class TimeoutCenter:
                 raise PartialCancel(outcomes, job_ids[first:]) from exc
         return outcomes
 
-    def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
-        """Give a pending task another deadline and all its tries. Raises what ``submit`` raises."""
+    def reschedule(
+        self, job_id: int, *, action_time: datetime, expires_at: datetime | None = None
+    ) -> RescheduleOutcome:
+        """Give a pending task another deadline and all its tries. Raises what ``submit`` raises.
+
+        ``expires_at``: None leaves it as it is. A task that expires before ``action_time`` needs another one:
+        InvalidExpiry.
+        """
         job_id = check_job_id(job_id)
         self._check_places()
         row = self.store.get(job_id)
@@ -245,7 +257,8 @@ class TimeoutCenter:
             return RescheduleOutcome.UNKNOWN
         topic = self.catalog.of_type(row.biz_type)
         due = self._intake.deadline(topic, None, action_time)
-        changed, row = self.store.reschedule(job_id, due)
+        expiry = self._intake.expiry(expires_at, due)
+        changed, row = self.store.reschedule(job_id, due, expires_at=expiry)
         failpoint("reschedule.row-written")
         if row is None:
             return RescheduleOutcome.UNKNOWN
@@ -290,7 +303,7 @@ class TimeoutCenter:
         cancelled: dict[int, tuple[bool, TaskRow]] = {}
         for job_id, (changed, row) in found.items():
             outcomes[job_id] = CancelOutcome.TOO_LATE
-            if row.status not in (TaskStatus.PROCESSED, TaskStatus.DEAD):
+            if row.status not in (TaskStatus.PROCESSED, TaskStatus.DEAD) and not row.expired:
                 outcomes[job_id] = CancelOutcome.CANCELLED
                 cancelled[job_id] = changed, row
         replies = self._take_out(row for _, row in cancelled.values())

@@ -7,9 +7,18 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 
 from toc.model.clock import Clock, from_ms, to_ms
-from toc.model.errors import DedupConflict, InvalidDelay, InvalidInput, NaiveDatetime, NotInFuture, shown
+from toc.model.errors import (
+    DedupConflict,
+    InvalidDelay,
+    InvalidExpiry,
+    InvalidInput,
+    InvalidTries,
+    NaiveDatetime,
+    NotInFuture,
+    shown,
+)
 from toc.model.sharding import BizId, JobIds, check_key, crc32, valid_job_id
-from toc.model.task import NewTask, TaskRow, TaskStatus, encode_attribute
+from toc.model.task import UNLIMITED, NewTask, TaskRow, TaskStatus, check_expiry, encode_attribute
 from toc.model.topic import Topic, TopicType
 
 MAX_DELAY_SECONDS = 1e12
@@ -17,6 +26,10 @@ MAX_DELAY_SECONDS = 1e12
 
 EARLIEST_MS = to_ms(datetime(1000, 1, 1, tzinfo=UTC))
 """The first instant of MySQL's DATETIME. Instant topics take due times in the past, down to this one."""
+
+
+LATEST_MS = to_ms(datetime(9999, 12, 31, tzinfo=UTC))
+"""Beyond it, DATETIME is full."""
 
 
 class RowMaker:
@@ -36,6 +49,7 @@ class RowMaker:
             raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
         biz = BizId.of(task.biz_id)
         attribute = encode_attribute(task.attribute)
+        tries = _tries(task.tries)
         if task.dedup_key is not None:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
@@ -60,6 +74,8 @@ class RowMaker:
             None,
             now,
             now,
+            tries,
+            self.expiry(task.expires_at, due),
         )
 
     def deadline(self, topic: Topic | None, delay: object, action_time: object) -> int:
@@ -69,11 +85,24 @@ class RowMaker:
         """
         return self._due(topic, delay, action_time, self._clock.now_ms())
 
+    def expiry(self, expires_at: object, due: int) -> int:
+        """Return ``expires_at`` in milliseconds, rounded up; 0 for None. Raises InvalidInput.
+
+        ``due`` is the action_time in milliseconds.
+        """
+        if expires_at is None:
+            return 0
+        at = _instant_ms(expires_at, "expires_at")
+        if not 0 < at <= LATEST_MS:
+            raise InvalidExpiry(f"expires_at {expires_at} must be after 1970 and before the year 10000")
+        check_expiry(at, due)
+        return at
+
     def _due(self, topic: Topic | None, delay: object, action_time: object, now: int) -> int:
         if delay is not None and action_time is not None:
             raise InvalidInput("give a delay or an action_time, not both")
         if action_time is not None:
-            due = _instant_ms(action_time)
+            due = _instant_ms(action_time, "action_time")
         elif delay is not None:
             due = now + 1 + _delay_ms(delay)  # + 1: now is rounded down, and a deadline is never early
             if due == now + 1 and delay in (0, timedelta(0)):
@@ -118,15 +147,24 @@ def check_same_dedup(rows: Sequence[TaskRow]) -> None:
             )
 
 
-def _instant_ms(action_time: object) -> int:
-    if not isinstance(action_time, datetime):
-        raise InvalidInput(f"action_time must be a datetime, not {type(action_time).__name__}")
-    if action_time.utcoffset() is None:
+def _tries(tries: object) -> int:
+    if isinstance(tries, bool) or not isinstance(tries, int) or not 0 <= tries <= UNLIMITED:
+        raise InvalidTries(
+            f"tries must be a whole number from 0 (as many as the topic gives) to {UNLIMITED} (without "
+            f"limit), not {shown(tries)}"
+        )
+    return tries
+
+
+def _instant_ms(instant: object, name: str) -> int:
+    if not isinstance(instant, datetime):
+        raise InvalidInput(f"{name} must be a datetime, not {type(instant).__name__}")
+    if instant.utcoffset() is None:
         raise NaiveDatetime(
-            f"action_time {action_time.isoformat()} has no time zone; use datetime.now(UTC) + ... or "
+            f"{name} {instant.isoformat()} has no time zone; use datetime.now(UTC) + ... or "
             f"datetime(..., tzinfo=...)"
         )
-    return to_ms(action_time)
+    return to_ms(instant)
 
 
 def _delay_ms(delay: object) -> int:

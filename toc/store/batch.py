@@ -371,13 +371,24 @@ class Batches:
 
     def die(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Mark rows as dead if they are unchanged since they were read. Their next_time becomes the time of
-        death."""
+        death.
+
+        Those that have expired before any try started become cancelled.
+        """
+        return self._die(items, self.leases.free)
+
+    def expire(self, items: Sequence[Failure]) -> Answers[Guard]:
+        """End rows like ``die``, except those that any live worker has leased by now, this one included."""
+        return self._die(items, self.leases.unleased)
+
+    def _die(self, items: Sequence[Failure], free: Callable[[DatabaseServer], str]) -> Answers[Guard]:
         now = self._stamp()
         return self._guarded(
             items,
-            self.leases.free,
+            free,
             lambda server, item: (
-                f"status={DEAD},attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
+                f"status={DEAD if item.started else CANCELLED},{'expired=1,' if item.expired else ''}"
+                f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(now)},gmt_modified={server.instant(now)}"
                 f"{_noted(server, item, now)}"
             ),
@@ -450,6 +461,7 @@ class Batches:
     def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
         """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
 
+        They no longer expire.
         Returns the changed rows.
         """
         changed = self._stamp()
@@ -462,7 +474,7 @@ class Batches:
                 statements.append(
                     Statement(  # [rule: new-version]
                         f"UPDATE {name} SET status={PENDING},version=version+1,attempts=0,crashes=0,"
-                        f"next_time={now},gmt_modified={stamp},{NO_LEASE} "
+                        f"expires_at=NULL,expired=0,next_time={now},gmt_modified={stamp},{NO_LEASE} "
                         f"WHERE {where} AND status={DEAD}"
                     )
                 )

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from toc.model.task import TaskStatus, TryRow
+from toc.model.verdict import next_attempts
 from toc.store import rows as sql
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Answers, Shards
@@ -172,5 +173,6 @@ def _unfailed(row: TryRow | None) -> str:
     if row is None:
         return ""
     return (
-        f" AND NOT (version={row.version:d} AND attempts={row.attempts + 1:d} AND crashes<={row.crashes:d})"
+        f" AND NOT (version={row.version:d} AND attempts={next_attempts(row.attempts):d} "
+        f"AND crashes<={row.crashes:d})"
     )

@@ -376,9 +376,9 @@ class MySqlServer(DatabaseServer):
         added = f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)"
         return f"RIGHT(CONCAT(COALESCE({column},''),{added}),{most:d})"
 
-    def joined(self, parts: Sequence[str]) -> str:
+    def joined(self, parts: Sequence[str], by: str = ",") -> str:
         """A CONCAT_WS."""
-        return f"CONCAT_WS(',',{','.join(parts)})"
+        return f"CONCAT_WS('{by}',{','.join(parts)})"
 
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
         """A SELECT with MIN over an index, which is answered while planning: half the cost of LIMIT 1."""

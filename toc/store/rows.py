@@ -20,9 +20,11 @@ _NUMBERS = tuple(
     for place, name in enumerate(TaskRow._fields)
     if name not in ("biz_key", "attribute", "dedup_key", "last_error")
 )
-_INSERT = f"({','.join(TaskRow._fields)}) VALUES "
-_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s)"
-"""A row of it: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
+_RARE = ("tries", "expires_at", "expired")
+"""Columns that are written only where some row has more than their defaults."""
+_COMMON = ",".join(name for name in TaskRow._fields if name not in _RARE)
+_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s"
+"""A row of them: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
 
 UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
@@ -32,12 +34,15 @@ KEYS = 200
 
 def columns(server: DatabaseServer, **instead: str) -> str:
     """The columns to SELECT for TaskRow, in its order and types; ``instead`` replaces columns."""
-    return ",".join(instead.get(name) or _read(server, name) for name in TaskRow._fields)
+    return ",".join(instead.get(name) or column(server, name) for name in TaskRow._fields)
 
 
-def _read(server: DatabaseServer, name: str) -> str:
+def column(server: DatabaseServer, name: str) -> str:
+    """The expression to SELECT for one column, in the type that TaskRow has."""
     if name in _INSTANTS:
         return server.milliseconds(name)
+    if name == "expires_at":
+        return f"COALESCE({server.milliseconds(name)},0)"
     return server.text(name) if name in _BINARY else name
 
 
@@ -47,10 +52,17 @@ def try_columns(server: DatabaseServer) -> str:
     Each column of a result has a description to be read, and each value its length and type: a dozen columns
     would cost several times as much as splitting one text.
     """
-    parts = [server.milliseconds(name) if name in _INSTANTS else name for name in TryRow._fields]
-    parts[-3] = "COALESCE(lease_owner,0)"
-    parts[-2] = "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END"
-    return server.joined(parts)
+    numbers = TryRow._fields[: TryRow._fields.index("lease")]
+    rare = server.joined(["tries", column(server, "expires_at"), "(last_error IS NOT NULL)"], by=":")
+    return server.joined(
+        [
+            *(server.milliseconds(name) if name in _INSTANTS else name for name in numbers),
+            "COALESCE(lease_owner,0)",
+            f"CASE WHEN tries=0 AND expires_at IS NULL THEN '-' ELSE {rare} END",
+            "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
+            "attribute",
+        ]
+    )
 
 
 def try_rows(results: Iterable[Result]) -> list[TryRow]:
@@ -59,10 +71,12 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
     with understood():
         for result in results:
             for (text,) in result.rows:
-                parts = text.split(",", 11)
-                key = parts[10]
-                parts[10] = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
+                parts = text.split(",", 12)
+                rare, key, attribute = parts[10:]
+                biz_key = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
+                more = (0, 0, 0) if rare == "-" else map(int, rare.split(":"))
                 parts[:10] = map(int, parts[:10])
+                parts[10:] = biz_key, attribute, *more
                 rows.append(TryRow._make(parts))
     return rows
 
@@ -152,10 +166,12 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
     values: list[str] = []
     params: list[str | bytes] = []
     instant = cache(server.instant)  # rows that are written together share many
+    rare = any(row.tries or row.expires_at or row.expired for row in rows)
     for row in rows:
         # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
-         crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified) = row  # fmt: skip
+         crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified,
+         tries, expires_at, expired) = row  # fmt: skip
         key = dedup = error = "NULL"
         if biz_key is not None:
             key = "%s"
@@ -171,5 +187,7 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
             _VALUES
             % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
                attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified))
+            + (f",{tries:d},{instant(expires_at) if expires_at else 'NULL'},{expired:d})" if rare else ")")
         )  # fmt: skip
-    return Statement(f"INSERT INTO {name} {_INSERT}{','.join(values)}", params)
+    what = f"{_COMMON},{','.join(_RARE)}" if rare else _COMMON
+    return Statement(f"INSERT INTO {name} ({what}) VALUES {','.join(values)}", params)

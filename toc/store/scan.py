@@ -35,8 +35,8 @@ class Position(NamedTuple):
 
 
 class DueRow(NamedTuple):
-    """The columns of a row that the index needs. ``next_time`` is in ms; for a dead row, the time of
-    death."""
+    """The columns of a row that the index needs. Instants are in ms. ``next_time`` is the time of death of a
+    dead row; ``expires_at`` is 0 for never."""
 
     job_id: int
     biz_type: int
@@ -44,6 +44,7 @@ class DueRow(NamedTuple):
     attempts: int
     slot_crc: int
     slot_amount: int
+    expires_at: int = 0
 
     @property
     def position(self) -> Position:
@@ -227,7 +228,7 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
 
 def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
     """The columns to SELECT as one text per row, which costs less than several (``rows.try_columns``)."""
-    return server.joined([server.milliseconds(name) if name == "next_time" else name for name in names])
+    return server.joined([sql.column(server, name) for name in names])
 
 
 def _due_rows(server: DatabaseServer, selects: Sequence[str]) -> list[DueRow]:

@@ -287,8 +287,8 @@ class DatabaseServer(ABC):
         plus ``text``."""
 
     @abstractmethod
-    def joined(self, parts: Sequence[str]) -> str:
-        """Return an expression that joins numbers and texts, none of them NULL, with commas."""
+    def joined(self, parts: Sequence[str], by: str = ",") -> str:
+        """Return an expression that joins numbers and texts, none of them NULL, by a separator."""
 
     @abstractmethod
     def by_whole_keys(self, name: str, where: str) -> str:

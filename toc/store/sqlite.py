@@ -189,9 +189,9 @@ class SqliteServer(DatabaseServer):
         characters."""
         return f"SUBSTR(COALESCE({column},'')||CAST(X'{text.encode().hex()}' AS TEXT),{-most:d})"
 
-    def joined(self, parts: Sequence[str]) -> str:
+    def joined(self, parts: Sequence[str], by: str = ",") -> str:
         """A join with the operator ||; CONCAT_WS is too new."""
-        return "||','||".join(parts)
+        return f"||'{by}'||".join(parts)
 
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
         """A SELECT of at most one row of the range: older SQLite has no HAVING without GROUP BY."""

@@ -12,7 +12,7 @@ from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import TaskRow, TaskStatus, check_expiry
 from toc.store import fitness
 from toc.store import rows as sql
 from toc.store.batch import CANCELLED, PENDING, Batches
@@ -191,11 +191,14 @@ class Store(Batches):
             else:
                 yield row.job_id, (row.status == PENDING, row)  # locked as it was read
 
-    def reschedule(self, job_id: int, action_time: int) -> tuple[bool, TaskRow | None]:
+    def reschedule(
+        self, job_id: int, action_time: int, *, expires_at: int = 0
+    ) -> tuple[bool, TaskRow | None]:
         """Give a pending task a new deadline (ms), all its tries, and version + 1.
 
-        Returns whether this call did it, and the row as it was before; a leased row counts as tried. The
-        lease stays: the try for the old deadline may be running.
+        It expires at ``expires_at`` (ms) from then on; 0: as before. Returns whether this call did it, and
+        the row as it was before; a leased row counts as tried. The lease stays: the try for the old deadline
+        may be running. Raises InvalidExpiry if the task would expire before its new deadline.
         """
         table = self._shards.table_of(job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
@@ -208,11 +211,13 @@ class Store(Batches):
             row = sql.task_row(found[0][1:]) if found else None
             if row is None or row.status != PENDING:
                 return False, row
+            check_expiry(expires_at or row.expires_at, action_time)
             leased = bool(found[0][0])
             before = row._replace(attempts=max(row.attempts, 1)) if leased else row
             tried = before.attempts or before.crashes  # a new deadline resets both, but a cancel must know
             update = Statement(  # [rule: new-version]
                 f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},next_time={due},"
+                f"{f'expires_at={server.instant(expires_at)},' if expires_at else ''}"
                 f"{'last_error=COALESCE(last_error,%s),' if tried else ''}"
                 f"gmt_modified={server.instant(now)} WHERE job_id={job_id:d} AND status={PENDING} "
                 f"AND version={row.version:d} AND attempts={row.attempts:d} AND crashes={row.crashes:d}"

@@ -359,6 +359,7 @@ def _look(connection: Connection, core: Table, row: TaskRow) -> TaskRow | None:
     values = dict(zip(TaskRow._fields, found, strict=True))
     for name in ("biz_key", "dedup_key"):
         values[name] = values[name] and bytes(values[name]).decode()
+    values["expires_at"] = values["expires_at"] or 0
     return TaskRow(**values)
 
 
@@ -366,6 +367,7 @@ def _values(row: TaskRow) -> dict[str, Any]:
     values = row._asdict()
     for name in ("biz_key", "dedup_key"):
         values[name] = values[name] and values[name].encode()
+    values["expires_at"] = values["expires_at"] or None
     return values
 
 

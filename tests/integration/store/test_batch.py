@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from toc.model.errors import InvalidExpiry
 from toc.model.sharding import BizId
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import UNLIMITED, TaskRow, TaskStatus
+from toc.model.verdict import after_expiry
 from toc.store import Failure, Finish, Guard, Selection, Store
 from toc.store.server import Result, Statement
 from toc.store.store import TRIED_BEFORE
@@ -40,6 +42,68 @@ def test_read_returns_what_there_is_and_leaves_out_the_rest(store: Store, new_ro
     missing = [new_row().job_id, 1, 2**63 - 1]
     assert store.read([row.job_id for row in rows] + missing) == {row.job_id: row for row in rows}
     assert store.read([]) == {}
+
+
+def test_tries_and_expiry_are_stored_beside_rows_without_and_read_for_a_try(
+    store: Store, new_row: NewRow
+) -> None:
+    plain = new_row(attribute='{"a":"1,2:3"}')
+    own = plain._replace(job_id=new_row(plain.biz_id).job_id, tries=40)
+    ends = new_row(plain.biz_id, tries=UNLIMITED, expires_at=plain.action_time + 1, last_error="before, once")
+    store.insert_many([plain, own, ends])
+    assert store.read([plain.job_id, own.job_id, ends.job_id]) == {
+        row.job_id: row for row in (plain, own, ends)
+    }
+    tries = store.read_tries([plain.job_id, own.job_id, ends.job_id])
+    read = {job_id: (row.tries, row.expires_at, row.begun) for job_id, row in tries.items()}
+    assert read == {
+        plain.job_id: (0, 0, 0),
+        own.job_id: (40, 0, 0),
+        ends.job_id: (UNLIMITED, plain.action_time + 1, 1),
+    }
+    assert {row.attribute for row in tries.values()} == {plain.attribute, ends.attribute}
+
+
+def test_an_expired_row_ends_as_its_verdict_says_and_a_redrive_lets_it_expire_no_more(
+    store: Store, new_row: NewRow
+) -> None:
+    rows = [
+        new_row(expires_at=T0, action_time=T0 - 9, attempts=n, last_error="x" * n or None) for n in (0, 2, 0)
+    ]
+    store.insert_many(rows)
+    read = store.read_tries([row.job_id for row in rows])
+    never, tried, changed = (read[row.job_id] for row in rows)
+    store.reschedule(changed.job_id, T0)
+    ends = [after_expiry(row, T0 + 1) for row in (never, tried, changed)]
+    assert store.die(ends) == {
+        never.job_id: Guard.APPLIED,
+        tried.job_id: Guard.APPLIED,
+        changed.job_id: Guard.LOST,
+    }
+    found = store.read([row.job_id for row in rows])
+    assert {(row.status, row.expired) for row in found.values()} == {
+        (TaskStatus.CANCELLED, 1),
+        (TaskStatus.DEAD, 1),
+        (TaskStatus.PENDING, 0),
+    }
+    assert found[tried.job_id].last_error == "xx"
+    assert store.redrive(found, T0 + 2) == [store.get(tried.job_id)]
+    again = store.get(tried.job_id)
+    assert again is not None
+    assert (again.status, again.attempts, again.expires_at, again.expired) == (TaskStatus.PENDING, 0, 0, 0)
+
+
+def test_a_reschedule_past_its_expiry_needs_another_one(store: Store, new_row: NewRow) -> None:
+    row = new_row(action_time=T0, expires_at=T0 + 5)
+    store.insert(row)
+    with pytest.raises(InvalidExpiry):
+        store.reschedule(row.job_id, T0 + 6)
+    assert store.get(row.job_id) == row
+    assert store.reschedule(row.job_id, T0 + 5)[0]
+    assert store.reschedule(row.job_id, T0 + 6, expires_at=T0 + 7)[0]
+    found = store.get(row.job_id)
+    assert found is not None
+    assert (found.action_time, found.expires_at, found.version) == (T0 + 6, T0 + 7, 2)
 
 
 def test_what_each_failed_try_raised_is_kept_and_the_oldest_give_way(store: Store, new_row: NewRow) -> None:

@@ -11,7 +11,8 @@ from harness.leases import taken
 
 from toc.dev.local.process import until
 from toc.model.clock import Clock
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import TaskRow, TaskStatus, TryRow
+from toc.model.verdict import CRASHED, after_expiry
 from toc.store import Failure, Finish, Guard, Store
 from toc.store.leases import RAN_OUT
 from toc.store.scan import Position
@@ -61,6 +62,11 @@ def due(store: Store, row: TaskRow) -> list[int]:
     return [found.job_id for page in pages.values() for found in page if found.job_id == row.job_id]
 
 
+def tried(store: Store, row: TaskRow) -> TryRow:
+    """The row as a row check reads it."""
+    return store.read_tries([row.job_id])[row.job_id]
+
+
 def failure(row: TaskRow, **changes: Any) -> Failure:
     return Failure(row.job_id, 0, row.attempts, row.crashes, 1, 0, row.next_time, "boom")._replace(**changes)
 
@@ -104,6 +110,22 @@ def test_a_lease_runs_out_by_the_clock_of_the_server(one: Store, two: Store, row
     assert taken(two.leases, {row.job_id: 30}) == {row.job_id}
     assert lease(one, row) > 15_000
     assert taken(one.leases, {row.job_id: 30}) == set()
+
+
+def test_a_leased_row_does_not_expire_by_the_sweep_and_one_whose_lease_ran_out_was_tried(
+    one: Store, two: Store, row: TaskRow
+) -> None:
+    ends = after_expiry(tried(one, row), row.next_time)
+    one.leases.take({row.job_id: 1})
+    for store in (one, two):
+        assert store.expire([ends]) == {row.job_id: Guard.LOST}, "it may be running, in this very process"
+    assert until(lambda: lease(two, row) == RAN_OUT, 60)
+    ends = after_expiry(tried(two, row), row.next_time)
+    assert ends.started
+    assert two.expire([ends]) == {row.job_id: Guard.APPLIED}
+    found = two.get(row.job_id)
+    assert found is not None
+    assert (found.status, found.expired, found.attempts, found.last_error) == (4, 1, 1, CRASHED)
 
 
 def test_leases_of_workers_known_to_be_dead_are_free_at_once(one: Store, two: Store, row: TaskRow) -> None:

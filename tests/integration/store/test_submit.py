@@ -299,9 +299,11 @@ def test_a_row_of_the_callers_transaction_is_there_when_that_commits(
     store: Store, engine: Any, new_row: NewRow
 ) -> None:
     row = new_row("é", dedup_key="k", attribute='{"a":"%s:x 🕰"}', action_time=1_893_456_000_001)
+    row = row._replace(tries=40, expires_at=row.action_time + 1)
     with engine.connect() as connection:
         assert store.insert_with(connection, row) == row.job_id
         assert store.get(row.job_id) is None
+        assert store.insert_with(connection, row) == row.job_id, "the dedup_key is seen there"
         connection.commit()
     assert store.get(row.job_id) == row
 

@@ -1,7 +1,8 @@
 #!lua
 -- add: puts ids into the StoreQueue, or moves them to an earlier time; never to a later one.
 -- An id in the PrepareQueue is left alone: a worker has it. An id that is there with fewer tries left than
--- given keeps those: the caller may have read the row before the last try failed.
+-- given (up to 15 fewer, as they count mod 31) keeps those: the caller may have read the row before the last
+-- try failed.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
@@ -20,7 +21,8 @@ end
 local function kept(standing, score)
   local old, new = tonumber(standing), tonumber(score)
   local tries, given = old - math.floor(old), new - math.floor(new)
-  if new < old and tries > 0 and (given == 0 or tries < given) then
+  local fewer = (given - tries) * 32 % 31
+  if new < old and tries > 0 and (given == 0 or (fewer > 0 and fewer < 16)) then
     return string.format('%.17g', math.floor(new) + tries)
   end
   return score

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
 -- prepare: moves due entries from the StoreQueue into the PrepareQueue, soonest first.
--- Due by this server's clock: a score t + r/32 is due at t. A whole score has all tries left, another one
--- r. An id that is in the PrepareQueue already keeps its entry there; the one in the StoreQueue is dropped
--- and not returned.
+-- Due by this server's clock: a score t + r/32 is due at t. A whole score has the topic's tries left, another
+-- one r (mod 31). An id that is in the PrepareQueue already keeps its entry there; the one in the StoreQueue
+-- is dropped and not returned.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
 -- ARGV  1   limit     take at most this many
---       2   retries   tries of a fresh entry, 1..31
+--       2   retries   the topic's tries, 1..31
 --       3   claim     number under which the caller holds the slot, 0..4095
 -- RETURNS   {{id, prepare score, id, prepare score, ...}, first score left in the StoreQueue or nil,
 --            how many due entries are left, now in ms}

@@ -31,7 +31,7 @@ from toc.model.errors import StoreUnavailable
 from toc.model.raised import Raised, overran
 from toc.model.task import TryRow
 from toc.model.topic import Slot
-from toc.model.verdict import Failure, is_suspect
+from toc.model.verdict import Failure, has_expired, is_suspect
 from toc.observe.log import get_logger
 from toc.observe.metrics import LOG_LINES_DROPPED, QUARANTINED
 from toc.store.batch import Guard
@@ -187,6 +187,8 @@ class Quarantine:
             self.finisher.give_back([entry])
         elif row.next_time > now:
             self.early.put([entry])  # the last check of the clock: never early
+        elif has_expired(row, now):
+            self.finisher.expire([entry])
         elif self._count(entry, now):
             log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=row.crashes)
             QUARANTINED.of(entry.topic.name).add()

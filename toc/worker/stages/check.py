@@ -1,7 +1,8 @@
 """Check: the row of each entry that was taken decides what becomes of it, whatever the index said.
 
 An entry that may start goes to the dispatcher, a suspect to the quarantine, one that is not yet due by this
-machine's clock to the early entries, every other back to where it belongs.
+machine's clock to the early entries, one that has expired to the finisher, every other back to where it
+belongs.
 """
 
 from __future__ import annotations
@@ -162,6 +163,8 @@ class Checker:
             ready += self.leases.judge(leased)
         if soon := checked[Check.SOON]:
             self.early.put(soon)
+        if expired := checked[Check.EXPIRED]:
+            self.finisher.expire(expired)
         if behind := checked[Check.CLOCK_BEHIND]:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
             self.finisher.give_back_later(behind, now)

@@ -27,6 +27,7 @@ from toc.model.handler import Handler
 from toc.model.raised import Disturbed, Raised, raised
 from toc.model.task import Task
 from toc.model.topic import Slot
+from toc.model.verdict import has_expired
 from toc.observe.log import get_logger, stack
 from toc.worker import copies, descriptors
 from toc.worker.loop import end_process, watched_thread
@@ -344,23 +345,29 @@ class Dispatcher:
             took = (self.clock.monotonic() - started) / len(batch)
 
     def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
-        """The entries that are due by this machine's clock too. The others go back to the poller.
+        """The entries that are due by this machine's clock too, and may start. The others go back to the
+        poller, those that have expired to the finisher.
 
         The last check of the clock before a handler starts: never early by its worker's clock.
         """
         now = self.clock.now_ms()
-        due, early, refused = [], [], []
+        due, early, refused, expired = [], [], [], []
         for entry in batch:
             if entry.row.next_time > now:
                 early.append(entry)
-            elif self.inflight.start(entry, started):
-                due.append(entry)
-            else:
+            elif not self.inflight.start(entry, started):
                 refused.append(entry)
+            elif has_expired(entry.row, now):  # while it waited
+                entry.started = 0.0
+                expired.append(entry)
+            else:
+                due.append(entry)
         if early:
             self.early.put(early)
         if refused:
             self.inbox.look_for(refused)
+        if expired:
+            self.finisher.expire(expired)
         return due
 
     def _run_one(self, entry: Entry) -> None:

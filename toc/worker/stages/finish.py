@@ -16,13 +16,13 @@ from toc.failpoint import failpoint
 from toc.index.queues import Queues
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.raised import Raised
+from toc.model.raised import EXPIRED, Raised
 from toc.model.scores import due_ms
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Failure, Place, after_failure, belongs, beyond_horizon, entry_score
 from toc.observe.log import get_logger
-from toc.observe.metrics import LATENESS, RUNTIME, TRIES, StepTimer
+from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.batch import Finish, Guard
 from toc.store.shards import Answers, Trouble
 from toc.store.store import TRIED_BEFORE, Store
@@ -48,7 +48,7 @@ MAX_UNWRITTEN = 5000
 crash, when MySQL is slow or refuses writes."""
 
 Ended = tuple[Entry, Raised | None]
-"""A try that has ended: None for success, else what the handler raised."""
+"""A try that has ended: None for success, else what the handler raised. Or EXPIRED: no try was started."""
 
 
 @dataclass(slots=True)
@@ -133,6 +133,12 @@ class Finisher:
         """Record that a try ended. None: success. Only the caller that settled the entry calls this."""
         entry.ended = self.clock.monotonic()
         self._of(entry).ended(entry, error)
+
+    def expire(self, entries: Iterable[Entry]) -> None:
+        """End tasks that have expired: no try of them runs here, and none starts."""
+        for entry in entries:
+            if self.inflight.settle(entry):
+                self.ended(entry, EXPIRED)
 
     def give_back(self, entries: Iterable[Entry]) -> None:
         """Return entries that did not run to the StoreQueue, at their row's time. Charges no try."""
@@ -395,15 +401,28 @@ class Flusher:
     ) -> list[Entry]:
         """Add the moves of tries that failed. Returns those whose row another party has changed."""
         lost: list[Entry] = []
+        expired: Counter[str] = Counter()
         for entry, error in failed:
             # Log the class alone: an error's text may hold parts of a payload.
             about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}
-            if guards[entry.job_id] is Guard.LOST:
+            death = failures.deaths.get(entry.job_id)
+            applied = guards[entry.job_id] is Guard.APPLIED
+            if death is not None and death.expired and applied:
+                expired[entry.topic.name] += 1
+                log.info("task_expired", job_id=entry.job_id, topic=entry.topic.name, started=death.started)
+            if error.expired:
+                if not applied:
+                    moves.rollback.append((entry, entry.row_score()))  # the row is checked again
+                elif death is not None and death.started:
+                    moves.bury.append(entry)
+                else:
+                    moves.commit.append(entry)
+            elif not applied:
                 self._outcomes[entry.topic.name, "overtaken"] += 1
                 lost.append(entry)
-            elif entry.job_id in failures.deaths:
+            elif death is not None:
                 self._outcomes[entry.topic.name, "dead"] += 1
-                log.warning("task_dead", attempts=failures.deaths[entry.job_id].new_attempts, **about)
+                log.warning("task_dead", attempts=death.new_attempts, **about)
                 moves.bury.append(entry)
             else:
                 entry.leased = 0.0  # the row has no lease any more
@@ -417,6 +436,8 @@ class Flusher:
                     log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
                 score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
                 moves.rollback.append((entry, score))
+        for topic, count in expired.items():
+            EXPIRED_TASKS.of(topic).add(count)
         return lost
 
     def _by_row(self, entries: list[Entry], moves: Moves) -> dict[int, Trouble]:

@@ -1,0 +1,177 @@
+"""Tries of a task's own, past the 31 that a score tells apart, and tasks that expire, wherever they wait."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from harness.system import System
+
+from toc import CancelOutcome, NewTask, TaskStatus
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Peek
+from toc.model.errors import InvalidExpiry
+from toc.model.task import UNLIMITED
+from toc.model.topic import Backoff
+from toc.operate import admin
+
+CANCELLED, DEAD, PROCESSED = TaskStatus.CANCELLED, TaskStatus.DEAD, TaskStatus.PROCESSED
+
+
+def ahead(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def expiring(system: System, topic: str, biz_id: int, delay: float, after: float, **attribute: Any) -> int:
+    """A task that is due in ``delay`` seconds and expires ``after`` that."""
+    due = ahead(delay)
+    return system.center.submit(
+        topic,
+        biz_id=biz_id,
+        action_time=due,
+        expires_at=due + timedelta(seconds=after),
+        attribute=attribute,
+    )
+
+
+def ended(system: System, job_id: int, seconds: float = 20) -> tuple[int, int, int]:
+    """Wait for its end; (status, expired, attempts)."""
+    system.wait(lambda: not system.pending([job_id]), f"{job_id} has ended", seconds)
+    row = system.row(job_id)
+    return row.status, row.expired, row.attempts
+
+
+def queues(system: System) -> tuple[int, int, int]:
+    """How many entries the StoreQueues, PrepareQueues and DeadQueues have; -1 if Redis does not tell."""
+    slots = [slot for topic in system.center.store.topics.list() for slot in topic.slots()]
+    peeks = [peek for peek in system.center.queues.peek(slots).values() if isinstance(peek, Peek)]
+    if len(peeks) < len(slots):
+        return -1, -1, -1
+    return sum(p.store for p in peeks), sum(p.prepared for p in peeks), sum(p.dead for p in peeks)
+
+
+def counted(system: System, name: str) -> float:
+    """What the first daemon shows of all series of one metric."""
+    served = re.findall(r"^.*metrics_served.*$", system.daemons[0].log.read_text(), re.MULTILINE)
+    with urllib.request.urlopen(f"http://{json.loads(served[-1])['address']}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def test_each_task_has_its_own_tries_and_each_is_made_once_also_past_31_and_across_kills(
+    system: System,
+) -> None:
+    """Workers die with try 15, 30, 31, 32 and 39 of forty, on a topic of 16: each costs one try, none two."""
+    system.create_topics(retries=16, backoff=Backoff.IMMEDIATE)
+    daemon = system.start(processes=2)
+    center = system.center
+    killing = {"fail": 99, "die_at": [15, 30, 31, 32, 39]}
+    forty, unlimited, one, plain = center.submit_many(
+        [
+            NewTask("test.sync", 1, 0.2, attribute=killing, tries=40),
+            NewTask("test.sync", 2, 0.2, attribute={"fail": 70}, tries=UNLIMITED),
+            NewTask("test.sync", 3, 0.2, attribute={"fail": 99}, tries=1),
+            NewTask("test.sync", 4, 0.2, attribute={"fail": 99}),
+        ]
+    )
+    system.wait(lambda: not system.pending([forty, unlimited, one, plain]), "all have ended", 90)
+    found = {job_id: system.row(job_id) for job_id in (forty, unlimited, one, plain)}
+    assert [(row.status, row.expired) for row in found.values()] == [
+        (DEAD, 0),
+        (PROCESSED, 0),
+        (DEAD, 0),
+        (DEAD, 0),
+    ]
+    assert [found[job_id].attempts for job_id in (forty, one)] == [40, 1]
+    assert [start.attempt for start in system.starts(forty)] == list(range(1, 41))
+    # The others may have been in flight when a neighbour killed their process, which costs them a try.
+    for job_id in (unlimited, plain):
+        attempts = [start.attempt for start in system.starts(job_id)]
+        assert sorted(set(attempts)) == attempts, "no try was made twice"
+    assert system.starts(unlimited)[-1].attempt == 71
+    assert found[plain].attempts == 16
+    assert center.get(forty).tries == 40  # type: ignore[union-attr]
+    assert len(daemon.events("worker_died")) == 5
+
+
+def test_a_task_expires_where_it_waits_and_no_try_starts_after_it(system: System) -> None:
+    """In backoff, behind another task, on a paused topic, after a kill; and what runs may finish."""
+    system.create_topics(prepare_timeout=3, backoff_base=60, backoff_cap=60, concurrency=1)
+    system.center.store.topics.alter("test.batch", paused=True)
+    system.start(processes=1, env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
+    center = system.center
+    runs = expiring(system, "test.sync", 1, 0.3, 0.2, sleep=2.5)
+    behind = expiring(system, "test.sync", 2, 0.35, 0.3)
+    backoff = expiring(system, "test.async", 3, 0.3, 2.0, fail=1, retry_after=30)
+    in_time = expiring(system, "test.async", 4, 0.3, 5.0, fail=1, retry_after=0.1)
+    assert ended(system, backoff) == (DEAD, 1, 1)
+    assert "attempt 1" not in (system.row(backoff).last_error or ""), "Retry gives its own text"
+    assert system.row(backoff).last_error
+    assert ended(system, in_time) == (PROCESSED, 0, 1)
+    assert ended(system, behind) == (CANCELLED, 1, 0)
+    assert ended(system, runs) == (PROCESSED, 0, 0)
+    assert not system.starts(behind)
+    system.wait(lambda: queues(system) == (0, 0, 1), "the index has followed", 10)
+
+    never = expiring(system, "test.batch", 5, 0.1, 0.1)
+    tried = expiring(system, "test.batch", 6, 0.1, 0.1)
+    center.store.mark_begun([tried], "its worker stopped before it had ended")
+    stays = center.submit("test.batch", biz_id=7, delay=0.1)
+    assert ended(system, never) == (CANCELLED, 1, 0)
+    assert ended(system, tried) == (DEAD, 1, 0)
+    assert system.pending([stays])
+    system.wait(lambda: queues(system) == (1, 0, 2), "the index has followed", 10)
+    assert center.cancel(never) is CancelOutcome.TOO_LATE
+    assert center.cancel(tried) is CancelOutcome.TOO_LATE
+    task = center.get(never)
+    assert task is not None
+    assert task.expired
+    assert task.expires_at is not None
+
+    killed = expiring(system, "test.async", 8, 0.2, 0.3, sleep=1, die=1)
+    assert ended(system, killed) == (DEAD, 1, 1)
+    assert system.row(killed).crashes == 1
+    assert len(system.starts(killed)) == 1
+    system.wait(lambda: counted(system, "toc_expired_tasks_total") == 5, "each is counted", 10)
+    assert not system.starts(never)
+
+    with pytest.raises(InvalidExpiry):
+        center.reschedule(stays, action_time=ahead(9), expires_at=ahead(8))
+    due = ahead(0.2)
+    center.reschedule(stays, action_time=due, expires_at=due + timedelta(seconds=30))
+    with pytest.raises(InvalidExpiry):
+        center.reschedule(stays, action_time=ahead(60))
+    assert admin.redrive(
+        center.store, center.queues, center.store.topics.list(), [tried], now_ms=center.clock.now_ms()
+    )
+    center.store.topics.alter("test.batch", paused=False)
+    assert ended(system, tried) == (PROCESSED, 0, 0)
+    assert ended(system, stays) == (PROCESSED, 0, 0)
+
+
+def test_tasks_expire_without_redis(system: System, clean_redis: RedisServer) -> None:
+    """A task behind one that runs, and one that is paused; and the row's tries count there, too."""
+    system.create_topics(prepare_timeout=3, concurrency=1, retries=2, backoff=Backoff.IMMEDIATE)
+    system.center.store.topics.alter("test.batch", paused=True)
+    system.start(processes=1)
+    warm = system.center.submit("test.sync", biz_id=1, delay=0.1)
+    assert ended(system, warm) == (PROCESSED, 0, 0)
+    clean_redis.kill()
+    runs = expiring(system, "test.sync", 2, 0.3, 5.0, sleep=6)
+    often = system.center.submit("test.async", biz_id=3, delay=0.1, attribute={"fail": 99}, tries=33)
+    system.wait(lambda: bool(system.starts(runs)), "it runs without Redis", 10)
+    behind = expiring(system, "test.sync", 4, 0.1, 0.3)
+    paused = expiring(system, "test.batch", 5, 0.1, 0.3)
+    assert ended(system, runs) == (PROCESSED, 0, 0)
+    assert ended(system, behind) == (CANCELLED, 1, 0)
+    assert ended(system, paused) == (CANCELLED, 1, 0)
+    assert ended(system, often) == (DEAD, 0, 33)
+    assert [start.attempt for start in system.starts(often)] == list(range(1, 34))
+    clean_redis.start()
+    system.wait(lambda: queues(system)[:2] == (0, 0), "the index has followed", 15)
+    assert not system.starts(behind)
+    assert not system.starts(paused)
