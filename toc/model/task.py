@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from toc.model.body import Body
 from toc.model.clock import from_ms
 from toc.model.errors import InvalidAttribute, UnreadableTask
 
@@ -86,6 +87,8 @@ class Task(NamedTuple):
     ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the running or next try,
     starting at 1. ``biz_id`` is the int or text that was submitted. ``version`` counts reschedules and
     redrives.
+
+    A handler has the ``body`` at hand. Of a task that was looked up, it is read when it is first asked for.
     """
 
     job_id: int
@@ -97,12 +100,29 @@ class Task(NamedTuple):
     attribute: dict[str, Any]
     attempt: int
     version: int
+    stored_body: Body | None = None
+
+    @property
+    def body(self) -> bytes | None:
+        """The body, None without one. Raises BodyGone or StoreUnavailable if it cannot be read now."""
+        return None if self.stored_body is None else self.stored_body.content.data
+
+    @property
+    def content_type(self) -> str | None:
+        """The body's content type, None without a body. Raises what ``body`` raises."""
+        return None if self.stored_body is None else self.stored_body.content.content_type
+
+    @property
+    def body_length(self) -> int | None:
+        """The body's length in bytes, None without one. Reads nothing."""
+        return None if self.stored_body is None else self.stored_body.length
 
 
 class NewTask(NamedTuple):
     """A task to submit. Give ``delay`` or ``action_time``, not both. On an instant topic, neither means now.
 
-    ``delay`` is a timedelta or a number of seconds.
+    ``delay`` is a timedelta or a number of seconds. ``content_type`` is the body's, by default
+    application/octet-stream.
     """
 
     topic: str
@@ -112,6 +132,8 @@ class NewTask(NamedTuple):
     attribute: Mapping[str, Any] | None = None
     dedup_key: str | None = None
     slot_basis: str | None = None
+    body: bytes | None = None
+    content_type: str | None = None
 
 
 class TaskRow(NamedTuple):
@@ -121,7 +143,8 @@ class TaskRow(NamedTuple):
     when it ended (one index serves sweep, dead list and purge). ``attempts`` counts tries used up.
     ``crashes`` counts consecutive tries that ended because their worker died or fell silent, or another
     handler broke them off. (attempts, crashes, version) never repeats for one pending row: it is the fencing
-    token of failures.
+    token of failures. ``body_sha256`` is the body's fingerprint (``Content.fingerprint``); both are None
+    without a body.
     """
 
     job_id: int
@@ -141,17 +164,20 @@ class TaskRow(NamedTuple):
     last_error: str | None
     gmt_create: int
     gmt_modified: int
+    body_length: int | None = None
+    body_sha256: bytes | None = None
 
-    def to_task(self, topic: str) -> Task:
-        """Return the row as callers see it. Raises UnreadableTask."""
-        return _task(self, self.status, topic)
+    def to_task(self, topic: str, body: Body | None = None) -> Task:
+        """Return the row as callers see it, with its body if it has one. Raises UnreadableTask."""
+        return _task(self, self.status, topic, body)
 
 
 class TryRow(NamedTuple):
     """The columns that a try needs: for the row check, the handler's Task, and the end of the try.
 
     Fields as in TaskRow. ``lease`` is 0 if no other worker has a lease on the row, the milliseconds left of a
-    live worker's lease, or -1 if the lease's worker died or fell silent.
+    live worker's lease, or -1 if the lease's worker died or fell silent. ``body_length`` is -1 without a
+    body.
     """
 
     job_id: int
@@ -166,13 +192,14 @@ class TryRow(NamedTuple):
     lease: int
     biz_key: str | None
     attribute: str
+    body_length: int = -1
 
-    def to_task(self, topic: str) -> Task:
+    def to_task(self, topic: str, body: Body | None = None) -> Task:
         """Return the Task for the handler of a row known to be pending. Raises UnreadableTask."""
-        return _task(self, TaskStatus.PENDING, topic)
+        return _task(self, TaskStatus.PENDING, topic, body)
 
 
-def _task(row: TaskRow | TryRow, status: int, topic: str) -> Task:
+def _task(row: TaskRow | TryRow, status: int, topic: str, body: Body | None) -> Task:
     try:
         return Task(
             row.job_id,
@@ -184,6 +211,7 @@ def _task(row: TaskRow | TryRow, status: int, topic: str) -> Task:
             decode_attribute(row.attribute),
             row.attempts + 1,
             row.version,
+            body,
         )
     except (ValueError, OverflowError, RecursionError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute

@@ -18,11 +18,16 @@ _BINARY = frozenset({"biz_key", "dedup_key"})
 _NUMBERS = tuple(
     place
     for place, name in enumerate(TaskRow._fields)
-    if name not in ("biz_key", "attribute", "dedup_key", "last_error")
+    if name not in ("biz_key", "attribute", "dedup_key", "last_error", "body_length", "body_sha256")
 )
-_INSERT = f"({','.join(TaskRow._fields)}) VALUES "
+_BODY = ("body_length", "body_sha256")
+_INSERT = f"({','.join(name for name in TaskRow._fields if name not in _BODY)}) VALUES "
+_INSERT_BODY = _INSERT.replace(")", f",{','.join(_BODY)})")
 _VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s)"
 """A row of it: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
+
+_TRY_TEXT = (*TryRow._fields[:10], "body_length", "biz_key", "attribute")
+"""The columns of ``try_columns`` in their order: the attribute, which may hold commas, comes last."""
 
 UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
@@ -47,8 +52,9 @@ def try_columns(server: DatabaseServer) -> str:
     Each column of a result has a description to be read, and each value its length and type: a dozen columns
     would cost several times as much as splitting one text.
     """
-    parts = [server.milliseconds(name) if name in _INSTANTS else name for name in TryRow._fields]
-    parts[-3] = "COALESCE(lease_owner,0)"
+    parts = [server.milliseconds(name) if name in _INSTANTS else name for name in _TRY_TEXT]
+    parts[-4] = "COALESCE(lease_owner,0)"
+    parts[-3] = "COALESCE(body_length,-1)"
     parts[-2] = "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END"
     return server.joined(parts)
 
@@ -59,10 +65,11 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
     with understood():
         for result in results:
             for (text,) in result.rows:
-                parts = text.split(",", 11)
-                key = parts[10]
-                parts[10] = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
-                parts[:10] = map(int, parts[:10])
+                parts = text.split(",", 12)
+                key = parts[11]
+                parts[11] = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
+                parts[:11] = map(int, parts[:11])
+                parts.append(parts.pop(10))  # the body's length is TryRow's last field
                 rows.append(TryRow._make(parts))
     return rows
 
@@ -152,10 +159,12 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
     values: list[str] = []
     params: list[str | bytes] = []
     instant = cache(server.instant)  # rows that are written together share many
+    bodies = any(row.body_sha256 is not None for row in rows)
     for row in rows:
         # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
-         crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified) = row  # fmt: skip
+         crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified,
+         body_length, body_sha256) = row  # fmt: skip
         key = dedup = error = "NULL"
         if biz_key is not None:
             key = "%s"
@@ -172,4 +181,8 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
             % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
                attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified))
         )  # fmt: skip
-    return Statement(f"INSERT INTO {name} {_INSERT}{','.join(values)}", params)
+        if bodies:
+            body = "NULL,NULL" if body_sha256 is None else f"{body_length:d},X'{body_sha256.hex()}'"
+            values[-1] = f"{values[-1][:-1]},{body})"
+    names = _INSERT_BODY if bodies else _INSERT
+    return Statement(f"INSERT INTO {name} {names}{','.join(values)}", params)
