@@ -159,7 +159,7 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
     values: list[str] = []
     params: list[str | bytes] = []
     instant = cache(server.instant)  # rows that are written together share many
-    bodies = any(row.body_sha256 is not None for row in rows)
+    bodies: dict[int, str] = {}
     for row in rows:
         # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
@@ -181,8 +181,9 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
             % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
                attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified))
         )  # fmt: skip
-        if bodies:
-            body = "NULL,NULL" if body_sha256 is None else f"{body_length:d},X'{body_sha256.hex()}'"
-            values[-1] = f"{values[-1][:-1]},{body})"
-    names = _INSERT_BODY if bodies else _INSERT
-    return Statement(f"INSERT INTO {name} {names}{','.join(values)}", params)
+        if body_sha256 is not None:
+            bodies[len(values) - 1] = f"{body_length:d},X'{body_sha256.hex()}'"
+    if not bodies:
+        return Statement(f"INSERT INTO {name} {_INSERT}{','.join(values)}", params)
+    values = [f"{value[:-1]},{bodies.get(place, 'NULL,NULL')})" for place, value in enumerate(values)]
+    return Statement(f"INSERT INTO {name} {_INSERT_BODY}{','.join(values)}", params)
