@@ -38,7 +38,7 @@ from toc.cli.values import (
 )
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.errors import InvalidInput, NaiveDatetime, NotInFuture, PartialCancel, shown
+from toc.model.errors import InvalidInput, NaiveDatetime, NotInFuture, PartialCancel, UnknownTask, shown
 from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.observe.tracing import is_traced, trace_id
 
@@ -144,7 +144,9 @@ def get(
     job_id = job_number(wanted)
     with opened() as center:
         row = admin.get_row(center.store, job_id)
-        task = center.task(row)
+        task = center.get(job_id)
+        if task is None:
+            raise UnknownTask(f"task {job_id} was purged just now")
         if body and not as_json:
             if task.body is None:
                 raise InvalidInput(f"task {job_id} has no body")

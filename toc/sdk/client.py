@@ -287,7 +287,7 @@ class TimeoutCenter:
         job_id = check_job_id(job_id)
         self._check_layout()
         row = self.store.get(job_id)
-        return None if row is None else self.task(row)
+        return None if row is None else self._task(row)
 
     def find(self, *, biz_id: int | str, topic: str | None = None) -> list[Task]:
         """Return all stored tasks of a biz_id, oldest first. Raises StoreUnavailable."""
@@ -295,14 +295,7 @@ class TimeoutCenter:
         biz_type = None if topic is None else self.catalog.get(topic).biz_type
         self._check_layout()
         rows = self.store.find(biz, biz_type)
-        return [self.task(row) for row in rows]
-
-    def task(self, row: TaskRow) -> Task:
-        """Return a row of the task table as callers see it. Raises UnreadableTask."""
-        body = None
-        if row.body_length is not None:
-            body = Body(row.body_length, read=partial(self._read_body, row))
-        return row.to_task(self._topic_name(row), body)
+        return [self._task(row) for row in rows]
 
     # --- inside
 
@@ -414,6 +407,12 @@ class TimeoutCenter:
 
     def _row(self, task: NewTask) -> TaskRow:
         return self._intake.row(task, lambda name: self.catalog.get(name))
+
+    def _task(self, row: TaskRow) -> Task:
+        body = None
+        if row.body_length is not None:
+            body = Body(row.body_length, read=partial(self._read_body, row))
+        return row.to_task(self._topic_name(row), body)
 
     def _read_body(self, row: TaskRow) -> Content:
         """Read the body of a row that was read before. Raises BodyGone, StoreUnavailable."""
