@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -74,16 +77,16 @@ def test_a_task_goes_through_the_command_line(contract: Contract) -> None:
     assert submitted.returncode == 0, submitted.stderr
     job_id = int(submitted.stdout)
     shown = contract.json("get", str(job_id))
-    assert shown["job_id"] == job_id
+    assert shown["job_id"] == str(job_id)
     assert shown["topic"] == "c.plain"
     assert shown["attribute"] == {"reason": "unpaid ☃"}
-    assert datetime.fromisoformat(shown["action_time"]).utcoffset() == timedelta(0)
-    assert [task["job_id"] for task in contract.json("find", "--biz-id", "42")] == [job_id]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", shown["action_time"])
+    assert [task["job_id"] for task in contract.json("find", "--biz-id", "42")] == [str(job_id)]
     again = contract.json(
         *("submit", "c.plain", "--biz-id", "42", "--delay", "5s"),
         *("--attribute", '{"reason": "unpaid ☃"}', "--dedup-key", "k"),
     )
-    assert again["job_id"] == job_id
+    assert again["job_id"] == str(job_id)
     at = datetime.now(timezone(timedelta(hours=2))).replace(microsecond=0) + timedelta(days=200)
     assert at.isoformat().endswith("+02:00")
     moved = contract.json("reschedule", str(job_id), "--action-time", at.isoformat())
@@ -101,17 +104,61 @@ def test_a_task_goes_through_the_command_line(contract: Contract) -> None:
     assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
     late = contract.toc("reschedule", str(job_id), "--delay", "1h", "--json")
     assert late.returncode == 1
-    assert json.loads(late.stdout) == {"job_id": job_id, "outcome": "too_late", "action_time": None}
+    assert json.loads(late.stdout) == {"job_id": str(job_id), "outcome": "too_late", "action_time": None}
     assert "ended" in late.stderr
     assert contract.toc("get", str(job_id ^ 1)).returncode == 1
     assert contract.toc("cancel", str(job_id ^ 1)).returncode == 1
     assert contract.toc("cancel", "--topic", "c.plain", "--biz-id", "42").returncode == 0
 
 
+def test_a_body_goes_in_and_comes_out_byte_by_byte(contract: Contract, tmp_path: Path) -> None:
+    body, root, path = bytes(range(256)) * 3000, Path(__file__).parents[2], str(tmp_path / "body")
+
+    def toc(*words: str, given: bytes = b"") -> bytes:
+        command = [sys.executable, "-m", "toc", *words]
+        done = subprocess.run(
+            command, env=contract.env, cwd=root, input=given, capture_output=True, timeout=60, check=True
+        )
+        return done.stdout
+
+    words = ("submit", "c.plain", "--biz-id", "8", "--delay", "1h", "--dedup-key", "body")
+    job_id = toc(*words, "--body-file", "-", "--content-type", "image/x", given=body).decode().strip()
+    assert toc("get", job_id, "--body") == body
+    Path(path).write_bytes(body)
+    assert toc(*words, "--body-file", path, "--content-type", "image/x").decode().strip() == job_id
+    digest = {"body_sha256": hashlib.sha256(body).hexdigest()}
+    told = {"content_type": "image/x", "body_length": len(body), **digest}
+    shown = contract.json("get", job_id)
+    assert shown.items() >= told.items()
+    assert "body_base64" not in shown
+    assert base64.b64decode(contract.json("get", job_id, "--body")["body_base64"]) == body
+    task = contract.center.get(int(job_id))
+    assert task is not None
+    assert (task.body, task.content_type) == (body, "image/x")
+
+    text = contract.json("submit", "c.plain", "--biz-id", "8", "--delay", "1h", "--body", "grün")["job_id"]
+    assert toc("get", text, "--body") == "grün".encode()
+    assert contract.json("get", text)["content_type"] == "text/plain; charset=utf-8"
+    plain = contract.json("submit", "c.plain", "--biz-id", "8", "--delay", "1h")["job_id"]
+    for refused in (
+        ("get", plain, "--body"),
+        (*words, "--body-file", path),  # another content type
+        (*words, "--body-file", "nowhere"),
+        (*words, "--body-file", "."),
+        (*words, "--body", "x", "--body-file", path),
+        (*words, "--content-type", "a/b"),
+    ):
+        done = contract.toc(*refused)
+        assert (done.returncode, done.stdout) == (2, ""), refused
+    large = contract.toc(*words, "--body", "x" * 11, env={"TOC_MAX_BODY": "10"})
+    assert large.returncode == 2
+    assert "TOC_MAX_BODY" in large.stderr
+
+
 def test_every_command_that_lists_speaks_json(contract: Contract) -> None:
     job_id = contract.center.submit("c.plain", biz_id=7, delay=3600)
     assert set(TOPICS) <= {topic["name"] for topic in contract.json("topic", "list")}
-    assert [task["job_id"] for task in contract.json("find", "--biz-id", "7")] == [job_id]
+    assert [task["job_id"] for task in contract.json("find", "--biz-id", "7")] == [str(job_id)]
     assert contract.json("find", "--biz-id", "nobody-has-this") == []
     assert contract.json("dead", "list", "--topic", "c.most") == []
     assert [shard["behind"] for shard in contract.json("db", "check")] == [False, False]
@@ -136,7 +183,7 @@ def test_dead_tasks_are_listed_shown_and_redriven(contract: Contract) -> None:
         contract.redis.zrem("c.once_0", str(job_id))
         contract.redis.zadd("dead_{c.once_0}", {str(job_id): time.time() * 1000})
     listed = contract.json("dead", "list", "--topic", "c.once")
-    assert {record["job_id"] for record in listed} == set(job_ids)
+    assert {int(record["job_id"]) for record in listed} == set(job_ids)
     assert "sprocket" in json.dumps(contract.json("dead", "show", str(job_ids[0])))
     assert len(contract.json("dead", "list", "--limit", "2")) == 2
     assert contract.toc("dead", "redrive", str(job_ids[0]), str(job_ids[1])).returncode == 0

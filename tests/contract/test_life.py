@@ -122,7 +122,7 @@ def test_redrive_runs_a_dead_task_again_with_all_its_tries(running: Contract) ->
     until_status(running, job_id, 4)
     before = len(running.history(job_id))
     listed = running.json("dead", "list", "--topic", "c.thrice")
-    (record,) = [record for record in listed if record["job_id"] == job_id]
+    (record,) = [record for record in listed if record["job_id"] == str(job_id)]
     assert "no 3" in str(record)
     done = running.toc("dead", "redrive", str(job_id))
     assert done.returncode == 0, done.stderr
@@ -341,8 +341,8 @@ def test_get_and_find_show_how_a_task_ended(running: Contract) -> None:
     task = running.center.get(job_id)
     assert task is not None
     assert task.status is TaskStatus.PROCESSED
-    assert running.json("get", str(job_id))["job_id"] == job_id
-    assert [found["job_id"] for found in running.json("find", "--biz-id", "72")] == [job_id]
+    assert running.json("get", str(job_id))["job_id"] == str(job_id)
+    assert [found["job_id"] for found in running.json("find", "--biz-id", "72")] == [str(job_id)]
 
 
 def _forge(contract: Contract, key: str, member: int | str, score: float = 1.0) -> None:

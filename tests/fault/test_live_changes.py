@@ -158,7 +158,9 @@ def _all(cluster: OperatedCluster, job_ids: list[int], status: TaskStatus) -> bo
 
 def _paused(cluster: OperatedCluster, topic: str) -> bool:
     slots = cluster.json(f"toc slots --topic {topic}")
-    return any((row["overdue_ms"] or 0) > 1000 for row in slots) and not any(row["prepared"] for row in slots)
+    return any((row["overdue_seconds"] or 0) > 1 for row in slots) and not any(
+        row["prepared"] for row in slots
+    )
 
 
 def _backlog(cluster: OperatedCluster, resumed: float) -> list[tuple[float, float]]:

@@ -3,13 +3,15 @@
 A task's attribute says what its handler does: ``fail`` tries fail, each ``sleep`` seconds long; ``die`` tries
 kill the process, and so do those whose numbers are in ``die_at``; ``dead`` tries raise Dead. On a thread,
 ``until`` names a file for which a try waits, and ``hold`` is how many seconds the first try keeps the
-interpreter from all other threads.
+interpreter from all other threads. ``sha`` is the hash of content type and body that every try must see; else
+the task is dead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import hashlib
 import os
 import signal
 import time
@@ -39,6 +41,9 @@ def recorded(task: Task, broken_off: Callable[[BaseException], bool] = lambda _:
 
 def after_sleep(task: Task) -> None:
     """What the task's attribute asks for, once its handler has slept."""
+    content = f"{task.content_type}:".encode() + (task.body or b"")
+    if "sha" in task.attribute and hashlib.sha256(content).hexdigest() != task.attribute["sha"]:
+        raise Dead("that is not its body")
     if task.attempt <= task.attribute.get("die", 0) or task.attempt in task.attribute.get("die_at", ()):
         history.ended(task, "die")
         os.kill(os.getpid(), signal.SIGKILL)

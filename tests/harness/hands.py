@@ -61,6 +61,7 @@ class Hands:
             worker.heartbeat,
             worker.reclaimer,
         )
+        self.bodies = pipeline.bodies
         self.inbox, self.leases, self.book = pipeline.inbox, pipeline.leases, worker.book
         self.book.want([SLOT])
         self.book.claim_missing()
@@ -105,6 +106,8 @@ class Hands:
         if not self._started:
             self._started = True
             self.dispatcher.start()
+            for loop in self.bodies.loops:
+                loop.start()
 
     def start_and_wait(self) -> None:
         """Let the first try start, and see it running."""
@@ -196,6 +199,8 @@ class Hands:
     def close(self) -> None:
         self._go_on.set()
         self.dispatcher.close()
+        for loop in self.bodies.loops:
+            loop.stop()
         for end in (self._link, self._worker._wake_receiver, self._worker._wake_sender):
             end.close()
         self._center.close()
@@ -213,9 +218,9 @@ class _Stopped(selectors.DefaultSelector):
         return []
 
 
-def submit_due(system: System) -> int:
+def submit_due(system: System, body: bytes | None = None) -> int:
     """Submit a task; returns once it is due."""
-    job_id = system.center.submit(TOPIC, biz_id=1, delay=0.02)
+    job_id = system.center.submit(TOPIC, biz_id=1, delay=0.02, body=body)
     due = system.row(job_id).action_time
     assert until(lambda: system.center.clock.now_ms() > due, PATIENCE)
     return job_id

@@ -6,6 +6,7 @@ those tasks run again that ended after the backup, and no others.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from sqlalchemy.engine import make_url
 
 from toc import NewTask, TaskStatus
 from toc.dev.local.servers import MariaDB, RedisServer
-from toc.store.schema import task_table_name
+from toc.store.schema import body_table_name, task_table_name
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 STEPS = {
@@ -62,7 +63,11 @@ def options(place: Path, name: str, server: MariaDB) -> None:
 def rows(server: MariaDB) -> dict[str, list[tuple[object, ...]]]:
     """All that the task tables and the topic table hold."""
     url = make_url(server.url)
-    names = [f"toc_{number % 2}.{task_table_name(number)}" for number in range(TABLES)]
+    names = [
+        f"toc_{number % 2}.{name(number)}"
+        for number in range(TABLES)
+        for name in (task_table_name, body_table_name)
+    ]
     connection = pymysql.connect(
         host="127.0.0.1", port=server.port, user=str(url.username), password=str(url.password)
     )
@@ -80,7 +85,10 @@ def system_on(directory: Path, server: MariaDB, index: RedisServer) -> System:
 
 
 def due_in(biz_id: int, seconds: float) -> NewTask:
-    return NewTask("test.sync", biz_id, seconds)
+    """A task whose handler checks its body."""
+    body = b"%d" % biz_id * 1000
+    attribute = {"sha": hashlib.sha256(b"a/b:" + body).hexdigest()}
+    return NewTask("test.sync", biz_id, seconds, None, attribute, body=body, content_type="a/b")
 
 
 def ended(system: System, job_ids: list[int]) -> bool:
@@ -135,6 +143,7 @@ def test_a_lost_database_server_comes_back_as_the_page_says(launch: Launch, tmp_
         run(STEPS["fill"], tmp_path, env=after.env | {"PATH": programs})
         after.start(processes=1)
         after.wait(lambda: ended(after, soon), "what the backup had as pending has ended", 15)
+        assert {row.status for row in after.center.store.read(soon).values()} == {TaskStatus.PROCESSED}
         again = {event.job_id for event in after.history() if event.event == "start"}
         assert again == set(soon)
         assert all(after.center.get(job_id) is None for job_id in later)

@@ -37,6 +37,7 @@ def test_what_waits_for_the_event_loop_can_be_withdrawn() -> None:
         async_limit=100,
         early=nothing,
         inbox=nothing,
+        bodies=nothing,
         on_room=(),
         recycle=nothing,
     )

@@ -23,7 +23,7 @@ SLOTS: list[dict[str, Any]] = [
         "scheduled": 1000 + number,
         "prepared": 12,
         "next_due": "in 3 s",
-        "overdue_ms": None if number else 61_234,
+        "overdue_seconds": None if number else 61.234,
     }
     for number in range(12)
 ]
@@ -49,7 +49,7 @@ def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
         [line] = [line for line in lines if f"{record['slot']} " in line]
         assert record["owner"] in line
         assert str(record["scheduled"]) in line
-    assert "61234" in "".join(lines)
+    assert "61.234" in "".join(lines)
 
 
 def test_eighty_columns_have_room_for_what_one_asks_of_slots_at_rest() -> None:
@@ -61,7 +61,7 @@ def test_eighty_columns_have_room_for_what_one_asks_of_slots_at_rest() -> None:
         "next_due": "in 30 s",
     }
     records = [
-        {**SLOTS[number], **at_rest, "slot": f"demo.order.close_{number}", "overdue_ms": 0}
+        {**SLOTS[number], **at_rest, "slot": f"demo.order.close_{number}", "overdue_seconds": 0}
         for number in range(8)
     ]
     drawn, lacks = table(records, 80, _spare(records))
@@ -99,7 +99,7 @@ def test_a_watched_slot_takes_one_line_and_its_ids_and_lateness_are_whole(width:
     assert len(lines) <= len(records) + (2 if width == 80 else 4)
     for [line], record in zip(found, records, strict=True):
         assert record["owner"] in line
-    assert "61234" in found[0][0]
+    assert "61.234" in found[0][0]
     assert "127.0.0.1:2" in found[0][0]  # as much of it as there is room for
     assert name != "order.close" or "1000" in found[0][0]
     if width == 200:

@@ -159,7 +159,7 @@ def _print_report(report: Report, as_json: bool) -> None:
     if as_json:
         print_json(report.as_dict())
     else:
-        late = report.lateness_ms
+        late = {name: seconds * 1000 for name, seconds in report.lateness_seconds.items()}
         rows = {
             "submitted": report.submitted,
             "cancelled": report.cancelled,

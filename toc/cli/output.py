@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from toc.model.clock import from_ms
+from toc.model import wire
+from toc.model.clock import to_ms
 from toc.model.task import TaskStatus
+from toc.model.wire import instant
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -33,10 +37,10 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print ``value`` as JSON on stdout. job_ids are numbers of up to 63 bits."""
+    """Print ``value`` as JSON on stdout, in the form of ``toc.model.wire``."""
     # Letters that the encoding lacks are escaped as JSON does it; the stream's own way is not JSON.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2))
+    print(json.dumps(wire.plain(value), ensure_ascii=not encoding.lower().startswith("utf"), indent=2))
 
 
 def console() -> Console:
@@ -241,11 +245,6 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def instant(milliseconds: float) -> str:
-    """Return an instant as ISO 8601 in UTC, with milliseconds."""
-    return from_ms(int(milliseconds)).isoformat(timespec="milliseconds")
-
-
 def status_name(status: int) -> str:
     """Return ``pending``, ``processed``, ``cancelled`` or ``dead``."""
     return TaskStatus(status).name.lower()
@@ -259,7 +258,7 @@ def task_record(task: Task) -> dict[str, Any]:
         "biz_id": task.biz_id,
         "biz_type": task.biz_type,
         "status": status_name(task.status),
-        "action_time": task.action_time.isoformat(timespec="milliseconds"),
+        "action_time": instant(to_ms(task.action_time)),
         "due_in_seconds": round((task.action_time - datetime.now(UTC)).total_seconds(), 3)
         if task.status is TaskStatus.PENDING
         else None,
@@ -267,9 +266,25 @@ def task_record(task: Task) -> dict[str, Any]:
         "version": task.version,
         "attribute": task.attribute,
         "tries": task.tries or None,
-        "expires_at": None if task.expires_at is None else task.expires_at.isoformat(timespec="milliseconds"),
+        "expires_at": None if task.expires_at is None else wire.instant(to_ms(task.expires_at)),
         "expired": task.expired,
+        "body_length": task.body_length,
     }
+
+
+def print_bytes(data: bytes) -> None:
+    """Print bytes on stdout as they are."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def body_record(task: Task, *, whole: bool) -> dict[str, Any]:
+    """Return what is told of a task's body; ``whole``: with the body itself. Reads it."""
+    if task.body is None:
+        return {}
+    record = {"content_type": task.content_type, "body_sha256": hashlib.sha256(task.body).hexdigest()}
+    return record | {"body_base64": b64encode(task.body).decode()} if whole else record
 
 
 def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
@@ -288,6 +303,7 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
         "version": row.version,
         "last_error": row.last_error,
         "attribute": json.loads(row.attribute),
+        "body_length": row.body_length,
         "dedup_key": row.dedup_key,
         "slot_amount": row.slot_amount,
         "created": instant(row.gmt_create),

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toc.cli.bulk import Account, DryRun, Filters, Rate, Yes, check_rate, confirm, selected
-from toc.cli.output import history_record, print_json, row_record, say, show, show_one, task_record
+from toc.cli.output import (
+    body_record,
+    history_record,
+    print_bytes,
+    print_json,
+    row_record,
+    say,
+    show,
+    show_one,
+    task_record,
+)
 from toc.cli.values import (
     Biz,
     JobId,
@@ -24,14 +36,16 @@ from toc.cli.values import (
     job_number,
     opened,
 )
-from toc.model.clock import from_ms, to_ms
-from toc.model.errors import InvalidInput, NaiveDatetime, NotInFuture, PartialCancel
+from toc.model import wire
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidInput, NaiveDatetime, NotInFuture, PartialCancel, UnknownTask, shown
 from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.observe.tracing import is_traced, trace_id
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
 
+TEXT_TYPE = "text/plain; charset=utf-8"
 _MEANS = {
     "may_have_started": "a try may be running, or have run",
     "too_late": "it has ended already; `toc get` shows how",
@@ -65,14 +79,25 @@ def submit(
     expires_at: Annotated[
         str | None, typer.Option(metavar="TIME", help="No try starts after it: ISO 8601 with a zone.")
     ] = None,
+    body: Annotated[str | None, typer.Option(metavar="TEXT", help="The task's body, as UTF-8.")] = None,
+    body_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The task's body: the bytes of a file; - is stdin.")
+    ] = None,
+    content_type: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="Of the body: application/octet-stream, or text/plain for --body."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Submit a task and print its job_id.
 
-    Example: toc submit order.close --biz-id 42 --delay 30m --attribute '{"reason": "unpaid"}'
+    Examples: toc submit order.close --biz-id 42 --delay 30m --attribute '{"reason": "unpaid"}'
+              toc submit mail.send --biz-id 42 --delay 1d --body-file mail.eml --content-type message/rfc822
     """
     if biz is None:
         raise InvalidInput("--biz-id is missing; give the id of what the task belongs to, such as an order")
+    if body is not None and body_file is not None:
+        raise InvalidInput("give --body or --body-file, not both")
     with opened() as center:
         job_id = center.submit(
             topic,
@@ -84,6 +109,8 @@ def submit(
             slot_basis=slot_basis,
             tries=tries,
             expires_at=None if expires_at is None else instant(expires_at),
+            body=_body(body, body_file, center.settings.max_body),
+            content_type=TEXT_TYPE if body is not None and content_type is None else content_type,
         )
     if as_json:
         print_json({"job_id": job_id})
@@ -91,18 +118,49 @@ def submit(
         print(job_id)
 
 
-def get(wanted: JobId, as_json: Json = False) -> None:
-    """Show one task.
+def _body(text: str | None, file: str | None, most: int) -> bytes | None:
+    """Return the body that the options name. A byte more than allowed is enough to refuse it."""
+    if text is not None:
+        return text.encode(errors="surrogateescape")  # as it was typed, whatever the terminal's encoding
+    if file is None:
+        return None
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read(most + 1)
+        with Path(file).open("rb") as source:
+            return source.read(most + 1)
+    except OSError as exc:
+        raise InvalidInput(f"--body-file {shown(file)} cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:  # a NUL in its name
+        raise InvalidInput(f"--body-file {shown(file)} cannot be read: {exc}") from exc
 
-    Example: toc get 894573895733248
+
+def get(
+    wanted: JobId,
+    body: Annotated[
+        bool, typer.Option("--body", help="Print the task's body and nothing else; with --json, in base64.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one task, or print its body.
+
+    Examples: toc get 894573895733248
+              toc get 894573895733248 --body > mail.eml
     """
     from toc.operate import admin
 
     job_id = job_number(wanted)
     with opened() as center:
         row = admin.get_row(center.store, job_id)
-        topic = center.catalog.of_type(row.biz_type)
-        record = task_record(row.to_task("?" if topic is None else topic.name))
+        task = center.get(job_id)
+        if task is None:
+            raise UnknownTask(f"task {job_id} was purged just now")
+        if body and not as_json:
+            if task.body is None:
+                raise InvalidInput(f"task {job_id} has no body")
+            print_bytes(task.body)
+            return
+        record = task_record(task) | body_record(task, whole=body)
         past = history_record(center.store.history(job_id))
         share = center.settings.traces
     whole = row_record(row, record["topic"])
@@ -131,7 +189,7 @@ def find(
     with opened() as center:
         tasks = center.find(biz_id=biz_id(biz, as_text=text), topic=topic)
         records = [task_record(task) for task in tasks]
-        rare = ("expired", "tries", "expires_at")
+        rare = ("expired", "tries", "expires_at", "body_length")
         if not as_json and not any(record[name] for record in records for name in rare):
             records = [{key: value for key, value in one.items() if key not in rare} for one in records]
         show(
@@ -271,7 +329,7 @@ def reschedule(
         at = due()
         outcome = center.reschedule(job_id or 0, action_time=at, expires_at=until)
     moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
-    due_at = from_ms(to_ms(at)).isoformat(timespec="milliseconds") if moved else None
+    due_at = wire.instant(to_ms(at)) if moved else None
     show_one({"job_id": job_id, "outcome": outcome.value, "action_time": due_at}, as_json=as_json)
     if outcome is not RescheduleOutcome.RESCHEDULED:
         say(_MEANS[outcome.value])

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import ago, and_more, instant, most_urgent, say, screen, show, table
+from toc.cli.output import ago, and_more, most_urgent, say, screen, show, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import Json, load_settings, opened, who
 from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput, UnknownHost, shown
+from toc.model.wire import instant, seconds
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -404,7 +405,7 @@ def _slot_record(view: SlotView) -> dict[str, Any]:
         "why": "; ".join(reasons) or None,
     }
     if isinstance(seen, IndexUnavailable):
-        counts = dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue_ms"))
+        counts = dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue_seconds"))
         return record | counts | {"error": str(seen)}
     return record | {
         "scheduled": seen.store,
@@ -412,6 +413,6 @@ def _slot_record(view: SlotView) -> dict[str, Any]:
         "waiting": seen.waiting,
         "dead": seen.dead,
         "next_due": None if seen.next_due is None else instant(seen.next_due),
-        "overdue_ms": view.overdue_ms,
+        "overdue_seconds": None if view.overdue_ms is None else seconds(view.overdue_ms),
         "error": None,
     }

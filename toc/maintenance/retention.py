@@ -138,7 +138,7 @@ class Retention:
         places = {key: place for key, place in places.items() if key[0] not in failed}  # the next cycle looks
         old = [row for row in rows if self._keep.get(row.biz_type, step.retention + 1) <= step.retention]
         if old:
-            self._store.purge([row.job_id for row in old])
+            self._store.purge({row.job_id: row.body_length for row in old})
             self._count(row.biz_type for row in old)
         last = {(row.table, row.status): (row.ended, row.job_id) for row in rows}
         read = Counter((row.table, row.status) for row in rows)

@@ -63,6 +63,14 @@ class InvalidAttribute(InvalidInput):
     """An attribute that is not a JSON object, or is longer than its column."""
 
 
+class InvalidBody(InvalidInput):
+    """A body that is not bytes, or a content_type that is not short printable ASCII."""
+
+
+class BodyTooLarge(InvalidBody):
+    """A body that is longer than ``max_body``."""
+
+
 class InvalidBizId(InvalidInput):
     """A biz_id that is neither an int in 0 .. 2**63-1 nor a short text."""
 
@@ -100,7 +108,7 @@ class ConfigError(InvalidInput):
 
 
 class DedupConflict(InvalidInput):
-    """A task with another attribute already uses the dedup_key. ``job_id`` is that task's."""
+    """A task with another attribute or body already uses the dedup_key. ``job_id`` is that task's."""
 
     def __init__(self, message: str, job_id: int | None = None) -> None:
         super().__init__(message)
@@ -125,6 +133,10 @@ class UnreadableTask(TocError):
     def __init__(self, job_id: int, what: str) -> None:
         super().__init__(f"the row of task {job_id} cannot be read ({what}); another program has changed it")
         self.job_id = job_id
+
+
+class BodyGone(TocError):
+    """The body of a task that was looked up earlier is no longer stored: the task was purged or replaced."""
 
 
 class UnknownHost(TocError):

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from toc.model.body import Body
 from toc.model.clock import from_ms
 from toc.model.errors import InvalidAttribute, InvalidExpiry, UnreadableTask
 
@@ -91,6 +92,8 @@ class Task(NamedTuple):
     starting at 1. ``biz_id`` is the int or text that was submitted. ``version`` counts reschedules and
     redrives. ``tries`` are all its tries; 0: those of its topic; 65,535: without limit. No try starts after
     ``expires_at`` (aware UTC); ``expired``: that is why it ended.
+
+    A handler has the ``body`` at hand. Of a task that was looked up, it is read when it is first asked for.
     """
 
     job_id: int
@@ -105,12 +108,29 @@ class Task(NamedTuple):
     tries: int = 0
     expires_at: datetime | None = None
     expired: bool = False
+    stored_body: Body | None = None
+
+    @property
+    def body(self) -> bytes | None:
+        """The body, None without one. Raises BodyGone or StoreUnavailable if it cannot be read now."""
+        return None if self.stored_body is None else self.stored_body.content.data
+
+    @property
+    def content_type(self) -> str | None:
+        """The body's content type, None without a body. Raises what ``body`` raises."""
+        return None if self.stored_body is None else self.stored_body.content.content_type
+
+    @property
+    def body_length(self) -> int | None:
+        """The body's length in bytes, None without one. Reads nothing."""
+        return None if self.stored_body is None else self.stored_body.length
 
 
 class NewTask(NamedTuple):
     """A task to submit. Give ``delay`` or ``action_time``, not both. On an instant topic, neither means now.
 
     ``delay`` is a timedelta or a number of seconds. ``tries`` and ``expires_at`` are those of Task.
+    ``content_type`` is the body's, by default application/octet-stream.
     """
 
     topic: str
@@ -122,6 +142,8 @@ class NewTask(NamedTuple):
     slot_basis: str | None = None
     tries: int = 0
     expires_at: datetime | None = None
+    body: bytes | None = None
+    content_type: str | None = None
 
 
 class TaskRow(NamedTuple):
@@ -134,7 +156,8 @@ class TaskRow(NamedTuple):
     token of failures. (Beyond MAX_ATTEMPTS, not within 31 tries.)
 
     ``tries``: 0 means those of the topic, UNLIMITED that there is no limit. ``expires_at``: 0 means never.
-    ``expired`` is 1 if that is why it ended.
+    ``expired`` is 1 if that is why it ended. ``body_sha256`` is the body's fingerprint
+    (``Content.fingerprint``); both are None without a body.
     """
 
     job_id: int
@@ -157,10 +180,12 @@ class TaskRow(NamedTuple):
     tries: int = 0
     expires_at: int = 0
     expired: int = 0
+    body_length: int | None = None
+    body_sha256: bytes | None = None
 
-    def to_task(self, topic: str) -> Task:
-        """Return the row as callers see it. Raises UnreadableTask."""
-        return _task(self, self.status, topic, expired=bool(self.expired))
+    def to_task(self, topic: str, body: Body | None = None) -> Task:
+        """Return the row as callers see it, with its body if it has one. Raises UnreadableTask."""
+        return _task(self, self.status, topic, body, expired=bool(self.expired))
 
 
 class TryRow(NamedTuple):
@@ -168,7 +193,8 @@ class TryRow(NamedTuple):
 
     Fields as in TaskRow. ``lease`` is 0 if no other worker has a lease on the row, the milliseconds left of a
     live worker's lease, or -1 if the lease's worker died or fell silent. ``begun`` is read only of rows that
-    expire: 1 if the row has a last error, so that a try has begun even if it charged nothing.
+    expire: 1 if the row has a last error, so that a try has begun even if it charged nothing. ``body_length``
+    is -1 without a body.
     """
 
     job_id: int
@@ -186,13 +212,16 @@ class TryRow(NamedTuple):
     tries: int = 0
     expires_at: int = 0
     begun: int = 0
+    body_length: int = -1
 
-    def to_task(self, topic: str) -> Task:
+    def to_task(self, topic: str, body: Body | None = None) -> Task:
         """Return the Task for the handler of a row known to be pending. Raises UnreadableTask."""
-        return _task(self, TaskStatus.PENDING, topic)
+        return _task(self, TaskStatus.PENDING, topic, body)
 
 
-def _task(row: TaskRow | TryRow, status: int, topic: str, *, expired: bool = False) -> Task:
+def _task(
+    row: TaskRow | TryRow, status: int, topic: str, body: Body | None, *, expired: bool = False
+) -> Task:
     try:
         return Task(
             row.job_id,
@@ -207,6 +236,7 @@ def _task(row: TaskRow | TryRow, status: int, topic: str, *, expired: bool = Fal
             row.tries,
             from_ms(row.expires_at) if row.expires_at else None,
             expired,
+            body,
         )
     except (ValueError, OverflowError, RecursionError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute

@@ -65,6 +65,7 @@ def purge_dead(
     for done, chunk in paced(job_ids, rate):
         rows = [row for row in center.store.read(chunk).values() if row.status == TaskStatus.DEAD]
         entries: dict[Slot, list[int]] = {}
+        sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
         free: list[int] = []
         for row in rows:
             topic = topics.get(row.biz_type)
@@ -78,7 +79,7 @@ def purge_dead(
             else:
                 free += entries[slot]
                 gone.setdefault(slot, []).extend(entries[slot])
-        counts["purged"] += center.store.purge_dead(free)
+        counts["purged"] += center.store.purge_dead({job_id: sizes[job_id] for job_id in free})
         yield BulkStep(done, dict(counts))
     if gone:
         time.sleep(LAST_SWEEP_SECONDS)

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -21,14 +22,17 @@ from toc.failpoint import failpoint
 from toc.index.calls import IndexBroken
 from toc.index.messages import CancelReply
 from toc.index.queues import PATIENCE_SECONDS, Queues
+from toc.model.body import Body, Content, Contents
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock
 from toc.model.errors import (
+    BodyGone,
     DuplicateHandler,
     IndexUnavailable,
     PartialCancel,
     PartialSubmit,
     StoreUnavailable,
+    UnreadableTask,
 )
 from toc.model.handler import Handler
 from toc.model.sharding import BizId
@@ -37,7 +41,7 @@ from toc.model.topic import Slot, check_topic_name
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
-from toc.sdk.submission import RowMaker, check_job_id, check_same_dedup
+from toc.sdk.submission import RowMaker, bodies_of, check_job_id, check_same_dedup
 from toc.store.store import Store
 
 if TYPE_CHECKING:
@@ -64,7 +68,7 @@ class TimeoutCenter:
         self.settings = settings if settings is not None else Settings()
         self.clock = clock or Clock()
         self.handlers: dict[str, Handler] = {}
-        self._intake = RowMaker(self.clock, self.settings.max_delay)
+        self._intake = RowMaker(self.clock, self.settings.max_delay, self.settings.max_body)
         self.tracing = Tracing.of(self.settings.traces)
         self._store: Store | None = None
         self._queues: Queues | None = None
@@ -165,6 +169,8 @@ class TimeoutCenter:
         connection: Connection | None = None,
         tries: int = 0,
         expires_at: datetime | None = None,
+        body: bytes | None = None,
+        content_type: str | None = None,
     ) -> int:
         """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
 
@@ -172,6 +178,7 @@ class TimeoutCenter:
         second submit with the same topic, biz_id and ``dedup_key`` returns the first job_id. ``slot_basis``
         chooses the slot (default: the biz_id). With ``connection`` the row is written in the caller's
         transaction; after the commit the sweep indexes it within a second, or ``index`` does so at once.
+        ``body`` holds at most TOC_MAX_BODY bytes; ``content_type`` is by default application/octet-stream.
 
         ``tries`` are all its tries, at most 65,534; 0: as many as its topic gives; 65,535: without limit. No
         try starts after ``expires_at``, an aware datetime not before the action_time. A task that has not
@@ -180,24 +187,34 @@ class TimeoutCenter:
         Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
         SubmitUnknown when that cannot be told.
         """
-        task = NewTask(topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at)
+        task = NewTask(
+            topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
+            content_type,
+        )  # fmt: skip
         row = self._row(task)
+        contents = bodies_of([task], [row])
         if self.tracing is None:
-            return self._submit(row, connection)
-        return self._traced(self.tracing, [row], lambda: [self._submit(row, connection)])[0]
+            return self._submit(row, connection, contents)
+        return self._traced(self.tracing, [row], lambda: [self._submit(row, connection, contents)])[0]
 
     def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
         """Store many tasks, one round trip per server and thousand; return their job_ids in the order given.
 
+        With bodies, a round trip holds about half a megabyte of them.
+
         All tasks are checked before any is written. Raises what ``submit`` raises, or PartialSubmit when one
         server failed after another had stored its part.
         """
+        tasks = list(tasks)
         rows = [self._row(task) for task in tasks]
         check_same_dedup(rows)
+        contents = bodies_of(tasks, rows)
         self._check_places()
-        if self.tracing is None:
-            return self.store.insert_many(rows, self._index_stored)
-        return self._traced(self.tracing, rows, lambda: self.store.insert_many(rows, self._index_stored))
+
+        def store() -> list[int]:
+            return self.store.insert_many(rows, self._index_stored, contents)
+
+        return store() if self.tracing is None else self._traced(self.tracing, rows, store)
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks that were stored through ``connection=`` into the index now, after the commit.
@@ -370,12 +387,12 @@ class TimeoutCenter:
             self.store.check_layout()
             self._layout_checked = True
 
-    def _submit(self, row: TaskRow, connection: Connection | None) -> int:
+    def _submit(self, row: TaskRow, connection: Connection | None, contents: Contents) -> int:
         if connection is not None:
             self._check_layout()
-            return self.store.insert_with(connection, row)
+            return self.store.insert_with(connection, row, contents)
         self._check_places()
-        job_id = self.store.insert(row)  # [rule: row-first]
+        job_id = self.store.insert(row, contents)  # [rule: row-first]
         self._index_stored([row], [job_id])
         return job_id
 
@@ -406,7 +423,23 @@ class TimeoutCenter:
         return self._intake.row(task, lambda name: self.catalog.get(name))
 
     def _task(self, row: TaskRow) -> Task:
-        return row.to_task(self._topic_name(row))
+        body = None
+        if row.body_length is not None:
+            body = Body(row.body_length, read=partial(self._read_body, row))
+        return row.to_task(self._topic_name(row), body)
+
+    def _read_body(self, row: TaskRow) -> Content:
+        """Read the body of a row that was read before. Raises BodyGone, StoreUnavailable."""
+        seen: TaskRow | None = row
+        while seen is not None and seen.body_sha256 == row.body_sha256:
+            version = seen.version
+            content = self.store.bodies.read({row.job_id: version}, gated=False).whole().get(row.job_id)
+            if content is not None:
+                return content
+            seen = self.store.get(row.job_id)
+            if seen is not None and seen.version == version:
+                raise UnreadableTask(row.job_id, "its body is missing")
+        raise BodyGone(f"the body of task {row.job_id} is gone: it was purged or replaced since it was read")
 
     def _topic_name(self, row: TaskRow) -> str:
         topic = self.catalog.of_type(row.biz_type)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
 
+from toc.model.body import DEFAULT_CONTENT_TYPE, NO_BODIES, Content, Contents, check_body
 from toc.model.clock import Clock, from_ms, to_ms
 from toc.model.errors import (
     DedupConflict,
@@ -33,10 +34,11 @@ LATEST_MS = to_ms(datetime(9999, 12, 31, tzinfo=UTC))
 
 
 class RowMaker:
-    """Makes rows of new tasks. ``max_delay`` is in seconds."""
+    """Makes rows of new tasks. ``max_delay`` is in seconds, ``max_body`` in bytes."""
 
-    def __init__(self, clock: Clock, max_delay: float) -> None:
+    def __init__(self, clock: Clock, max_delay: float, max_body: int) -> None:
         self._clock = clock
+        self._max_body = max_body
         self._max_delay_ms = int(max_delay * 1000)
         self._job_ids = JobIds(clock)
 
@@ -50,6 +52,7 @@ class RowMaker:
         biz = BizId.of(task.biz_id)
         attribute = encode_attribute(task.attribute)
         tries = _tries(task.tries)
+        content = check_body(task.body, task.content_type, self._max_body)
         if task.dedup_key is not None:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
@@ -76,6 +79,9 @@ class RowMaker:
             now,
             tries,
             self.expiry(task.expires_at, due),
+            0,
+            None if content is None else len(content.data),
+            None if content is None else content.fingerprint(),
         )
 
     def deadline(self, topic: Topic | None, delay: object, action_time: object) -> int:
@@ -141,9 +147,9 @@ def check_same_dedup(rows: Sequence[TaskRow]) -> None:
         if row.dedup_key is None:
             continue
         first = seen.setdefault((row.biz_type, row.biz_id, row.biz_key, row.dedup_key), row)
-        if first.attribute != row.attribute:
+        if (first.attribute, first.body_sha256) != (row.attribute, row.body_sha256):
             raise DedupConflict(
-                f"dedup_key {row.dedup_key!r} is in this batch twice, with different attributes"
+                f"dedup_key {row.dedup_key!r} is in this batch twice, with different attributes or bodies"
             )
 
 
@@ -154,6 +160,17 @@ def _tries(tries: object) -> int:
             f"limit), not {shown(tries)}"
         )
     return tries
+
+
+def bodies_of(tasks: Sequence[NewTask], rows: Sequence[TaskRow]) -> Contents:
+    """Return the bodies of tasks whose rows these are."""
+    if all(row.body_sha256 is None for row in rows):
+        return NO_BODIES
+    return {
+        row.body_sha256: Content(task.content_type or DEFAULT_CONTENT_TYPE, task.body)
+        for task, row in zip(tasks, rows, strict=True)
+        if row.body_sha256 is not None and task.body is not None
+    }
 
 
 def _instant_ms(instant: object, name: str) -> int:

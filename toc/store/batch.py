@@ -22,6 +22,7 @@ from toc.model.clock import Clock
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.model.verdict import Failure
+from toc.store import bodies
 from toc.store import rows as sql
 from toc.store.health import PATIENCE_SECONDS, Ail, drain
 from toc.store.history import FailedTry, line
@@ -485,7 +486,8 @@ class Batches:
                         f"WHERE {where} AND status={PENDING} AND gmt_modified={stamp}"
                     )
                 )
-            return sql.task_rows(server.run(statements, transaction=True)[1::2])
+                statements.append(bodies.follow(self._shards.body_names[table], name, part))
+            return sql.task_rows(server.run(statements, transaction=True)[1::3])
 
         parts = self._shards.each(self._shards.group(job_ids), send, writes=True, gated=False)
         return [row for part in parts.whole() for row in part]

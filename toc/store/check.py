@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
-from toc.store.schema import REVISION, TOPIC_TABLE, task_table_name
+from toc.store.schema import REVISION, TOPIC_TABLE, body_table_name, task_table_name
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
 log = get_logger(__name__)
 
 _TASK_TABLE = re.compile("timeout_task_[0-9]{4}")
+_BODY_TABLE = re.compile("timeout_body_[0-9]{4}")
 _VERSIONS = "alembic_version"
 _OTHER_LAYOUT = "TOC_DATABASES and TOC_TABLES differ from those that the tables were made for"
 
@@ -139,6 +140,9 @@ def check_server(shards: Shards, server: DatabaseServer) -> list[ShardStatus]:
         if database == 0:
             expected.add(TOPIC_TABLE)
         found = {table for table in tables[name] if _TASK_TABLE.fullmatch(table) or table == TOPIC_TABLE}
+        if (revision_of.get(name) or "") >= REVISION:  # an older schema has none
+            expected |= {body_table_name(table) for table in layout.tables_of(database)}
+            found |= {table for table in tables[name] if _BODY_TABLE.fullmatch(table)}
         statuses.append(
             ShardStatus(
                 server.name,

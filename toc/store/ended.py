@@ -8,10 +8,11 @@ job_id, yields the oldest first. A page is bounded by what it reads, not by what
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.model.task import TaskStatus
+from toc.store import bodies
 from toc.store import rows as sql
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards, Trouble
@@ -30,6 +31,8 @@ class EndedRow(NamedTuple):
     job_id: int
     biz_type: int
     ended: int
+    body_length: int
+    """-1 without a body."""
 
 
 class Ended:
@@ -51,7 +54,8 @@ class Ended:
 
         def read(server: DatabaseServer, part: Mapping[int, Sequence[tuple[int, Place]]]) -> list[EndedRow]:
             selects = [
-                f"SELECT {table:d} AS tab,status,job_id,biz_type,{server.milliseconds('next_time')} AS ended "
+                f"SELECT {table:d} AS tab,status,job_id,biz_type,{server.milliseconds('next_time')} AS ended,"
+                f"COALESCE(body_length,-1) AS body "
                 f"FROM {self._shards.names[table]} WHERE status={status:d} "
                 f"AND next_time>={server.instant(ended)} AND next_time<{server.instant(before)} "
                 f"AND (next_time>{server.instant(ended)} OR job_id>{job_id:d}) "
@@ -69,24 +73,30 @@ class Ended:
         )
         return rows, parts.failed
 
-    def delete(self, job_ids: Iterable[int], statuses: Collection[int]) -> int:
-        """Delete those rows that have one of these statuses. Returns how many were deleted.
+    def delete(self, sizes: Mapping[int, int], statuses: Collection[int]) -> int:
+        """Delete those rows that have one of these statuses, and their bodies. Returns how many were deleted.
 
-        Raises StoreUnavailable if rows remain because their tables do not answer.
+        ``sizes`` is job_id -> bytes of its body, -1 without one: a transaction deletes a bounded number of
+        them. Raises StoreUnavailable if rows remain because their tables do not answer.
         """
+        names, body_names = self._shards.names, self._shards.body_names
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> int:
-            results = server.run(
-                [
-                    Statement(
-                        f"DELETE FROM {self._shards.names[table]} WHERE job_id IN ({sql.numbers(part)}) "
-                        f"AND status IN ({sql.numbers(statuses)})"
-                    )
-                    for table, part in ids.items()
-                ],
-                transaction=True,
-                outwait=False,
-            )
-            return sum(result.matched for result in results)
+            statements = [
+                Statement(
+                    f"DELETE FROM {names[table]} WHERE job_id IN ({sql.numbers(part)}) "
+                    f"AND status IN ({sql.numbers(statuses)})"
+                )
+                for table, part in ids.items()
+            ]
+            rows = len(statements)
+            for table, part in ids.items():
+                if with_body := [job_id for job_id in part if sizes[job_id] >= 0]:
+                    statements.append(bodies.delete(body_names[table], names[table], with_body))
+            results = server.run(statements, transaction=True, outwait=False)
+            return sum(result.matched for result in results[:rows])
 
-        return sum(self._shards.each(self._shards.group(job_ids), send, writes=True).whole())
+        return sum(
+            sum(self._shards.each(self._shards.group(part), send, writes=True).whole())
+            for part in bodies.bounded(sizes.items())
+        )

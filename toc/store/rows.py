@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import cache
@@ -18,9 +18,9 @@ _BINARY = frozenset({"biz_key", "dedup_key"})
 _NUMBERS = tuple(
     place
     for place, name in enumerate(TaskRow._fields)
-    if name not in ("biz_key", "attribute", "dedup_key", "last_error")
+    if name not in ("biz_key", "attribute", "dedup_key", "last_error", "body_length", "body_sha256")
 )
-_RARE = ("tries", "expires_at", "expired")
+_RARE = ("tries", "expires_at", "expired", "body_length", "body_sha256")
 """Columns that are written only where some row has more than their defaults."""
 _COMMON = ",".join(name for name in TaskRow._fields if name not in _RARE)
 _VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s"
@@ -53,12 +53,15 @@ def try_columns(server: DatabaseServer) -> str:
     would cost several times as much as splitting one text.
     """
     numbers = TryRow._fields[: TryRow._fields.index("lease")]
-    rare = server.joined(["tries", column(server, "expires_at"), "(last_error IS NOT NULL)"], by=":")
+    rare = server.joined(
+        ["tries", column(server, "expires_at"), "(last_error IS NOT NULL)", "COALESCE(body_length,-1)"],
+        by=":",
+    )
     return server.joined(
         [
             *(server.milliseconds(name) if name in _INSTANTS else name for name in numbers),
             "COALESCE(lease_owner,0)",
-            f"CASE WHEN tries=0 AND expires_at IS NULL THEN '-' ELSE {rare} END",
+            f"CASE WHEN tries=0 AND expires_at IS NULL AND body_length IS NULL THEN '-' ELSE {rare} END",
             "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
             "attribute",
         ]
@@ -74,7 +77,7 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
                 parts = text.split(",", 12)
                 rare, key, attribute = parts[10:]
                 biz_key = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
-                more = (0, 0, 0) if rare == "-" else map(int, rare.split(":"))
+                more = (0, 0, 0, -1) if rare == "-" else map(int, rare.split(":"))
                 parts[:10] = map(int, parts[:10])
                 parts[10:] = biz_key, attribute, *more
                 rows.append(TryRow._make(parts))
@@ -161,17 +164,30 @@ def select_by_dedup(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) 
     return statements
 
 
+def _rare(
+    instant: Callable[[int], str],
+    tries: int,
+    expires_at: int,
+    expired: int,
+    body_length: int | None,
+    body_sha256: bytes | None,
+) -> str:
+    """The values of the rare columns, with the end of the row."""
+    body = "NULL,NULL" if body_sha256 is None else f"{body_length:d},X'{body_sha256.hex()}'"
+    return f",{tries:d},{instant(expires_at) if expires_at else 'NULL'},{expired:d},{body})"
+
+
 def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statement:
     """Return one INSERT of many rows into one table."""
     values: list[str] = []
     params: list[str | bytes] = []
     instant = cache(server.instant)  # rows that are written together share many
-    rare = any(row.tries or row.expires_at or row.expired for row in rows)
+    rare = any(row.tries or row.expires_at or row.expired or row.body_sha256 for row in rows)
     for row in rows:
         # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
          crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified,
-         tries, expires_at, expired) = row  # fmt: skip
+         tries, expires_at, expired, body_length, body_sha256) = row  # fmt: skip
         key = dedup = error = "NULL"
         if biz_key is not None:
             key = "%s"
@@ -187,7 +203,7 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
             _VALUES
             % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
                attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified))
-            + (f",{tries:d},{instant(expires_at) if expires_at else 'NULL'},{expired:d})" if rare else ")")
+            + (_rare(instant, tries, expires_at, expired, body_length, body_sha256) if rare else ")")
         )  # fmt: skip
     what = f"{_COMMON},{','.join(_RARE)}" if rare else _COMMON
     return Statement(f"INSERT INTO {name} ({what}) VALUES {','.join(values)}", params)

@@ -18,7 +18,7 @@ from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.sharding import MAX_TABLES, is_power_of_two, table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
-from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE, task_table_name
+from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE, body_table_name, task_table_name
 from toc.store.server import Crowded, DatabaseServer, Locked, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
@@ -150,13 +150,17 @@ class Shards:
         """The number of each table's server."""
         self.names: list[str] = []
         """The SQL name of each table."""
+        self.body_names: list[str] = []
+        """The SQL name of the table of bodies beside each table."""
         block = layout.databases // len(self.servers)
         for table in range(layout.tables):
             database = table % layout.databases
             server = self.servers[database // block]
             self.server_of.append(server)
             self.number_of.append(database // block)
-            self.names.append(server.table(layout.database_name(database), task_table_name(table)))
+            schema = layout.database_name(database)
+            self.names.append(server.table(schema, task_table_name(table)))
+            self.body_names.append(server.table(schema, body_table_name(table)))
         self.health = {server: Health(server, self.names) for server in self.servers}
         self.topic_server = self.servers[0]
         self.topic_name = self.topic_server.table(layout.database_name(0), TOPIC_TABLE)

@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from toc.model.body import NO_BODIES, Contents
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, TaskStatus, check_expiry
-from toc.store import fitness
+from toc.store import bodies, fitness
 from toc.store import rows as sql
 from toc.store.batch import CANCELLED, PENDING, Batches
 from toc.store.check import require, require_layout
@@ -27,6 +30,8 @@ from toc.store.server import TRIES, DatabaseServer, Statement
 from toc.store.shards import Layout, Shards
 from toc.store.submit import Submitter, Then
 from toc.store.topics import TopicTable
+
+R = TypeVar("R")
 
 TRIED_BEFORE = "a try for a former time had begun"
 """last_error of a tried task without another error, after a new deadline has restored all tries."""
@@ -66,6 +71,7 @@ class Store(Batches):
             pool_size=pool_size,
         )
         super().__init__(shards, Leases(shards), clock)
+        self.bodies = bodies.Bodies(shards)
         self.ended = Ended(shards)
         self.selections = Selections(shards)
         self._submitter = Submitter(shards, JobIds(clock))
@@ -99,6 +105,10 @@ class Store(Batches):
             for server in self._shards.servers
         ]
 
+    def soon(self, do: Callable[[], R]) -> Future[R]:
+        """Run ``do`` on a thread of the store, for callers that must not wait."""
+        return self._shards.soon(do)
+
     def server_of(self, job_id: int) -> int:
         """Return the number, as in ``tables_of_server``, of the server that holds the task."""
         return self._shards.number_of[self._shards.table_of(job_id)]
@@ -116,29 +126,35 @@ class Store(Batches):
 
     # --- inserting -----------------------------------------------------------------------------------------
 
-    def insert(self, row: TaskRow) -> int:
-        """Store and commit a row. Returns its job_id.
+    def insert(self, row: TaskRow, contents: Contents = NO_BODIES) -> int:
+        """Store and commit a row, with its body if it names one. Returns its job_id.
 
         That is ``row.job_id``, a new one if that was taken, or that of the first task with this dedup_key.
         Raises DedupConflict, SubmitUnknown (the connection broke at commit and stayed broken).
         """
-        return self._submitter.insert(row)
+        return self._submitter.insert(row, contents)
 
-    def insert_many(self, rows: Sequence[TaskRow], then: Then = lambda _rows, _job_ids: None) -> list[int]:
-        """Store rows, in chunks of up to 1,000 per transaction and round trip. Returns job_ids in order.
+    def insert_many(
+        self,
+        rows: Sequence[TaskRow],
+        then: Then = lambda _rows, _job_ids: None,
+        contents: Contents = NO_BODIES,
+    ) -> list[int]:
+        """Store rows, in chunks of up to 1,000 (less with bodies) per transaction and round trip. Returns
+        job_ids in order.
 
         ``then`` gets the rows of each chunk and their job_ids, perhaps on another thread, while the next
         chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
         anything is written; PartialSubmit when a server failed after some were.
         """
-        return self._submitter.insert_many(rows, then)
+        return self._submitter.insert_many(rows, then, contents)
 
-    def insert_with(self, connection: Connection, row: TaskRow) -> int:
+    def insert_with(self, connection: Connection, row: TaskRow, contents: Contents = NO_BODIES) -> int:
         """Store a row in the caller's open transaction, which this never ends. Returns its job_id.
 
         Raises WrongShardConnection unless the connection leads to the server of the row's table.
         """
-        return self._submitter.insert_with(connection, row)
+        return self._submitter.insert_with(connection, row, contents)
 
     # --- one task ------------------------------------------------------------------------------------------
 
@@ -224,7 +240,10 @@ class Store(Batches):
                 f"{'' if leased else ' AND lease_owner IS NULL'}",
                 (TRIED_BEFORE,) if tried else (),
             )
-            if server.run([update])[0].matched == 1:
+            statements = [update]
+            if row.body_sha256 is not None:
+                statements.append(bodies.follow(self._shards.body_names[table], name, [job_id]))
+            if server.run(statements, transaction=True)[0].matched == 1:
                 return True, before
             after = self.get(job_id)
             own = (row.version + 1, now, action_time)
@@ -241,10 +260,14 @@ class Store(Batches):
 
     # --- purging -------------------------------------------------------------------------------------------
 
-    def purge(self, job_ids: Iterable[int]) -> int:
-        """Delete those rows that are processed or cancelled. Returns how many were deleted."""
-        return self.ended.delete(job_ids, FINAL)
+    def purge(self, sizes: Mapping[int, int]) -> int:
+        """Delete those rows that are processed or cancelled, with their bodies. Returns how many were
+        deleted.
 
-    def purge_dead(self, job_ids: Iterable[int]) -> int:
-        """Delete those rows that are dead. Returns how many were deleted."""
-        return self.ended.delete(job_ids, (TaskStatus.DEAD,))
+        ``sizes`` is job_id -> bytes of its body, -1 without one.
+        """
+        return self.ended.delete(sizes, FINAL)
+
+    def purge_dead(self, sizes: Mapping[int, int]) -> int:
+        """Delete those rows that are dead, as ``purge`` does."""
+        return self.ended.delete(sizes, (TaskStatus.DEAD,))

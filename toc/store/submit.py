@@ -16,6 +16,7 @@ from sqlalchemy import Connection, MetaData, Table, select
 from sqlalchemy import insert as core_insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from toc.model.body import Contents
 from toc.model.errors import (
     DedupConflict,
     PartialSubmit,
@@ -26,14 +27,17 @@ from toc.model.errors import (
 )
 from toc.model.sharding import JobIds
 from toc.model.task import TaskRow
+from toc.store import bodies
 from toc.store import rows as sql
-from toc.store.schema import task_table
+from toc.store.schema import body_table, task_table
 from toc.store.server import DatabaseServer, Duplicate, Lost, Statement
 from toc.store.shards import Shards
 from toc.store.threads import Threads
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1_000_000
+HEX = 2
+"""Bytes of SQL for each byte of a body."""
 ROW_BYTES = 300
 """Approximate bytes of a row in SQL without its attribute."""
 TRIES = 7
@@ -48,6 +52,7 @@ THREADS = 8
 Then = Callable[[Sequence[TaskRow], Sequence[int]], None]
 """Callback for rows that are stored under these job_ids."""
 DedupKey = tuple[int, int, str]
+Declare = Callable[[MetaData, int, str | None], Table]
 
 
 class _Ambiguous(Exception):
@@ -65,22 +70,22 @@ class Submitter:
         self._shards = shards
         self._job_ids = job_ids
         self._identities: dict[DatabaseServer, tuple[Any, ...] | None] = {}
-        self._core: dict[int, Table] = {}
+        self._core: dict[tuple[Declare, int], Table] = {}
         self._threads = Threads(THREADS, "toc-submit")
 
     def close(self) -> None:
         """End the threads. May be called twice; the object stays usable."""
         self._threads.close()
 
-    def insert(self, row: TaskRow) -> int:
+    def insert(self, row: TaskRow, contents: Contents) -> int:
         """Store one row in one round trip and return its job_id. Raises DedupConflict, SubmitUnknown."""
         server = self._shards.server_of[self._shards.table_of(row.job_id)]
         try:
-            return self._store(server, [row])[0]
+            return self._store(server, [row], contents)[0]
         except _Ambiguous as exc:
             raise SubmitUnknown(exc.job_ids[0]) from exc.__cause__
 
-    def insert_many(self, rows: Sequence[TaskRow], then: Then) -> list[int]:
+    def insert_many(self, rows: Sequence[TaskRow], then: Then, contents: Contents) -> list[int]:
         """Store rows in chunks and return their job_ids in order. Raises DedupConflict, PartialSubmit."""
         same_as = _repeated_keys(rows)
         stored: dict[int, int] = {}
@@ -89,7 +94,7 @@ class Submitter:
         written = False
         unknown: list[int] = []
         cause: Exception | None = None
-        for chunk, outcome in self._overlapped(list(self._chunks(todo, rows)), rows, then):
+        for chunk, outcome in self._overlapped(list(self._chunks(todo, rows)), rows, then, contents):
             if isinstance(outcome, list):
                 stored.update(zip(chunk, outcome, strict=True))
                 written = True
@@ -106,7 +111,11 @@ class Submitter:
         return [stored[index] for index in range(len(rows))]
 
     def _overlapped(
-        self, chunks: Sequence[tuple[DatabaseServer, list[int]]], rows: Sequence[TaskRow], then: Then
+        self,
+        chunks: Sequence[tuple[DatabaseServer, list[int]]],
+        rows: Sequence[TaskRow],
+        then: Then,
+        contents: Contents,
     ) -> Iterator[tuple[list[int], list[int] | Exception]]:
         """Store chunks, a few at a time: one's SQL is written while servers work on the others.
 
@@ -115,7 +124,7 @@ class Submitter:
 
         def store(server: DatabaseServer, chunk: list[int]) -> list[int]:
             ours = [rows[index] for index in chunk]
-            job_ids = self._store(server, ours)
+            job_ids = self._store(server, ours, contents)
             then(ours, job_ids)
             return job_ids
 
@@ -166,7 +175,7 @@ class Submitter:
             chunk: list[int] = []
             size = 0
             for _table, _job_id, index in entries:
-                more = ROW_BYTES + len(rows[index].attribute)
+                more = ROW_BYTES + len(rows[index].attribute) + HEX * (rows[index].body_length or 0)
                 if chunk and (len(chunk) == CHUNK_ROWS or size + more > CHUNK_BYTES):
                     yield server, chunk
                     chunk, size = [], 0
@@ -174,8 +183,8 @@ class Submitter:
                 size += more
             yield server, chunk
 
-    def _store(self, server: DatabaseServer, rows: Sequence[TaskRow]) -> list[int]:
-        """Store rows of one server in one transaction. Returns their job_ids.
+    def _store(self, server: DatabaseServer, rows: Sequence[TaskRow], contents: Contents) -> list[int]:
+        """Store rows of one server, and their bodies, in one transaction. Returns their job_ids.
 
         Raises DedupConflict or StoreUnavailable if none is stored, _Ambiguous if that is unknown.
         """
@@ -190,7 +199,7 @@ class Submitter:
                     break
                 time.sleep(0 if isinstance(cause, Duplicate) else 0.025 * 2**attempt)
             try:
-                statements = self._inserts(todo.values())
+                statements = self._inserts(todo.values(), contents)
                 many = len(statements) > 1
                 if len(rows) == 1:  # for many, the keys were looked up before
                     statements = [*self._looks(server, self._keyed(rows)), *statements]
@@ -216,12 +225,15 @@ class Submitter:
             raise _Ambiguous([row.job_id for row in todo.values()]) from cause
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again") from cause
 
-    def _inserts(self, rows: Iterable[TaskRow]) -> list[Statement]:
+    def _inserts(self, rows: Iterable[TaskRow], contents: Contents) -> list[Statement]:
         by_table: dict[int, list[TaskRow]] = {}
         for row in rows:
             by_table.setdefault(self._shards.table_of(row.job_id), []).append(row)
         names, servers = self._shards.names, self._shards.server_of
-        return [sql.insert(servers[table], names[table], by_table[table]) for table in sorted(by_table)]
+        statements = [sql.insert(servers[table], names[table], by_table[table]) for table in sorted(by_table)]
+        for table in sorted(by_table) if contents else ():
+            statements += bodies.insert(self._shards.body_names[table], by_table[table], contents)
+        return statements
 
     def _after_duplicate(
         self, server: DatabaseServer, todo: dict[int, TaskRow], done: dict[int, int], *, sent: bool
@@ -283,11 +295,11 @@ class Submitter:
 
     # --- in the caller's transaction ---------------------------------------------------------------------
 
-    def insert_with(self, connection: Connection, row: TaskRow) -> int:
+    def insert_with(self, connection: Connection, row: TaskRow, contents: Contents) -> int:
         """Insert in the caller's transaction, which this never ends. Raises WrongShardConnection."""
         table = self._shards.table_of(row.job_id)
         server = self._shards.server_of[table]
-        core = self._core_table(table)
+        core = self._core_table(task_table, table)
         try:
             self._check_server(connection, server)
             clashed = False
@@ -304,6 +316,13 @@ class Submitter:
                 except IntegrityError:  # the statement alone was undone
                     clashed = True
                 else:
+                    if row.body_sha256 is not None:
+                        content = contents[row.body_sha256]
+                        connection.execute(
+                            core_insert(self._core_table(body_table, table)).values(
+                                (row.job_id, row.version, *content)
+                            )
+                        )
                     return row.job_id
         except DBAPIError as exc:
             if isinstance(exc.orig, Exception):
@@ -333,12 +352,12 @@ class Submitter:
                 f"this task is stored on {server.name}; the connection passed leads to another server"
             )
 
-    def _core_table(self, table: int) -> Table:
-        core = self._core.get(table)
+    def _core_table(self, declare: Declare, table: int) -> Table:
+        core = self._core.get((declare, table))
         if core is None:
             layout = self._shards.layout
             schema = None if layout.sqlite else layout.database_name(table % layout.databases)
-            core = self._core[table] = task_table(MetaData(), table, schema)
+            core = self._core[declare, table] = declare(MetaData(), table, schema)
         return core
 
 
@@ -368,6 +387,8 @@ def _values(row: TaskRow) -> dict[str, Any]:
     for name in ("biz_key", "dedup_key"):
         values[name] = values[name] and values[name].encode()
     values["expires_at"] = values["expires_at"] or None
+    if row.body_sha256 is None:
+        del values["body_length"], values["body_sha256"]
     return values
 
 
@@ -391,12 +412,13 @@ def _repeated_keys(rows: Sequence[TaskRow]) -> dict[int, int]:
 
 def _same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
     """Return the job_id of the task that has this row's dedup_key. Raises DedupConflict if it differs."""
-    if (row.attribute, row.biz_key) == (other.attribute, other.biz_key):
+    same = row.attribute == other.attribute and row.biz_key == other.biz_key
+    if same and row.body_sha256 == other.body_sha256:
         return other.job_id
     whose = f"task {other.job_id}" if stored else "another task of this call"
     raise DedupConflict(
         f"dedup_key {row.dedup_key!r} of biz_id {row.biz_id if row.biz_key is None else row.biz_key!r} "
-        f"is taken by {whose} with another attribute",
+        f"is taken by {whose} with another {'body' if same else 'attribute'}",
         other.job_id if stored else None,
     )
 
@@ -414,5 +436,6 @@ def _equal(row: TaskRow, other: TaskRow) -> bool:
             "slot_amount",
             "dedup_key",
             "gmt_create",
+            "body_sha256",
         )
     )

@@ -93,9 +93,9 @@ class OperatedCluster:
         workers = self.json("toc workers")
         return sum(int(row["owned"]) + int(row["tables"]) for row in workers if row["host"] == host)
 
-    def most_overdue(self) -> int:
+    def most_overdue(self) -> float:
         """Of all slots, in milliseconds."""
-        return max(row["overdue_ms"] or 0 for row in self.json("toc slots"))
+        return max(1000 * (row["overdue_seconds"] or 0) for row in self.json("toc slots"))
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
         logs = self._system.logs() if self._system else ""

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 
 from toc.dev.local.process import until
 from toc.maintenance.retention import CYCLE_SECONDS, LARGE_PAGE, LEAST_SECONDS, PAGE, REST, TABLES, Retention
+from toc.model.body import Content
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.sharding import table_of_job
@@ -224,3 +225,14 @@ def test_a_server_that_is_out_of_reach_does_not_keep_the_others_from_being_purge
 
     assert until(purged, 60), "the server is asked again until it answers"
     store.close()
+
+
+def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_row: NewRow) -> None:
+    purging = Purging(fresh_store, brief=3600)
+    content = Content("a/b", b"")
+    named = {"body_length": 0, "body_sha256": content.fingerprint()}
+    gone, kept = old_row(HOUR + 1, biz_type=7, **named), old_row(HOUR - 1, biz_type=7, **named)
+    fresh_store.insert_many([gone, kept], contents={content.fingerprint(): content})
+    purging.cycle()
+    wanted = {gone.job_id: 0, kept.job_id: 0}
+    assert fresh_store.bodies.read(wanted, gated=False) == {kept.job_id: content}

@@ -22,7 +22,7 @@ def _old(ids: JobIds, days: float, status: TaskStatus, biz_type: int = 1) -> Tas
     at = int(time.time() * 1000 - days * DAY)
     fields: dict[str, Any] = {
         **dict.fromkeys(TaskRow._fields, 0),
-        **dict.fromkeys(("biz_key", "dedup_key", "last_error")),
+        **dict.fromkeys(("biz_key", "dedup_key", "last_error", "body_length", "body_sha256")),
         **dict.fromkeys(("action_time", "next_time", "gmt_create", "gmt_modified"), at),
     }
     return TaskRow(**fields)._replace(

@@ -59,7 +59,7 @@ class Report:
     wrong: int
     driver_faults: int
     stretched: int
-    lateness_ms: dict[str, float]
+    lateness_seconds: dict[str, float]
     problems: list[str]
 
     @property
@@ -92,7 +92,7 @@ def judge(
     lateness: list[float] = []
     for seen in observed:
         began = starts.get(seen.job_id, ()) if seen.job_id is not None else ()
-        lateness += [(started - seen.due_ms * 1_000_000) / 1e6 for started in began[:1]]
+        lateness += [(started - seen.due_ms * 1_000_000) / 1e9 for started in began[:1]]
         again = min(max(len(began) - 1, 0), cut_off.get(seen.job_id or 0, 0))
         count["run_again"] += again
         found = _faults(seen, began, again)
@@ -107,7 +107,7 @@ def judge(
         orders=orders,
         stretched=stretched,
         **{name: count[name] for name in _COUNTED},
-        lateness_ms={
+        lateness_seconds={
             "p50": _quantile(lateness, 0.50),
             "p99": _quantile(lateness, 0.99),
             "max": _quantile(lateness, 1.0),

@@ -20,6 +20,8 @@ from toc.worker.silence import BEAT_SECONDS, Silence
 
 ALIVE_SECONDS = 3.0
 """A child that sent a heartbeat this recently does not count as silent."""
+FLUSH_SECONDS = 0.001
+"""Pause while the child reads what was sent."""
 
 
 class IsolatedProcess:
@@ -61,8 +63,10 @@ class IsolatedProcess:
         """Whether it has sent no heartbeat for too long: its task blocks the interpreter."""
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message."""
+        """Send a message. It may be long: its task's body is part of it."""
         self._link.send(kind, **fields)
+        while not self._link.flush() and not self.dead:
+            time.sleep(FLUSH_SECONDS)
 
     def hear(self, seconds: float, patience: float | None = None) -> dict[str, Any] | None:
         """Its next message. None if it has ended, or after ``seconds``.

@@ -16,9 +16,11 @@ import socket
 import sys
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from toc.model.body import Body, Content
 from toc.model.errors import TocError
 from toc.model.handler import Handler
 from toc.model.raised import raised
@@ -37,14 +39,16 @@ from toc.worker.stages.traced import traced
 PR_SET_PDEATHSIG = 1
 
 
-def run(handler: Handler, row: TryRow, runner: asyncio.Runner, seconds: float) -> dict[str, Any]:
+def run(
+    handler: Handler, row: TryRow, body: Body | None, runner: asyncio.Runner, seconds: float
+) -> dict[str, Any]:
     """Run one task to its end. Returns the message with the outcome. A batch handler gets the task alone.
 
     A coroutine is cancelled after ``seconds``. For other handlers the waiting worker enforces the limit.
     """
     error: BaseException | None = None
     try:
-        task = row.to_task(handler.topic)
+        task = row.to_task(handler.topic, body)
         outcome = handler.call(task if handler.batch is None else [task])
         if handler.is_async:
             outcome = _await(outcome, runner.get_loop(), seconds)
@@ -90,11 +94,19 @@ def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
             for message in link.receive():
                 row = TryRow._make(message["row"])
                 # One runner for all tasks: objects that handlers keep may be bound to its event loop.
-                told = run(handlers[message["topic"]], row, runner, message["seconds"])
+                body = _body(message.get("body"))
+                told = run(handlers[message["topic"]], row, body, runner, message["seconds"])
                 stdio.restore()  # for the next task, which did not close them
                 link.send(told.pop("kind"), dropped=dropped.take(), **told)
                 if executor_gone(runner.get_loop()):
                     return  # the next task must not fail because of it
+
+
+def _body(packed: tuple[str, str] | None) -> Body | None:
+    if packed is None:
+        return None
+    content = Content(packed[0], b64decode(packed[1]))
+    return Body(len(content.data), content)
 
 
 def _beat(link: ControlPipe) -> None:

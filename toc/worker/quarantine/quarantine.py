@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import random
 import threading
+from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toc.model.body import Body
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable
 from toc.model.raised import Raised, overran
@@ -40,6 +42,7 @@ from toc.store.store import Store
 from toc.worker.loop import Loop
 from toc.worker.quarantine.child import IsolatedProcess
 from toc.worker.silence import patience
+from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.dispatch import CLEAN_UP_SECONDS
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
@@ -91,6 +94,7 @@ class Quarantine:
     inflight: Inflight
     clock: Clock
     early: EarlyEntries
+    bodies: BodyReader
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -189,19 +193,24 @@ class Quarantine:
             self.early.put([entry])  # the last check of the clock: never early
         elif has_expired(row, now):
             self.finisher.expire([entry])
-        elif self._count(entry, now):
+        else:
+            self._run_alone(entry, row, child)
+
+    def _run_alone(self, entry: Entry, row: TryRow, child: IsolatedProcess) -> None:
+        ready, bodies = self.bodies.fetch([entry])
+        if ready and self._count(entry, self.clock.now_ms()):
             log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=row.crashes)
             QUARANTINED.of(entry.topic.name).add()
-            self._judge(entry, row, child)
+            self._judge(entry, row, child, bodies.get(entry.job_id))
 
-    def _judge(self, entry: Entry, before: TryRow, child: IsolatedProcess) -> None:
+    def _judge(self, entry: Entry, before: TryRow, child: IsolatedProcess, body: Body | None) -> None:
         """Have the child run the task, and report the outcome."""
-        fresh, message, how = self._try(entry, before, child)
+        fresh, message, how = self._try(entry, before, child, body)
         if not fresh and how:
             # Earlier tasks may have left something behind there: only a fresh child convicts.
             again = self._ready_child(entry.topic.name)
             if again is not None and not entry.settled:
-                fresh, message, how = self._try(entry, before, again)
+                fresh, message, how = self._try(entry, before, again, body)
         if message is not None:
             error = None if message["kind"] == "processed" else Raised(**message["raised"])
             self._report(entry, error, message["kind"])
@@ -217,12 +226,13 @@ class Quarantine:
             self.finisher.give_back([entry])
 
     def _try(
-        self, entry: Entry, row: TryRow, child: IsolatedProcess
+        self, entry: Entry, row: TryRow, child: IsolatedProcess, body: Body | None
     ) -> tuple[bool, dict[str, Any] | None, str]:
         """Whether the child was fresh, its message, and how it ended if it sent none."""
         fresh, child.fresh = child.fresh, False
         limit = entry.topic.max_runtime
-        child.send("run", topic=entry.topic.name, row=list(row), seconds=limit)
+        content = None if body is None else [body.content.content_type, b64encode(body.content.data).decode()]
+        child.send("run", topic=entry.topic.name, row=list(row), body=content, seconds=limit)
         clean_up = CLEAN_UP_SECONDS + CANCEL_SECONDS if entry.handler.is_async else 0.0
         message = child.hear(limit + clean_up, patience(limit))
         how = ""

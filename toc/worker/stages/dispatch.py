@@ -17,9 +17,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from toc.model.body import Body
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import UnreadableTask
@@ -31,6 +33,7 @@ from toc.model.verdict import has_expired
 from toc.observe.log import get_logger, stack
 from toc.worker import copies, descriptors
 from toc.worker.loop import end_process, watched_thread
+from toc.worker.stages.bodies import BodyReader, Fetched
 from toc.worker.stages.coroutine import HandlerTask
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
@@ -52,6 +55,10 @@ FIRST_GUESS_SECONDS = 0.005
 """Assumed run time of a handler that has not run yet."""
 
 
+TaskBodies = Mapping[int, Body]
+NONE: TaskBodies = {}
+
+
 @dataclass(eq=False, slots=True)
 class _Line:
     """The waiting entries of one topic with a synchronous handler."""
@@ -68,6 +75,7 @@ class _Line:
 class _AsyncLine:
     """The entries of one topic whose handler is a coroutine."""
 
+    topic: str
     size: int
     waiting: deque[Entry] = field(default_factory=deque)
     """Entries beyond the topic's concurrency, and each new entry until the event loop has seen it."""
@@ -91,6 +99,7 @@ class Dispatcher:
     async_limit: int
     early: EarlyEntries
     inbox: Inbox
+    bodies: BodyReader
     on_room: Sequence[Callable[[], None]]
     recycle: Callable[[str], None]
 
@@ -120,7 +129,7 @@ class Dispatcher:
             for n in range(self.threads + spare if self._lines else 0)
         ]
         self._async = {
-            topic: _AsyncLine(handler.batch or 1)
+            topic: _AsyncLine(topic, handler.batch or 1)
             for topic, handler in self.handlers.items()
             if handler.is_async
         }
@@ -338,10 +347,15 @@ class Dispatcher:
         while batch := self._take(batch, took):
             started = self.clock.monotonic()
             due = self._due_now(batch, started)
+            bodies = NONE
+            for entry in due:
+                if entry.row.body_length >= 0:
+                    due, bodies = self.bodies.fetch(due)
+                    break
             if due and due[0].handler.batch is not None:
-                self._run_batch(due)
+                self._run_batch(due, bodies)
             elif due:
-                self._run_one(due[0])
+                self._run_one(due[0], bodies)
             took = (self.clock.monotonic() - started) / len(batch)
 
     def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
@@ -370,18 +384,18 @@ class Dispatcher:
             self.finisher.expire(expired)
         return due
 
-    def _run_one(self, entry: Entry) -> None:
+    def _run_one(self, entry: Entry, bodies: TaskBodies) -> None:
         try:
-            check_done(entry.handler.call(_task(entry)))
+            check_done(entry.handler.call(_task(entry, bodies)))
         except BaseException as exc:
             self._report([entry], {entry.job_id: exc})
         else:
             self._report([entry], {})
 
-    def _run_batch(self, batch: list[Entry]) -> None:
+    def _run_batch(self, batch: list[Entry], bodies: TaskBodies) -> None:
         unreadable: dict[int, BaseException | None] = {}
         try:
-            outcome = batch[0].handler.call(_tasks(batch, unreadable))
+            outcome = batch[0].handler.call(_tasks(batch, bodies, unreadable))
             check_done(outcome)
             errors = {**per_task(outcome, batch), **unreadable}
         except BaseException as exc:
@@ -449,20 +463,44 @@ class Dispatcher:
             for first in range(0, len(due), line.size):
                 batch = due[first : first + line.size]
                 line.calls += 1
-                task = HandlerTask(self._await_batch(batch, line), batch[0], self._loop)
-                for entry in batch:
-                    self._tasks[entry.job_id] = task
+                if all(entry.row.body_length < 0 for entry in batch):
+                    self._begin_batch(line, batch, NONE)
+                    continue
+                self.bodies.fetch_soon(batch, partial(self._have_fetched, line, len(batch)))
 
-    async def _await_batch(self, batch: list[Entry], line: _AsyncLine) -> None:
+    def _have_fetched(self, line: _AsyncLine, count: int, fetched: Fetched) -> None:
+        """Have the event loop begin a batch whose bodies are here."""
+        assert self._loop is not None  # noqa: S101
+        self._loop.call_soon_threadsafe(self._on_loop, self._begin_fetched, (line, count, fetched))
+
+    def _begin_fetched(self, fetched: tuple[_AsyncLine, int, Fetched]) -> None:
+        """Begin what is left of a batch of ``count`` entries, now that their bodies are here."""
+        line, count, (batch, bodies) = fetched
+        if len(batch) < count:
+            self._async_done(line, count - len(batch))
+        if batch:
+            self._begin_batch(line, batch, bodies)
+            return
+        line.calls -= 1
+        if line.waiting:
+            self._start_waiting(line.topic)
+
+    def _begin_batch(self, line: _AsyncLine, batch: list[Entry], bodies: TaskBodies) -> None:
+        assert self._loop is not None  # noqa: S101
+        task = HandlerTask(self._await_batch(batch, bodies, line), batch[0], self._loop)
+        for entry in batch:
+            self._tasks[entry.job_id] = task
+
+    async def _await_batch(self, batch: list[Entry], bodies: TaskBodies, line: _AsyncLine) -> None:
         task = self._tasks[batch[0].job_id]
         task.begin()
         handler = batch[0].handler
         errors: dict[int, BaseException | None] = {}
         try:
             if handler.batch is None:
-                await handler.call(_task(batch[0]))
+                await handler.call(_task(batch[0], bodies))
             else:
-                outcome = await handler.call(_tasks(batch, errors))
+                outcome = await handler.call(_tasks(batch, bodies, errors))
                 errors = {**per_task(outcome, batch), **errors}
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
@@ -533,11 +571,13 @@ def most_threads(threads: int, held: int, free: int) -> int:
     return (most if most < limit else limit) or 1
 
 
-def _task(entry: Entry) -> Task:
-    return entry.row.to_task(entry.topic.name)
+def _task(entry: Entry, bodies: TaskBodies) -> Task:
+    return entry.row.to_task(entry.topic.name, bodies.get(entry.job_id))
 
 
-def _tasks(batch: Sequence[Entry], unreadable: dict[int, BaseException | None]) -> list[Task]:
+def _tasks(
+    batch: Sequence[Entry], bodies: TaskBodies, unreadable: dict[int, BaseException | None]
+) -> list[Task]:
     """The tasks of a batch. A task that cannot be read fails alone: its error goes into ``unreadable``.
 
     Raises UnreadableTask if none can be read.
@@ -545,7 +585,7 @@ def _tasks(batch: Sequence[Entry], unreadable: dict[int, BaseException | None]) 
     tasks = []
     for entry in batch:
         try:
-            tasks.append(_task(entry))
+            tasks.append(_task(entry, bodies))
         except UnreadableTask as exc:
             unreadable[entry.job_id] = exc
             if len(unreadable) == len(batch):

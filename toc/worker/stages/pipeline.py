@@ -3,6 +3,7 @@
     take             check             run                    settle
     poll.Poller  ─▶  check.Checker ─▶  dispatch.Dispatcher ─▶ finish.Finisher
                                        quarantine.Quarantine
+                                         (both read bodies by bodies.BodyReader)
 
 Each stage is constructed with the stages after it. Information flows back through objects that are built
 before all of them: ``early`` holds entries not yet due by this machine's clock, ``inbox`` tells the poller
@@ -22,6 +23,7 @@ from toc.store.store import Store
 from toc.worker.loop import Loop, Wake
 from toc.worker.quarantine.quarantine import Quarantine
 from toc.worker.slots import SlotBook
+from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.check import Checker
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
@@ -63,6 +65,7 @@ class Pipeline:
         self.finisher = Finisher(
             store=store, queues=queues, inflight=self.inflight, clock=clock, pressure=self.pressure
         )
+        self.bodies = BodyReader(store, self.finisher, self.inflight, clock)
         self.dispatcher = Dispatcher(
             handlers=handlers,
             inflight=self.inflight,
@@ -73,6 +76,7 @@ class Pipeline:
             async_limit=async_limit,
             early=self.early,
             inbox=self.inbox,
+            bodies=self.bodies,
             on_room=(wake, on_room),
             recycle=recycle,
         )
@@ -84,6 +88,7 @@ class Pipeline:
             inflight=self.inflight,
             clock=clock,
             early=self.early,
+            bodies=self.bodies,
         )
         self.leases = LeaseKeeper(
             store=store,
@@ -119,6 +124,7 @@ class Pipeline:
         )
         self.loops: list[Loop] = [
             *self.finisher.loops,
+            *self.bodies.loops,
             self.poller.loop,
             self.quarantine.loop,
             *self.leases.loops,

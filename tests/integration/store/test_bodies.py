@@ -1,0 +1,244 @@
+"""Bodies: written, moved and deleted with their rows, and readable under the version that the row has."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fault.kit.proxy import Proxy
+from sqlalchemy import create_engine
+
+from toc.model.body import Content
+from toc.model.errors import DedupConflict
+from toc.model.task import TaskRow, TaskStatus
+from toc.store import Store
+from toc.store.bodies import BODY_BYTES, bounded
+from toc.store.server import DatabaseServer
+
+NewRow = Callable[..., TaskRow]
+
+EVERY_BYTE = bytes(range(256)) * 41 + b"';\\--%s%%"
+
+
+def with_body(row: TaskRow, content: Content) -> TaskRow:
+    return row._replace(body_length=len(content.data), body_sha256=content.fingerprint())
+
+
+def stored(store: Store, row: TaskRow) -> Content | None:
+    """The body that the row, as it is now, names."""
+    now = store.get(row.job_id)
+    return None if now is None else store.bodies.read({now.job_id: now.version}, gated=False).get(now.job_id)
+
+
+def count(place: Any, rows: list[TaskRow]) -> int:
+    """How many bodies these tasks have, of whatever version."""
+    engine = create_engine(place.urls[0])
+    found = 0
+    with engine.connect() as connection:
+        for row in rows:
+            table = (row.job_id >> 12 & 1023) % place.tables
+            schema = "" if place.urls[0].startswith("sqlite") else f"{place.prefix}{table % place.databases}."
+            found += connection.exec_driver_sql(
+                f"SELECT COUNT(*) FROM {schema}timeout_body_{table:04d} WHERE job_id={row.job_id}"
+            ).scalar_one()
+    engine.dispose()
+    return found
+
+
+def test_bodies_come_back_as_they_were_inserted_and_go_with_their_rows(
+    store: Store, place: Any, new_row: NewRow
+) -> None:
+    contents = [
+        Content("application/json", b"{}"),
+        Content("x" * 255, EVERY_BYTE),
+        Content("text/plain", b""),
+        Content("a/b", bytes(BODY_BYTES + 1)),
+    ]
+    rows = [with_body(new_row(), one) for one in contents]
+    plain = [new_row(), new_row()]
+    by_hash = {one.fingerprint(): one for one in contents}
+    assert store.insert(rows[0], by_hash) == rows[0].job_id
+    assert store.insert_many([plain[0], *rows[1:], plain[1]], contents=by_hash) == [
+        row.job_id for row in (plain[0], *rows[1:], plain[1])
+    ]
+    assert store.read([row.job_id for row in rows]) == {row.job_id: row for row in rows}
+    assert store.get(plain[0].job_id) == plain[0]
+    assert [stored(store, row) for row in rows] == contents
+    assert stored(store, plain[0]) is None
+    assert not store.bodies.read({rows[0].job_id: 1}, gated=False), "of a version that the row does not have"
+    tries = store.read_tries([row.job_id for row in (*rows, *plain)])
+    assert [tries[row.job_id].body_length for row in (*rows, *plain)] == [
+        *(len(one.data) for one in contents),
+        -1,
+        -1,
+    ]
+    assert tries[plain[0].job_id].attribute == plain[0].attribute
+
+    store.finish((row.job_id, 0) for row in (*rows[1:], *plain))
+    sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in (*rows, *plain)}
+    assert store.purge(sizes) == 5, "one is pending"
+    assert count(place, rows) == 1
+    assert stored(store, rows[0]) == contents[0]
+
+
+def test_a_body_keeps_to_its_row_through_reschedule_death_and_redrive(
+    store: Store, place: Any, new_row: NewRow
+) -> None:
+    content = Content("a/b", EVERY_BYTE)
+    row, plain = with_body(new_row(), content), new_row()
+    store.insert_many([row, plain], contents={content.fingerprint(): content})
+    assert store.reschedule(row.job_id, row.action_time + 1)[0]
+    assert stored(store, row) == content
+    assert not store.bodies.read({row.job_id: 0}, gated=False), "a try of the old version is superseded"
+
+    from toc.model.verdict import Failure
+
+    store.die([Failure(row.job_id, 1, 0, 0, 1, 0, row.next_time, "no")])
+    (again,) = store.redrive([row.job_id, plain.job_id], row.action_time)
+    assert (again.version, again.status) == (2, TaskStatus.PENDING)
+    assert store.redrive([row.job_id], row.action_time) == []
+    assert stored(store, row) == content
+    assert count(place, [row, plain]) == 1
+    store.die([Failure(row.job_id, 2, 0, 0, 1, 0, row.next_time, "no")])
+    assert store.purge_dead({row.job_id: len(content.data)}) == 1
+    assert count(place, [row]) == 0
+
+
+def test_dedup_compares_bodies_by_length_hash_and_type(store: Store, new_row: NewRow) -> None:
+    first, other, typed = Content("a/b", b"one"), Content("a/b", b"two"), Content("a/c", b"one")
+    contents = {one.fingerprint(): one for one in (first, other, typed)}
+    row = with_body(new_row(dedup_key="k"), first)
+    assert store.insert(row, contents) == row.job_id
+    again = new_row(row.biz_id, dedup_key="k")
+    assert store.insert(with_body(again, first), contents) == row.job_id
+    for another in (with_body(again, other), with_body(again, typed), again):
+        with pytest.raises(DedupConflict, match="another body"):
+            store.insert(another, contents)
+        with pytest.raises(DedupConflict):
+            store.insert_many([new_row(), another], contents=contents)
+    assert store.get(again.job_id) is None
+    assert stored(store, row) == first
+
+
+@pytest.mark.parametrize("many", [1, 40])
+def test_a_body_whose_commit_was_not_answered_is_stored_once(
+    through_proxy: Store, mysql_place: Any, proxy: Proxy, new_row: NewRow, many: int
+) -> None:
+    contents = [Content("a/b", b"%d" % n) for n in range(many)]
+    rows = [with_body(new_row(), one) for one in contents]
+    by_hash = {one.fingerprint(): one for one in contents}
+    proxy.eat(b";COMMIT")
+    if many == 1:
+        assert through_proxy.insert(rows[0], by_hash) == rows[0].job_id
+    else:
+        assert through_proxy.insert_many(rows, contents=by_hash) == [row.job_id for row in rows]
+    assert proxy.stats.eaten == 1
+    assert [stored(through_proxy, row) for row in rows] == contents
+    assert count(mysql_place, rows) == many
+
+
+def test_a_reschedule_whose_commit_was_not_answered_moves_the_body_once(
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
+) -> None:
+    content = Content("a/b", b"x")
+    row = with_body(new_row(), content)
+    through_proxy.insert(row, {content.fingerprint(): content})
+    proxy.eat(b";COMMIT")
+    assert through_proxy.reschedule(row.job_id, row.action_time + 1)[0]
+    assert proxy.stats.eaten == 1
+    assert stored(through_proxy, row) == content
+
+
+def test_a_body_of_the_callers_transaction_is_there_when_that_commits(
+    store: Store, place: Any, new_row: NewRow
+) -> None:
+    engine = create_engine(place.urls[0])
+    content = Content("a/b", EVERY_BYTE)
+    row, rolled_back = with_body(new_row(), content), with_body(new_row(), content)
+    with engine.connect() as connection:
+        assert store.insert_with(connection, row, {content.fingerprint(): content}) == row.job_id
+        connection.commit()
+        store.insert_with(connection, rolled_back, {content.fingerprint(): content})
+        connection.rollback()
+    engine.dispose()
+    assert stored(store, row) == content
+    assert count(place, [rolled_back]) == 0
+
+
+def test_however_rows_move_at_once_the_body_named_by_a_row_is_there_or_the_row_has_moved_on(
+    mysql_store: Store, mysql_place: Any, new_row: NewRow
+) -> None:
+    """Reschedules and redrives race, redrives also of tasks that are not dead; readers read in between."""
+    content = Content("a/b", bytes(20_000))
+    row = with_body(new_row(), content)
+    mysql_store.insert(row, {content.fingerprint(): content})
+    job_id, end = row.job_id, threading.Event()
+    wrong: list[Any] = []
+    read = [0]
+
+    def reader() -> None:
+        while not end.is_set():
+            seen = mysql_store.read_tries([job_id])[job_id]
+            if not mysql_store.bodies.read({job_id: seen.version}, gated=False):
+                after = mysql_store.read_tries([job_id])[job_id]
+                if after.version == seen.version:
+                    wrong.append(seen)
+            read[0] += 1
+
+    def mover(n: int) -> None:
+        from toc.model.errors import StoreUnavailable
+
+        for k in range(60):
+            try:
+                if n % 2:
+                    mysql_store.reschedule(job_id, row.action_time + k)
+                else:
+                    mysql_store.redrive([job_id], row.action_time)
+            except StoreUnavailable:  # "keeps changing"
+                continue
+
+    readers = [threading.Thread(target=reader) for _ in range(2)]
+    movers = [threading.Thread(target=mover, args=[n]) for n in range(6)]
+    for thread in readers + movers:
+        thread.start()
+    for thread in movers:
+        thread.join()
+    end.set()
+    for thread in readers:
+        thread.join()
+    assert not wrong
+    assert read[0] > 10
+    now = mysql_store.get(job_id)
+    assert now is not None
+    assert now.version > 60
+    assert stored(mysql_store, row) == content
+    assert count(mysql_place, [row]) == 1
+
+
+def test_a_transaction_deletes_a_bounded_number_of_bytes(
+    mysql_store: Store, mysql_place: Any, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = Content("a/b", bytes(BODY_BYTES // 2 - 1))
+    rows = [with_body(new_row(1), content) for _ in range(5)]
+    mysql_store.insert_many(rows, contents={content.fingerprint(): content})
+    mysql_store.finish((row.job_id, 0) for row in rows)
+    sent: list[int] = []
+    run = DatabaseServer.run
+
+    def counted(self: DatabaseServer, statements: Any, **how: Any) -> Any:
+        results = run(self, statements, **how)
+        if statements[0].sql.startswith("DELETE"):
+            sent.append(results[-1].matched)
+        return results
+
+    monkeypatch.setattr(DatabaseServer, "run", counted)
+    assert mysql_store.purge({row.job_id: len(content.data) for row in rows}) == 5
+    assert sent == [2, 2, 1]
+    assert count(mysql_place, rows) == 0
+    assert [*bounded([("a", -1), ("b", 5), ("c", 5), ("d", 20), ("e", 0)], 10)] == [
+        ["a", "b", "c"],
+        ["d"],
+        ["e"],
+    ]

@@ -1,0 +1,169 @@
+"""Every try has the body of its task as its row was checked, or does not begin."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from harness.hands import Hands, in_five_minutes, submit_due
+from harness.system import PATIENCE, System
+from sqlalchemy import create_engine
+
+from toc import NewTask, TaskStatus
+from toc.dev.local.process import until
+from toc.model.errors import BodyGone, BodyTooLarge, InvalidBody
+
+
+def test_each_try_has_its_body_whatever_dies_moves_or_fails_and_the_purge_leaves_none(system: System) -> None:
+    system.create_topics(slots=2, backoff_base=0.1)
+    system.start(processes=2)
+    rng, center = random.Random(7), system.center
+    tasks = []
+    for n in range(120):
+        topic = ("test.sync", "test.async", "test.batch")[n % 3]
+        body = rng.randbytes(rng.choice((0, 1, 300, 70_000)))
+        attribute = {"sha": hashlib.sha256(b"x/y:" + body).hexdigest(), "fail": n % 2}
+        tasks.append(NewTask(topic, n, 1.5, None, attribute, body=body, content_type="x/y"))
+    # One brings down every process that runs it but the one in which it runs alone.
+    body = rng.randbytes(900_000)
+    attribute = {"sha": hashlib.sha256(b"x/y:" + body).hexdigest(), "die": 3}
+    tasks.append(NewTask("test.sync", 777, 1.5, None, attribute, body=body, content_type="x/y"))
+    without = [NewTask("test.sync", n, 1.5) for n in range(10)]
+    job_ids = center.submit_many([*tasks, *without])
+    for job_id in job_ids[:40:2]:
+        center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(seconds=1))
+    system.wait(lambda: not system.pending(job_ids), "all have ended", 60)
+    rows = center.store.read(job_ids)
+    assert {
+        (row.status, row.last_error) for row in rows.values() if row.status != TaskStatus.PROCESSED
+    } == set()
+    assert rows[job_ids[120]].crashes >= 3, "it ran alone"
+
+    seen = center.get(job_ids[5])
+    assert seen is not None
+    assert seen.body_length == len(tasks[5].body or b"")
+    assert str(tasks[5].body) not in repr(seen)
+    assert (seen.body, seen.content_type) == (tasks[5].body, "x/y")
+    assert pickle.loads(pickle.dumps(seen)) == seen == center.find(biz_id=5)[0]
+    plain = center.get(job_ids[-1])
+    assert plain is not None
+    assert (plain.body, plain.content_type, plain.body_length) == (None, None, None)
+    late = center.get(job_ids[6])
+    sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows.values()}
+    assert center.store.purge(sizes) == len(job_ids)
+    assert late is not None
+    with pytest.raises(BodyGone):
+        _ = late.body
+    assert bodies(system, "SELECT COUNT(*) FROM {}") == 0
+
+
+def bodies(system: System, query: str) -> int:
+    """Run a statement on every table of bodies, and add what it returns or affects."""
+    engine = create_engine(system.settings.database_urls[0])
+    with engine.begin() as connection:
+        found = 0
+        for table in range(8):
+            name = f"{system.settings.database_prefix}{table % 2}.timeout_body_{table:04d}"
+            result = connection.exec_driver_sql(query.format(name))
+            found += result.scalar_one() if result.returns_rows else result.rowcount
+    engine.dispose()
+    return found
+
+
+def rest(worker: Hands, what: Callable[[], bool]) -> None:
+    """Let the worker settle what it let go."""
+
+    def settled() -> bool:
+        worker.finish()
+        return what()
+
+    assert until(settled, PATIENCE)
+
+
+def test_a_try_whose_task_was_given_a_new_deadline_meanwhile_does_not_begin_and_is_not_charged(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, other = hands
+    job_id = submit_due(system, b"body")
+    worker.take()
+    system.center.reschedule(job_id, action_time=in_five_minutes())
+    worker.start()
+    rest(worker, lambda: worker.inflight.get(job_id) is None)
+    row = system.row(job_id)
+    assert (worker.runs, row.status, row.attempts, row.crashes) == ([], TaskStatus.PENDING, 0, 0)
+
+    system.center.store.reschedule(job_id, system.center.clock.now_ms())
+    system.center.index([job_id])
+    other.take()
+    other.start_and_wait()
+    assert other.runs[0].body == b"body"
+    other.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_a_try_whose_body_cannot_be_read_now_is_put_away_uncharged(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system, b"body")
+    worker.take()
+    table = (job_id >> 12 & 1023) % 8
+    engine = create_engine(system.settings.database_urls[0])
+    with engine.connect() as connection:
+        name = f"{system.settings.database_prefix}{table % 2}.timeout_body_{table:04d}"
+        connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
+        worker.start()
+        rest(worker, lambda: worker.inflight.get(job_id) is None)
+        assert worker.runs == []
+        connection.exec_driver_sql("UNLOCK TABLES")
+    engine.dispose()
+
+    def runs() -> bool:
+        worker.take()
+        return bool(worker.runs)
+
+    assert until(runs, PATIENCE)
+    worker.end_and_finish()
+    row = system.row(job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+
+
+def test_a_body_that_is_missing_is_a_failed_try_that_says_so(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system, b"body")
+    assert bodies(system, "DELETE FROM {}") == 1
+    worker.take()
+    worker.start()
+    rest(worker, lambda: system.row(job_id).attempts == 1)
+    assert worker.runs == []
+    assert "its body is missing" in (system.row(job_id).last_error or "")
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "error"),
+    [
+        ("text", None, InvalidBody),
+        (bytearray(b"x"), None, InvalidBody),
+        (bytes((1 << 20) + 1), None, BodyTooLarge),
+        (None, "a/b", InvalidBody),
+        (b"", "", InvalidBody),
+        (b"", "é", InvalidBody),
+        (b"", "a\r\nb", InvalidBody),
+        (b"", "x" * 256, InvalidBody),
+        (b"", 5, InvalidBody),
+    ],
+)
+def test_a_body_that_is_not_allowed_is_refused_before_anything_is_written(
+    system: System, body: object, content_type: object, error: type[Exception]
+) -> None:
+    system.create_topics()
+    bad = NewTask("test.sync", 1, 60, body=body, content_type=content_type)  # type: ignore[arg-type]
+    with pytest.raises(error):
+        system.center.submit_many([NewTask("test.sync", 1, 60), bad])
+    assert system.center.find(biz_id=1) == []

@@ -1,0 +1,34 @@
+"""How values look in JSON that leaves toc, at every door: the command line prints it, others answer with it.
+
+A job_id is a text (programs whose numbers are floating-point hold 2**53 at the most), an instant RFC 3339 in
+UTC with milliseconds, a duration seconds. Logs are not meant: there a job_id is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toc.model.clock import from_ms
+
+
+def instant(milliseconds: float) -> str:
+    """Return an instant: ``2026-11-23T07:00:00.000Z``."""
+    return from_ms(int(milliseconds)).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def seconds(milliseconds: float) -> float:
+    """Return a duration."""
+    return milliseconds / 1000
+
+
+def plain(value: Any) -> Any:
+    """Return a record, or records in lists, with each ``job_id`` as a text."""
+    if isinstance(value, Mapping):
+        return {
+            key: str(each) if key == "job_id" and isinstance(each, int) else plain(each)
+            for key, each in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value
