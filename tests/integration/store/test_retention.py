@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 
 from toc.dev.local.process import until
 from toc.maintenance.retention import CYCLE_SECONDS, LARGE_PAGE, LEAST_SECONDS, PAGE, REST, TABLES, Retention
-from toc.model.catalog import TopicCatalog
+from toc.model.catalog import TopicCatalog, TopicsRead
 from toc.model.clock import Clock
 from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow, TaskStatus
@@ -49,7 +49,7 @@ class Purging:
             Topic(name, number, 1, retention=seconds)
             for number, (name, seconds) in enumerate(retentions.items(), start=7)
         ]
-        self.catalog = TopicCatalog(lambda: self.topics, self.clock)
+        self.catalog = TopicCatalog(lambda: TopicsRead(self.topics), self.clock)
         self.catalog.refresh()
         self.retention = Retention(store, self.catalog, self.clock)
         self.tables = [table for part in store.tables_of_server() for table in part]
