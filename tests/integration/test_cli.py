@@ -145,6 +145,8 @@ def test_a_topic_is_created_with_every_policy_and_shown(toc: Toc) -> None:
         "former_slots": None,
         "resume_rate": None,
         "resumed_at": None,
+        "delivery": "handler",
+        "closed": False,
     }
     assert made.items() <= toc.json("topic", "show", "order.remind").items()
     assert toc.json("topic", "list") == [made]

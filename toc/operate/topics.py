@@ -186,10 +186,9 @@ def _forget(center: TimeoutCenter, topic: Topic) -> None:
         if not any(isinstance(claims, IndexUnavailable) or claims for claims in held):
             break
         time.sleep(LOOK_SECONDS)
-    replies = center.queues.forget(Slot(topic.name, number) for number in range(MAX_TABLES))
-    for reply in replies.values():
-        if isinstance(reply, IndexUnavailable):
-            raise IndexUnavailable(
-                f"topic {topic.name!r} is deleted, but some of its keys in Redis are left, which harms "
-                f"nobody: {reply}"
-            ) from reply
+    failed = center.queues.forget(Slot(topic.name, number) for number in range(MAX_TABLES))
+    if failed:
+        raise IndexUnavailable(
+            f"topic {topic.name!r} is deleted, but some of its keys in Redis are left, which harms nobody: "
+            f"{failed[0]}"
+        ) from failed[0]
