@@ -13,6 +13,7 @@ import pytest
 from fault.kit.proxy import Proxy
 
 from toc import NewTask, Settings, TimeoutCenter
+from toc.maintenance.audit_retention import AuditRetention
 from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
@@ -297,3 +298,25 @@ def test_without_the_audit_nothing_is_changed(through_proxy: Store, proxy: Proxy
         audited(through_proxy, by="ann@h", action="topic.pause", target="a"),
     ):
         pytest.fail("the change was made all the same")
+
+
+def test_the_worker_of_table_0_purges_the_audit(store: Store) -> None:
+    with audited(store, by="ann@h", action="host.drain", target="purged"):
+        pass
+    clock = SetClock()
+    retention = AuditRetention(store, clock, keep=60)
+    clock.now += 61_000
+
+    def left() -> int:
+        retention.run_once()
+        return len(store.audit.list(10, target="purged"))
+
+    retention.add([1, 2])
+    assert left() == 1, "it is another's"
+    retention.add([0])
+    clock.now -= 2000
+    assert left() == 1, "it is not old enough"
+    clock.now += 2000
+    assert left() == 1, "it looks each ten minutes"
+    clock.now += 600_000
+    assert left() == 0

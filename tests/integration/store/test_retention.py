@@ -224,3 +224,18 @@ def test_a_server_that_is_out_of_reach_does_not_keep_the_others_from_being_purge
 
     assert until(purged, 60), "the server is asked again until it answers"
     store.close()
+
+
+def test_rows_of_a_deleted_topic_go_when_its_retention_is_over(fresh_store: Store, old_row: NewRow) -> None:
+    purging = Purging(fresh_store, brief=3600)
+    deleted = Topic("deleted", 990, 1, retention=7200, paused=True)
+    old, young = old_row(2 * HOUR + 1, biz_type=990), old_row(HOUR, biz_type=990)
+    dead = old_row(100 * HOUR, DEAD, biz_type=990)
+    fresh_store.insert_many([old, young, dead])
+    purging.cycle()
+    assert purging.left([old]) == ids(old), "no topic of that biz_type is known"
+    fresh_store.topics.create(deleted)
+    assert fresh_store.topics.close("deleted", 0)
+    assert fresh_store.topics.retire(deleted, 1)
+    purging.cycle()
+    assert purging.left([old, young, dead]) == ids(young, dead)

@@ -123,7 +123,7 @@ def test_a_topic_is_deleted_only_empty_and_leaves_nothing_behind(
     fresh = [hosts.client.submit("test.sync", biz_id=n, delay=0.5) for n in range(20)]
     hosts.wait(lambda: not hosts.pending(fresh), "the new topic runs", 20)
     assert hosts.not_run_once(fresh) == {}
-    for event in ("worker_died", "worker_recycled", "index_lost"):
+    for event in ("worker_died", "worker_recycled", "index_lost_data"):
         assert not daemon.events(event)
 
 
