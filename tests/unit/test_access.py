@@ -66,6 +66,28 @@ def test_nobody_grants_more_than_he_has(giver: Token, made: Token, call: Call, t
     assert giver.rate is None or (made.rate or 99) <= giver.rate
 
 
+@pytest.mark.parametrize(
+    ("own", "wanted", "granted"),
+    [
+        ("*", "shop.*", True),
+        ("shop.*", "shop.close", True),
+        ("shop.*", "shop.a.*", True),
+        ("*.close", "shop.*.close", True),
+        ("shop.*", "*", False),
+        ("shop.*", "sho*", False),
+        ("shop.close", "shop.*", False),
+        ("a*b*c", "a*c", False),
+    ],
+)
+def test_a_token_grants_no_wider_patterns(own: str, wanted: str, granted: bool) -> None:
+    giver = Token("giver", frozenset({Role.ADMIN}), ("x", own))
+    if granted:
+        check_grant(giver, [Role.READ], ["x", wanted], None, None)
+    else:
+        with pytest.raises(NotGranted, match="topics"):
+            check_grant(giver, [Role.READ], ["x", wanted], None, None)
+
+
 def test_a_token_is_asked_for_role_and_topic() -> None:
     token = Token("shop", frozenset({Role.PRODUCE}), ("shop.*", "cart"))
     assert token.may(Call.SUBMIT, "shop.close") is Access.ALLOWED

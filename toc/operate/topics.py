@@ -176,9 +176,12 @@ def _end_tasks(center: TimeoutCenter, topic: Topic) -> Iterator[bulk.BulkStep]:
 def _forget(center: TimeoutCenter, topic: Topic) -> None:
     """Remove the keys of a topic that is gone: those of all slots that it may ever have had.
 
-    A worker that still had a slot would take the missing keys for a loss of data, so the workers are waited
-    for; not for long, as those that were killed let go of nothing. Raises IndexUnavailable.
+    A worker that still knew the slots would take the missing keys for a loss of data, so the workers are
+    waited for; not for long, as those that were killed let go of nothing. If there is a new topic of that
+    name by then, the keys are its own, and the row check drops what is left of the old one. Raises
+    IndexUnavailable.
     """
+    time.sleep(NOTICED_SECONDS)
     until = time.monotonic() + LET_GO_SECONDS
     slots = topic.slots()
     while time.monotonic() < until:
@@ -186,6 +189,8 @@ def _forget(center: TimeoutCenter, topic: Topic) -> None:
         if not any(isinstance(claims, IndexUnavailable) or claims for claims in held):
             break
         time.sleep(LOOK_SECONDS)
+    if center.store.topics.get(topic.name) is not None:
+        return
     failed = center.queues.forget(Slot(topic.name, number) for number in range(MAX_TABLES))
     if failed:
         raise IndexUnavailable(
