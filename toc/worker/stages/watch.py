@@ -316,8 +316,8 @@ class IndexWatch:
         lost: list[Slot] = []
         known = False
         for slot, generation in found.items():
-            if isinstance(generation, IndexUnavailable):
-                continue
+            if isinstance(generation, IndexUnavailable) or slot.topic not in self._topics:
+                continue  # of a deleted topic: its slot is about to be taken from us
             recorded, serving = generation
             if slot in mended:
                 self._seen.pop(slot, None)
