@@ -147,6 +147,9 @@ class Settings(BaseSettings):
     )
     """HTTP address of a daemon's /metrics, /livez and /readyz. Unset: none."""
 
+    audit_retention: float = Field(31_536_000.0, ge=60, le=TEN_YEARS, description="seconds, 60 to ten years")
+    """For how long the audit of operators' changes is kept. A year by default."""
+
     traces: float = Field(0.0, ge=0, le=1, description="a share of all tasks, 0 to 1")
     """Share of tasks that OpenTelemetry traces, from submit to their last try. 0: none, at no cost."""
 

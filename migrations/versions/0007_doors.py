@@ -1,7 +1,8 @@
 """What tasks and topics of other doors need: bodies, tries and ends of their own, pulls, tokens, audit.
 
 Revision: 0007. Every task table gets eight columns, which are nullable or have a default, and a table of
-bodies beside it; every database a table of requests; the first database the delivery of topics, templates,
+bodies beside it; every database a table of requests; the first database the delivery of topics, the features
+that every member knows, templates,
 retired biz_types, tokens and the audit. Both servers add the columns instantly. Programs that do not know
 them leave them alone; features that such programs would ignore are refused until every member knows them.
 """
@@ -27,7 +28,13 @@ COLUMNS = {  # name -> type in MySQL, in SQLite
     "pull_began": ("DATETIME(3) NULL", "BIGINT"),
     "pull_written": ("TINYINT NOT NULL DEFAULT 0", "SMALLINT DEFAULT 0 NOT NULL"),
 }
-DELIVERY = ("VARCHAR(16) NOT NULL DEFAULT 'handler'", "VARCHAR(16) DEFAULT 'handler' NOT NULL")
+TOPIC_COLUMNS = {
+    "delivery": ("VARCHAR(16) NOT NULL DEFAULT 'handler'", "VARCHAR(16) DEFAULT 'handler' NOT NULL"),
+    "closed": ("TINYINT NOT NULL DEFAULT 0", "SMALLINT DEFAULT 0 NOT NULL"),
+}
+IDENTITY_COLUMNS = {"features": ("TEXT NULL", "TEXT")}
+FIRST = (("timeout_topic", TOPIC_COLUMNS), ("timeout_identity", IDENTITY_COLUMNS))
+"""Columns of tables that only the first database has."""
 
 TABLES = {  # columns; instants, numbers and bytes are filled in for the server
     "timeout_request": (
@@ -39,8 +46,8 @@ TABLES = {  # columns; instants, numbers and bytes are filled in for the server
         "gmt_create {ms} NOT NULL, gmt_modified {ms} NOT NULL, version {u32} NOT NULL, PRIMARY KEY (pattern)"
     ),
     "timeout_retired": (
-        "biz_type {rowid} NOT NULL, name VARCHAR(128) NOT NULL, gmt_create {ms} NOT NULL, "
-        "PRIMARY KEY (biz_type)"
+        "biz_type {rowid} NOT NULL, name VARCHAR(128) NOT NULL, retention {u32} NOT NULL, "
+        "gmt_create {ms} NOT NULL, PRIMARY KEY (biz_type)"
     ),
     "timeout_token": (
         "name VARCHAR(64) NOT NULL, sha256 {b32} NOT NULL, roles VARCHAR(255) NOT NULL, "
@@ -87,8 +94,9 @@ def upgrade() -> None:
         context.config.attributes["migrated"](revision, first + len(part))
     statements = _create("timeout_request", TABLES["timeout_request"])
     if 0 in tables:  # the first database
-        if "delivery" not in {column["name"] for column in inspector.get_columns("timeout_topic")}:
-            statements += _add("timeout_topic", {"delivery": DELIVERY})
+        for table, added in FIRST:
+            if next(iter(added)) not in {column["name"] for column in inspector.get_columns(table)}:
+                statements += _add(table, added)
         for name, columns in TABLES.items():
             if name != "timeout_request":
                 statements += _create(name, columns)
@@ -111,8 +119,9 @@ def downgrade() -> None:
     statements = ["DROP TABLE IF EXISTS timeout_request"]
     if 0 in tables:
         statements += [f"DROP TABLE IF EXISTS {name}" for name in TABLES if name != "timeout_request"]
-        if "delivery" in {column["name"] for column in inspector.get_columns("timeout_topic")}:
-            statements += _drop("timeout_topic", ["delivery"])
+        for table, added in FIRST:
+            there = {column["name"] for column in inspector.get_columns(table)}
+            statements += _drop(table, [column for column in columns if column in there])
     context.config.attributes["execute"](statements)
 
 

@@ -146,6 +146,8 @@ def test_a_topic_is_created_with_every_policy_and_shown(toc: Toc) -> None:
         "former_slots": None,
         "resume_rate": None,
         "resumed_at": None,
+        "delivery": "handler",
+        "closed": False,
     }
     assert made.items() <= toc.json("topic", "show", "order.remind").items()
     assert toc.json("topic", "list") == [made]
@@ -831,3 +833,108 @@ def test_what_operators_ask_of_a_cluster_stands_in_zookeeper(
     assert "drained hosts: none" in toc.refused("undrain", "host1", code=1)
     assert toc.json("rebalance", "--dry-run") == []
     assert toc.json("workers") == []
+
+
+# --- templates, tokens, the audit --------------------------------------------------------------------------
+
+
+def test_a_topic_is_delivered_otherwise_and_deleted_at_the_command_line(
+    toc: Toc, topic: str, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.operate.topics.NOTICED_SECONDS", 0)
+    monkeypatch.setattr("toc.cli.topic.NOTICED_SECONDS", 0)
+    assert "is not paused" in toc.refused("topic", "alter", topic, "--delivery", "pull", code=1)
+    assert "--wait goes with --delivery" in toc.refused("topic", "alter", topic, "--retries", 3, "--wait")
+    toc.ok("topic", "pause", topic)
+    changed = toc.json("topic", "alter", topic, "--delivery", "pull", "--wait", "--retries", 3)
+    assert (changed["delivery"], changed["retries"]) == ("pull", 3)
+    assert (
+        toc.json("topic", "create", "other", "--biz-type", 8, "--slots", 1, "--delivery", "webhook")[
+            "delivery"
+        ]
+        == "webhook"
+    )
+
+    center.submit(topic, biz_id=1, delay=3600)
+    assert "add --yes" in toc.refused("topic", "delete", topic)
+    assert "1 pending" in toc.refused("topic", "delete", topic, "--yes", code=1)
+    deleted = toc.json("topic", "delete", topic, "--purge", "--yes")
+    assert deleted == {"deleted": topic, "pending_cancelled": 1, "dead_deleted": 0}
+    assert "there is no topic" in toc.refused("topic", "delete", topic, "--yes")
+    assert "was a deleted topic's" in toc.refused("topic", "create", topic, "--biz-type", 7, "--slots", 1)
+    audited = toc.json("audit", "--target", topic)
+    assert [(each["action"], each["outcome"]) for each in reversed(audited)] == [
+        ("topic.create", "done"),
+        ("topic.alter", "failed"),
+        ("topic.alter", "failed"),
+        ("topic.pause", "done"),
+        ("topic.alter", "done"),
+        ("topic.delete", "failed"),
+        ("topic.delete", "done"),
+        ("topic.create", "failed"),
+    ]
+    assert {each["by"].count("@") for each in audited} == {1}
+    assert audited[1]["result"] == {"pending_cancelled": 1, "dead_deleted": 0}
+    assert "1 pending" in audited[2]["result"]["error"]
+    assert "topic.delete" in toc.ok("audit", "--action", "topic.delete", "--after", "1h", "--limit", 1)
+    assert toc.json("audit", "--by", "nobody@nowhere") == []
+
+
+def test_templates_are_created_altered_and_deleted(toc: Toc, topic: str) -> None:
+    made = toc.json("template", "create", "order.*", "--slots", 4, "--most-topics", 3, "--delivery", "pull")
+    assert made == {
+        "pattern": "order.*",
+        "most_topics": 3,
+        "policies": {"slot_amount": 4, "delivery": "pull"},
+    }
+    assert "already" in toc.refused("template", "create", "order.*", "--slots", 2)
+    assert "power of two" in toc.refused("template", "create", "x", "--slots", 3)
+    assert "is not a pattern" in toc.refused("template", "create", "a?", "--slots", 2)
+    altered = toc.json("template", "alter", "order.*", "--retries", 5, "--most-topics", 9)
+    assert (altered["most_topics"], altered["policies"]["retries"]) == (9, 5)
+    assert toc.json("template", "list") == [altered]
+    assert toc.json("template", "show", "order.*") == altered | {"topics": [topic]}
+    toc.ok("template", "delete", "order.*")
+    assert "there is no template" in toc.refused("template", "show", "order.*")
+    assert toc.json("template", "list") == []
+
+
+def test_a_token_is_shown_once_and_never_again(toc: Toc) -> None:
+    words = ("token", "create", "shop", "--role", "produce", "--role", "read", "--topic", "shop.*")
+    secret = toc.ok(*words, "--expires", "30d", "--rate", 5).strip()
+    said = toc.err
+    assert re.fullmatch(r"toc_[A-Za-z0-9_-]{43}", secret)
+    assert "already" in toc.refused(*words)
+    (listed,) = toc.json("token", "list")
+    assert (listed["name"], listed["roles"], listed["topics"], listed["state"]) == (
+        "shop",
+        ["produce", "read"],
+        ["shop.*"],
+        "valid",
+    )
+    for command in ("token list", "audit --json", "token revoke shop"):
+        said += toc.ok(*command.split()) + toc.err
+    assert toc.json("token", "list")[0]["state"] == "revoked"
+    assert secret.removeprefix("toc_") not in said
+    assert "token_created" in said
+    assert secret.encode() not in Path("toc.db").read_bytes()
+    assert "lives for" in toc.refused(
+        "token", "create", "a", "--role", "read", "--topic", "*", "--expires", 0
+    )
+
+
+def test_bulk_changes_are_in_the_audit_with_what_became_of_them(
+    toc: Toc, topic: str, center: TimeoutCenter
+) -> None:
+    for number in range(3):
+        center.submit(topic, biz_id=number, delay=3600)
+    toc.ok("reschedule", "--topic", topic, "--all", "--delay", "2h", "--yes")
+    toc.ok("cancel", "--topic", topic, "--all", "--yes")
+    toc.ok("dead", "redrive", "--topic", topic, "--all")
+    found = [each for each in toc.json("audit", "--target", topic) if each["action"].startswith("tasks.")]
+    assert [(each["action"], each["outcome"]) for each in found] == [
+        ("tasks.cancel", "done"),
+        ("tasks.reschedule", "done"),
+    ], "nothing was dead, so nothing was redriven"
+    assert found[0]["result"]["cancelled"] == 3
+    assert found[1]["details"]["selected"].startswith(f"topic={topic}")

@@ -18,6 +18,7 @@ from toc import CancelOutcome, RescheduleOutcome, Settings, TaskStatus, TimeoutC
 from toc.cli.main import app
 from toc.index.keys import SlotKeys, owner_key
 from toc.model import errors
+from toc.model.access import MATRIX, Call, Role
 from toc.model.topic import Slot, Topic
 from toc.store.schema import database_metadata
 
@@ -218,6 +219,14 @@ def test_every_public_method_is_documented_with_its_parameters() -> None:
         assert [word for word in documented[name] if word in parameters] == parameters, name
     named = REFERENCE.split("from toc import")[1].split("`")[0]
     assert {name.strip() for name in named.split(",")} == set(toc.__all__)
+
+
+def test_the_matrix_of_roles_and_calls_is_documented() -> None:
+    documented = {
+        Call(code(row[0])): {role for role, cell in zip(Role, row[1:], strict=True) if cell == "yes"}
+        for row in rows(REFERENCE, "Access tokens")
+    }
+    assert documented == MATRIX
 
 
 def test_every_policy_of_a_topic_is_documented_with_its_default() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from toc.cli.output import say
-from toc.cli.values import biz_id, moment, who
+from toc.cli.values import audited, biz_id, moment, who
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
 
@@ -115,20 +115,33 @@ class Account:
         more = f" and {len(self._job_ids) - SHOWN_IDS} more" if len(self._job_ids) > SHOWN_IDS else ""
         return {"by": who(), "selected": chosen, "job_ids": ids + more, **self.counts}
 
-    def follow(self, steps: Iterator[BulkStep], log_it: Callable[..., object]) -> None:
+    def follow(
+        self, center: TimeoutCenter, action: str, steps: Iterator[BulkStep], log_it: Callable[..., object]
+    ) -> None:
         """Run all steps and show the progress: a bar on a terminal, else a line every few seconds.
 
-        Calls ``log_it`` with the fields at the end, also after a failure half-way; never when there was no
-        task.
+        Calls ``log_it`` with the fields at the end, also after a failure half-way, and records the ``action``
+        in the audit; neither when there was no task.
         """
-        try:
-            with _progress(len(self._job_ids)) as show:
+        if not self._job_ids:
+            return
+        with self.audited(center, action), _progress(len(self._job_ids)) as show:
+            try:
                 for step in steps:
                     self.counts = step.counts
                     show(step.done)
-        finally:
-            if self._job_ids:
+            finally:
                 log_it(**self.fields())
+
+    @contextmanager
+    def audited(self, center: TimeoutCenter, action: str) -> Iterator[None]:
+        """Record in the audit what is done to the tasks, and the counts that it has come to at the end."""
+        details = {name: value for name, value in self.fields().items() if name != "by"}
+        with audited(center, action, self._chosen.get("topic", "tasks"), **details) as record:
+            try:
+                yield
+            finally:
+                record.update(self.counts)
 
 
 @contextmanager

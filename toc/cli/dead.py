@@ -114,7 +114,10 @@ def redrive(
             return
         account = Account(chosen, filters)
         account.follow(
-            bulk.redrive(center, chosen, rate), lambda **fields: log.info("tasks_redriven", **fields)
+            center,
+            "tasks.redrive",
+            bulk.redrive(center, chosen, rate),
+            lambda **fields: log.info("tasks_redriven", **fields),
         )
     show_one(account.counts or {"redriven": 0, "not_indexed_yet": 0}, as_json=as_json)
     _all_of_them(job_ids, account.counts["redriven"] if account.counts else 0)
@@ -158,7 +161,10 @@ def purge(
             confirm(f"delete {len(chosen)} dead tasks for good", yes=yes)
         account = Account(chosen, filters)
         account.follow(
-            bulk.purge_dead(center, chosen, rate), lambda **fields: log.info("dead_purged", **fields)
+            center,
+            "tasks.purge",
+            bulk.purge_dead(center, chosen, rate),
+            lambda **fields: log.info("dead_purged", **fields),
         )
     counts = account.counts or {"purged": 0, "left": 0}
     show_one(counts, as_json=as_json)

@@ -7,7 +7,22 @@ from collections.abc import Sequence
 
 import typer
 
-from toc.cli import config, db, dead, dev, doctor, index, streams, task, top, topic, worker
+from toc.cli import (
+    audit,
+    config,
+    db,
+    dead,
+    dev,
+    doctor,
+    index,
+    streams,
+    task,
+    template,
+    token,
+    top,
+    topic,
+    worker,
+)
 from toc.cli.output import say
 from toc.cli.values import WithNumbers
 from toc.model.errors import TocError, shown
@@ -36,6 +51,7 @@ app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.reschedule)
 
 app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
 app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
+app.add_typer(template.app, name="template", rich_help_panel=_OPERATE)
 app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
 app.command(rich_help_panel=_OPERATE)(top.top)
 for command in (
@@ -52,6 +68,8 @@ for command in (
 ):
     app.command(rich_help_panel=_OPERATE, cls=WithNumbers)(command)
 app.add_typer(dead.app, name="dead", rich_help_panel=_OPERATE)
+app.add_typer(token.app, name="token", rich_help_panel=_OPERATE)
+app.command(rich_help_panel=_OPERATE)(audit.audit)
 app.command(rich_help_panel=_OPERATE)(index.sweep)
 app.command(rich_help_panel=_OPERATE)(index.rebuild)
 app.command(rich_help_panel=_OPERATE)(doctor.doctor)

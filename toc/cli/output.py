@@ -339,4 +339,6 @@ def topic_record(topic: Topic) -> dict[str, Any]:
         "former_slots": topic.former_slots or None,
         "resume_rate": topic.resume_rate or None,
         "resumed_at": instant(topic.resumed_at) if topic.resumed_at else None,
+        "delivery": str(topic.delivery),
+        "closed": topic.closed,
     }

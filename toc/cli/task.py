@@ -30,6 +30,7 @@ from toc.cli.values import (
     MaybeJobId,
     Text,
     attribute,
+    audited,
     biz_id,
     duration,
     instant,
@@ -237,12 +238,15 @@ def cancel(
             outcomes = {job_id: center.cancel(job_id)}
         elif biz is not None and topic is not None:
             partial = None
-            try:
-                outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
-            except PartialCancel as exc:
-                partial, outcomes = exc, exc.outcomes
+            with audited(center, "tasks.cancel", topic, biz_id=biz) as record:
+                try:
+                    outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
+                except PartialCancel as exc:
+                    partial, outcomes = exc, exc.outcomes
+                counts = dict(Counter(outcome.value for outcome in outcomes.values()))
+                record.update(counts)
             account = Account(list(outcomes), Filters(topic, biz))
-            account.counts = dict(Counter(outcome.value for outcome in outcomes.values()))
+            account.counts = counts
             log.info("tasks_cancelled", **account.fields())
             if partial is not None:
                 raise partial
@@ -270,7 +274,12 @@ def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: b
     if chosen:
         confirm(f"cancel {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, filters)
-    account.follow(bulk.cancel(center, chosen, rate), lambda **fields: log.info("tasks_cancelled", **fields))
+    account.follow(
+        center,
+        "tasks.cancel",
+        bulk.cancel(center, chosen, rate),
+        lambda **fields: log.info("tasks_cancelled", **fields),
+    )
     show_one(account.counts or {"cancelled": 0}, as_json=as_json)
     if sum(account.counts.values()) > account.counts.get("cancelled", 0):
         raise typer.Exit(1)
@@ -358,6 +367,8 @@ def _reschedule_many(
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, Filters(topic, biz), action_time=due().isoformat())
     account.follow(
+        center,
+        "tasks.reschedule",
         bulk.reschedule(center, chosen, due, rate, expires_at=expires_at),
         lambda **fields: log.info("tasks_rescheduled", **fields),
     )

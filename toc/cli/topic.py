@@ -1,4 +1,4 @@
-"""toc topic create | list | show | alter | pause | resume"""
+"""toc topic create | list | show | alter | pause | resume | delete"""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toc.cli.bulk import Yes, confirm
 from toc.cli.output import print_json, progress_bar, say, show, show_one, topic_record
-from toc.cli.values import Json, duration, opened, who, whole_seconds
-from toc.model.catalog import REFRESH_SECONDS
-from toc.model.topic import Backoff, Topic, TopicType
+from toc.cli.values import Json, audited, duration, opened, who, whole_seconds
+from toc.model.catalog import NOTICED_SECONDS
+from toc.model.errors import InvalidInput
+from toc.model.topic import Backoff, Delivery, Topic, TopicType
 from toc.observe.log import get_logger
 
 if TYPE_CHECKING:
     from toc.operate.admin import Stamped
+    from toc.sdk.client import TimeoutCenter
 
-NOTICED_SECONDS = REFRESH_SECONDS + 0.5
-"""After this many seconds every worker that reaches MySQL has read the topic table again."""
 COUNT_SECONDS = 5
 """For how many seconds `show` counts pending tasks without --count."""
 
@@ -77,6 +78,10 @@ Concurrency = Annotated[
         help="Handlers that each worker process runs at once. Default 0: as many as it has threads.",
     ),
 ]
+DeliveryKind = Annotated[
+    Delivery | None,
+    typer.Option("--delivery", help="Who starts its tasks: handler (default), pull or webhook."),
+]
 
 
 @app.command()
@@ -98,6 +103,7 @@ def create(
     horizon: Horizon = None,
     retention: Retention = None,
     concurrency: Concurrency = None,
+    delivery: DeliveryKind = None,
     as_json: Json = False,
 ) -> None:
     """Create a topic.
@@ -106,7 +112,7 @@ def create(
     """
     from toc.operate import admin
 
-    policies = _policies(
+    given = policies(
         topic_type=topic_type,
         retries=retries,
         backoff=backoff,
@@ -117,10 +123,12 @@ def create(
         horizon=horizon,
         retention=retention,
         concurrency=concurrency,
+        delivery=delivery,
     )
     log = get_logger(__name__)
     with opened(account=True) as center:
-        topic = admin.create_topic(center.store, name, biz_type=biz_type, slot_amount=slots, **policies)
+        with audited(center, "topic.create", name, biz_type=biz_type, slot_amount=slots, **given):
+            topic = admin.create_topic(center, name, biz_type=biz_type, slot_amount=slots, **given)
         log.info("topic_created", by=who(), topic=name, biz_type=biz_type)
     show_one(topic_record(topic), as_json=as_json)
 
@@ -199,15 +207,20 @@ def alter(
     horizon: Horizon = None,
     retention: Retention = None,
     concurrency: Concurrency = None,
+    delivery: DeliveryKind = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --delivery: wait until nothing of it is prepared or leased.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Change policies of a topic, or its slots while it is in use. Name and biz_type cannot change.
 
-    Example: toc topic alter order.close --slots 16 --backoff-cap 5m
-    """
-    from toc.operate import admin
+    Its delivery can be changed while it is paused and nothing of it is prepared or leased.
 
-    changes = _policies(
+    Examples: toc topic alter order.close --slots 16 --backoff-cap 5m
+              toc topic alter order.close --delivery pull --wait
+    """
+    changes = policies(
         topic_type=topic_type,
         retries=retries,
         backoff=backoff,
@@ -218,11 +231,13 @@ def alter(
         horizon=horizon,
         retention=retention,
         concurrency=concurrency,
+        delivery=delivery,
     )
     if slots is not None:
         changes["slot_amount"] = slots
     with opened(account=True) as center:
-        topic = admin.alter_topic(center.store, name, changes)
+        with audited(center, "topic.alter", name, **changes):
+            topic = _alter(center, name, changes, wait=wait)
         _log_change(topic, changes)
     if slots is not None:
         rest = (
@@ -244,7 +259,8 @@ def pause(name: Name, as_json: Json = False) -> None:
     from toc.operate import admin
 
     with opened(account=True) as center:
-        topic = admin.alter_topic(center.store, name, {"paused": True})
+        with audited(center, "topic.pause", name):
+            topic = admin.alter_topic(center.store, name, {"paused": True})
         _log_change(topic, {"paused": True})
     time.sleep(NOTICED_SECONDS)  # the message that follows must be true
     _tell(topic, "paused", as_json)
@@ -269,9 +285,59 @@ def resume(
     from toc.operate import admin
 
     with opened(account=True) as center:
-        topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())
+        with audited(center, "topic.resume", name, rate=rate):
+            topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())
         _log_change(topic, {"paused": False, "resume_rate": rate})
     _tell(topic, "running" if rate is None else f"running; what waited starts at {rate} a second", as_json)
+
+
+@app.command()
+def delete(
+    name: Name,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="First cancel its pending tasks and delete its dead ones.")
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a paused topic without pending and dead tasks. Its biz_type is never used again.
+
+    Stop those that submit to it first, and take its handler out of your application. Finished tasks are kept
+    for the topic's retention.
+
+    Examples: toc topic delete order.close
+              toc topic delete order.close --purge
+    """
+    from toc.operate import admin, topics
+
+    log = get_logger(__name__)
+    with opened(account=True) as center:
+        admin.get_topic(center.store, name)
+        what = ", with all its pending and dead tasks," if purge else ""
+        confirm(f"delete topic {name}{what} for good", yes=yes)
+        with audited(center, "topic.delete", name, purge=purge) as record, progress_bar(name) as bar:
+            ended = topics.delete_topic(center, name, purge=purge, progress=lambda text: bar(0.0, text))
+            counts = {"pending_cancelled": ended.rows.pending, "dead_deleted": ended.rows.dead}
+            record.update(counts)
+        log.info("topic_deleted", by=who(), topic=name, **counts)
+    show_one({"deleted": name, **counts}, as_json=as_json)
+
+
+def _alter(center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait: bool) -> Topic:
+    from toc.operate import admin, topics
+
+    rest = dict(changes)
+    delivery = rest.pop("delivery", None)
+    if wait and delivery is None:
+        raise InvalidInput("--wait goes with --delivery")
+    if delivery is not None:
+        with progress_bar(name) as bar:
+            topic = topics.change_delivery(
+                center, name, delivery, wait=wait, progress=lambda text: bar(0.0, text)
+            )
+        if not rest:
+            return topic
+    return admin.alter_topic(center.store, name, rest)
 
 
 def _log_change(topic: Topic, changes: Mapping[str, Any]) -> None:
@@ -288,7 +354,7 @@ def _tell(topic: Topic, state: str, as_json: bool) -> None:
         say(f"{topic.name} is {state}")
 
 
-def _policies(**options: Any) -> dict[str, Any]:
+def policies(**options: Any) -> dict[str, Any]:
     """Return the policies that were given, by the names of Topic's fields."""
     parse: dict[str, Callable[[str], float]] = {
         **dict.fromkeys(("backoff_base", "backoff_cap"), duration),

@@ -167,6 +167,18 @@ def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
         yield center
 
 
+@contextmanager
+def audited(center: TimeoutCenter, action: str, target: str, **details: object) -> Iterator[dict[str, Any]]:
+    """Record a change in the audit as the OS user's; nothing is changed if that cannot be written.
+
+    Yields a dict for what came of it. Prompts and checks belong before it, exit codes after it.
+    """
+    from toc.operate import audit
+
+    with audit.audited(center.store, by=who(), action=action, target=target, **details) as record:
+        yield record
+
+
 def who() -> str:
     """Return the operator as ``user@host``."""
     try:

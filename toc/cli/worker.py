@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toc.cli.output import ago, and_more, most_urgent, say, screen, show, table
 from toc.cli.streams import end_if_lost
-from toc.cli.values import Json, load_settings, opened, who
+from toc.cli.values import Json, audited, load_settings, opened, who
 from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput, UnknownHost, shown
+from toc.model.topic import Delivery
 from toc.model.wire import instant, seconds
 
 if TYPE_CHECKING:
@@ -171,9 +173,10 @@ def drain(host: Host, absent: Absent = False) -> None:
     Exits with 1, and does nothing, if the host has no worker now and is not drained either.
     """
     _check_name("host", host)
-    with _operator(load_settings()) as visit:
+    with _visit() as (center, visit):
         present = _is_there(visit, host, absent=absent or host in visit.intents().drains)
-        visit.drain(host, by=who())
+        with audited(center, "host.drain", host):
+            visit.drain(host, by=who())
     if present:
         say(f"{host} is being drained; `toc workers` shows when it owns nothing")
     else:
@@ -183,8 +186,9 @@ def drain(host: Host, absent: Absent = False) -> None:
 def undrain(host: Host) -> None:
     """Let a drained host have slots again. Exits with 1 if it was not drained and has no worker."""
     _check_name("host", host)
-    with _operator(load_settings()) as visit:
-        found = visit.undrain(host)
+    with _visit() as (center, visit):
+        with audited(center, "host.undrain", host):
+            found = visit.undrain(host)
         if not found:
             _is_there(visit, host, hint=f"drained hosts: {_some(visit.intents().drains)}")
     say(f"{host} may have slots again" if found else f"{host} was not drained")
@@ -208,10 +212,11 @@ def pin(
     # Arguments are filled from left to right: of two, the second is the target.
     slot, target = (topic, number) if target is None else (f"{topic}_{number}", target)
     _check_name("target", target)
-    with opened() as center, _operator(center.settings) as visit:
+    with _visit() as (center, visit):
         wanted = _slot(center, slot)
         _is_there(visit, target, absent=absent)
-        visit.pin(wanted, target, by=who())
+        with audited(center, "slot.pin", slot, to=target):
+            visit.pin(wanted, target, by=who())
     say(f"{slot} is pinned to {target}")
 
 
@@ -221,8 +226,10 @@ def unpin(
 ) -> None:
     """Let a pinned slot go where balance puts it."""
     slot = topic if number is None else f"{topic}_{number}"
-    with opened() as center, _operator(center.settings) as visit:
-        found = visit.unpin(_slot(center, slot))
+    with _visit() as (center, visit):
+        wanted = _slot(center, slot)
+        with audited(center, "slot.unpin", slot):
+            found = visit.unpin(wanted)
     say(f"{slot} is not pinned any more" if found else f"{slot} was not pinned")
 
 
@@ -239,9 +246,10 @@ def weight(
 
     check_weight(share)
     _check_name("host", host)
-    with _operator(load_settings()) as visit:
+    with _visit() as (center, visit):
         _is_there(visit, host, absent=absent or host in visit.intents().weights)
-        visit.weigh(host, share, by=who())
+        with audited(center, "host.weight", host, weight=share):
+            visit.weigh(host, share, by=who())
     say(f"each worker of {host} weighs {share:g} now")
 
 
@@ -251,8 +259,9 @@ def unweight(host: Host) -> None:
     Exits with 1 if the host had no other weight and has no worker either.
     """
     _check_name("host", host)
-    with _operator(load_settings()) as visit:
-        found = visit.unweigh(host)
+    with _visit() as (center, visit):
+        with audited(center, "host.unweight", host):
+            found = visit.unweigh(host)
         if not found:
             _is_there(visit, host, hint=f"hosts with a weight: {_some(visit.intents().weights)}")
     say(f"{host} has the weight of its daemon again" if found else f"{host} had no weight set by an operator")
@@ -263,8 +272,18 @@ def rebalance(
     as_json: Json = False,
 ) -> None:
     """Spread every topic's slots evenly over the workers, and show the moves."""
-    with _operator(load_settings()) as visit:
-        moves = visit.rebalance(by=who(), dry_run=dry_run)
+    with _visit() as (center, visit):
+        deliveries = {
+            topic.name: topic.delivery.value
+            for topic in center.store.topics.list()
+            if topic.delivery is not Delivery.HANDLER
+        }
+        if dry_run:
+            moves = visit.rebalance(by=who(), dry_run=True, deliveries=deliveries)
+        else:
+            with audited(center, "cluster.rebalance", center.settings.cluster) as record:
+                moves = visit.rebalance(by=who(), deliveries=deliveries)
+                record["moves"] = len(moves)
     records = [{"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new} for move in moves]
     show(records, as_json=as_json, empty="nothing to move: all is even")
 
@@ -304,6 +323,13 @@ def _some(names: Iterable[str]) -> str:
     """Return names for a message, at most NAMED of them."""
     first, rest = sorted(names)[:NAMED], sorted(names)[NAMED:]
     return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
+
+
+@contextmanager
+def _visit() -> Iterator[tuple[TimeoutCenter, Operator]]:
+    """Yield an SDK, whose store has the audit, and a connection to the cluster."""
+    with opened() as center, _operator(center.settings) as visit:
+        yield center, visit
 
 
 def _operator(settings: Settings) -> Operator:

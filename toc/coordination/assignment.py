@@ -22,6 +22,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from toc.model.topic import Delivery
+
 TABLES = "~tables"
 """The pseudo topic whose slots are the tables to sweep. Every member can sweep."""
 
@@ -37,9 +39,10 @@ class Member:
     """One consuming member of the cluster: a worker process.
 
     ``worker_id`` is never reused by any process. ``weight`` is its share of the load relative to others'.
-    ``topics`` are those it has handlers for; None: all. The assignment ignores the rest: ``pid`` is for
-    operators, ``metrics`` is the host:port of its daemon's metrics, and ``machine`` the machine for which
-    that address is valid.
+    ``topics`` are those it has handlers for; None: all. ``serves`` are the deliveries of topics that it can
+    serve; of those to handlers only ``topics``, of others every topic. The assignment ignores the rest:
+    ``pid`` is for operators, ``metrics`` is the host:port of its daemon's metrics, ``machine`` the machine
+    for which that address is valid, ``features`` what it knows (toc.model.features).
     """
 
     worker_id: str
@@ -49,14 +52,20 @@ class Member:
     pid: int = 0
     metrics: str | None = None
     machine: str | None = None
+    serves: frozenset[str] = frozenset({Delivery.HANDLER.value})
+    features: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"the weight of {self.worker_id} is {self.weight}; it must be more than 0")
 
-    def can_handle(self, topic: str) -> bool:
-        """Whether the member can have slots of ``topic``."""
-        return self.topics is None or topic == TABLES or topic in self.topics
+    def can_handle(self, topic: str, delivery: str = Delivery.HANDLER.value) -> bool:
+        """Whether the member can have slots of ``topic``, whose tasks are delivered so."""
+        if topic == TABLES:
+            return True
+        if delivery not in self.serves:
+            return False
+        return delivery != Delivery.HANDLER.value or self.topics is None or topic in self.topics
 
 
 def assign(
@@ -66,14 +75,17 @@ def assign(
     previous: Mapping[str, Sequence[str | None]] | None = None,
     pins: Mapping[tuple[str, int], str] | None = None,
     drained_hosts: Collection[str] = frozenset(),
+    deliveries: Mapping[str, str] | None = None,
     rebalance: bool = False,
 ) -> Owners:
     """Return the owner of every slot of ``topics`` (topic -> number of slots).
 
     ``previous`` is the assignment in force. ``pins``: (topic, number) -> a worker_id, or a host (any of its
-    workers). With ``rebalance`` slots also move to spread each topic evenly.
+    workers). ``deliveries`` are those of topics not delivered to handlers. With ``rebalance`` slots also move
+    to spread each topic evenly.
     """
-    plan = _Plan([member for member in members if member.host not in drained_hosts], topics)
+    undrained = [member for member in members if member.host not in drained_hosts]
+    plan = _Plan(undrained, topics, deliveries or {})
     plan.keep(previous or {}, pins or {})
     plan.place()
     plan.balance()
@@ -88,7 +100,9 @@ class _Plan:
     are in neither, so that nothing moves them, but count in ``load`` and ``count``.
     """
 
-    def __init__(self, members: list[Member], topics: Mapping[str, int]) -> None:
+    def __init__(
+        self, members: list[Member], topics: Mapping[str, int], deliveries: Mapping[str, str]
+    ) -> None:
         self.members = sorted(members, key=lambda member: member.worker_id)
         self.topics = dict(sorted(topics.items()))
         self.everyone = range(len(self.members))
@@ -99,16 +113,18 @@ class _Plan:
         self.before = {topic: [_NOBODY] * slots for topic, slots in self.topics.items()}
         self.kept: list[dict[str, list[int]]] = [{topic: [] for topic in self.topics} for _ in self.members]
         self.moved: list[dict[str, list[int]]] = [{topic: [] for topic in self.topics} for _ in self.members]
+
+        def can(member: Member, topic: str) -> bool:
+            return member.can_handle(topic, deliveries.get(topic, Delivery.HANDLER.value))
+
         self.able = {
-            topic: [worker for worker in self.everyone if self.members[worker].can_handle(topic)]
+            topic: [worker for worker in self.everyone if can(self.members[worker], topic)]
             for topic in self.topics
         }
         # Workers that can handle the same topics are of one kind; usually there are one or two kinds.
         kinds: dict[frozenset[str], int] = {}
         self.kind = [
-            kinds.setdefault(
-                frozenset(topic for topic in self.topics if member.can_handle(topic)), len(kinds)
-            )
+            kinds.setdefault(frozenset(topic for topic in self.topics if can(member, topic)), len(kinds))
             for member in self.members
         ]
         self.kinds_of = {

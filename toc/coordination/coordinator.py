@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from toc.coordination.assignment import TABLES, Member
+from toc.model.features import Lacking
 from toc.model.topic import Slot
 
 
@@ -30,8 +31,11 @@ class Coordinator(Protocol):
     def stop(self) -> None:
         """Release everything and disconnect. May be called twice, or without start."""
 
-    def set_topics(self, topics: Mapping[str, int]) -> None:
-        """Set what to assign: topic -> number of slots (former slot amounts included, tables as TABLES)."""
+    def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
+        """Set what to assign: topic -> number of slots (former slot amounts included, tables as TABLES).
+
+        ``deliveries``: topic -> delivery, for those that are not delivered to handlers.
+        """
 
     def join(self, member: Member) -> None:
         """Add a worker process of this daemon to the cluster."""
@@ -68,6 +72,12 @@ class Coordinator(Protocol):
         """Return the slots, tables included, that no worker may have.
 
         In a cluster only the leading daemon returns any, as of ZooKeeper's last answer to it.
+        """
+
+    def lacking(self) -> Lacking | None:
+        """Return which members lack which features; None if this daemon cannot tell.
+
+        In a cluster only the leading daemon can. May be called from any thread.
         """
 
     def step(self) -> float | None:

@@ -18,6 +18,7 @@ from toc.coordination.local import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
 from toc.coordination.znodes import Assigned, Paths, assignment_data, decode, encode, slot_of
 from toc.model.clock import Clock
+from toc.model.features import Lacking, lacking
 from toc.observe.log import get_logger
 
 log = get_logger(__name__)
@@ -62,6 +63,8 @@ class Leader:
 
     def __post_init__(self) -> None:
         self._topics: dict[str, int] | None = None
+        self._deliveries: dict[str, str] = {}
+        self._lacking: Lacking | None = None
         self._token = ""
         self._gathered = 0.0
         """Until when to wait for missing workers."""
@@ -77,11 +80,16 @@ class Leader:
         """Whether this daemon leads, as far as it knows."""
         return self._node is not None
 
-    def set_topics(self, topics: Mapping[str, int]) -> bool:
+    @property
+    def lacking(self) -> Lacking | None:
+        """Which members lack which features, as of the last assignment; None if this daemon does not lead."""
+        return self._lacking if self.leading else None
+
+    def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
         """Set what to assign; before the first call nothing is. Returns whether it changed."""
-        if self._topics == dict(topics):
+        if (self._topics, self._deliveries) == (dict(topics), dict(deliveries)):
             return False
-        self._topics = dict(topics)
+        self._topics, self._deliveries = dict(topics), dict(deliveries)
         self.inputs_changed()
         return True
 
@@ -113,6 +121,7 @@ class Leader:
         led = self.leading
         self._node = self.paths.node("leader", first) if first.startswith(self._token) else None
         if self.leading and not led:
+            self._lacking = None
             log.info("leading", host=self.host)
             self.inputs_changed()
 
@@ -157,6 +166,8 @@ class Leader:
         if now < self._gathered and (missing or not named):
             self._due = min(now + GATHER_LOOK, self._gathered)
             return True
+        # Not before: until those that live have registered again, too little would be lacking.
+        self._lacking = lacking((member.host, member.features) for member in workers)
         began = time.perf_counter()
         owners = assign(
             wanted.weighed(workers),
@@ -164,6 +175,7 @@ class Leader:
             previous=previous,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
+            deliveries=self._deliveries,
             rebalance=bool(wanted.requests),
         )
         seconds = time.perf_counter() - began

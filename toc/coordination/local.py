@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from toc.coordination.assignment import Member, Owners, assign
 from toc.coordination.coordinator import without_owner
 from toc.model.clock import Clock
+from toc.model.features import Lacking, lacking
 from toc.model.topic import Slot
 
 DEAD_FOR_MS = 600_000
@@ -20,6 +21,8 @@ class LocalCoordinator:
         self.on_change: Callable[[], None] | None = None
         self._clock = clock or Clock()
         self._topics: dict[str, int] = {}
+        self._deliveries: dict[str, str] = {}
+        self._lacking: Lacking | None = None
         self._members: dict[str, Member] = {}
         self._dead: dict[str, int] = {}
         self._claims: dict[Slot, str] = {}
@@ -35,15 +38,16 @@ class LocalCoordinator:
         self._claims.clear()
         self._assignment = {}
 
-    def set_topics(self, topics: Mapping[str, int]) -> None:
-        """Set topic -> number of slots to assign."""
-        if self._topics != dict(topics):
-            self._topics = dict(topics)
+    def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
+        """Set topic -> number of slots to assign, and the deliveries of those not for handlers."""
+        if (self._topics, self._deliveries) != (dict(topics), dict(deliveries or {})):
+            self._topics, self._deliveries = dict(topics), dict(deliveries or {})
             self._changed()
 
     def join(self, member: Member) -> None:
         """Add a worker process."""
         self._members[member.worker_id] = member
+        self._lacking = lacking((each.host, each.features) for each in self._members.values())
         self._changed()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
@@ -105,6 +109,10 @@ class LocalCoordinator:
         self._assign()
         return without_owner(self._assignment)
 
+    def lacking(self) -> Lacking | None:
+        """Which of the processes that joined last lack which features; None before the first."""
+        return self._lacking
+
     def step(self) -> float | None:
         """None: nothing is due by time."""
         return None
@@ -112,7 +120,12 @@ class LocalCoordinator:
     def _assign(self) -> None:
         # Late, not at each change: processes that start together cost one assignment, and few slots move.
         if self._stale:
-            self._assignment = assign(self._members.values(), self._topics, previous=self._assignment)
+            self._assignment = assign(
+                self._members.values(),
+                self._topics,
+                previous=self._assignment,
+                deliveries=self._deliveries,
+            )
             self._stale = False
 
     def _changed(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 from toc.coordination.assignment import assign
@@ -100,8 +101,13 @@ class Operator:
         """Restore the weight that the host's daemon was started with. False if it is in force already."""
         return self._remove("weight", check_node_name("host", host))
 
-    def rebalance(self, *, by: str, dry_run: bool = False) -> list[Move]:
-        """Spread every topic evenly over the workers. Returns what will move; the leader does it at once."""
+    def rebalance(
+        self, *, by: str, dry_run: bool = False, deliveries: Mapping[str, str] | None = None
+    ) -> list[Move]:
+        """Spread every topic evenly over the workers. Returns what will move; the leader does it at once.
+
+        ``deliveries``: as for ``Coordinator.set_topics``.
+        """
         assignment = _read_assignment(self._session, self._paths)
         wanted = self.intents()
         owners = assign(
@@ -110,6 +116,7 @@ class Operator:
             previous=assignment,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
+            deliveries=deliveries,
             rebalance=True,
         )
         moves = [

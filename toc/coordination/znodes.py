@@ -4,7 +4,8 @@
 
     /toc/{cluster}/                      after the chroot
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
-                                           metrics: "host:port" or null, machine}
+                                           metrics: "host:port" or null, machine,
+                                           serves: [...], features: [...]}; without them: ["handler"], []
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 
 from toc.coordination.assignment import Member
 from toc.model.errors import InvalidInput, shown
-from toc.model.topic import Slot
+from toc.model.topic import Delivery, Slot
 
 DIRECTORIES = ("workers", "assignment", "slots", "leader", "drain", "pin", "weight", "rebalance", "dead")
 
@@ -106,6 +107,8 @@ def member_data(member: Member, now_ms: int) -> bytes:
         joined=now_ms,
         metrics=member.metrics,
         machine=member.machine,
+        serves=sorted(member.serves),
+        features=sorted(member.features),
     )
 
 
@@ -117,6 +120,7 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
         return None
     handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
     metrics, machine = values.get("metrics"), values.get("machine")
+    serves, features = values.get("serves"), values.get("features")
     return Member(
         worker_id,
         host,
@@ -125,6 +129,8 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
         pid if isinstance(pid, int) else 0,
         metrics if isinstance(metrics, str) else None,
         machine if isinstance(machine, str) else None,
+        frozenset(map(str, serves if isinstance(serves, list) else [Delivery.HANDLER.value])),
+        frozenset(map(str, features if isinstance(features, list) else [])),
     )
 
 

@@ -38,6 +38,7 @@ from toc.coordination.znodes import (
 )
 from toc.model.clock import Clock
 from toc.model.errors import CoordinationUnavailable
+from toc.model.features import Lacking
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 
@@ -90,6 +91,7 @@ class ZooKeeperCoordinator:
         )
         self._started = False
         self._topics: Mapping[str, int] = {}
+        self._deliveries: Mapping[str, str] = {}
 
         # set by kazoo's threads, under the lock
         self._lock = threading.Lock()
@@ -137,10 +139,10 @@ class ZooKeeperCoordinator:
         if self._presence is not None:
             self._presence.close()
 
-    def set_topics(self, topics: Mapping[str, int]) -> None:
-        """Set topic -> number of slots to assign."""
-        self._topics = dict(topics)
-        if self._leader.set_topics(topics):
+    def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
+        """Set topic -> number of slots to assign, and the deliveries of those not for handlers."""
+        self._topics, self._deliveries = dict(topics), dict(deliveries or {})
+        if self._leader.set_topics(topics, self._deliveries):
             self._assignment = {
                 name: each for name, each in self._assignment.items() if each.version >= 0 or name in topics
             }
@@ -225,6 +227,10 @@ class ZooKeeperCoordinator:
             return frozenset()
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 
+    def lacking(self) -> Lacking | None:
+        """If this daemon leads, which members lack which features, as far as known."""
+        return self._leader.lacking if self._session.id is not None else None
+
     def step(self) -> float | None:
         """Do what is due. Blocks while ZooKeeper answers, at most about the session timeout."""
         due: float | None = None
@@ -278,6 +284,7 @@ class ZooKeeperCoordinator:
                 for number, slot in enumerate(slots)
                 if slot in own
             },
+            deliveries=self._deliveries,
         )
         return {
             slot: owner

@@ -471,6 +471,19 @@ class Queues:
 
         return self._in_batches({slot: [(n,) for n in held] for slot, held in numbers.items()}, call, sum)
 
+    def forget(self, slots: Iterable[Slot]) -> list[IndexUnavailable]:
+        """Remove all keys of slots whose topic was deleted. Returns what failed.
+
+        By SET with an end of one millisecond, which needs no right that toc does not need anyway.
+        """
+        calls = {}
+        for slot in slots:
+            keys = SlotKeys.of(slot, self.namespace)
+            for name in keys[:6]:
+                calls[name] = Call(keys.hash_slot, ("SET", name, "", "XX", "PX", 1))
+        replies = self._calls.one_each(calls, bool).values()
+        return [reply for reply in replies if isinstance(reply, IndexUnavailable)]
+
     def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
         """Return on which server each slot was last rebuilt, and which one serves it now.
 

@@ -2,7 +2,9 @@
 
 The worker that sweeps a table purges it, in a separate thread. A step reads a page of rows in the order of
 their end, deletes those that are old enough, and rests many times as long as it took, so that traffic never
-waits for it. Pending and dead rows are never touched, nor rows whose biz_type has no topic.
+waits for it. Pending and dead rows are never touched, nor rows whose biz_type has, and had, no topic.
+
+Rows of a deleted topic are deleted when the retention is over that it had.
 
 Topics with equal retention are purged together. The position of a pass in each table is remembered, and the
 next pass continues there, so rows that other topics keep longer are not read each time. It is forgotten when
@@ -64,6 +66,8 @@ class Retention:
         self._tables: frozenset[int] = frozenset()
         self._keep: dict[int, int] = {}
         """biz_type -> seconds, as of this cycle."""
+        self._retired: dict[int, int] = {}
+        """The same, of topics that were deleted. Read at the start of each cycle."""
         self._done: dict[tuple[int, int, int], Place] = {}
         """(retention, table, status) -> the place before which all rows were checked."""
         self._steps: deque[PurgeStep] = deque()
@@ -85,7 +89,7 @@ class Retention:
         """One step. Returns the seconds until the next."""
         began = self._clock.monotonic()
         self._tell(began)
-        keep = {
+        keep = self._retired | {
             topic.biz_type: max(topic.retention, LEAST_SECONDS) for topic in self._catalog.known().values()
         }
         if keep != self._keep or began >= self._forget_at:
@@ -98,6 +102,7 @@ class Retention:
             if began < self._cycle_at:
                 return min(self._cycle_at - began, 1.0)  # a retention may be altered meanwhile
             self._cycle_at = began + CYCLE_SECONDS
+            self._read_retired()
             self._plan()
             if not self._steps:
                 return 1.0
@@ -111,6 +116,18 @@ class Retention:
             self._steps = deque(other for other in self._steps if other.tables[0] not in own)
             self._cycle_at = began + FAILED_SECONDS
         return max((self._clock.monotonic() - began) * REST, SHORTEST_REST_SECONDS)
+
+    def _read_retired(self) -> None:
+        try:
+            found = self._store.topics.retired() if self._tables else self._retired
+        except StoreUnavailable as exc:
+            log.warning("purge_failed", tables=0, error=str(exc))
+            return  # what was read before still holds: no biz_type is ever used again
+        retired = {biz_type: max(seconds, LEAST_SECONDS) for biz_type, seconds in found.items()}
+        if retired != self._retired:
+            self._retired = retired
+            self._keep = retired | self._keep
+            self._done.clear()  # rows of these may have been passed over
 
     def _plan(self) -> None:
         """Plan the steps of a cycle, which checks everything once."""

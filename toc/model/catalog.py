@@ -5,16 +5,29 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from toc.model import features
 from toc.model.clock import Clock
 from toc.model.errors import SchemaBehind, StoreUnavailable, UnknownTopic
+from toc.model.features import Feature
 from toc.model.topic import Topic, check_topic_name
 
 REFRESH_SECONDS = 2.0
 """Seconds before the view is read again: a policy change takes effect within this time."""
 
+NOTICED_SECONDS = REFRESH_SECONDS + 0.5
+"""After this many seconds every worker that reaches MySQL has read the topic table again."""
+
 PATIENCE_SECONDS = 0.02
 """Seconds a caller with a stale view of a known topic waits for the refresh."""
+
+
+class TopicsRead(NamedTuple):
+    """What one read of the topic table yields: the topics, and which members lack which features."""
+
+    topics: list[Topic]
+    lacking: features.Lacking = features.NOBODY_LACKS
 
 
 class TopicCatalog:
@@ -23,17 +36,20 @@ class TopicCatalog:
     A stale view is harmless: each row is stamped with the slot_amount under which it was submitted.
     """
 
-    def __init__(self, read: Callable[[], list[Topic]], clock: Clock) -> None:
+    def __init__(self, read: Callable[[], TopicsRead], clock: Clock) -> None:
         self._read = read
         self._clock = clock
         self._read_at = float("-inf")
         self._refreshing: threading.Thread | None = None
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
         """By name and by biz_type. Replaced in one assignment, so no lock is needed."""
+        self._lacking: features.Lacking = {}
+        """Which members lack which features, as of the last read."""
 
     def refresh(self) -> dict[str, Topic]:
         """Read the topic table now. Raises StoreUnavailable, and keeps the old view then."""
-        self._show(self._read())
+        topics, self._lacking = self._read()
+        self._show(topics)
         self._read_at = self._clock.monotonic()
         return self.known()
 
@@ -57,6 +73,25 @@ class TopicCatalog:
                 f"there is no topic {name!r}; create it with `toc topic create {name} --biz-type N --slots N`"
             )
         return topic
+
+    @property
+    def lacking(self) -> features.Lacking:
+        """Which members lack which features, as last read."""
+        return self._lacking
+
+    def require(self, feature: Feature) -> None:
+        """Raise FeatureNotReady unless every member of the cluster knows a feature.
+
+        Costs nothing while they do: it is read together with the topics. Before it refuses, it reads again,
+        and may raise StoreUnavailable.
+        """
+        if self._lacking.get(feature.value) == () and not self._stale():
+            return
+        if self._lacking.get(feature.value) == ():
+            self._refresh_soon()
+        else:
+            self.refresh()
+        features.check(feature, self._lacking)
 
     def _refresh_soon(self) -> None:
         """Refresh in the background and wait at most PATIENCE_SECONDS: a slightly stale view is good enough.

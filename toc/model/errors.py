@@ -91,6 +91,26 @@ class TopicExists(InvalidInput):
     """A topic with that name or biz_type exists already."""
 
 
+class TopicClosed(InvalidInput):
+    """The topic is being deleted and takes no new task."""
+
+
+class UnknownTemplate(InvalidInput):
+    """No topic template has that pattern."""
+
+
+class UnknownToken(InvalidInput):
+    """No access token has that name."""
+
+
+class NameTaken(InvalidInput):
+    """A template or access token of that name exists already. Names of revoked tokens stay taken."""
+
+
+class NotGranted(InvalidInput):
+    """An access token would allow more than the one by which it is made."""
+
+
 class DuplicateHandler(InvalidInput):
     """A second handler was registered for one topic."""
 
@@ -143,6 +163,20 @@ class UnknownHost(TocError):
     """A command names a host or worker that is not in the cluster now."""
 
 
+class TooManyTopics(TocError):
+    """As many topics fit a topic template as it allows, so no door creates another."""
+
+
+class TopicInUse(TocError):
+    """A topic is not paused, or has tasks that forbid the change."""
+
+
+class FeatureNotReady(TocError):
+    """Members of an earlier version would ignore what was asked for. The message names their hosts."""
+
+    exit_code = 3
+
+
 class SchemaBehind(TocError):
     """At least one shard lacks the schema that this code needs (run ``toc db upgrade``), or its tables were
     made for other numbers of databases and tables than are configured."""
@@ -171,6 +205,10 @@ class StoreUnavailable(Unavailable):
 
 class IndexUnavailable(Unavailable):
     """Redis (the index) is out of reach."""
+
+
+class TokensUnavailable(StoreUnavailable):
+    """The table of access tokens is out of reach, and what was read of it cannot tell who may do what."""
 
 
 class CoordinationUnavailable(Unavailable):

@@ -39,6 +39,17 @@ class Backoff(StrEnum):
     """No wait."""
 
 
+class Delivery(StrEnum):
+    """Who starts a topic's tasks."""
+
+    HANDLER = "handler"
+    """A handler of the application, in a worker process."""
+    PULL = "pull"
+    """A consumer that asks a gateway for them."""
+    WEBHOOK = "webhook"
+    """A receiver to which they are sent over HTTP."""
+
+
 class Slot(NamedTuple):
     """One partition of a topic."""
 
@@ -60,7 +71,7 @@ class Topic:
 
     ``former_slots``: after slot_amount was lowered, the largest slot_amount that a pending row may still
     have; 0 if none. ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all
-    workers together start per second; 0: unlimited.
+    workers together start per second; 0: unlimited. ``closed``: it is being deleted and takes no new task.
     """
 
     name: str
@@ -80,6 +91,8 @@ class Topic:
     former_slots: int = 0
     resume_rate: int = 0
     resumed_at: int = 0
+    delivery: Delivery = Delivery.HANDLER
+    closed: bool = False
 
     def __post_init__(self) -> None:
         check_topic_name(self.name)
@@ -109,7 +122,8 @@ class Topic:
         Raises ValueError or TypeError if the values are no topic.
         """
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        for name, kind in (("topic_type", TopicType), ("backoff", Backoff), ("paused", bool)):
+        kinds = {"topic_type": TopicType, "backoff": Backoff, "paused": bool, "delivery": Delivery}
+        for name, kind in (kinds | {"closed": bool}).items():
             if name in known:
                 known[name] = kind(known[name])
         return cls(**known)
@@ -121,6 +135,11 @@ class Topic:
     def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
         """Return the slot for a slot_crc, under the slot_amount stored in the row (default: the topic's)."""
         return Slot(self.name, crc % (slot_amount or self.slot_amount))
+
+    @property
+    def to_handlers(self) -> bool:
+        """Whether workers may start its tasks: it is not paused, and its tasks are delivered to handlers."""
+        return not self.paused and self.delivery is Delivery.HANDLER
 
     @property
     def consumed(self) -> int:

@@ -18,8 +18,9 @@ from toc.maintenance.sweep import Sweep, SweepCounts, sweep_all
 from toc.maintenance.sweeper import Sweeper, Sweepers
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import IndexUnavailable, InvalidInput, StoreUnavailable, UnknownTask, UnknownTopic
+from toc.model.features import Feature
 from toc.model.task import TaskRow
-from toc.model.topic import Slot, Topic, check_topic_name
+from toc.model.topic import Delivery, Slot, Topic, check_topic_name
 from toc.model.verdict import entry_score
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.submission import check_job_id
@@ -46,10 +47,17 @@ def get_topic(store: Store, name: str) -> Topic:
     return topic
 
 
-def create_topic(store: Store, name: str, *, biz_type: int, slot_amount: int, **policies: Any) -> Topic:
-    """Create a topic; ``policies`` are fields of Topic. Raises InvalidTopic or TopicExists."""
+def create_topic(
+    center: TimeoutCenter, name: str, *, biz_type: int, slot_amount: int, **policies: Any
+) -> Topic:
+    """Create a topic; ``policies`` are fields of Topic.
+
+    Raises InvalidTopic, TopicExists, or FeatureNotReady for a delivery that some member does not know.
+    """
     topic = Topic(name, biz_type, slot_amount, **policies)
-    store.topics.create(topic)
+    if topic.delivery is not Delivery.HANDLER:
+        center.require(Feature.DELIVERY)
+    center.store.topics.create(topic)
     return topic
 
 
@@ -61,12 +69,14 @@ def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
 
 
 def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
-    """Start the tasks of a paused topic again. Raises InvalidTopic or UnknownTopic.
+    """Start the tasks of a paused topic again, and end its deletion. Raises InvalidTopic or UnknownTopic.
 
     Of the tasks that are due by ``now_ms``, the whole cluster starts at most ``rate`` a second (0: no limit),
     oldest first.
     """
-    return alter_topic(store, name, {"paused": False, "resume_rate": rate, "resumed_at": now_ms})
+    return alter_topic(
+        store, name, {"paused": False, "closed": False, "resume_rate": rate, "resumed_at": now_ms}
+    )
 
 
 @dataclass(frozen=True, slots=True)

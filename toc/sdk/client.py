@@ -34,6 +34,7 @@ from toc.model.errors import (
     StoreUnavailable,
     UnreadableTask,
 )
+from toc.model.features import Feature
 from toc.model.handler import Handler
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, NewTask, RescheduleOutcome, Task, TaskRow, TaskStatus
@@ -116,8 +117,12 @@ class TimeoutCenter:
         if (catalog := self._catalog) is None:
             with self._lock:
                 if (catalog := self._catalog) is None:
-                    catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
+                    catalog = self._catalog = TopicCatalog(self.store.topics.read, self.clock)
         return catalog
+
+    def require(self, feature: Feature) -> None:
+        """Raise FeatureNotReady, naming hosts, unless every member of the cluster knows a feature."""
+        self.catalog.require(feature)
 
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""

@@ -16,6 +16,7 @@ from toc.model.errors import (
     InvalidTries,
     NaiveDatetime,
     NotInFuture,
+    TopicClosed,
     shown,
 )
 from toc.model.sharding import BizId, JobIds, check_key, crc32, valid_job_id
@@ -57,6 +58,8 @@ class RowMaker:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
         topic = topic_named(task.topic)
+        if topic.closed:
+            raise TopicClosed(f"topic {topic.name!r} is being deleted and takes no new task")
         now = self._clock.now_ms()
         due = self._due(topic, task.delay, task.action_time, now)
         return TaskRow(

@@ -74,6 +74,14 @@ class _Begun(NamedTuple):
         return bool(wait([self.future], seconds).done)
 
 
+class OpenTasks(NamedTuple):
+    """How many tasks of a topic have not ended well. ``held``: of the pending, those leased or handed out."""
+
+    pending: int = 0
+    held: int = 0
+    dead: int = 0
+
+
 class Finish(Enum):
     """The outcome of finishing a task."""
 
@@ -283,6 +291,32 @@ class Batches:
             for amount, count in result.rows:
                 counts[amount] += count
         return counts
+
+    def count_open(self, tables: Iterable[int], biz_type: int) -> OpenTasks:
+        """Count the tasks of a biz_type that have not ended well, in these tables.
+
+        Reads all their pending and dead rows, so pass only a few of many tables at a time.
+        """
+
+        def count(server: DatabaseServer, part: Mapping[int, None]) -> list[Result]:
+            now = server.from_now(0)
+            held = f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
+            selects = [
+                f"SELECT status,COUNT(*),COALESCE(SUM(CASE WHEN {held} THEN 1 ELSE 0 END),0) "
+                f"FROM {self._shards.names[table]} WHERE status IN ({PENDING},{DEAD}) "
+                f"AND biz_type={biz_type:d} GROUP BY status"
+                for table in part
+            ]
+            return server.run(sql.unions(server, selects))
+
+        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), count).whole()
+        rows = [row for part in parts for result in part for row in result.rows]
+        pending = [(count, held) for status, count, held in rows if status == PENDING]
+        return OpenTasks(
+            sum(count for count, _ in pending),
+            sum(int(held) for _, held in pending),
+            sum(count for status, count, _ in rows if status == DEAD),
+        )
 
     # --- guarded changes -------------------------------------------------------------------------------
 

@@ -209,6 +209,7 @@ def topic_table(metadata: MetaData) -> Table:
         Column("resume_rate", _U32, nullable=False, server_default=text("0")),
         Column("resumed_at", _U64, nullable=False, server_default=text("0")),
         Column("delivery", String(16), nullable=False, server_default=text("'handler'")),
+        Column("closed", _TINY, nullable=False, server_default=text("0")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
         **_OPTIONS,
     )
@@ -230,12 +231,16 @@ def template_table(metadata: MetaData) -> Table:
 
 
 def retired_table(metadata: MetaData) -> Table:
-    """Declare the table of biz_types of deleted topics, in the first database. None is used again."""
+    """Declare the table of biz_types of deleted topics, in the first database. None is used again.
+
+    ``retention``: for how many seconds the topics' finished rows are kept.
+    """
     return Table(
         RETIRED_TABLE,
         metadata,
         Column("biz_type", _ROWID, primary_key=True, autoincrement=False),
         Column("name", String(128), nullable=False),
+        Column("retention", _U32, nullable=False),
         Column("gmt_create", Millis, nullable=False),
         **_OPTIONS,
     )
@@ -287,13 +292,17 @@ def audit_table(metadata: MetaData) -> Table:
 
 
 def identity_table(metadata: MetaData) -> Table:
-    """Declare the table of the task table's identity, in the first database: one row, number 1."""
+    """Declare the table of the task table's identity, in the first database: one row, number 1.
+
+    ``features`` is JSON: feature -> the hosts that do not know it (toc.model.features).
+    """
     return Table(
         IDENTITY_TABLE,
         metadata,
         Column("number", _TINY, primary_key=True, autoincrement=False),
         Column("identity", String(32), nullable=False),
         Column("gmt_create", Millis, nullable=False),
+        Column("features", Text),
         **_OPTIONS,
     )
 

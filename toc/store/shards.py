@@ -18,7 +18,7 @@ from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.sharding import MAX_TABLES, is_power_of_two, table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
-from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE, body_table_name, task_table_name
+from toc.store.schema import body_table_name, task_table_name
 from toc.store.server import Crowded, DatabaseServer, Locked, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
@@ -163,10 +163,12 @@ class Shards:
             self.body_names.append(server.table(schema, body_table_name(table)))
         self.health = {server: Health(server, self.names) for server in self.servers}
         self.topic_server = self.servers[0]
-        self.topic_name = self.topic_server.table(layout.database_name(0), TOPIC_TABLE)
-        self.identity_name = self.topic_server.table(layout.database_name(0), IDENTITY_TABLE)
         self._threads = self._new_threads()
         _fork_safe(weakref.ref(self))
+
+    def first(self, table: str) -> str:
+        """The SQL name of a table that only the first database has, on ``topic_server``."""
+        return self.topic_server.table(self.layout.database_name(0), table)
 
     def table_of(self, job_id: int) -> int:
         """The table that can hold this job_id."""

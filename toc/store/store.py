@@ -18,6 +18,7 @@ from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, TaskStatus, check_expiry
 from toc.store import bodies, fitness
 from toc.store import rows as sql
+from toc.store.audit import AuditTable
 from toc.store.batch import CANCELLED, PENDING, Batches
 from toc.store.check import require, require_layout
 from toc.store.ended import FINAL, Ended
@@ -25,10 +26,20 @@ from toc.store.history import FailedTry, parse
 from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.scan import Scans
+from toc.store.schema import (
+    AUDIT_TABLE,
+    IDENTITY_TABLE,
+    RETIRED_TABLE,
+    TEMPLATE_TABLE,
+    TOKEN_TABLE,
+    TOPIC_TABLE,
+)
 from toc.store.select import Selections
 from toc.store.server import TRIES, DatabaseServer, Statement
 from toc.store.shards import Layout, Shards
 from toc.store.submit import Submitter, Then
+from toc.store.templates import TemplateTable
+from toc.store.tokens import TokenTable
 from toc.store.topics import TopicTable
 
 R = TypeVar("R")
@@ -76,8 +87,18 @@ class Store(Batches):
         self.selections = Selections(shards)
         self._submitter = Submitter(shards, JobIds(clock))
         self.scans = Scans(shards)
-        self.topics = TopicTable(shards.topic_server, shards.topic_name, clock)
-        self.identity = IdentityTable(shards.topic_server, shards.identity_name, clock)
+        first = shards.topic_server
+        self.topics = TopicTable(
+            first,
+            shards.first(TOPIC_TABLE),
+            retired=shards.first(RETIRED_TABLE),
+            identity=shards.first(IDENTITY_TABLE),
+            clock=clock,
+        )
+        self.identity = IdentityTable(first, shards.first(IDENTITY_TABLE), clock)
+        self.templates = TemplateTable(first, shards.first(TEMPLATE_TABLE), self.topics, clock)
+        self.tokens = TokenTable(first, shards.first(TOKEN_TABLE), clock)
+        self.audit = AuditTable(first, shards.first(AUDIT_TABLE), clock)
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""

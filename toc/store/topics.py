@@ -5,19 +5,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
+from toc.model import features
+from toc.model.catalog import TopicsRead
 from toc.model.clock import Clock
-from toc.model.errors import InvalidTopic, StoreUnavailable, TopicExists, UnknownTopic
-from toc.model.topic import Backoff, Topic, TopicType, check_topic_name
+from toc.model.errors import InvalidTopic, StoreUnavailable, TopicClosed, TopicExists, UnknownTopic
+from toc.model.topic import Backoff, Delivery, Topic, TopicType, check_topic_name
 from toc.observe.log import get_logger
 from toc.store.server import DatabaseServer, Duplicate, Param, Statement
 
 log = get_logger(__name__)
 
 _FIELDS = tuple(field.name for field in fields(Topic))
-_FIXED = frozenset({"name", "biz_type", "former_slots"})
+_FIXED = frozenset({"name", "biz_type", "former_slots", "delivery"})
 _TRIES = 5
 
 
@@ -27,34 +30,62 @@ class TopicTable:
     Any method raises StoreUnavailable or SchemaBehind.
     """
 
-    def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
+    def __init__(
+        self, server: DatabaseServer, table: str, *, retired: str, identity: str, clock: Clock
+    ) -> None:
         self._server = server
         self._table = table
+        self._retired = retired
+        self._identity = identity
         self._clock = clock
 
     def list(self) -> list[Topic]:
         """Return all topics, by name."""
         return sorted((topic for topic, _version in self._select("1=1")), key=lambda topic: topic.name)
 
+    def read(self) -> TopicsRead:
+        """Return all topics, and which members lack which features, in one round trip."""
+        select = Statement(f"SELECT {','.join(_FIELDS)},version FROM {self._table}")
+        announced = Statement(f"SELECT features FROM {self._identity} WHERE number=1")
+        topics, told = self._server.run([select, announced])
+        lacking = features.decode(told.rows[0][0]) if told.rows else features.NOBODY_LACKS
+        return TopicsRead([topic for topic, _version in _topics(topics.rows)], lacking)
+
     def get(self, name: str) -> Topic | None:
         """Return the topic of a name, or None."""
         return next((topic for topic, _version in self._select("name=%s", name)), None)
 
     def create(self, topic: Topic) -> None:
-        """Add a topic. Raises TopicExists if its name or biz_type is taken."""
-        now = self._server.instant(self._clock.now_ms())
-        marks, params = _literals(topic, _FIELDS)
-        try:
-            self._server.run(
-                [
-                    Statement(
-                        f"INSERT INTO {self._table} ({','.join(_FIELDS)},gmt_create,gmt_modified,version) "
-                        f"VALUES ({','.join(marks)},{now},{now},0)",
-                        params,
-                    )
-                ],
-                again=False,
+        """Add a topic. Raises TopicExists if its name or biz_type is taken, or was a deleted topic's."""
+        if not self.add(topic):
+            raise TopicExists(
+                f"biz_type {topic.biz_type} was a deleted topic's, and is not used again; take another"
             )
+
+    def add(
+        self,
+        topic: Topic,
+        where: str = "1=1",
+        params: Sequence[Param] = (),
+        *,
+        before: Sequence[Statement] = (),
+        after: Sequence[Statement] = (),
+    ) -> bool:
+        """Add a topic if the condition ``where`` holds. False: it does not, or the biz_type is retired.
+
+        ``before`` and ``after`` run in the same transaction. Raises TopicExists.
+        """
+        now = self._server.instant(self._clock.now_ms())
+        marks, values = _literals(topic, _FIELDS)
+        insert = (
+            f"INSERT INTO {self._table} ({','.join(_FIELDS)},gmt_create,gmt_modified,version) "
+            f"SELECT {','.join(marks)},{now},{now},0 FROM (SELECT 1 AS one) AS one "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {self._retired} WHERE biz_type={topic.biz_type:d}) AND {where}"
+        )
+        statements = [*before, Statement(insert, [*values, *params]), *after]
+        try:
+            results = self._server.run(statements, transaction=len(statements) > 1, again=False)
+            return results[len(before)].matched == 1
         except Duplicate as exc:
             other = self.get(topic.name)
             what = f"topic {topic.name!r}" if other else f"a topic with biz_type {topic.biz_type}"
@@ -76,6 +107,8 @@ class TopicTable:
             if not found:
                 raise UnknownTopic(f"there is no topic {name!r}")
             topic, version = found[0]
+            if topic.closed and changes.get("closed", True):
+                raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` ends that")
             changed = replace(topic, **_typed(changes))
             if changed.slot_amount != topic.slot_amount:
                 # Rows keep their slot_amount, so all slots that may hold them remain consumed.
@@ -98,6 +131,44 @@ class TopicTable:
             if result[0].matched == 1:
                 return changed
         raise StoreUnavailable(f"{self._server.name}: topic {name!r} keeps changing; try again")
+
+    def seen(self, name: str) -> tuple[Topic, int]:
+        """Return a topic and its version, which every change ends. Raises UnknownTopic."""
+        found = self._select("name=%s", check_topic_name(name))
+        if not found:
+            raise UnknownTopic(f"there is no topic {name!r}")
+        return found[0]
+
+    def deliver(self, name: str, version: int, delivery: Delivery) -> bool:
+        """Deliver a paused topic's tasks so from now on. False if it was changed since ``version``."""
+        change = f"delivery='{Delivery(delivery).value}'"
+        return self._update(change, f"name=%s AND paused=1 AND version={version:d}", name)
+
+    def close(self, name: str, version: int) -> bool:
+        """Have a paused topic take no new task. False if it was changed since ``version``."""
+        return self._update("closed=1", f"name=%s AND paused=1 AND version={version:d}", name)
+
+    def retire(self, topic: Topic, version: int) -> bool:
+        """Remove a closed topic. Its biz_type is never used again. False if it was changed since ``version``.
+
+        The biz_type is retired first, in a transaction of its own: whoever finds the topic gone finds that
+        too. If this stops in between, it is to be repeated.
+        """
+        now = self._server.instant(self._clock.now_ms())
+        insert = (
+            f"INSERT INTO {self._retired} (biz_type,name,retention,gmt_create) "
+            f"VALUES ({topic.biz_type:d},%s,{topic.retention:d},{now})"
+        )
+        with suppress(Duplicate):  # an earlier attempt has stopped after this
+            self._server.run([Statement(insert, [topic.name])], again=False)
+        delete = f"DELETE FROM {self._table} WHERE name=%s AND closed=1 AND version={version:d}"
+        (result,) = self._server.run([Statement(delete, [topic.name])], again=False)
+        return result.matched == 1
+
+    def retired(self) -> dict[int, int]:
+        """Return the biz_types of deleted topics, and for how many seconds their finished rows are kept."""
+        (result,) = self._server.run([Statement(f"SELECT biz_type,retention FROM {self._retired}")])
+        return dict(result.rows)
 
     def keep_consuming(self, name: str, slot_amount: int) -> bool:
         """Consume the slots of this amount, which a pending row has, whatever the topic's amount is.
@@ -131,13 +202,18 @@ class TopicTable:
     def _select(self, where: str, *params: Param) -> Sequence[tuple[Topic, int]]:
         select = f"SELECT {','.join(_FIELDS)},version FROM {self._table} WHERE {where}"
         (result,) = self._server.run([Statement(select, params)])
-        topics = []
-        for row in result.rows:
-            try:
-                topics.append((Topic.of(dict(zip(_FIELDS, row, strict=False))), row[-1]))
-            except (ValueError, TypeError) as exc:  # of a newer version, or edited by hand: skip it
-                log.warning("topic_not_understood", topic=row[0], error=str(exc))
-        return topics
+        return _topics(result.rows)
+
+
+def _topics(rows: Sequence[Any]) -> Sequence[tuple[Topic, int]]:
+    """Return the topics in rows of ``_FIELDS``, each with its version."""
+    topics = []
+    for row in rows:
+        try:
+            topics.append((Topic.of(dict(zip(_FIELDS, row, strict=False))), row[-1]))
+        except (ValueError, TypeError) as exc:  # of a newer version, or edited by hand: skip it
+            log.warning("topic_not_understood", topic=row[0], error=str(exc))
+    return topics
 
 
 def _typed(changes: dict[str, Any]) -> dict[str, Any]:

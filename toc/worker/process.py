@@ -28,6 +28,7 @@ from toc.index.queues import PATIENCE_SECONDS
 from toc.maintenance.dead_entries import DeadQueueCheck
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import InvalidInput, TocError
+from toc.model.features import KNOWN
 from toc.model.topic import Slot, Topic
 from toc.observe.log import close_log, configure, detach, get_logger
 from toc.observe.metrics import (
@@ -257,7 +258,7 @@ class Worker:
         for loop in self._loops:
             loop.start()
         self._listening.start()
-        self._link.send("ready", worker_id=self.worker_id)
+        self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN))
         Loop("beat", self._beat).start()  # until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             selector.register(self._link, selectors.EVENT_READ)

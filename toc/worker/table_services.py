@@ -1,10 +1,11 @@
-"""The services of a worker process for its tables: sweep, purge, give up former slots."""
+"""The services of a worker process for its tables: sweep, purge, give up former slots, purge the audit."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from toc.index.queues import Queues
+from toc.maintenance.audit_retention import AuditRetention
 from toc.maintenance.former_slots import FormerSlots
 from toc.maintenance.retention import Retention
 from toc.maintenance.sweep import Sweep
@@ -15,7 +16,8 @@ from toc.worker.stages.inbox import Pressure
 
 
 class TableServices:
-    """The loops over tables: one per database server that sweeps, one that purges, one for former slots."""
+    """The loops over tables: one per database server that sweeps, one that purges, one for former slots,
+    one for the audit."""
 
     def __init__(self, center: TimeoutCenter, queues: Queues, pressure: Pressure) -> None:
         store, catalog, clock = center.store, center.catalog, center.clock
@@ -24,9 +26,11 @@ class TableServices:
         self.sweepers = Sweepers(layout, [Sweeper(sweep, wake, lambda: pressure.crowded) for wake in wakes])
         self._retention = Retention(store, catalog, clock)
         self._former_slots = FormerSlots(store, queues, catalog, clock)
+        self._audit_retention = AuditRetention(store, clock, center.settings.audit_retention)
         self.loops = [
             Loop("retention", self._retention.run_once),
             Loop("former-slots", self._former_slots.run_once),
+            Loop("audit-retention", self._audit_retention.run_once),
             *(
                 Loop(f"sweep-{number}", sweeper.run_once, wake)
                 for number, (sweeper, wake) in enumerate(zip(self.sweepers.sweepers, wakes, strict=True))
@@ -38,12 +42,14 @@ class TableServices:
         self.sweepers.add(tables)
         self._retention.add(tables)
         self._former_slots.add(tables)
+        self._audit_retention.add(tables)
 
     def remove(self, tables: Collection[int]) -> None:
         """Stop serving these tables: another worker has them."""
         self.sweepers.remove(tables)
         self._retention.remove(tables)
         self._former_slots.remove(tables)
+        self._audit_retention.remove(tables)
 
     def end(self) -> None:
         """Begin no further step. A current one ends by itself."""

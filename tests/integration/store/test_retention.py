@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 from toc.dev.local.process import until
 from toc.maintenance.retention import CYCLE_SECONDS, LARGE_PAGE, LEAST_SECONDS, PAGE, REST, TABLES, Retention
 from toc.model.body import Content
-from toc.model.catalog import TopicCatalog
+from toc.model.catalog import TopicCatalog, TopicsRead
 from toc.model.clock import Clock
 from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow, TaskStatus
@@ -50,7 +50,7 @@ class Purging:
             Topic(name, number, 1, retention=seconds)
             for number, (name, seconds) in enumerate(retentions.items(), start=7)
         ]
-        self.catalog = TopicCatalog(lambda: self.topics, self.clock)
+        self.catalog = TopicCatalog(lambda: TopicsRead(self.topics), self.clock)
         self.catalog.refresh()
         self.retention = Retention(store, self.catalog, self.clock)
         self.tables = [table for part in store.tables_of_server() for table in part]
@@ -236,3 +236,18 @@ def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_
     purging.cycle()
     wanted = {gone.job_id: 0, kept.job_id: 0}
     assert fresh_store.bodies.read(wanted, gated=False) == {kept.job_id: content}
+
+
+def test_rows_of_a_deleted_topic_go_when_its_retention_is_over(fresh_store: Store, old_row: NewRow) -> None:
+    purging = Purging(fresh_store, brief=3600)
+    deleted = Topic("deleted", 990, 1, retention=7200, paused=True)
+    old, young = old_row(2 * HOUR + 1, biz_type=990), old_row(HOUR, biz_type=990)
+    dead = old_row(100 * HOUR, DEAD, biz_type=990)
+    fresh_store.insert_many([old, young, dead])
+    purging.cycle()
+    assert purging.left([old]) == ids(old), "no topic of that biz_type is known"
+    fresh_store.topics.create(deleted)
+    assert fresh_store.topics.close("deleted", 0)
+    assert fresh_store.topics.retire(deleted, 1)
+    purging.cycle()
+    assert purging.left([old, young, dead]) == ids(young, dead)

@@ -41,6 +41,7 @@ def run_daemon(app: str, settings: Settings) -> int:
             settings,
             catalog=center.catalog,
             identity=center.store.identity.get(),
+            announce=center.store.identity.announce,
             topics=frozenset(center.handlers),
             monitor=monitor,
         )

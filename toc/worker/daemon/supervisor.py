@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from toc.coordination.presence import Neighbourhood
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
 from toc.model.errors import TocError
-from toc.model.topic import Slot
+from toc.model.features import KNOWN, Lacking
+from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
 from toc.worker.control import ControlPipe, pack, unpack
@@ -82,6 +83,8 @@ class WorkerProcess:
         self.left = False
         """Whether it reported an orderly end. The exit code proves nothing: a handler can set any."""
         self.killed = False
+        self.features: frozenset[str] = frozenset()
+        """What it knows. It may be of another version than its daemon."""
         self.held: set[Slot] = set()
         """Slots that it was told to take."""
         self.dropping: set[Slot] = set()
@@ -97,11 +100,15 @@ class Daemon:
     catalog: TopicCatalog
     identity: str
     """The identity of the task table."""
+    announce: Callable[[Lacking], None]
+    """Writes which members lack which features, for every process to read."""
     topics: frozenset[str]
     monitor: Monitor
 
     def __post_init__(self) -> None:
         self._told_at = float("-inf")
+        self._left_alone: set[str] = set()
+        """Topics that the app has handlers for and that are not delivered to handlers."""
         self._missing: set[Slot] = set()
         """Slots and tables that our workers should have but lack."""
         self._selector = selectors.DefaultSelector()
@@ -147,7 +154,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._coordinator.start()
-        self._coordinator.set_topics(self._amounts())
+        self._coordinator.set_topics(self._amounts(), self._deliveries())
+        self._look_at_deliveries()
         self._catalog_loop.start()
         self.monitor.start()
         log.info(
@@ -182,10 +190,15 @@ class Daemon:
 
     def _refresh_catalog(self) -> float:
         try:
-            before = self._amounts()
+            before = self._amounts(), self._deliveries()
             self.catalog.refresh()
-            if self._amounts() != before:
+            if (self._amounts(), self._deliveries()) != before:
                 self._wake()
+                self._look_at_deliveries()
+            lacking = self._coordinator.lacking()
+            if lacking is not None and lacking != self.catalog.lacking:
+                self.announce(lacking)
+                log.info("features_announced", lacking=", ".join(_lacks(lacking)) or "none")
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
         return REFRESH_SECONDS
@@ -194,6 +207,20 @@ class Daemon:
         """What must be assigned: the slots of every topic, and the tables."""
         amounts = {topic.name: topic.consumed for topic in self.catalog.known().values()}
         return amounts | {TABLES: self.settings.tables}
+
+    def _deliveries(self) -> dict[str, str]:
+        """The deliveries of the topics that are not delivered to handlers."""
+        topics = self.catalog.known().values()
+        return {
+            topic.name: topic.delivery.value for topic in topics if topic.delivery is not Delivery.HANDLER
+        }
+
+    def _look_at_deliveries(self) -> None:
+        """Tell once of each topic that has a handler here and is not delivered to handlers."""
+        deliveries = self._deliveries()
+        for topic in sorted(self.topics & deliveries.keys() - self._left_alone):
+            log.warning("handler_not_used", topic=topic, delivery=deliveries[topic])
+        self._left_alone = set(self.topics & deliveries.keys())
 
     def _wait(self) -> None:
         timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
@@ -237,6 +264,7 @@ class Daemon:
             child.stuck = message["stuck"]
         elif kind == "ready":
             self._loaded = True
+            child.features = KNOWN.intersection(message.get("features", ()))
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
             self._met.update(filter(self._neighbourhood.knows, message["workers"]))
@@ -270,6 +298,7 @@ class Daemon:
                     pid=child.process.pid,
                     metrics=self.monitor.address,
                     machine=socket.gethostname(),
+                    features=child.features,
                 )
             )
 
@@ -492,7 +521,7 @@ class Daemon:
         self._step_at = float("inf") if due is None else time.monotonic() + due
         if self._stop_at is not None:
             return
-        self._coordinator.set_topics(self._amounts())
+        self._coordinator.set_topics(self._amounts(), self._deliveries())
         dead = frozenset(self._coordinator.dead_workers())
         if dead != self._told_dead:
             self._told_dead = dead
@@ -532,6 +561,11 @@ def _doing(child: WorkerProcess, silent: Collection[str]) -> str:
     if child.worker_id in silent:
         return "silent"
     return "leaving" if child.leaving else "ready"
+
+
+def _lacks(lacking: Lacking) -> list[str]:
+    """The features that some members lack, each with the hosts."""
+    return [f"{feature}: {' '.join(hosts)}" for feature, hosts in sorted(lacking.items()) if hosts]
 
 
 def _traced(pid: int) -> bool:

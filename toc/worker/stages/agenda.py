@@ -111,7 +111,7 @@ class Agenda:
                     self.look(member, now + BEHIND_LOOK_MS)
                 continue
             topic = topics.get(name)
-            if topic is None or topic.paused or name not in self.handlers:
+            if topic is None or not topic.to_handlers or name not in self.handlers:
                 for member in members:
                     self.look(member, now + PAUSED_LOOK_MS)
                 continue

@@ -145,7 +145,7 @@ class Fallback:
         room: dict[Topic, int] = {}
         for name in {slot.topic for slot in slots}:
             topic = known.get(name)
-            if topic is None or topic.paused or name not in self.handlers:
+            if topic is None or not topic.to_handlers or name not in self.handlers:
                 continue
             free = self.dispatcher.room(name)
             if free > 0:

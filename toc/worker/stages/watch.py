@@ -39,7 +39,7 @@ from toc.index.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.topic import Slot
+from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_LOSSES
 from toc.worker.loop import Loop
@@ -102,6 +102,8 @@ class IndexWatch:
         """The generation last seen of each slot that is whole or being filled."""
         self._missing: dict[Slot, tuple[str, float]] = {}
         """Slots that are not whole: the run_id that answered, and since when that is known (monotonic)."""
+        self._topics: dict[str, Topic] = {}
+        """The topics as of the last look."""
         self._looked_at = float("-inf")
         self._to_look: deque[Slot] = deque()
         """Slots not yet looked at in this round."""
@@ -151,6 +153,7 @@ class IndexWatch:
             self.ask_owner()
         if self.foreign:
             return PROBE_SECONDS
+        self._forget_deleted()
         owned = self.book.owned
         anew = self._looked_at == float("-inf") or (
             not self._silent
@@ -179,6 +182,25 @@ class IndexWatch:
             self.on_loss()  # after the marks: if the server is emptied again, they vanish with the rest
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
+
+    def _forget_deleted(self) -> None:
+        """Forget the slots of topics that were deleted: it is no loss that their keys are gone.
+
+        Also if there is another topic of that name by now.
+        """
+        known, before = self.catalog.known(), self._topics
+        if known is before:
+            return
+        self._topics = known
+        gone = {
+            name
+            for name, topic in before.items()
+            if name not in known or known[name].biz_type != topic.biz_type
+        }
+        if gone:
+            self._seen = {slot: seen for slot, seen in self._seen.items() if slot.topic not in gone}
+            self._missing = {slot: seen for slot, seen in self._missing.items() if slot.topic not in gone}
+            self._spread_at = float("-inf")
 
     def ask_owner(self) -> None:
         """Ask whose index this is. Called before anything is taken, and then repeatedly."""
@@ -294,8 +316,8 @@ class IndexWatch:
         lost: list[Slot] = []
         known = False
         for slot, generation in found.items():
-            if isinstance(generation, IndexUnavailable):
-                continue
+            if isinstance(generation, IndexUnavailable) or slot.topic not in self._topics:
+                continue  # of a deleted topic: its slot is about to be taken from us
             recorded, serving = generation
             if slot in mended:
                 self._seen.pop(slot, None)

@@ -1,0 +1,322 @@
+"""Tables of the doors: templates, retired biz_types, tokens, the audit; on MariaDB and SQLite."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fault.kit.proxy import Proxy
+
+from toc import NewTask, Settings, TimeoutCenter
+from toc.maintenance.audit_retention import AuditRetention
+from toc.model.access import Role, Token
+from toc.model.clock import Clock
+from toc.model.errors import (
+    FeatureNotReady,
+    NameTaken,
+    NotGranted,
+    StoreUnavailable,
+    TokensUnavailable,
+    TooManyTopics,
+    TopicClosed,
+    TopicExists,
+    UnknownTemplate,
+    UnknownToken,
+    UnknownTopic,
+)
+from toc.model.features import NOBODY_LACKS, Feature
+from toc.model.task import TaskRow
+from toc.model.template import Template
+from toc.model.topic import Delivery, Topic
+from toc.operate.audit import audited
+from toc.operate.templates import ensure_topic
+from toc.operate.tokens import KEPT_SECONDS, PREFIX, TokenBook, create_token, digest, revoke_token
+from toc.store import Store
+from toc.store.batch import OpenTasks
+from toc.store.server import Statement
+
+NewRow = Callable[..., TaskRow]
+
+
+class SetClock(Clock):
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = super().now_ms()
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now / 1000
+
+
+@pytest.fixture
+def centers(place: Any) -> Iterator[list[TimeoutCenter]]:
+    """Eight processes' SDKs, as far as threads can be processes."""
+    settings = Settings(
+        database_urls=place.urls, databases=place.databases, tables=place.tables, database_prefix=place.prefix
+    )
+    made = [TimeoutCenter(settings) for _ in range(8)]
+    yield made
+    for center in made:
+        center.close()
+
+
+def test_many_gateways_create_topics_by_a_template_and_keep_its_cap(
+    centers: list[TimeoutCenter], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.templates.create(Template("wide.*", {"slot_amount": 2}, 100))
+    store.templates.create(Template("wide.narrow.*", {"slot_amount": 4, "delivery": "pull"}, 5))
+    # Draws that clash, with topics and with one that is gone: everybody draws again.
+    store.topics.create(Topic("wide.first", 1000, 1))
+    old = Topic("wide.old", 1001, 1, paused=True)
+    store.topics.create(old)
+    assert store.topics.close(old.name, 0)
+    assert store.topics.retire(old, 1)
+    draws = iter(range(1000, 2000))
+    monkeypatch.setattr("toc.operate.templates.secrets.randbelow", lambda _: next(draws) // 3 * 3 - 10**9)
+
+    def ensure(number: int) -> str:
+        try:
+            return ensure_topic(centers[number % 8], f"wide.narrow.{number % 9}", by="test").name
+        except TooManyTopics:
+            return "too many"
+
+    with ThreadPoolExecutor(8) as threads:
+        told = Counter(threads.map(ensure, range(72)))
+    made = [topic for topic in store.topics.list() if topic.name.startswith("wide.narrow.")]
+    assert len(made) == 5
+    assert told == Counter({topic.name: 8 for topic in made} | {"too many": 32})
+    assert {(topic.slot_amount, topic.delivery) for topic in made} == {(4, Delivery.PULL)}
+    assert not {topic.biz_type for topic in made} & {1000, 1001}
+    assert len({topic.biz_type for topic in made}) == 5
+    assert ensure_topic(centers[0], "wide.other", by="test").slot_amount == 2
+    with pytest.raises(UnknownTopic, match="no template"):
+        ensure_topic(centers[0], "elsewhere", by="test")
+    store.templates.alter("wide.narrow.*", {"retries": 3}, 6)
+    more = [name for number in range(9) if (name := ensure(number)) != "too many"]
+    assert len(set(more)) == 6
+    assert {topic.retries for topic in store.topics.list() if topic.name in more} == {16, 3}
+    for pattern in ("wide.*", "wide.narrow.*"):
+        store.templates.delete(pattern)
+    with pytest.raises(UnknownTemplate):
+        store.templates.delete("wide.*")
+
+
+def test_a_deleted_topics_biz_type_is_never_used_again(store: Store, centers: list[TimeoutCenter]) -> None:
+    topic = Topic("gone", 555, 2, paused=True, retention=77)
+    store.topics.create(topic)
+    assert not store.topics.retire(topic, 0), "it is not closed"
+    assert store.topics.retired()[555] == 77, "as if it had stopped there: done again below"
+    assert store.topics.close("gone", 0)
+    assert not store.topics.close("gone", 0), "it was changed since"
+    with pytest.raises(TopicClosed):
+        store.topics.alter("gone", retries=3)
+    with pytest.raises(TopicClosed):
+        centers[0]._row(NewTask("gone", biz_id=1, delay=5))
+    assert not store.topics.retire(topic, 0), "it was changed since"
+    assert store.topics.retire(topic, 1)
+    assert store.topics.get("gone") is None
+    with pytest.raises(TopicExists, match="deleted"):
+        store.topics.create(replace(topic, name="other"))
+    store.topics.create(replace(topic, biz_type=556))
+
+
+def test_a_delivery_is_changed_only_while_paused_and_unchanged(store: Store) -> None:
+    store.topics.create(Topic("delivered", 600, 1))
+    assert not store.topics.deliver("delivered", 0, Delivery.PULL), "not paused"
+    store.topics.alter("delivered", paused=True)
+    assert not store.topics.deliver("delivered", 0, Delivery.PULL), "changed since"
+    assert store.topics.deliver("delivered", 1, Delivery.PULL)
+    found = store.topics.get("delivered")
+    assert found is not None
+    assert (found.delivery, found.to_handlers) == (Delivery.PULL, False)
+
+
+def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
+    fresh_store: Store, new_row: NewRow
+) -> None:
+    store = fresh_store
+    rows = [new_row(biz_type=9, status=status) for status in (0, 0, 0, 0, 4, 2, 3)]
+    store.insert_many([*rows, new_row(biz_type=8)])
+    tables = range(sum(map(len, store.tables_of_server())))
+    assert store.count_open(tables, 9) == OpenTasks(4, 0, 1)
+    shards = store._shards
+    for row, sets in (
+        (rows[0], "lease_owner=1,lease_until={later}"),
+        (rows[1], "lease_owner=1,lease_until={before}"),
+        (rows[2], "pull_nonce=X'00112233445566778899aabbccddeeff',next_time={later}"),
+        (rows[3], "pull_nonce=X'00112233445566778899aabbccddeeff',next_time={before}"),
+    ):
+        table = shards.table_of(row.job_id)
+        server = shards.server_of[table]
+        now = Clock().now_ms()
+        fields = sets.format(later=server.instant(now + 60_000), before=server.instant(now - 60_000))
+        update = f"UPDATE {shards.names[table]} SET {fields} WHERE job_id={row.job_id}"
+        server.run([Statement(update)])
+    assert store.count_open(tables, 9) == OpenTasks(4, 2, 1)
+
+
+def test_features_are_known_to_whoever_reads_the_topics(centers: list[TimeoutCenter]) -> None:
+    center, store = centers[0], centers[1].store
+    if store.topics.read().lacking == NOBODY_LACKS:  # nobody has run here, or only this version
+        center.require(Feature.DELIVERY)
+    store.identity.get()
+    assert store.topics.read().lacking == NOBODY_LACKS
+    store.identity.announce({**NOBODY_LACKS, "delivery": ("old-host",)})
+    center.catalog.refresh()
+    center.require(Feature.BODIES)
+    with pytest.raises(FeatureNotReady, match="old-host"):
+        center.require(Feature.DELIVERY)
+    store.identity.announce(NOBODY_LACKS)
+    center.require(Feature.DELIVERY)  # before it refuses, it looks again
+    server = store._shards.topic_server
+    server.run([Statement(f"UPDATE {store._shards.first('timeout_identity')} SET features=NULL")])
+    center.catalog.refresh()
+    with pytest.raises(FeatureNotReady, match="earlier version"):
+        center.require(Feature.TRIES)
+    store.identity.announce(NOBODY_LACKS)
+
+
+def test_a_token_is_in_force_from_its_creation_to_its_end_and_stored_nowhere(store: Store) -> None:
+    clock = SetClock()
+    book = TokenBook(store.tokens, clock)
+    with pytest.raises(TokensUnavailable):
+        book.find(PREFIX + "x")  # nothing was read yet
+    assert book.run_once() <= 0.5
+    assert book.find(PREFIX + "x") is None
+    made = create_token(
+        store,
+        "shop",
+        roles=[Role.PRODUCE, Role.READ],
+        topics=["shop.*"],
+        clock=clock,
+        by="ann@h",
+        lifetime=60,
+        rate=2,
+    )
+    assert book.find(made.secret) is None
+    book.run_once()
+    assert book.find(made.secret) == made.token == store.tokens.list()[-1]
+    assert book.find(made.secret + "x") is None
+    assert made.token.roles == {Role.PRODUCE, Role.READ}
+    assert len(made.secret) == len(PREFIX) + 43
+    select = f"SELECT * FROM {store._shards.first('timeout_token')}"
+    rows = store._shards.topic_server.run([Statement(select)])[0].rows
+    assert made.secret.removeprefix(PREFIX) not in repr(rows)
+    with pytest.raises(NameTaken):
+        create_token(store, "shop", roles=[Role.READ], topics=["*"], clock=clock, by="ann@h")
+
+    assert [book.wait(made.token) for _ in range(2)] == [0.0, 0.0]
+    assert 0 < book.wait(made.token) <= 0.5
+    clock.now += 500
+    assert book.wait(made.token) == 0.0
+
+    clock.now += 59_600
+    assert book.find(made.secret) is None, "it has expired"
+    other = create_token(store, "root", roles=[Role.ADMIN], topics=["*"], clock=clock, by="ann@h")
+    book.run_once()
+    assert book.find(other.secret) is not None
+    with pytest.raises(NotGranted, match="role admin, topics"):
+        create_token(store, "more", roles=[Role.ADMIN], topics=["*"], clock=clock, by="x", giver=made.token)
+    with pytest.raises(NotGranted):
+        revoke_token(store, "root", giver=made.token)
+    assert revoke_token(store, "root").revoked_at is not None
+    first = store.tokens.list()
+    revoke_token(store, "root")
+    assert store.tokens.list() == first, "it was revoked before"
+    book.run_once()
+    assert book.find(other.secret) is None
+    with pytest.raises(UnknownToken):
+        store.tokens.revoke("nobody")
+
+
+def test_known_tokens_hold_for_ten_minutes_while_the_table_is_away(
+    through_proxy: Store, mysql_store: Store, proxy: Proxy
+) -> None:
+    clock = SetClock()
+    book = TokenBook(through_proxy.tokens, clock)
+    token = Token("kept", frozenset({Role.READ}), ("*",), created=clock.now)
+    mysql_store.tokens.create(token, digest(PREFIX + "kept"))
+    book.run_once()
+    proxy.refuse()
+    clock.now += int(KEPT_SECONDS * 1000)
+    book.run_once()
+    assert book.find(PREFIX + "kept") == token
+    with pytest.raises(TokensUnavailable):
+        book.find(PREFIX + "perhaps a new one")
+    clock.now += 1
+    with pytest.raises(TokensUnavailable):
+        book.find(PREFIX + "kept")
+    mysql_store.tokens.revoke("kept")
+    proxy.accept()
+    book.run_once()
+    assert book.find(PREFIX + "kept") is None
+
+
+def test_every_change_has_its_intent_and_what_came_of_it(store: Store) -> None:
+    began = Clock().now_ms()
+    with audited(store, by="ann@h", action="topic.alter", target="a", retries=3) as record:
+        (going_on,) = store.audit.list(10, target="a")
+        assert (going_on.result, going_on.ended) == (None, None)
+        record["tasks"] = 7
+    with (
+        pytest.raises(UnknownTopic),
+        audited(store, by="bob@h", action="topic.pause", target="b"),
+    ):
+        raise UnknownTopic("there is no b, says mysql://root:secret@h")
+    with pytest.raises(KeyboardInterrupt), audited(store, by="bob@h", action="topic.pause", target="c"):
+        raise KeyboardInterrupt
+    rows = store.audit.list(10, since=began - 1)
+    assert [(row.actor, row.action, row.target) for row in rows] == [
+        ("bob@h", "topic.pause", "c"),
+        ("bob@h", "topic.pause", "b"),
+        ("ann@h", "topic.alter", "a"),
+    ]
+    results = [json.loads(row.result or "") for row in rows]
+    assert results[0] == {"outcome": "interrupted"}
+    assert (results[1]["outcome"], "secret" in results[1]["error"]) == ("failed", False)
+    assert results[2] == {"outcome": "done", "tasks": 7}
+    assert json.loads(rows[2].details) == {"retries": 3}
+    assert store.audit.list(10, actor="ann@h")[0] == rows[2]
+    assert list(store.audit.list(1, below=rows[0].audit_id)) == [rows[1]]
+    assert store.audit.purge(began) == 0
+    assert store.audit.purge(Clock().now_ms() + 1000) >= 6
+    assert store.audit.list(10) == []
+
+
+def test_without_the_audit_nothing_is_changed(through_proxy: Store, proxy: Proxy) -> None:
+    proxy.refuse()
+    with (
+        pytest.raises(StoreUnavailable, match="nothing was changed"),
+        audited(through_proxy, by="ann@h", action="topic.pause", target="a"),
+    ):
+        pytest.fail("the change was made all the same")
+
+
+def test_the_worker_of_table_0_purges_the_audit(store: Store) -> None:
+    with audited(store, by="ann@h", action="host.drain", target="purged"):
+        pass
+    clock = SetClock()
+    retention = AuditRetention(store, clock, keep=60)
+    clock.now += 61_000
+
+    def left() -> int:
+        retention.run_once()
+        return len(store.audit.list(10, target="purged"))
+
+    retention.add([1, 2])
+    assert left() == 1, "it is another's"
+    retention.add([0])
+    clock.now -= 2000
+    assert left() == 1, "it is not old enough"
+    clock.now += 2000
+    assert left() == 1, "it looks each ten minutes"
+    clock.now += 600_000
+    assert left() == 0

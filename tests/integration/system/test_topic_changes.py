@@ -1,0 +1,177 @@
+"""Topics are delivered otherwise and deleted while a cluster runs; features wait for the last old member."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from harness import secured
+from harness.system import System
+
+from toc import TimeoutCenter
+from toc.coordination.znodes import Paths
+from toc.dev.local.servers import RedisServer, ZooKeeper
+from toc.model.errors import FeatureNotReady, TocError, TopicClosed, TopicInUse, UnknownTopic
+from toc.model.features import KNOWN, Feature
+from toc.model.topic import Delivery, Topic
+from toc.operate import admin, topics
+
+
+def _pause(system: System, name: str) -> None:
+    admin.alter_topic(system.center.store, name, {"paused": True})
+
+
+def _resume(system: System, name: str) -> None:
+    admin.resume_topic(system.center.store, name, rate=0, now_ms=system.center.clock.now_ms())
+
+
+def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pulled(
+    hosts: System, tmp_path: Path
+) -> None:
+    hosts.create_topics(slots=4)
+    daemon = hosts.start(processes=1)
+    center, client = hosts.center, hosts.client
+    with pytest.raises(TopicInUse, match="not paused"):
+        topics.change_delivery(center, "test.sync", Delivery.PULL)
+
+    end = tmp_path / "end"
+    running = client.submit("test.sync", biz_id=1, delay=0.1, attribute={"until": str(end)})
+    hosts.wait(lambda: len(hosts.starts(running)) == 1, "it runs", 10)
+    _pause(hosts, "test.sync")
+    with pytest.raises(TopicInUse, match=r"1 pending \(1 prepared"):
+        topics.change_delivery(center, "test.sync", Delivery.PULL)
+    told: list[str] = []
+    changed: list[Topic] = []
+
+    def change() -> None:
+        changed.append(
+            topics.change_delivery(center, "test.sync", Delivery.PULL, wait=True, progress=told.append)
+        )
+
+    waiting = threading.Thread(target=change)
+    waiting.start()
+    hosts.wait(lambda: any("1 tasks" in text for text in told), "it waits for the task", 10)
+    assert not changed
+    end.touch()
+    waiting.join(30)
+    assert [topic.delivery for topic in changed] == [Delivery.PULL]
+    assert not hosts.pending([running])
+
+    hosts.wait(lambda: len(daemon.events("handler_not_used")) == 1, "it says so", 10)
+    _resume(hosts, "test.sync")
+    left = [client.submit("test.sync", biz_id=n, delay=0.05) for n in range(20)]
+    # Its slots are nobody's: no member serves pulls. Other topics run on.
+    others = [client.submit("test.async", biz_id=n, delay=1.0) for n in range(20)]
+    hosts.wait(lambda: not hosts.pending(others), "the other topic runs", 20)
+    claims = center.queues.claims(changed[0].slots())
+    hosts.wait(lambda: not any(center.queues.claims(changed[0].slots()).values()), f"let go of {claims}", 20)
+    assert len(hosts.pending(left)) == 20
+    assert sum(len(hosts.starts(job_id)) for job_id in left) == 0
+
+    _pause(hosts, "test.sync")
+    topics.change_delivery(center, "test.sync", Delivery.HANDLER)
+    _resume(hosts, "test.sync")
+    hosts.wait(lambda: not hosts.pending(left), "handlers have it again", 20)
+    assert hosts.not_run_once(left) == {}
+    assert len(daemon.events("handler_not_used")) == 1
+    assert hosts.verdict().clean, hosts.logs()
+
+
+def test_a_topic_is_deleted_only_empty_and_leaves_nothing_behind(
+    hosts: System, clean_redis: RedisServer
+) -> None:
+    hosts.create_topics(slots=4)
+    daemon = hosts.start(processes=1)
+    center, store, client = hosts.center, hosts.center.store, hosts.center
+    done = client.submit("test.sync", biz_id=1, delay=0.05)
+    dead = client.submit("test.sync", biz_id=2, delay=0.05, attribute={"dead": 1})
+    hosts.wait(lambda: not hosts.pending([done, dead]), "they have ended", 10)
+    far = [client.submit("test.sync", biz_id=n, delay=3600) for n in range(30)]
+    with pytest.raises(TopicInUse, match="not paused"):
+        topics.delete_topic(center, "test.sync")
+    _pause(hosts, "test.sync")
+    with pytest.raises(
+        TopicInUse, match=r"30 pending \(0 prepared, 0 leased or handed out\), 1 dead; --purge"
+    ):
+        topics.delete_topic(center, "test.sync")
+    with TimeoutCenter(hosts.settings) as other:
+        far.append(other.submit("test.sync", biz_id=31, delay=3600))  # it takes tasks again
+
+    assert len(_keys(clean_redis)) >= 8
+
+    # Another program dies right after it has closed it. A third goes on.
+    _, version = store.topics.seen("test.sync")
+    assert store.topics.close("test.sync", version)
+    with TimeoutCenter(hosts.settings) as other, pytest.raises(TopicClosed):
+        other.submit("test.sync", biz_id=32, delay=3600)
+    ended = topics.delete_topic(center, "test.sync", purge=True)
+    assert (ended.rows.pending, ended.rows.dead) == (31, 1)
+
+    with TimeoutCenter(hosts.settings) as other, pytest.raises(UnknownTopic):
+        other.submit("test.sync", biz_id=33, delay=3600)
+    rows = store.read([done, dead, *far])
+    assert dead not in rows
+    assert {rows[job_id].status for job_id in far} == {3}
+    hosts.wait(lambda: not _keys(clean_redis), "its keys are gone", 10)
+    assert store.topics.retired() == {1: 259_200}
+    with pytest.raises(TocError, match="deleted"):
+        admin.create_topic(center, "test.sync", biz_type=1, slot_amount=4)
+
+    # The name may be used again. The workers, which have lived through all of it, serve the new topic.
+    admin.create_topic(center, "test.sync", biz_type=77, slot_amount=2)
+    center.catalog.refresh()
+    fresh = [hosts.client.submit("test.sync", biz_id=n, delay=0.5) for n in range(20)]
+    hosts.wait(lambda: not hosts.pending(fresh), "the new topic runs", 20)
+    assert hosts.not_run_once(fresh) == {}
+    for event in ("worker_died", "worker_recycled", "index_lost_data"):
+        assert not daemon.events(event)
+
+
+def _keys(redis: RedisServer) -> list[str]:
+    """The keys of the slots of the deleted topic."""
+    found = redis.call("KEYS", "*test.sync_*")
+    assert isinstance(found, list)
+    return [str(key) for key in found]
+
+
+def test_a_feature_waits_until_the_last_member_of_an_earlier_version_is_gone(
+    hosts: System, zookeeper: ZooKeeper, zookeeper_root: str
+) -> None:
+    hosts.create_topics(slots=2)
+    center = hosts.center
+    center.require(Feature.DELIVERY)  # nobody has run here yet
+    onlooker = secured.zookeeper_client(zookeeper)
+    onlooker.start()
+    try:
+        hosts.start("new-host", processes=1)
+        center.catalog.refresh()
+        center.require(Feature.DELIVERY)
+        workers = Paths.of("", zookeeper_root).directory("workers")
+        (ours,) = onlooker.get_children(workers)
+        announced = json.loads(onlooker.get(f"{workers}/{ours}")[0])
+        assert (announced["features"], announced["serves"]) == (sorted(KNOWN), ["handler"])
+
+        earlier = {key: value for key, value in announced.items() if key not in ("features", "serves")}
+        old = json.dumps(earlier | {"host": "old-host", "topics": []}).encode()
+        onlooker.create(f"{workers}/old-host-0", old, ephemeral=True)
+
+        def refused() -> bool:
+            center.catalog.refresh()
+            try:
+                center.require(Feature.DELIVERY)
+            except FeatureNotReady as exc:
+                return "old-host;" in str(exc)
+            return False
+
+        hosts.wait(refused, "the old member is seen", 10)
+        with pytest.raises(FeatureNotReady):
+            admin.create_topic(center, "pulled", biz_type=9, slot_amount=2, delivery=Delivery.PULL)
+        center.submit("test.sync", biz_id=1, delay=60)  # what needs no feature is not held up
+        onlooker.delete(f"{workers}/old-host-0")
+        hosts.wait(lambda: not refused(), "it is gone", 10)
+        admin.create_topic(center, "pulled", biz_type=9, slot_amount=2, delivery=Delivery.PULL)
+    finally:
+        onlooker.stop()
+        onlooker.close()

@@ -1,0 +1,137 @@
+"""Who may do what: patterns, roles, grants."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toc.model.access import CLUSTER_CALLS, MATRIX, Access, Call, Role, Token, check_grant
+from toc.model.errors import FeatureNotReady, InvalidInput, NotGranted
+from toc.model.features import KNOWN, NOBODY_LACKS, Feature, check, decode, encode, lacking
+from toc.model.pattern import check_pattern, covers, matches
+from toc.model.template import Template, best_of
+
+letters = st.text("ab.*", min_size=1, max_size=8)
+names = st.text("ab.", min_size=1, max_size=8)
+
+
+@given(letters, names)
+def test_a_pattern_matches_what_its_regular_expression_does(pattern: str, name: str) -> None:
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+    assert matches(pattern, name) is bool(re.fullmatch(expression, name))
+
+
+@given(letters, letters, names)
+def test_what_a_covered_pattern_matches_the_covering_one_matches(wide: str, narrow: str, name: str) -> None:
+    if covers(wide, narrow) and matches(narrow, name):
+        assert matches(wide, name)
+
+
+def test_a_pattern_of_many_stars_takes_no_time() -> None:
+    assert not matches("*a" * 64, "a" * 63 + "b" * 65)
+
+
+@pytest.mark.parametrize("pattern", ["", "a b", "a?", "[a]", ".a", "*" * 129, 7, "ä"])
+def test_what_is_no_pattern_is_refused(pattern: object) -> None:
+    with pytest.raises(InvalidInput):
+        check_pattern(pattern)
+
+
+roles = st.frozensets(st.sampled_from(Role), min_size=1)
+patterns = st.lists(letters.filter(lambda text: text[0] != "."), min_size=1, max_size=3).map(tuple)
+tokens = st.builds(
+    Token,
+    st.just("t"),
+    roles,
+    patterns,
+    st.none() | st.integers(1, 3),
+    st.none() | st.sampled_from([1.0, 2.0]),
+)
+
+
+@given(tokens, tokens, st.sampled_from(Call), st.none() | names)
+def test_nobody_grants_more_than_he_has(giver: Token, made: Token, call: Call, topic: str | None) -> None:
+    try:
+        check_grant(giver, made.roles, made.topics, made.expires_at, made.rate)
+    except NotGranted:
+        assert not giver.covers(made)
+        return
+    assert giver.covers(made)
+    if made.may(call, topic) is Access.ALLOWED:
+        assert giver.may(call, topic) is Access.ALLOWED
+    assert giver.expires_at is None or (made.expires_at or 99) <= giver.expires_at
+    assert giver.rate is None or (made.rate or 99) <= giver.rate
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "granted"),
+    [
+        ("*", "shop.*", True),
+        ("shop.*", "shop.close", True),
+        ("shop.*", "shop.a.*", True),
+        ("*.close", "shop.*.close", True),
+        ("shop.*", "*", False),
+        ("shop.*", "sho*", False),
+        ("shop.close", "shop.*", False),
+        ("a*b*c", "a*c", False),
+    ],
+)
+def test_a_token_grants_no_wider_patterns(own: str, wanted: str, granted: bool) -> None:
+    giver = Token("giver", frozenset({Role.ADMIN}), ("x", own))
+    if granted:
+        check_grant(giver, [Role.READ], ["x", wanted], None, None)
+    else:
+        with pytest.raises(NotGranted, match="topics"):
+            check_grant(giver, [Role.READ], ["x", wanted], None, None)
+
+
+def test_a_token_is_asked_for_role_and_topic() -> None:
+    token = Token("shop", frozenset({Role.PRODUCE}), ("shop.*", "cart"))
+    assert token.may(Call.SUBMIT, "shop.close") is Access.ALLOWED
+    assert token.may(Call.SUBMIT, "cart") is Access.ALLOWED
+    assert token.may(Call.SUBMIT, "carts") is Access.HIDDEN
+    assert token.may(Call.PULL, "shop.close") is Access.FORBIDDEN
+    assert token.may(Call.PULL, "carts") is Access.FORBIDDEN, "the role is asked first: no topic is told of"
+    admin = Token("root", frozenset({Role.ADMIN}), ("shop.*",))
+    for call in Call:
+        assert (admin.may(call, "shop.a") is Access.ALLOWED) is (call not in CLUSTER_CALLS), call
+    assert {call for call in Call if Role.ADMIN not in MATRIX[call]} == set()
+    assert set(MATRIX) == set(Call)
+
+
+def test_of_templates_the_longest_pattern_wins() -> None:
+    made = [
+        Template(pattern, {"slot_amount": 2}, 5) for pattern in ("*", "shop.*", "*.close.late", "shop.x*")
+    ]
+    best = {name: best_of(made, name) for name in ("other", "shop.a", "shop.xy", "shop.close.late")}
+    assert {name: found and found.pattern for name, found in best.items()} == {
+        "other": "*",
+        "shop.a": "shop.*",
+        "shop.xy": "shop.x*",
+        "shop.close.late": "*.close.late",
+    }
+    assert best_of(made[1:], "other") is None
+    for wrong in (
+        {},
+        {"slot_amount": 3},
+        {"slot_amount": 2, "paused": True},
+        {"slot_amount": 2, "delivery": 7},
+    ):
+        with pytest.raises(InvalidInput):
+            Template("a", wrong, 5)
+
+
+def test_a_feature_is_refused_until_every_member_knows_it() -> None:
+    check(Feature.DELIVERY, NOBODY_LACKS)
+    found = lacking([("h1", KNOWN), ("h2", KNOWN - {"delivery"}), ("h3", ())])
+    assert decode(encode(found)) == found
+    with pytest.raises(FeatureNotReady, match="h2, h3"):
+        check(Feature.DELIVERY, found)
+    with pytest.raises(FeatureNotReady, match="on h3;"):
+        check(Feature.BODIES, found)
+    for nobody in (None, "", "[]", "{", '{"delivery": 7}'):
+        with pytest.raises(FeatureNotReady, match="earlier version"):
+            check(Feature.DELIVERY, decode(nobody))

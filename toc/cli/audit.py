@@ -1,0 +1,64 @@
+"""toc audit"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.cli.output import show
+from toc.cli.values import Json, moment, opened
+
+if TYPE_CHECKING:
+    from toc.store.audit import AuditRow
+
+
+def audit(
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="WHO", help="Only by this operator, user@host, or token.")
+    ] = None,
+    action: Annotated[
+        str | None, typer.Option("--action", metavar="NAME", help="Only this action: topic.pause.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="NAME", help="Only on this topic, host, token, ...")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="TIME", help="Since: an age such as 2h, or ISO 8601.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=10_000, help="At most N actions, latest first.")
+    ] = 50,
+    as_json: Json = False,
+) -> None:
+    """Show what operators have changed: who, when, what, and what came of it.
+
+    An action whose outcome is `unknown` goes on, or its program ended before it could record the outcome.
+
+    Example: toc audit --after 1d --target order.close
+    """
+    with opened() as center:
+        since = None if after is None else moment(after, center.clock.now_ms())
+        rows = center.store.audit.list(limit, actor=by, action=action, target=target, since=since)
+    records = [_record(row) for row in rows]
+    if not as_json:
+        for record in records:
+            del record["id"], record["ended"]
+    show(records, as_json=as_json, empty="no actions", spare=("details", "result"))
+
+
+def _record(row: AuditRow) -> dict[str, Any]:
+    """Return an action for display."""
+    result = {} if row.result is None else json.loads(row.result)
+    return {
+        "id": row.action_id,
+        "at": instant(row.began),
+        "by": row.actor,
+        "action": row.action,
+        "target": row.target,
+        "outcome": result.pop("outcome", "unknown"),
+        "details": json.loads(row.details),
+        "result": result,
+        "ended": None if row.ended is None else instant(row.ended),
+    }

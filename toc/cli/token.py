@@ -1,0 +1,114 @@
+"""toc token create | list | revoke"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.cli.output import print_json, say, show, show_one
+from toc.cli.values import Json, audited, duration, opened, who
+from toc.model.access import Role
+from toc.model.wire import instant
+from toc.observe.log import get_logger
+
+if TYPE_CHECKING:
+    from toc.model.access import Token
+
+app = typer.Typer(no_args_is_help=True, help="Access tokens of the gateway.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: shop-backend.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    role: Annotated[list[Role], typer.Option("--role", help="What it may do. Repeat it for more than one.")],
+    topic: Annotated[
+        list[str],
+        typer.Option("--topic", metavar="PATTERN", help="On which topics: shop.*, or * for all. May repeat."),
+    ],
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="TIME", help="Ends after: 12h, 90d. Default: never.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="N", help="Requests a second that each gateway process accepts."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it, for the only time: nothing else knows it, and nothing can show it again.
+
+    Example: toc token create shop-backend --role produce --topic 'shop.*' --expires 90d
+    """
+    from toc.operate import tokens
+
+    log = get_logger(__name__)
+    lifetime = None if expires is None else duration(expires)
+    roles = sorted(each.value for each in set(role))
+    with opened(account=True) as center:
+        with audited(center, "token.create", name, roles=roles, topics=topic, expires=expires, rate=rate):
+            made = tokens.create_token(
+                center.store,
+                name,
+                roles=role,
+                topics=topic,
+                clock=center.clock,
+                by=who(),
+                lifetime=lifetime,
+                rate=rate,
+            )
+        log.info("token_created", by=who(), token=name, roles=", ".join(roles), topics=", ".join(topic))
+    if as_json:
+        print_json(_record(made.token) | {"token": made.secret})
+        return
+    print(made.secret)
+    say("keep it: it is not shown again. It is in force within a second.")
+
+
+@app.command("list")
+def list_tokens(as_json: Json = False) -> None:
+    """List the tokens, without the secrets, which are not kept. Revoked ones stay in the list."""
+    with opened() as center:
+        tokens = center.store.tokens.list()
+        now = center.clock.now_ms()
+    records = [_record(token) | {"state": _state(token, now)} for token in tokens]
+    show(
+        records,
+        as_json=as_json,
+        empty="no tokens; toc token create NAME --role produce --topic 'shop.*'",
+        spare=("revoked", "created", "created_by"),
+    )
+
+
+@app.command()
+def revoke(name: Name, as_json: Json = False) -> None:
+    """End a token for good, everywhere within a second. Its name is not used again."""
+    from toc.operate import tokens
+
+    log = get_logger(__name__)
+    with opened(account=True) as center:
+        with audited(center, "token.revoke", name):
+            token = tokens.revoke_token(center.store, name)
+        log.info("token_revoked", by=who(), token=name)
+    show_one(_record(token), as_json=as_json)
+
+
+def _record(token: Token) -> dict[str, Any]:
+    """Return a token for display."""
+    return {
+        "name": token.name,
+        "roles": sorted(role.value for role in token.roles),
+        "topics": list(token.topics),
+        "rate": token.rate,
+        "expires": None if token.expires_at is None else instant(token.expires_at),
+        "revoked": None if token.revoked_at is None else instant(token.revoked_at),
+        "created": instant(token.created),
+        "created_by": token.created_by,
+    }
+
+
+def _state(token: Token, now_ms: int) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    return "valid" if token.lives(now_ms) else "expired"

@@ -1,0 +1,214 @@
+"""Access tokens: which calls of a gateway a role allows, on which topics. Decides only; knows no server.
+
+A call by a token is one of three: allowed; forbidden, because none of the token's roles may make the call; or
+hidden, because what the call is about lies outside the token's patterns: the caller is not told that it is
+there. For calls that name a task, a biz_id or a lease, the topic is that of the task. A call about the whole
+cluster needs the pattern ``*``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+from types import MappingProxyType
+
+from toc.model.errors import InvalidInput, NotGranted, shown
+from toc.model.pattern import EVERYTHING, any_matches, check_pattern, covers
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+MOST_PATTERNS = 100
+MOST_RATE = 1_000_000.0
+
+
+class Role(StrEnum):
+    """What the holder of a token does."""
+
+    PRODUCE = "produce"
+    """Submits tasks, cancels and reschedules them."""
+    CONSUME = "consume"
+    """Pulls tasks and ends them."""
+    READ = "read"
+    """Looks at everything but tokens and the audit."""
+    OPERATE = "operate"
+    """Keeps running what is there: pause, redrive, policies, hosts. Reads too."""
+    ADMIN = "admin"
+    """Everything, also creating and deleting topics and handing out tokens."""
+
+
+class Call(StrEnum):
+    """What a token may be used for."""
+
+    SUBMIT = "submit"
+    CANCEL = "cancel"
+    RESCHEDULE = "reschedule"
+    GET_TASK = "get-task"
+    GET_BODY = "get-body"
+    FIND_TASKS = "find-tasks"
+    PULL = "pull"
+    END_LEASE = "end-lease"
+    """ack, nack and extend."""
+    READ_TOPICS = "read-topics"
+    CHANGE_TOPIC = "change-topic"
+    """Alter, pause, resume."""
+    CREATE_TOPIC = "create-topic"
+    DELETE_TOPIC = "delete-topic"
+    READ_DEAD = "read-dead"
+    REDRIVE = "redrive"
+    PURGE = "purge"
+    READ_SCHEDULES = "read-schedules"
+    RUN_SCHEDULE = "run-schedule"
+    """Pause, resume, trigger, backfill."""
+    CHANGE_SCHEDULE = "change-schedule"
+    """Create, alter, delete."""
+    READ_TARGETS = "read-targets"
+    RUN_TARGET = "run-target"
+    """Test, pause, resume."""
+    CHANGE_TARGET = "change-target"
+    """Create, alter, rotate, delete."""
+    SUBMIT_URL = "submit-url"
+    """Submit a task with a URL of its own, for a webhook."""
+    READ_TEMPLATES = "read-templates"
+    CHANGE_TEMPLATES = "change-templates"
+    READ_CLUSTER = "read-cluster"
+    """Slots, workers, intents, health, overview."""
+    CHANGE_CLUSTER = "change-cluster"
+    """Drain, pin, weight, rebalance."""
+    READ_AUDIT = "read-audit"
+    READ_TOKENS = "read-tokens"
+    CHANGE_TOKENS = "change-tokens"
+    """Create and revoke. What is granted is checked besides: ``check_grant``."""
+
+
+_P, _C, _R, _O, _A = Role.PRODUCE, Role.CONSUME, Role.READ, Role.OPERATE, Role.ADMIN
+
+MATRIX: Mapping[Call, frozenset[Role]] = MappingProxyType(
+    {
+        Call.SUBMIT: frozenset({_P, _A}),
+        Call.SUBMIT_URL: frozenset({_A}),
+        Call.CANCEL: frozenset({_P, _O, _A}),
+        Call.RESCHEDULE: frozenset({_P, _O, _A}),
+        Call.GET_TASK: frozenset({_P, _C, _R, _O, _A}),
+        Call.GET_BODY: frozenset({_C, _R, _O, _A}),
+        Call.FIND_TASKS: frozenset({_P, _R, _O, _A}),
+        Call.PULL: frozenset({_C, _A}),
+        Call.END_LEASE: frozenset({_C, _A}),
+        Call.READ_TOPICS: frozenset({_R, _O, _A}),
+        Call.CHANGE_TOPIC: frozenset({_O, _A}),
+        Call.CREATE_TOPIC: frozenset({_A}),
+        Call.DELETE_TOPIC: frozenset({_A}),
+        Call.READ_DEAD: frozenset({_R, _O, _A}),
+        Call.REDRIVE: frozenset({_O, _A}),
+        Call.PURGE: frozenset({_O, _A}),
+        Call.READ_SCHEDULES: frozenset({_R, _O, _A}),
+        Call.RUN_SCHEDULE: frozenset({_O, _A}),
+        Call.CHANGE_SCHEDULE: frozenset({_A}),
+        Call.READ_TARGETS: frozenset({_R, _O, _A}),
+        Call.RUN_TARGET: frozenset({_O, _A}),
+        Call.CHANGE_TARGET: frozenset({_A}),
+        Call.READ_TEMPLATES: frozenset({_R, _O, _A}),
+        Call.CHANGE_TEMPLATES: frozenset({_A}),
+        Call.READ_CLUSTER: frozenset({_R, _O, _A}),
+        Call.CHANGE_CLUSTER: frozenset({_O, _A}),
+        Call.READ_AUDIT: frozenset({_A}),
+        Call.READ_TOKENS: frozenset({_A}),
+        Call.CHANGE_TOKENS: frozenset({_A}),
+    }
+)
+"""Which roles may make which call."""
+
+CLUSTER_CALLS = frozenset(
+    {
+        Call.READ_TARGETS, Call.RUN_TARGET, Call.CHANGE_TARGET, Call.READ_TEMPLATES, Call.CHANGE_TEMPLATES,
+        Call.READ_CLUSTER, Call.CHANGE_CLUSTER, Call.READ_AUDIT,
+    }
+)  # fmt: skip
+"""Calls about the whole cluster: no topic is named, and the token must be for all topics."""
+
+
+class Access(StrEnum):
+    """Whether a token may make a call."""
+
+    ALLOWED = "allowed"
+    FORBIDDEN = "forbidden"
+    """No role of the token may make the call, whatever the topic."""
+    HIDDEN = "hidden"
+    """A role may, but not on this topic: answer as if there were none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An access token without its secret. Instants are ms; None: never.
+
+    ``topics`` are patterns. ``rate``: requests a second that one gateway process accepts by this token; None:
+    no limit of its own.
+    """
+
+    name: str
+    roles: frozenset[Role]
+    topics: tuple[str, ...]
+    expires_at: int | None = None
+    rate: float | None = None
+    created_by: str = ""
+    created: int = 0
+    revoked_at: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            raise InvalidInput(
+                f"{shown(self.name)} is not a name of a token: letters, digits, '.', '_', '@' and '-', at "
+                f"most 64"
+            )
+        if not self.roles:
+            raise InvalidInput(f"a token needs a role: {', '.join(Role)}")
+        if not 1 <= len(self.topics) <= MOST_PATTERNS:
+            raise InvalidInput(f"a token needs 1 to {MOST_PATTERNS} patterns of topics, '*' for all")
+        for pattern in self.topics:
+            check_pattern(pattern)
+        if self.rate is not None and not (isfinite(self.rate) and 0 < self.rate <= MOST_RATE):
+            raise InvalidInput(f"rate must be more than 0 and at most {MOST_RATE:g} requests a second")
+
+    def lives(self, now_ms: int) -> bool:
+        """Whether it is neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now_ms < self.expires_at)
+
+    def may(self, call: Call, topic: str | None = None) -> Access:
+        """Whether the token allows a call, on a topic if it is about one.
+
+        Give no topic for a call that is about none yet, such as a search: then filter what it finds.
+        """
+        if not self.roles & MATRIX[call]:
+            return Access.FORBIDDEN
+        if call in CLUSTER_CALLS:
+            return Access.ALLOWED if EVERYTHING in self.topics else Access.FORBIDDEN
+        if topic is not None and not any_matches(self.topics, topic):
+            return Access.HIDDEN
+        return Access.ALLOWED
+
+    def covers(self, other: Token) -> bool:
+        """Whether it has all that another has: such a token may create, see and revoke the other."""
+        return not _beyond(self, other.roles, other.topics, other.expires_at, other.rate)
+
+
+def check_grant(
+    giver: Token, roles: Collection[Role], topics: Sequence[str], expires_at: int | None, rate: float | None
+) -> None:
+    """Raise NotGranted, with what is too much, if a token made by ``giver`` had more than that has."""
+    if too_much := _beyond(giver, roles, topics, expires_at, rate):
+        raise NotGranted(f"token {giver.name!r} cannot grant {too_much}: it has no more itself")
+
+
+def _beyond(
+    giver: Token, roles: Collection[Role], topics: Sequence[str], expires_at: int | None, rate: float | None
+) -> str:
+    """Return what is more than ``giver`` has; empty if nothing is."""
+    had = frozenset(Role) if Role.ADMIN in giver.roles else giver.roles
+    found = [f"role {role.value}" for role in sorted(set(roles) - had)]
+    found += [f"topics {wanted}" for wanted in topics if not any(covers(own, wanted) for own in giver.topics)]
+    if giver.expires_at is not None and (expires_at is None or expires_at > giver.expires_at):
+        found.append("a later end")
+    if giver.rate is not None and (rate is None or rate > giver.rate):
+        found.append("a higher rate")
+    return ", ".join(found)

@@ -1,0 +1,83 @@
+"""Features that members of an earlier version would ignore: refused until every member knows them.
+
+Members announce the features that they know (``workers/{worker_id}`` in ZooKeeper). The leading daemon
+writes, beside the identity of the task table, which hosts lack which. Every process reads that together with
+the topics, so asking costs a submit nothing.
+
+    no row of identity      no member has ever run on this task table: nothing is refused
+    a row without features  members of an earlier version have run, and no later one leads yet: all is refused
+    a feature without hosts every member knows it
+    a feature with hosts    they do not know it
+
+A member of an earlier version that joins later has the features refused again, within some seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+
+from toc.model.errors import FeatureNotReady
+
+MOST_HOSTS = 10
+"""How many hosts are kept for each feature."""
+
+
+class Feature(StrEnum):
+    """What a member must know to treat the tasks and topics that have it rightly."""
+
+    BODIES = "bodies"
+    TRIES = "tries"
+    EXPIRES_AT = "expires_at"
+    DELIVERY = "delivery"
+
+
+KNOWN: frozenset[str] = frozenset(Feature)
+"""What this version knows."""
+
+Lacking = Mapping[str, Collection[str]]
+"""feature -> the hosts that do not know it. A feature that is missing is unknown to whoever leads."""
+
+NOBODY_LACKS: Lacking = {feature.value: () for feature in Feature}
+
+
+def lacking(members: Iterable[tuple[str, Collection[str]]]) -> Lacking:
+    """Return which hosts lack which feature, given the host and the known features of each member."""
+    missing: dict[str, set[str]] = {feature.value: set() for feature in Feature}
+    for host, known in members:
+        for feature in KNOWN.difference(known):
+            missing[feature].add(host)
+    return {feature: tuple(sorted(hosts)[:MOST_HOSTS]) for feature, hosts in missing.items()}
+
+
+def encode(found: Lacking) -> str:
+    """Return it as text for the table."""
+    return json.dumps({feature: list(hosts) for feature, hosts in found.items()}, sort_keys=True)
+
+
+def decode(text: str | None) -> Lacking:
+    """Return it from the table's text; {} for none, and for what toc does not write."""
+    try:
+        values = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(values, dict):
+        return {}
+    return {str(name): tuple(map(str, hosts)) for name, hosts in values.items() if isinstance(hosts, list)}
+
+
+def check(feature: Feature, found: Lacking) -> None:
+    """Raise FeatureNotReady, naming the hosts, unless every member knows the feature."""
+    hosts = found.get(feature.value)
+    if hosts is None:
+        raise FeatureNotReady(
+            f"{feature.value!r} cannot be used yet: the workers that ran last are of an earlier version; "
+            f"upgrade all of them"
+        )
+    if hosts:
+        more = " and perhaps more" if len(hosts) >= MOST_HOSTS else ""
+        raise FeatureNotReady(
+            f"{feature.value!r} cannot be used yet: members of an earlier version run on "
+            f"{', '.join(hosts)}{more}; upgrade them first"
+        )

@@ -1,0 +1,52 @@
+"""Patterns of topic names: the characters of a name, and ``*`` for any of them, also for none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from toc.model.errors import InvalidInput, shown
+
+_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,127}")
+
+EVERYTHING = "*"
+
+
+def check_pattern(pattern: object) -> str:
+    """Return ``pattern`` if it is one. Raises InvalidInput."""
+    if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
+        raise InvalidInput(
+            f"{shown(pattern)} is not a pattern of topics: letters, digits, '.', '_', '-' and '*' for any "
+            f"of these, at most 128, such as 'shop.*'"
+        )
+    return pattern
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name fits. Takes time in proportion to both lengths, whatever the pattern."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == pattern
+    *middle, last = rest
+    if not name.startswith(first) or len(name) < len(first) + len(last) or not name.endswith(last):
+        return False
+    at, end = len(first), len(name) - len(last)
+    for part in middle:  # the first place is the best: it leaves most for the parts that follow
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def covers(pattern: str, narrower: str) -> bool:
+    """Whether every name that fits ``narrower`` fits ``pattern``.
+
+    Then ``pattern`` matches ``narrower`` read as a name, in which only its ``*`` can stand for a ``*``.
+    """
+    return matches(pattern, narrower)
+
+
+def any_matches(patterns: Iterable[str], name: str) -> bool:
+    """Whether a name fits one of the patterns."""
+    return any(matches(pattern, name) for pattern in patterns)

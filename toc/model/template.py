@@ -1,0 +1,68 @@
+"""Topic templates: doors create topics by them when a task is submitted to a name that is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from toc.model.errors import InvalidInput, InvalidTopic, shown
+from toc.model.pattern import check_pattern, matches
+from toc.model.topic import Topic
+
+MOST_TOPICS = 10_000
+"""The largest cap of a template."""
+
+POLICIES = frozenset(
+    {
+        "slot_amount", "topic_type", "retries", "backoff", "backoff_base", "backoff_cap", "prepare_timeout",
+        "max_runtime", "horizon", "retention", "concurrency", "delivery",
+    }
+)  # fmt: skip
+"""The fields of a topic that a template sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A pattern of names with the policies of the topics that are created by it.
+
+    ``policies`` are fields of Topic as JSON carries them; slot_amount must be one of them. ``most_topics``:
+    with so many topics that fit the pattern, however they were made, none is created any more.
+    """
+
+    pattern: str
+    policies: Mapping[str, Any] = field(hash=False)
+    most_topics: int
+
+    def __post_init__(self) -> None:
+        check_pattern(self.pattern)
+        most = self.most_topics
+        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MOST_TOPICS:
+            raise InvalidInput(
+                f"most_topics must be a whole number from 1 to {MOST_TOPICS}, not {shown(most)}"
+            )
+        if unknown := sorted(self.policies.keys() - POLICIES):
+            raise InvalidInput(f"a template cannot set {', '.join(unknown)}")
+        if "slot_amount" not in self.policies:
+            raise InvalidInput("a template needs a slot_amount")
+        self.topic("t", 0)  # raises if a policy is out of range
+
+    def topic(self, name: str, biz_type: int) -> Topic:
+        """Return the topic that it makes of a name. Raises InvalidTopic."""
+        try:
+            return Topic.of({**self.policies, "name": name, "biz_type": biz_type})
+        except InvalidTopic:
+            raise
+        except (ValueError, TypeError) as exc:
+            raise InvalidTopic(str(exc)) from exc
+
+    def altered(self, policies: Mapping[str, Any], most_topics: int | None) -> Template:
+        """Return it with some policies changed, and its cap unless None. Raises InvalidInput."""
+        cap = self.most_topics if most_topics is None else most_topics
+        return replace(self, policies={**self.policies, **policies}, most_topics=cap)
+
+
+def best_of(templates: Iterable[Template], name: str) -> Template | None:
+    """Return the template for a name: of those that match, the one with the longest pattern."""
+    fitting = [template for template in templates if matches(template.pattern, name)]
+    return max(fitting, key=lambda template: (len(template.pattern), template.pattern), default=None)

@@ -1,0 +1,67 @@
+"""The audit of operators' changes: a row of intent before each, one of the result after it.
+
+    with audited(store, by="ann@host1", action="topic.pause", target="order.close") as record:
+        ...
+        record["tasks"] = 3        # becomes part of the result
+
+If the intent cannot be written, nothing is changed. If the result cannot, that is logged, and the change
+stands: its intent says who began it. A secret is part of neither.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from toc.model.errors import StoreUnavailable, TocError
+from toc.observe.log import get_logger, redact
+from toc.store.audit import MOST_TEXT
+from toc.store.store import Store
+
+log = get_logger(__name__)
+
+DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
+MOST_ERROR = 1000
+
+
+@contextmanager
+def audited(
+    store: Store, *, by: str, action: str, target: str, **details: object
+) -> Iterator[dict[str, Any]]:
+    """Record a change: who makes it, what and to what, and what came of it.
+
+    ``by`` is ``user@host`` at the command line, the token's name at a gateway. Raises StoreUnavailable before
+    the block is entered if the intent cannot be written.
+    """
+    action_id = secrets.token_hex(16)
+    try:
+        store.audit.intend(action_id, by, action, target, _text(details))
+    except StoreUnavailable as exc:
+        raise StoreUnavailable(
+            f"nothing was changed: the audit, which is in the first database, cannot be written: {exc}"
+        ) from exc
+    record: dict[str, Any] = {}
+    outcome = {"outcome": INTERRUPTED}
+    try:
+        yield record
+        outcome = {"outcome": DONE}
+    except TocError as exc:
+        outcome = {"outcome": FAILED, "error": redact(str(exc))[:MOST_ERROR]}
+        raise
+    except Exception as exc:  # of a command that ends with a code, or a bug: its text may hold anything
+        outcome = {"outcome": FAILED, "error": type(exc).__name__}
+        raise
+    finally:
+        try:
+            store.audit.conclude(action_id, by, action, target, _text({**outcome, **record}))
+        except TocError as exc:
+            log.warning("audit_result_not_written", action=action, target=target, error=str(exc))
+
+
+def _text(values: dict[str, Any]) -> str:
+    """Return values as JSON that fits its column."""
+    text = json.dumps(values, ensure_ascii=False, default=str)
+    return text if len(text) <= MOST_TEXT else json.dumps({"too_long": len(text), "begins": text[:2000]})

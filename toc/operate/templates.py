@@ -1,0 +1,68 @@
+"""Topic templates, and the topics that doors create by them when a task is submitted."""
+
+from __future__ import annotations
+
+import secrets
+
+from toc.model.errors import StoreUnavailable, TooManyTopics, TopicExists, UnknownTopic
+from toc.model.features import Feature
+from toc.model.pattern import matches
+from toc.model.template import Template, best_of
+from toc.model.topic import Delivery, Topic, check_topic_name
+from toc.observe.log import get_logger
+from toc.sdk.client import TimeoutCenter
+
+log = get_logger(__name__)
+
+DRAWN_FROM, DRAWN_BELOW = 10**9, 10**15
+"""biz_types of topics that templates make. Draws seldom clash; those of deleted topics are refused too."""
+
+_TRIES = 20
+
+
+def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
+    """Return a topic; if there is none of that name, create it by the template that fits best.
+
+    For a submit, never for a poll. ``by`` is named in the log. A topic that another program creates at the
+    same time is used. Costs nothing for a topic that this process knows. Raises InvalidTopic, UnknownTopic if
+    no template fits, TooManyTopics if its cap is reached, FeatureNotReady, StoreUnavailable.
+    """
+    topic = center.catalog.known().get(name)
+    if topic is not None:
+        return topic
+    check_topic_name(name)
+    for _ in range(_TRIES):
+        versions = center.store.templates.versions()  # before the topics: the version guards their number
+        known = center.catalog.refresh()
+        if name in known:
+            return known[name]
+        template = best_of(versions, name)
+        if template is None:
+            raise UnknownTopic(
+                f"there is no topic {name!r}, and no template makes one; create it with "
+                f"`toc topic create {name} --biz-type N --slots N`"
+            )
+        made = _create(center, name, template, versions[template], known)
+        if made is not None:
+            log.info("topic_created", by=by, topic=name, biz_type=made.biz_type, template=template.pattern)
+            center.catalog.refresh()
+            return made
+    raise StoreUnavailable(f"topic {name!r} could not be created: too many are created at once; try again")
+
+
+def _create(
+    center: TimeoutCenter, name: str, template: Template, version: int, known: dict[str, Topic]
+) -> Topic | None:
+    """Create a topic by a template. None: another program was faster, or a number was taken; look again."""
+    if sum(matches(template.pattern, other) for other in known) >= template.most_topics:
+        raise TooManyTopics(
+            f"topic {name!r} was not created: as many topics fit template {template.pattern!r} as it allows "
+            f"({template.most_topics}); `toc template alter` raises that"
+        )
+    topic = template.topic(name, secrets.randbelow(DRAWN_BELOW - DRAWN_FROM) + DRAWN_FROM)
+    if topic.delivery is not Delivery.HANDLER:
+        center.require(Feature.DELIVERY)
+    try:
+        return topic if center.store.templates.create_topic(topic, template.pattern, version) else None
+    except TopicExists:
+        return None

@@ -1,0 +1,156 @@
+"""Access tokens: making and revoking them, and the book by which a gateway knows them.
+
+A token is ``toc_`` and 32 random bytes as text. It is shown once; only its SHA-256 is kept. So a token is
+found by a lookup of its hash, whose time tells nothing about any token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from toc.model.access import Role, Token, check_grant
+from toc.model.clock import Clock
+from toc.model.errors import InvalidInput, NotGranted, TocError, TokensUnavailable
+from toc.observe.log import get_logger
+from toc.store.store import Store
+from toc.store.tokens import State, TokenTable
+
+log = get_logger(__name__)
+
+PREFIX = "toc_"
+SECRET_BYTES = 32
+LONGEST = 200
+"""Characters. A longer text is no token of ours, and is not hashed."""
+
+REFRESH_SECONDS = 0.4
+"""Seconds between two looks at the table: a change is in force everywhere within 1 s."""
+KEPT_SECONDS = 600.0
+"""For how many seconds the tokens that were read last hold while the table is away; no longer."""
+FRESH_SECONDS = 2.0
+"""After so many seconds without an answer of the table an unknown token may also be a new one."""
+
+
+class Made(NamedTuple):
+    """A new token and its secret text, which is nowhere else and cannot be shown again."""
+
+    token: Token
+    secret: str
+
+
+def create_token(
+    store: Store,
+    name: str,
+    *,
+    roles: Collection[Role],
+    topics: Sequence[str],
+    clock: Clock,
+    by: str,
+    lifetime: float | None = None,
+    rate: float | None = None,
+    giver: Token | None = None,
+) -> Made:
+    """Make a token that lives ``lifetime`` seconds (None: until it is revoked).
+
+    ``giver``: the token by which the caller asks; None for an operator at the command line, who may grant
+    all. Raises InvalidInput, NameTaken, NotGranted.
+    """
+    now = clock.now_ms()
+    if lifetime is not None and not 1 <= lifetime <= 10 * 366 * 86_400:
+        raise InvalidInput("a token lives for 1 s to 10 years, or without end")
+    expires_at = None if lifetime is None else now + round(lifetime * 1000)
+    token = Token(name, frozenset(roles), tuple(topics), expires_at, rate, by, now)
+    if giver is not None:
+        check_grant(giver, roles, topics, expires_at, rate)
+    secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    store.tokens.create(token, digest(secret))
+    return Made(token, secret)
+
+
+def revoke_token(store: Store, name: str, *, giver: Token | None = None) -> Token:
+    """End a token for good. Raises UnknownToken, and NotGranted if it has more than ``giver``."""
+    if giver is not None:
+        other = next((token for token in store.tokens.list() if token.name == name), None)
+        if other is not None and not giver.covers(other):
+            raise NotGranted(
+                f"token {giver.name!r} cannot revoke {name!r}, which has more than it has itself"
+            )
+    return store.tokens.revoke(name)
+
+
+def digest(secret: str) -> bytes:
+    """Return what the table keeps of a token."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+class TokenBook:
+    """The tokens as a gateway process knows them. Thread-safe; asks no server when a token is looked up.
+
+    Call ``run_once`` on a thread of its own, again after the seconds that it returns; before the first answer
+    of the table nothing is known.
+    """
+
+    def __init__(self, table: TokenTable, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        self._tokens: Mapping[bytes, Token] = {}
+        """By SHA-256. Replaced, never changed in place."""
+        self._state: State | None = None
+        self._answered = float("-inf")
+        """When the last look at the table that succeeded began (monotonic)."""
+        self._away = False
+        self._lock = threading.Lock()
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """Token -> requests that it may make now, as of an instant (monotonic)."""
+
+    def run_once(self) -> float:
+        """Look whether a token has changed, and read them then. Returns the seconds until the next look."""
+        began = self._clock.monotonic()
+        try:
+            if self._state is None or self._table.state() != self._state:
+                self._state, self._tokens = self._table.read()
+        except TocError as exc:
+            if not self._away:
+                self._away = True
+                log.warning("tokens_not_read", error=str(exc))
+        else:
+            self._answered, self._away = began, False
+        return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
+
+    def find(self, secret: str) -> Token | None:
+        """Return the token of a text, or None if it is none, or is revoked or expired.
+
+        Raises TokensUnavailable if that cannot be told: the table has not answered for KEPT_SECONDS, or for
+        FRESH_SECONDS and the token is not known.
+        """
+        if not secret.startswith(PREFIX) or len(secret) > LONGEST:
+            return None
+        age = self._clock.monotonic() - self._answered
+        if age <= KEPT_SECONDS:
+            token = self._tokens.get(digest(secret))
+            if token is not None:
+                return token if token.lives(self._clock.now_ms()) else None
+            if age <= FRESH_SECONDS:
+                return None
+        raise TokensUnavailable("the table of access tokens is out of reach; try again")
+
+    def wait(self, token: Token) -> float:
+        """Take one request from what a token's rate allows this process. Returns 0.0 if it is admitted.
+
+        Otherwise nothing is taken, and it returns the seconds after which to try again. A second's worth may
+        come at once.
+        """
+        rate = token.rate
+        if rate is None:
+            return 0.0
+        most = max(rate, 1.0)
+        with self._lock:
+            now = self._clock.monotonic()
+            left, at = self._buckets.get(token.name, (most, now))
+            left = min(most, left + (now - at) * rate)
+            admitted = left >= 1
+            self._buckets[token.name] = (left - 1 if admitted else left, now)
+            return 0.0 if admitted else (1 - left) / rate

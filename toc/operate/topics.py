@@ -1,0 +1,199 @@
+"""What may be done to a topic only while nothing of it runs: deliver it otherwise, delete it.
+
+Both want the topic paused. A pause is noticed by every worker within NOTICED_SECONDS; after that nothing new
+is taken, and what is prepared or leased can be counted. Every write is guarded by the version of the topic
+that was counted under, so a resume in between is never overlooked.
+
+Delete goes in this order, and can be repeated after any interruption:
+
+    closed      submits are refused, in every process that has read the topic table since
+    counted     what is pending, held, dead: if anything is, the topic is opened again and the call refused
+    retired     the biz_type, for good; then the topic's row goes; finished rows live out their retention
+    forgotten   the keys in Redis, when the workers have let go of the slots
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from toc.model.catalog import NOTICED_SECONDS
+from toc.model.errors import IndexUnavailable, TocError, TopicInUse
+from toc.model.features import Feature
+from toc.model.sharding import MAX_TABLES
+from toc.model.task import TaskStatus
+from toc.model.topic import Delivery, Slot, Topic
+from toc.operate import bulk
+from toc.sdk.client import TimeoutCenter
+from toc.store.batch import OpenTasks
+from toc.store.select import Selection
+from toc.store.store import Store
+
+TABLES_COUNTED = 16
+"""Consecutive table numbers lie on different servers, so all servers work on such a group."""
+LOOK_SECONDS = 0.5
+LET_GO_SECONDS = 10.0
+"""How long the workers may take to let go of the slots of a deleted topic before their keys are removed."""
+
+Progress = Callable[[str], None]
+"""Is told what is waited for."""
+
+
+class Use(NamedTuple):
+    """How many tasks of a topic there are: rows by what they are, and entries in the PrepareQueues."""
+
+    rows: OpenTasks
+    prepared: int
+
+    def __str__(self) -> str:
+        rows = self.rows
+        return (
+            f"{rows.pending} pending ({self.prepared} prepared, {rows.held} leased or handed out), "
+            f"{rows.dead} dead"
+        )
+
+
+def use_of(center: TimeoutCenter, topic: Topic) -> Use:
+    """Count a topic's tasks. Reads all its pending and dead rows, a few tables at a time.
+
+    Raises StoreUnavailable, and IndexUnavailable if the entries of some slot cannot be counted.
+    """
+    prepared = prepared_of(center, topic)
+    tables = sorted(table for tables in center.store.tables_of_server() for table in tables)
+    rows = OpenTasks()
+    for first in range(0, len(tables), TABLES_COUNTED):
+        part = center.store.count_open(tables[first : first + TABLES_COUNTED], topic.biz_type)
+        rows = OpenTasks(*(sum(pair) for pair in zip(rows, part, strict=True)))
+    return Use(rows, prepared)
+
+
+def prepared_of(center: TimeoutCenter, topic: Topic) -> int:
+    """Count the entries in the PrepareQueues of a topic. Raises IndexUnavailable."""
+    prepared = 0
+    for peek in center.queues.peek(topic.slots()).values():
+        if isinstance(peek, IndexUnavailable):
+            raise peek
+        prepared += peek.prepared
+    return prepared
+
+
+def change_delivery(
+    center: TimeoutCenter,
+    name: str,
+    delivery: Delivery,
+    *,
+    wait: bool = False,
+    progress: Progress = lambda _text: None,
+) -> Topic:
+    """Deliver a topic's tasks otherwise. ``wait``: until nothing of it is prepared or leased.
+
+    Raises TopicInUse, with the counts, if it is not paused or something of it may run; FeatureNotReady;
+    UnknownTopic; IndexUnavailable and StoreUnavailable if it cannot be counted.
+    """
+    center.require(Feature.DELIVERY)
+    topic, version = _paused(center.store, name, "its delivery")
+    if topic.delivery is delivery:
+        return topic
+    progress("until every worker has noticed the pause")
+    time.sleep(NOTICED_SECONDS)
+    while True:
+        if not (wait and (prepared := prepared_of(center, topic))):  # cheaper to ask than the rows
+            found = use_of(center, topic)
+            if not found.prepared and not found.rows.held:
+                break
+            if not wait:
+                raise TopicInUse(
+                    f"the delivery of {name!r} was not changed, as tasks of it may run: {found}; "
+                    f"try again when they have ended, or add --wait"
+                )
+            prepared = found.prepared + found.rows.held
+        progress(f"until {prepared} tasks have ended")
+        time.sleep(LOOK_SECONDS)
+        if center.store.topics.seen(name)[1] != version:
+            topic, version = _paused(center.store, name, "its delivery")
+    if not center.store.topics.deliver(name, version, delivery):
+        raise TopicInUse(f"topic {name!r} was changed meanwhile, and its delivery was not; try again")
+    return center.store.topics.seen(name)[0]
+
+
+def delete_topic(
+    center: TimeoutCenter, name: str, *, purge: bool = False, progress: Progress = lambda _text: None
+) -> Use:
+    """Delete a paused topic; its biz_type is never used again. Returns what ``purge`` has ended.
+
+    Refused while it has pending or dead tasks. ``purge`` cancels the pending and deletes the dead ones first.
+    Finished rows stay until the topic's retention is over. Raises TopicInUse, with the counts, UnknownTopic,
+    StoreUnavailable and IndexUnavailable; after the latter the topic may be gone, and its keys be left.
+    """
+    store = center.store
+    topic, version = _paused(store, name, "it")
+    if not topic.closed:
+        if not store.topics.close(name, version):
+            raise TopicInUse(f"topic {name!r} was changed meanwhile, and not deleted; try again")
+        topic, version = store.topics.seen(name)
+    try:
+        progress("until every program has noticed that it is closed")
+        time.sleep(NOTICED_SECONDS)
+        found = ended = use_of(center, topic)
+        if purge:
+            if found.prepared or found.rows.held:
+                raise TopicInUse(f"topic {name!r} was not deleted, as tasks of it may run: {found}")
+            for step in _end_tasks(center, topic):
+                progress(f"{step.done} tasks ended")
+            found = use_of(center, topic)
+        if any(found.rows) or found.prepared:
+            hint = "; --purge cancels the pending and deletes the dead ones" if not purge else "; try again"
+            raise TopicInUse(f"topic {name!r} was not deleted: it has {found}{hint}")
+        if not store.topics.retire(topic, version):
+            raise TopicInUse(f"topic {name!r} was changed meanwhile, and not deleted; try again")
+    except (TocError, KeyboardInterrupt):
+        with suppress(TocError):
+            store.topics.alter(name, closed=False)  # it stays, and takes tasks again
+        raise
+    progress("until its workers have let go of its slots")
+    _forget(center, topic)
+    return ended
+
+
+def _paused(store: Store, name: str, what: str) -> tuple[Topic, int]:
+    """Return a topic and its version. Raises TopicInUse unless it is paused, and UnknownTopic."""
+    topic, version = store.topics.seen(name)
+    if not topic.paused:
+        raise TopicInUse(f"topic {name!r} is not paused: `toc topic pause {name}` first, then change {what}")
+    return topic, version
+
+
+def _end_tasks(center: TimeoutCenter, topic: Topic) -> Iterator[bulk.BulkStep]:
+    """Cancel the pending tasks of a topic, and delete the dead ones."""
+    for status, end in ((TaskStatus.PENDING, bulk.cancel), (TaskStatus.DEAD, bulk.purge_dead)):
+        chosen = center.store.selections.ids(Selection(status, biz_type=topic.biz_type))
+        if chosen:
+            yield from end(center, chosen)
+
+
+def _forget(center: TimeoutCenter, topic: Topic) -> None:
+    """Remove the keys of a topic that is gone: those of all slots that it may ever have had.
+
+    A worker that still knew the slots would take the missing keys for a loss of data, so the workers are
+    waited for; not for long, as those that were killed let go of nothing. If there is a new topic of that
+    name by then, the keys are its own, and the row check drops what is left of the old one. Raises
+    IndexUnavailable.
+    """
+    time.sleep(NOTICED_SECONDS)
+    until = time.monotonic() + LET_GO_SECONDS
+    slots = topic.slots()
+    while time.monotonic() < until:
+        held = center.queues.claims(slots).values()
+        if not any(isinstance(claims, IndexUnavailable) or claims for claims in held):
+            break
+        time.sleep(LOOK_SECONDS)
+    if center.store.topics.get(topic.name) is not None:
+        return
+    failed = center.queues.forget(Slot(topic.name, number) for number in range(MAX_TABLES))
+    if failed:
+        raise IndexUnavailable(
+            f"topic {topic.name!r} is deleted, but some of its keys in Redis are left, which harms nobody: "
+            f"{failed[0]}"
+        ) from failed[0]

@@ -1,0 +1,104 @@
+"""The table of topic templates, and the creation of topics by them."""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from toc.model.clock import Clock
+from toc.model.errors import InvalidInput, NameTaken, StoreUnavailable, UnknownTemplate
+from toc.model.template import Template
+from toc.model.topic import Topic
+from toc.observe.log import get_logger
+from toc.store.server import DatabaseServer, Duplicate, Param, Statement
+from toc.store.topics import TopicTable
+
+log = get_logger(__name__)
+
+_TRIES = 5
+
+
+class TemplateTable:
+    """The templates. Any method raises StoreUnavailable or SchemaBehind."""
+
+    def __init__(self, server: DatabaseServer, table: str, topics: TopicTable, clock: Clock) -> None:
+        self._server = server
+        self._topics = topics
+        self._table = table
+        self._clock = clock
+
+    def list(self) -> list[Template]:
+        """Return all templates, by pattern."""
+        return list(self.versions())
+
+    def versions(self) -> dict[Template, int]:
+        """Return all templates by pattern, each with its version, which guards what is done by it."""
+        select = f"SELECT pattern,policies,most_topics,version FROM {self._table} ORDER BY pattern"
+        found: dict[Template, int] = {}
+        for pattern, policies, most, version in self._server.run([Statement(select)])[0].rows:
+            try:
+                found[Template(pattern, json.loads(policies), most)] = version
+            except (ValueError, TypeError, InvalidInput) as exc:  # of a later version, or edited by hand
+                log.warning("template_not_understood", pattern=pattern, error=str(exc))
+        return found
+
+    def create(self, template: Template) -> None:
+        """Add a template. Raises NameTaken."""
+        now = self._server.instant(self._clock.now_ms())
+        insert = (
+            f"INSERT INTO {self._table} (pattern,policies,most_topics,gmt_create,gmt_modified,version) "
+            f"VALUES (%s,%s,{template.most_topics:d},{now},{now},0)"
+        )
+        try:
+            self._server.run(
+                [Statement(insert, [template.pattern, json.dumps(dict(template.policies))])], again=False
+            )
+        except Duplicate as exc:
+            raise NameTaken(f"there is a template {template.pattern!r} already; alter it") from exc
+
+    def alter(self, pattern: str, policies: Mapping[str, Any], most_topics: int | None) -> Template:
+        """Change policies of a template, or its cap. Topics that it has made stay as they are.
+
+        Raises UnknownTemplate and InvalidInput.
+        """
+        for _ in range(_TRIES):
+            found = next((each for each in self.versions().items() if each[0].pattern == pattern), None)
+            if found is None:
+                raise UnknownTemplate(f"there is no template {pattern!r}; `toc template list` shows all")
+            template, version = found
+            changed = template.altered(policies, most_topics)
+            now = self._server.instant(self._clock.now_ms())
+            params: list[Param] = [json.dumps(dict(changed.policies)), pattern]
+            update = (
+                f"UPDATE {self._table} SET policies=%s,most_topics={changed.most_topics:d},"
+                f"gmt_modified={now},version=version+1 WHERE pattern=%s AND version={version:d}"
+            )
+            if self._server.run([Statement(update, params)], again=False)[0].matched == 1:
+                return changed
+        raise StoreUnavailable(f"{self._server.name}: template {pattern!r} keeps changing; try again")
+
+    def delete(self, pattern: str) -> None:
+        """Remove a template. Topics that it has made stay. Raises UnknownTemplate."""
+        delete = f"DELETE FROM {self._table} WHERE pattern=%s"
+        if not self._server.run([Statement(delete, [pattern])], again=False)[0].matched:
+            raise UnknownTemplate(f"there is no template {pattern!r}; `toc template list` shows all")
+
+    def create_topic(self, topic: Topic, pattern: str, version: int) -> bool:
+        """Add a topic by a template of this version. False: the version or the biz_type is not to be had.
+
+        Of two programs that create topics by one template at once, the second is refused, reads again, and
+        so counts what the first has created. Raises TopicExists.
+        """
+        where = f"EXISTS (SELECT 1 FROM {self._table} WHERE pattern=%s AND version={version:d})"
+        lock = f"SELECT 1 FROM {self._table} WHERE pattern=%s{self._server.for_update}"
+        change = f"UPDATE {self._table} SET version=version+1 WHERE pattern=%s AND version={version:d}"
+        return self._topics.add(
+            topic,
+            where,
+            [pattern],
+            before=[Statement(lock, [pattern])],
+            after=[Statement(change, [pattern])],
+        )

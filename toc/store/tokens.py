@@ -1,0 +1,102 @@
+"""The table of access tokens. It holds their SHA-256, never the tokens.
+
+A row stays for good: the name of a revoked token is not used again, so that the audit stays unambiguous. Each
+change adds one to a version, so (number of rows, sum of versions) is another after every change.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from toc.model.access import Role, Token
+from toc.model.clock import Clock
+from toc.model.errors import InvalidInput, NameTaken, UnknownToken
+from toc.observe.log import get_logger
+from toc.store.server import DatabaseServer, Duplicate, Param, Statement
+
+log = get_logger(__name__)
+
+State = tuple[int, int]
+"""The number of tokens and the sum of their versions."""
+
+
+class TokenTable:
+    """The tokens. Any method raises StoreUnavailable or SchemaBehind."""
+
+    def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
+        self._server = server
+        self._table = table
+        self._clock = clock
+
+    def create(self, token: Token, sha256: bytes) -> None:
+        """Add a token. Raises NameTaken."""
+        end = "NULL" if token.expires_at is None else self._server.instant(token.expires_at)
+        insert = (
+            f"INSERT INTO {self._table} (name,sha256,roles,topics,limits,expires_at,created_by,gmt_create,"
+            f"version) VALUES (%s,%s,%s,%s,%s,{end},%s,{self._server.instant(token.created)},1)"
+        )
+        roles = json.dumps(sorted(token.roles))
+        limits = json.dumps({} if token.rate is None else {"rate": token.rate})
+        texts: list[Param] = [
+            token.name,
+            sha256,
+            roles,
+            json.dumps(list(token.topics)),
+            limits,
+            token.created_by,
+        ]
+        try:
+            self._server.run([Statement(insert, texts)], again=False)
+        except Duplicate as exc:
+            raise NameTaken(f"there is, or was, a token {token.name!r} already; give another name") from exc
+
+    def revoke(self, name: str) -> Token:
+        """End a token for good and return it. Revoking it again changes nothing. Raises UnknownToken."""
+        now = self._server.instant(self._clock.now_ms())
+        update = (
+            f"UPDATE {self._table} SET revoked_at={now},version=version+1 "
+            "WHERE name=%s AND revoked_at IS NULL"
+        )
+        self._server.run([Statement(update, [name])])
+        found = next((token for _, token in self._select("WHERE name=%s", name)), None)
+        if found is None:
+            raise UnknownToken(f"there is no token {name!r}; `toc token list` shows all")
+        return found
+
+    def list(self) -> Sequence[Token]:
+        """Return all tokens by name, the revoked and expired ones too."""
+        return [token for _, token in self._select("ORDER BY name")]
+
+    def read(self) -> tuple[State, dict[bytes, Token]]:
+        """Return the state, as of before, and the tokens that are not revoked, by the SHA-256."""
+        state = self.state()  # first: a change in between is then read once more
+        return state, dict(self._select("WHERE revoked_at IS NULL"))
+
+    def state(self) -> State:
+        """Return what tells whether any token has changed."""
+        select = f"SELECT COUNT(*),COALESCE(SUM(version),0) FROM {self._table}"
+        ((count, versions),) = self._server.run([Statement(select)])[0].rows
+        return int(count), int(versions)
+
+    def _select(self, rest: str, *params: str) -> Sequence[tuple[bytes, Token]]:
+        ms = self._server.milliseconds
+        select = (
+            f"SELECT sha256,name,roles,topics,limits,{ms('expires_at')},{ms('revoked_at')},created_by,"
+            f"{ms('gmt_create')} FROM {self._table} {rest}"
+        )
+        tokens = []
+        for row in self._server.run([Statement(select, params)])[0].rows:
+            sha256, name, roles, topics, limits, end, revoked, by, created = row
+            try:
+                known = frozenset(Role(role) for role in json.loads(roles))
+                rate = json.loads(limits).get("rate")
+                token = Token(name, known, tuple(json.loads(topics)), end, rate, by, created, revoked)
+            except (ValueError, TypeError, AttributeError, InvalidInput):
+                # Of a later version, or edited by hand: it allows nothing here.
+                log.warning("token_not_understood", token=name)
+                continue
+            tokens.append((bytes(sha256), token))
+        return tokens
