@@ -303,6 +303,10 @@ class Batcher:
         All are checked before any is stored; raises InvalidInput for the first that is wrong.
         """
         rows = [await self.row(task) for task in tasks]
+        return await self.submit_rows(rows, [task.topic for task in tasks])
+
+    async def submit_rows(self, rows: Sequence[TaskRow], topics: Sequence[str]) -> list[int | TocError]:
+        """Store rows that ``row`` has made, of these topics, each for itself. Returns their outcomes."""
         began = time.time_ns()
         outcomes: list[int | TocError] = [StoreUnavailable("not asked")] * len(rows)
         by_server: dict[int, list[int]] = {}
@@ -322,10 +326,8 @@ class Batcher:
             tracing.submitted(
                 began,
                 [
-                    (outcome, task.topic, None)
-                    if isinstance(outcome, int)
-                    else (row.job_id, task.topic, outcome)
-                    for row, task, outcome in zip(rows, tasks, outcomes, strict=True)
+                    (outcome, topic, None) if isinstance(outcome, int) else (row.job_id, topic, outcome)
+                    for row, topic, outcome in zip(rows, topics, outcomes, strict=True)
                 ],
             )
         return outcomes
