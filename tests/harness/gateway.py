@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from harness.sessions import kill_session
 from harness.system import System
-
 from toc.dev.local.process import until
 from toc.model.access import Role
 from toc.operate.tokens import create_token
@@ -43,7 +42,9 @@ class Gateway:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        system.wait(lambda: self.told().count("worker_ready") >= 2 or self.process.poll() is not None, "ready", 60)
+        system.wait(
+            lambda: self.told().count("worker_ready") >= 2 or self.process.poll() is not None, "ready", 60
+        )
         found = re.search(r"gateway at https?://\S+:(\d+)", self.told())
         assert found, self.told()
         self.port = int(found[1])
@@ -104,7 +105,9 @@ class Gateway:
             self._connections.one = None
         kind = answer.getheader("Content-Type", "")
         return Reply(
-            answer.status, json.loads(content) if "json" in kind else content, {k.lower(): v for k, v in answer.headers.items()}
+            answer.status,
+            json.loads(content) if "json" in kind and content else content,
+            {k.lower(): v for k, v in answer.headers.items()},
         )
 
     def submit(self, topic: str = "test.sync", **task: Any) -> Reply:

@@ -41,10 +41,10 @@ def gateway(
         ),
     ] = None,
 ) -> None:
-    """Serve the HTTP API of this system, with access tokens (`toc token create`). SIGTERM ends it in good order.
+    """Serve the HTTP API, by access tokens (`toc token create`). SIGTERM ends it in good order.
 
-    Beside the HTTP processes runs one worker without handlers, so that a system of gateways alone is complete.
-    Outside loopback it needs TLS, or --plain-from.
+    One worker without handlers runs beside the HTTP processes, so that a system of gateways alone is
+    complete. Outside loopback it needs TLS, or --plain-from.
 
     Example: toc gateway --host 0.0.0.0 --port 8443 --tls-cert chain.pem --tls-key key.pem
     """

@@ -165,7 +165,8 @@ async def audit(asked: Asked) -> Answer:
 CALLS = (
     HttpCall("GET", "/v1/tokens", Call.READ_TOKENS, list_tokens, "List access tokens"),
     HttpCall(
-        "POST", "/v1/tokens", Call.CHANGE_TOKENS, create_token, "Make an access token", body=NewToken, status=201
+        "POST", "/v1/tokens", Call.CHANGE_TOKENS, create_token, "Make an access token",
+        body=NewToken, status=201,
     ),
     HttpCall("DELETE", "/v1/tokens/{name}", Call.CHANGE_TOKENS, revoke_token, "Revoke an access token"),
     HttpCall("GET", "/v1/templates", Call.READ_TEMPLATES, list_templates, "List topic templates"),

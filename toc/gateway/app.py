@@ -1,7 +1,7 @@
 """The gateway as an ASGI application: finds the call, checks who asks for what, and answers.
 
     route ─▶ token ─▶ rate ─▶ role ─▶ parameters and body ─▶ the call's handler ─▶ answer
-                                                                              └─▶ problem (toc.gateway.problems)
+                                                                                └─▶ problem
 
 Whatever fails is answered as a problem; nothing is answered with a status of 500 or a trace. Neither queries
 nor headers nor bodies reach the log.

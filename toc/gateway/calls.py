@@ -76,7 +76,7 @@ class Asked:
         return name
 
     async def row(self) -> tuple[TaskRow, str]:
-        """The task that the path names, and its topic. Raises Problem (404) if the token may not know of it."""
+        """The task that the path names, and its topic. Raises Problem (404) if the token may not see it."""
         text = self.path["job_id"]
         job_id = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else 0
         row = await self.service.batcher.get(job_id) if valid_job_id(job_id) else None

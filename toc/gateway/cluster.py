@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from toc.coordination.coordinator import SlotRow
 from toc.coordination.operator import Operator

@@ -45,6 +45,7 @@ class Connection(HttpToolsProtocol):
         """Take the connection in."""
         super().connection_made(transport)
         self.joined_at = self.loop.time()
+        self.requests = 0
         self.head_bytes = 0
         self.arriving_since = 0.0
         """When the first byte of an incomplete request came; 0.0 while there is none."""
@@ -66,7 +67,7 @@ class Connection(HttpToolsProtocol):
         if self.in_head:
             self.head_bytes += len(data)
         super().data_received(data)
-        # Counted with the body, so only a head that is still incomplete, or one that came whole, can be judged.
+        # What came with a head that is complete now is not counted any more.
         if self.in_head and self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
 
@@ -80,6 +81,7 @@ class Connection(HttpToolsProtocol):
         """Begin with a request."""
         self.in_head = False
         self.head_bytes = 0
+        self.requests += 1
         if self.transport.is_closing():
             return
         if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
@@ -116,9 +118,8 @@ class Connection(HttpToolsProtocol):
     def look(self, now: float) -> None:
         """Close it if its client is too slow."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        silent = (
-            self.cycle is None and not self.arriving_since
-        )  # uvicorn's own time-out begins after an answer
+        # uvicorn's own time-out begins after an answer
+        silent = not self.requests and not self.arriving_since
         if (self.unread_since and now - self.unread_since > READ_SECONDS) or (
             silent and now - self.joined_at > KEEP_ALIVE_SECONDS
         ):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
+from typing_extensions import TypedDict
 
 from toc.gateway import tasks
 from toc.gateway.calls import Answer, Asked, HttpCall, Model

@@ -40,14 +40,16 @@ _PATH: dict[str, tuple[str, str]] = {
 def document(calls: tuple[HttpCall, ...]) -> dict[str, Any]:
     """Return the document."""
     adapters = [TypeAdapter(call.gives) for call in calls]
-    models = [(call.body, "validation") for call in calls if call.body is not None]
-    _, schemas = models_json_schema(list(dict.fromkeys(models)), ref_template=_REFERENCE)
+    bodies = {call.body.__name__: call.body for call in calls if call.body is not None}
+    _, schemas = models_json_schema(
+        [(body, "validation") for body in bodies.values()], ref_template=_REFERENCE
+    )
     inputs = [(str(number), "serialization", adapter) for number, adapter in enumerate(adapters)]
     gives, more = TypeAdapter.json_schemas(inputs, ref_template=_REFERENCE)  # type: ignore[arg-type]
     definitions = {**more.get("$defs", {}), **schemas.get("$defs", {}), "Problem": _problem_schema()}
     paths: dict[str, dict[str, Any]] = {}
     for number, call in enumerate(calls):
-        shape = gives[(str(number), "serialization")]  # type: ignore[index]
+        shape = gives[(str(number), "serialization")]
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call, shape)
     return {
         "openapi": "3.1.0",
@@ -99,7 +101,7 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _identifier(call),
         "summary": call.summary,
-        "description": f"{call.handler.__doc__ or ''} Roles: {', '.join(sorted(MATRIX[call.access]))}.".strip(),
+        "description": f"{call.handler.__doc__} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
         "parameters": parameters,
         "responses": {
             str(call.status): {

@@ -1,7 +1,7 @@
 """Errors as the gateway answers them: problems of RFC 9457 with a stable ``type``.
 
-A problem of an unknown kind is answered as ``internal``, with nothing of what happened; the log tells it. What
-is out of reach is answered without the names of servers.
+A failure of an unknown kind is answered as ``internal``, with nothing of what happened; the log tells it.
+What is out of reach is answered without the names of servers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One HTTP process of a gateway. Started by the daemon as ``python -m toc.gateway.process``, never by hand.
 
 It serves the socket that the daemon listens on, together with its siblings: what waits in the queue of that
-socket is taken by another process if this one dies. It has no slots and holds no task. On ``stop`` it takes no
-more connections, finishes what it has, and leaves within the shutdown deadline.
+socket is taken by another process if this one dies. It has no slots and holds no task. On ``stop`` it takes
+no more connections, finishes what it has, and leaves within the shutdown deadline.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def main() -> None:
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=True)
     except Exception as exc:
-        log.error("gateway_failed", exc_info=exc)
+        log.exception("gateway_failed", exc_info=exc)
     finally:
         close_log()
         os._exit(code)

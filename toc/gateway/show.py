@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from toc.coordination.coordinator import WorkerRow
 from toc.coordination.operator import Move

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BeforeValidator, Field, StrictInt, StrictStr
+from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
+from typing_extensions import TypedDict
 
 from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
@@ -13,7 +14,7 @@ from toc.gateway.problems import INVALID, Problem, outcome_of, problem_of
 from toc.model.access import Call
 from toc.model.clock import to_ms
 from toc.model.errors import TocError
-from toc.model.sharding import BizId
+from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
 from toc.model.task import NewTask, TaskStatus
 from toc.store.ended import Place
 from toc.store.select import END_OF_TIME, Selection
@@ -32,8 +33,16 @@ def _number(value: Any) -> Any:
 
 
 TaskBizId = Annotated[
-    StrictInt | StrictStr,
-    Field(description="Id of the order or other object: 0 to 2^63-1, or a text of 1 to 255 bytes."),
+    Any,  # checked where rows are made, which names it in its errors
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": MAX_BIZ_ID},
+                {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES},
+            ],
+            "description": "Id of the order or other object: 0 to 2^63-1, or a text of 1 to 255 bytes.",
+        }
+    ),
 ]
 QueryBizId = Annotated[
     int | str, BeforeValidator(_number), Field(description="A number if it is all digits.")

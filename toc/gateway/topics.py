@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import Field, create_model
+from typing_extensions import TypedDict
 
 from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query

@@ -1,4 +1,4 @@
-"""A system with a gateway in front of it."""
+"""Systems with a gateway in front of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from harness.system import System
 from toc.dev.local.servers import MariaDB, RedisServer
 
 
-@pytest.fixture
-def system(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
-) -> Iterator[System]:
-    """One Redis, two databases with eight tables, the topics of the test application."""
+def _system(directory: Path, redis: RedisServer, mariadb: MariaDB, prefix: str) -> Iterator[System]:
     one = System(
-        tmp_path,
+        directory,
         database_urls=[mariadb.url],
         databases=2,
         tables=8,
-        database_prefix=database_prefix,
-        redis_url=clean_redis.url,
+        database_prefix=prefix,
+        redis_url=redis.url,
+        namespace=prefix.rstrip("_"),
     )
     one.create_topics()
     one.center.catalog.refresh()
@@ -32,8 +29,26 @@ def system(
 
 
 @pytest.fixture
-def gateway(system: System) -> Iterator[Gateway]:
-    """A gateway in front of it."""
-    one = Gateway(system)
-    yield one
-    one.stop()
+def system(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> Iterator[System]:
+    """One Redis, two databases with eight tables, the topics of the test application."""
+    yield from _system(tmp_path, clean_redis, mariadb, database_prefix)
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: RedisServer,
+    mariadb: MariaDB,
+    module_database_prefix: str,
+) -> Iterator[Gateway]:
+    """A gateway for all tests of a module: none may harm it."""
+    directory = tmp_path_factory.mktemp("gateway")
+    for system in _system(directory, redis_server, mariadb, module_database_prefix):
+        one = Gateway(system)
+        for role in ("produce", "consume", "read", "operate"):
+            one.make_token(role, role)
+        one.make_token("sync-only", "admin", topics=("test.sync",))
+        yield one
+        one.stop()
