@@ -9,8 +9,13 @@ import schemathesis
 from harness.gateway import Gateway
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 SECONDS = 20.0
+EXCLUDED = [
+    not_a_server_error,  # 503 is documented; 500 is looked for below
+    positive_data_acceptance,  # a value may fit the document and not the system: a time in the past
+]
 TRIES = settings(
     max_examples=60,
     deadline=None,
@@ -37,7 +42,7 @@ def test_no_made_up_request_is_answered_otherwise_than_documented(shared: Gatewa
             made += 1
             response = case.call(base_url=address, headers=headers)
             assert response.status_code not in (500, 502), response.text
-            case.validate_response(response, excluded_checks=[not_a_server_error])
+            case.validate_response(response, excluded_checks=EXCLUDED)
 
         TRIES(given(operation.as_strategy())(call))()
     assert made > 100

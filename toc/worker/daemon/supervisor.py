@@ -534,6 +534,8 @@ class Daemon:
     def _stop(self) -> None:
         log.info("daemon_stopping", workers=len(self._children))
         self._stop_at = time.monotonic() + self.settings.shutdown_deadline
+        for descriptor in self.beside.descriptors if self.beside else ():
+            os.close(descriptor)  # a socket that is still open here would take clients in that nobody serves
         for child in self._children.values():
             child.link.send("stop")
 
