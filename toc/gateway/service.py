@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from toc.model.errors import Busy, StoreUnavailable
 from toc.model.pattern import EVERYTHING
 from toc.model.task import TaskRow
+from toc.operate.templates import ensure_topic
 from toc.operate.tokens import PREFIX, TokenBook
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
@@ -79,6 +80,11 @@ class Service:
         self._asked[place] -= 1
 
     # --- topics
+
+    async def ensure_topic(self, name: str, by: str) -> None:
+        """Create a topic that is not there yet, if a template makes it. For a submit, never for a poll."""
+        if name not in self.center.catalog.known():
+            await self.at_topics(ensure_topic, self.center, name, by=by)
 
     def topic_name(self, row: TaskRow) -> str:
         """Return the name of a task's topic, as far as it is known."""

@@ -85,14 +85,16 @@ class Outcomes(TypedDict):
 
 async def submit(asked: Asked) -> Answer:
     """Store one task."""
-    job_id = await asked.service.batcher.submit(asked.body.task(asked.topic))
+    topic = asked.topic
+    await asked.service.ensure_topic(topic, asked.token.name)
+    job_id = await asked.service.batcher.submit(asked.body.task(topic))
     return Answer({"job_id": str(job_id)}, 201)
 
 
 async def submit_batch(asked: Asked) -> Answer:
     """Store many tasks, each for itself."""
     topic, batcher = asked.topic, asked.service.batcher
-    await batcher.topic(topic)
+    await asked.service.ensure_topic(topic, asked.token.name)
     rows = []
     tasks = [one.task(topic) for one in asked.body.tasks]
     for index, task in enumerate(tasks):
