@@ -53,7 +53,7 @@ def test_requests_under_way_are_answered_before_a_gateway_ends(system: System) -
     job_id = int(gateway.submit().body["job_id"])
     store = system.center.store
     table = store._shards.names[store._shards.table_of(job_id)]
-    locker = store._shards.servers[0]._connect_within(5)  # type: ignore[attr-defined]
+    locker = store._shards.servers[0]._connect_within(5)
     try:
         locker.batch(["BEGIN", f"SELECT 1 FROM {table} WHERE job_id={job_id} FOR UPDATE"])
         with ThreadPoolExecutor(1) as threads:
@@ -77,6 +77,11 @@ def _refuses(port: int) -> bool:
     except OSError:
         return True
     return False
+
+
+def _signal(server: MariaDB, number: signal.Signals) -> None:
+    assert server.process is not None
+    server.process.signal(number)
 
 
 # --- one of two database servers hangs
@@ -140,7 +145,7 @@ def test_a_conflict_and_a_server_that_hangs_harm_no_other_submit(
                 for one in [threads.submit(submit_for, 2.0) for _ in range(48)]
                 for took, _ in one.result()
             )
-            hanging.process.signal(signal.SIGSTOP)
+            _signal(hanging, signal.SIGSTOP)
             others = [threads.submit(submit_for, 5.0) for _ in range(48)]
             lost = [threads.submit(gateway.submit, biz_id=n) for n in gone[:12]]
             conflicts = threads.submit(conflict)
@@ -159,18 +164,18 @@ def test_a_conflict_and_a_server_that_hangs_harm_no_other_submit(
         # the table of tokens is away: known tokens hold, and of an unknown one nothing can be said
         assert gateway.call("GET", "/v1/topics", token="toc_unknown").status == 503
         assert gateway.call("GET", "/v1/topics", token="nonsense").status == 401
-        hanging.process.signal(signal.SIGCONT)
+        _signal(hanging, signal.SIGCONT)
         assert until(lambda: gateway.submit(biz_id=gone[60]).status == 201, 30)
         assert until(lambda: gateway.call("GET", "/v1/topics", token="toc_unknown").status == 401, 10)
     finally:
-        hanging.process.signal(signal.SIGCONT)
+        _signal(hanging, signal.SIGCONT)
         gateway.stop()
 
 
 def test_a_dedup_key_of_an_open_transaction_holds_up_nobody_else(system: System) -> None:
     gateway = Gateway(system)
     store = system.center.store
-    connection = store._shards.servers[0]._connect_within(5)  # type: ignore[attr-defined]
+    connection = store._shards.servers[0]._connect_within(5)
     try:
         biz = BizId.of(1)
         row = system.center._row(_task(1))
