@@ -29,6 +29,7 @@ class Gateway:
     """A ``toc gateway`` on a port of its own, and a way to call it."""
 
     def __init__(self, system: System, *options: str, env: Mapping[str, str] | None = None) -> None:
+        http_processes = int(options[options.index("--processes") + 1]) if "--processes" in options else 1
         self.system = system
         self.log = system.directory / "gateway.log"
         self.tokens: dict[str, str] = {}
@@ -44,7 +45,9 @@ class Gateway:
                 start_new_session=True,
             )
         system.wait(
-            lambda: self.told().count("worker_ready") >= 2 or self.process.poll() is not None, "ready", 60
+            lambda: self.told().count("worker_ready") > http_processes or self.process.poll() is not None,
+            "ready",
+            60,
         )
         found = re.search(r"gateway at https?://\S+:(\d+)", self.told())
         assert found, self.told()
