@@ -39,6 +39,9 @@ class TaskShown(TypedDict):
     attribute: dict[str, Any]
     dedup_key: str | None
     version: int
+    tries: int
+    expires_at: str | None
+    expired: bool
     failed_tries: int
     crashes: int
     last_error: str | None
@@ -64,6 +67,9 @@ def task(row: TaskRow, topic: str) -> TaskShown:
         "attribute": attribute,
         "dedup_key": row.dedup_key,
         "version": row.version,
+        "tries": row.tries,
+        "expires_at": instant(row.expires_at) if row.expires_at else None,
+        "expired": bool(row.expired),
         "failed_tries": row.attempts,
         "crashes": row.crashes,
         "last_error": row.last_error,

@@ -59,6 +59,8 @@ class TaskToSubmit(Model):
     attribute: dict[str, Any] | None = Field(None, description="A JSON object of at most 4,096 characters.")
     dedup_key: str | None = Field(None, description="Names the task: a repeated submit gives its job_id.")
     slot_basis: str | None = Field(None, description="Chooses the slot; by default the biz_id does.")
+    tries: int = Field(0, description="All its tries; 0: the topic's; 65535: without limit.")
+    expires_at: Annotated[AwareDatetime, Field(description="No try starts after it.")] | None = None
 
     def task(self, topic: str) -> NewTask:
         """Return it as the SDK takes it."""
