@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 NAMES: dict[str, str] = {
     "submit.row-stored": "submit: the row is committed; it is neither acknowledged nor in the index",
+    "batch.rows-stored": "group commit: the rows of a batch are committed; none is acknowledged",
     "cancel.row-written": "cancel: the row is cancelled, its entry still exists",
     "reschedule.row-written": "reschedule: the row has its new time, the entry the old one",
     "poll.taken": "a worker has taken entries (prepare) and has not read their rows",

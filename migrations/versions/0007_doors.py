@@ -119,7 +119,7 @@ def downgrade() -> None:
     statements = ["DROP TABLE IF EXISTS timeout_request"]
     if 0 in tables:
         statements += [f"DROP TABLE IF EXISTS {name}" for name in TABLES if name != "timeout_request"]
-        for table, added in FIRST:
+        for table, columns in FIRST:
             there = {column["name"] for column in inspector.get_columns(table)}
             statements += _drop(table, [column for column in columns if column in there])
     context.config.attributes["execute"](statements)

@@ -52,6 +52,7 @@ WORDS = {
     "demo": ["--count", "0"],
     "dev": ["--directory", "/dev/null"],
     "worker": ["--app", "none:center"],
+    "gateway": ["--host", "nowhere"],
     "cluster start": ["--directory", "/dev/null"],
 }
 """What a command needs to do something. One that is not here is run without arguments."""

@@ -26,14 +26,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "maintenance": PLAIN - {"config"} | {"store", "index"},
     "worker": PLAIN - {"config"} | OUTSIDE | {"maintenance"},
     "operate": PLAIN | OUTSIDE | {"sdk", "maintenance", "__init__"},
+    "gateway": PLAIN | OUTSIDE | {"sdk", "operate", "worker"},
     "dev.local": {"model"},
 }
 TOP = {"__main__", "cli", "dev.demo"}
 PUBLIC = {"__init__": {"sdk", "config", "model"}}  # the public names
 
 # Of the worker, these put objects together: they build on settings and on what the application has made.
-COMPOSERS = {"worker/app.py", "worker/process.py", "worker/table_services.py", "worker/daemon/start.py",
-             "worker/daemon/supervisor.py", "worker/quarantine/isolated.py"}  # fmt: skip
+COMPOSERS = {"worker/app.py", "worker/none.py", "worker/process.py", "worker/table_services.py",
+             "worker/daemon/start.py", "worker/daemon/supervisor.py",
+             "worker/quarantine/isolated.py"}  # fmt: skip
 
 DRIVERS = {
     "sqlalchemy": "store",
@@ -43,6 +45,8 @@ DRIVERS = {
     "kazoo": "coordination",
     "prometheus_client": "observe",
     "opentelemetry": "observe",
+    "uvicorn": "gateway",
+    "uvloop": "gateway",
 }
 
 

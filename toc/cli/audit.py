@@ -9,6 +9,7 @@ import typer
 
 from toc.cli.output import show
 from toc.cli.values import Json, moment, opened
+from toc.model.wire import instant
 
 if TYPE_CHECKING:
     from toc.store.audit import AuditRow

@@ -15,13 +15,15 @@ import typer
 
 from toc.cli.output import print_json, say, show
 from toc.cli.streams import end_if_lost
-from toc.cli.values import Json, load_settings
+from toc.cli.values import Json, load_settings, who
 from toc.model.errors import InvalidInput, shown
 
 if TYPE_CHECKING:
+    from toc.config import Settings
     from toc.dev.demo.report import Report
     from toc.dev.demo.run import Progress
     from toc.dev.demo.stage import Stage
+    from toc.worker.daemon.supervisor import Beside
 
 cluster = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +34,8 @@ Directory = Annotated[
     Path, typer.Option("--directory", metavar="DIR", help="Where the cluster keeps its files.")
 ]
 CLUSTER = Path(".toc/cluster")
+LOOPBACK = "127.0.0.1"
+DEV_TOKEN_SECONDS = 7 * 86_400.0
 
 
 def demo(
@@ -198,7 +202,8 @@ def dev(
 ) -> None:
     """Run every server embedded, to develop an application, until Ctrl-C.
 
-    Prints the settings for your application and for other toc commands. Creates the topics that the app
+    Prints the settings for your application and for other toc commands, and, if the extra `gateway` is
+    installed, the address of an HTTP gateway and a token for it. Creates the topics that the app
     handles and that do not exist yet. One machine, one disk: not for production.
 
     Example: toc dev --app shop.deadlines:center
@@ -215,15 +220,51 @@ def dev(
             migrator(settings).upgrade()
             print(f"export TOC_CONFIG={config}", flush=True)
             end_if_lost()
+            if app is not None:
+                _create_topics(app)
+            beside = _gateway(settings)
             if app is None:
                 say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
+            if app is None and beside is None:
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.pause()
             else:
-                _create_topics(app)
+                from toc.config import Settings
+                from toc.worker.app import NO_HANDLERS
                 from toc.worker.daemon.start import run_daemon
 
-                raise typer.Exit(run_daemon(app, settings))
+                if app is None:
+                    settings = Settings(**(settings.model_dump() | {"processes": 1}))
+                raise typer.Exit(run_daemon(app or NO_HANDLERS, settings, beside))
+
+
+def _gateway(settings: Settings) -> Beside | None:
+    """Return what serves the HTTP API, and print its address and a token. None if it is not installed."""
+    import secrets
+
+    from toc.cli.gateway import http_processes
+    from toc.model.access import Role
+    from toc.model.errors import ConfigError
+    from toc.operate.tokens import create_token
+    from toc.sdk.client import TimeoutCenter
+
+    try:
+        beside = http_processes(LOOPBACK, 0, 1, None, None, [])
+    except ConfigError as exc:
+        say(f"no gateway: {exc}")
+        return None
+    with TimeoutCenter(settings) as center:
+        made = create_token(
+            center.store,
+            f"dev-{secrets.token_hex(6)}",
+            roles=[Role.ADMIN],
+            topics=["*"],
+            clock=center.clock,
+            by=who(),
+            lifetime=DEV_TOKEN_SECONDS,
+        )
+    say(f"its token, for a week: {made.secret}")
+    return beside
 
 
 def _create_topics(app: str) -> None:

@@ -14,6 +14,7 @@ from toc.cli import (
     dead,
     dev,
     doctor,
+    gateway,
     index,
     streams,
     task,
@@ -53,6 +54,7 @@ app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
 app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
 app.add_typer(template.app, name="template", rich_help_panel=_OPERATE)
 app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
+app.command(rich_help_panel=_OPERATE)(gateway.gateway)
 app.command(rich_help_panel=_OPERATE)(top.top)
 for command in (
     worker.slots,

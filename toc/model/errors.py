@@ -199,6 +199,10 @@ class Unavailable(TocError):
     exit_code = 4
 
 
+class Busy(Unavailable):
+    """This process has too much to do already. Nothing was written; try again in a moment."""
+
+
 class StoreUnavailable(Unavailable):
     """MySQL (the task table) is out of reach. Nothing was acknowledged."""
 

@@ -43,6 +43,7 @@ LABEL_VALUES = {
     "step": ("prepare", "read", "finish", "commit"),
     "queue": ("store", "dead"),
     "how": ("left", "recycled", "died"),
+    "reason": ("slow", "crowded"),
 }
 """The possible values of each label of counters and histograms, except topics."""
 
@@ -281,6 +282,8 @@ def beginning(topics: Collection[str], handled: Collection[str]) -> Values:
     values: Values = {}
     for metric in METRICS.values():
         if metric.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
+            if not set(metric.labels) <= {"topic", *LABEL_VALUES}:
+                continue  # its values are known where it is counted
             names = topics if metric.kind is MetricKind.COUNTER else handled
             known = [names if label == "topic" else LABEL_VALUES[label] for label in metric.labels]
             values |= {(metric.name, *labels): [0.0] * metric.cells for labels in product(*known)}
@@ -389,6 +392,24 @@ INDEX_REBUILDS = _counter(
     "Times that a worker process has refilled the index from all rows of its tables on a database server.",
 )
 PURGED = _counter("toc_purged_rows", "Finished rows deleted because their retention was over.", "topic")
+
+# --- the gateway
+
+REQUESTS = _counter(
+    "toc_requests", "Requests that a gateway answered, by call and class of status.", "call", "status"
+)
+REQUEST_SECONDS = _histogram(
+    "toc_request_duration_seconds",
+    "Time from the headers of a request to its answer, by call.",
+    "call",
+    buckets=STEP_SECONDS,
+)
+CONNECTIONS = _gauge("toc_connections", "Open connections of clients of the gateway.")
+CONNECTIONS_CLOSED = _counter(
+    "toc_closed_connections",
+    "Connections that the gateway closed: too slow to send or to read, or idle while too many were open.",
+    "reason",
+)
 
 # --- the log
 

@@ -14,6 +14,7 @@ written, because its text may quote the task.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ log = get_logger(__name__)
 
 FLUSH_SECONDS = 3.0
 """For how many seconds a process that ends waits until its spans are exported."""
+
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 Attributes = dict[str, str | int | float]
 
@@ -101,6 +104,33 @@ class Tracing:
             span.end(now)
             if caller.is_recording():
                 caller.add_link(span.get_span_context(), {"messaging.message.id": str(job_id)})
+
+    # --- requests
+
+    @contextmanager
+    def answering(self, call: str, traceparent: str) -> Iterator[None]:
+        """Write the span of a request, under that of its caller, if the caller's is sampled.
+
+        It is the current span within the block, so tasks that are submitted are linked with it.
+        """
+        caller = _caller(traceparent)
+        if caller is None:
+            yield
+            return
+        trace, span, _ = caller
+        above = self._trace.SpanContext(
+            trace, span, is_remote=True, trace_flags=self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
+        )
+        under = self._trace.set_span_in_context(self._trace.NonRecordingSpan(above), self._empty())
+        request = self._tracer.start_span(call, under, self._trace.SpanKind.SERVER)
+        try:
+            with self._trace.use_span(request, record_exception=False, set_status_on_exception=False):
+                yield
+        except BaseException as exc:
+            self._fail(request, exc)
+            raise
+        finally:
+            request.end()
 
     # --- tries
 
@@ -222,6 +252,15 @@ class Tracing:
         name = type(error).__name__
         span.set_attribute("error.type", name)
         span.set_status(self._trace.StatusCode.ERROR, name)
+
+
+def _caller(traceparent: str) -> tuple[int, int, int] | None:
+    """Parse the header of W3C's Trace Context. None if it is malformed or its trace is not sampled."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None:
+        return None
+    trace, span, flags = (int(part, 16) for part in match.groups())
+    return (trace, span, flags) if trace and span and flags & 1 else None
 
 
 def _attributes(operation: str, topic: str) -> Attributes:

@@ -32,8 +32,8 @@ unknown."""
 _TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213, 1290, 1792, 1836})
 """Deadlock, too many connections, read-only (during a failover), larger than a packet may be: certainly
 rolled back."""
-_LOCKED = 1205
-"""Timeout of a row lock (innodb_lock_wait_timeout) or a table lock (lock_wait_timeout)."""
+_LOCKED = frozenset({1205, 3572})
+"""Timeout of a row lock (innodb_lock_wait_timeout) or a table lock (lock_wait_timeout); NOWAIT on MySQL."""
 _BEHIND = frozenset({1049, 1054, 1146})
 """Unknown database, column, table."""
 _DUPLICATE = 1062
@@ -325,7 +325,7 @@ class MySqlServer(DatabaseServer):
         )
         if code in _BEHIND:
             return SchemaBehind(f"{text}: run `toc db upgrade`")
-        if code == _LOCKED:
+        if code in _LOCKED:
             return Locked(text)
         if code in _TRANSIENT:
             return Transient(text)
@@ -387,9 +387,10 @@ class MySqlServer(DatabaseServer):
             f"HAVING MIN(next_time)<{end}"
         )
 
-    def by_whole_keys(self, name: str, where: str) -> str:
+    def by_whole_keys(self, name: str, where: str, *, wait: bool = True) -> str:
         """A locking read. The index is named, lest a small table be read, and locked, row by row."""
-        return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} LOCK IN SHARE MODE"
+        lock = "LOCK IN SHARE MODE" if wait else "FOR UPDATE NOWAIT"  # the only NOWAIT that both kinds know
+        return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} {lock}"
 
     def union(self, selects: Iterable[str]) -> str:
         """A UNION ALL with parentheses around each select, which SQLite does not know."""

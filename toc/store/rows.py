@@ -151,8 +151,13 @@ def select_by_id(
     )
 
 
-def select_by_dedup(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> list[Statement]:
-    """A select of one table's committed rows with the dedup_keys of these rows, which all have one."""
+def select_by_dedup(
+    server: DatabaseServer, name: str, rows: Sequence[TaskRow], *, wait: bool = True
+) -> list[Statement]:
+    """A select of one table's committed rows with the dedup_keys of these rows, which all have one.
+
+    If another transaction is inserting one: waits for its end, or is refused (Locked) unless ``wait``.
+    """
     what = columns(server)
     one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
     statements = []
@@ -160,7 +165,9 @@ def select_by_dedup(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) 
         part = rows[first : first + KEYS]
         where = " OR ".join([one % (row.biz_id, row.biz_type) for row in part])
         keys = [row.dedup_key.encode() for row in part if row.dedup_key is not None]
-        statements.append(Statement(f"SELECT {what} FROM {server.by_whole_keys(name, where)}", keys))
+        statements.append(
+            Statement(f"SELECT {what} FROM {server.by_whole_keys(name, where, wait=wait)}", keys)
+        )
     return statements
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
@@ -21,6 +22,8 @@ from toc.store.shards import Shards
 
 PAGE = 2000
 """Rows that one statement reads."""
+PAGE_ROWS = 4096
+"""Rows that one page reads, roughly."""
 PROBE = 20
 """Rows of each table that the first pass over all tables reads."""
 END_OF_TIME = 253_402_300_799_000  # the last second of the year 9999, the last that DATETIME holds
@@ -34,12 +37,22 @@ class Selection:
     pending one. ``error`` is a literal part of last_error.
     """
 
-    status: TaskStatus
+    status: TaskStatus | None
+    """None only together with a biz_id."""
     biz_type: int | None = None
     biz: BizId | None = None
     since: int | None = None
     before: int | None = None
     error: str | None = None
+    biz_types: Sequence[int] | None = None
+    """Only these; a caller may see no others."""
+
+
+class Page(NamedTuple):
+    """A page of selected rows. ``next``: where the next one begins, None if there is none."""
+
+    rows: list[TaskRow]
+    next: Place | None
 
 
 class Selections:
@@ -76,6 +89,63 @@ class Selections:
         rows = [row for part in found for row in part if row.status == wanted.status]
         return sorted(rows, key=lambda row: (row.next_time, row.job_id), reverse=True)
 
+    def page(self, wanted: Selection, after: Place | None, limit: int) -> Page:
+        """Return at most ``limit`` rows after a place, the earliest next_time first; of a biz_id, by job_id.
+
+        Reads a bounded number of rows, so it may find none although more follow.
+        """
+        if wanted.biz_types is not None and not wanted.biz_types:
+            return Page([], None)
+        if wanted.biz is not None:
+            return self._page_of_biz(wanted, after, limit)
+        tables = list(self._tables(wanted))
+        each = max(2, min(limit + 1, PAGE_ROWS // len(tables)))
+        start = (max(wanted.since or 0, 0), 0) if after is None else after
+        before = END_OF_TIME if wanted.before is None else wanted.before
+        found = self._read_page(wanted, dict.fromkeys(tables, start), before, each)
+        # What a full table has not shown yet may come before what another has shown.
+        ends = [(page[-1][0], page[-1][1]) for page in found.values() if len(page) == each]
+        bound = min(ends, default=None)
+        places = sorted(
+            (moment, job_id)
+            for page in found.values()
+            for moment, job_id, hit in page
+            if hit and (bound is None or (moment, job_id) <= bound)
+        )
+        if len(places) > limit:
+            places, bound = places[:limit], places[limit - 1]
+        rows = self._rows(job_id for _, job_id in places)
+        return Page([row for row in rows if row.status == wanted.status], bound)
+
+    def _page_of_biz(self, wanted: Selection, after: Place | None, limit: int) -> Page:
+        (table,) = self._tables(wanted)
+        server = self._shards.server_of[table]
+        marks = [*_marks(wanted), f"job_id>{after[1] if after else 0:d}"]
+        if wanted.status is not None:
+            marks.append(f"status={wanted.status:d}")
+        if wanted.since is not None:
+            marks.append(f"next_time>={server.instant(wanted.since)}")
+        if wanted.before is not None:
+            marks.append(f"next_time<{server.instant(wanted.before)}")
+        select = (
+            f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {' AND '.join(marks)} "
+            f"ORDER BY job_id LIMIT {limit + 1:d}"
+        )
+        parts = self._shards.each({server: {table: None}}, lambda server, _: server.run([Statement(select)]))
+        rows = [row for part in parts.whole() for row in sql.task_rows(part)]
+        more = len(rows) > limit
+        return Page(rows[:limit], (0, rows[limit - 1].job_id) if more else None)
+
+    def _rows(self, job_ids: Iterable[int]) -> list[TaskRow]:
+        """Return the rows of these ids, by next_time and job_id."""
+
+        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
+            what = sql.columns(server)
+            return sql.task_rows(server.run(sql.select_by_id(server, what, self._shards.names, ids)))
+
+        found = self._shards.each(self._shards.group(job_ids), read).whole()
+        return sorted((row for part in found for row in part), key=lambda row: (row.next_time, row.job_id))
+
     def ids(self, wanted: Selection) -> array[int]:
         """Return the job_ids of all selected rows. Holds eight bytes each."""
         found = array("Q")
@@ -91,7 +161,8 @@ class Selections:
         pages = dict.fromkeys(self._tables(wanted), start)
         limit = PROBE if len(pages) > 1 else PAGE
         while pages:
-            rows = self._page(wanted, pages, before, limit)
+            asked = pages if limit == PROBE else dict(list(pages.items())[:1])
+            rows = self._read_page(wanted, asked, before, limit)
             full: dict[int, Place] = {}
             for table, page in rows.items():
                 found.extend(job_id for _, job_id, hit in page if hit)
@@ -102,11 +173,11 @@ class Selections:
             pages, limit = rest, PAGE
         return found
 
-    def _page(
+    def _read_page(
         self, wanted: Selection, places: Mapping[int, Place], before: int, limit: int
     ) -> dict[int, list[tuple[int, int, int]]]:
-        """Return (next_time, job_id, whether it matches), of as many tables as one pass covers."""
-        tables = list(places) if limit == PROBE else list(places)[:1]
+        """Return (next_time, job_id, whether it matches) of ``limit`` rows of each table after its place."""
+        assert wanted.status is not None  # noqa: S101 - there is no biz_id
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
             hit = " AND ".join(_marks(wanted)) or "1=1"
@@ -129,7 +200,7 @@ class Selections:
                 page.sort()
             return pages
 
-        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), read).whole()
+        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(places)), read).whole()
         return {table: page for part in parts for table, page in part.items()}
 
     def _tables(self, wanted: Selection) -> Iterable[int]:
@@ -138,6 +209,7 @@ class Selections:
 
 def _range(server: DatabaseServer, wanted: Selection, until: int) -> str:
     """Return the range of the index (status, next_time) to read."""
+    assert wanted.status is not None  # noqa: S101 - only pages of a biz_id have none
     before = until if wanted.before is None else wanted.before
     where = f"status={wanted.status:d} AND next_time<{server.instant(before)}"
     return where if wanted.since is None else f"{where} AND next_time>={server.instant(wanted.since)}"
@@ -148,6 +220,8 @@ def _marks(wanted: Selection) -> list[str]:
     marks = []
     if wanted.biz_type is not None:
         marks.append(f"biz_type={wanted.biz_type:d}")
+    if wanted.biz_types is not None:
+        marks.append(f"biz_type IN ({sql.numbers(wanted.biz_types)})")
     if wanted.biz is not None:
         key = "IS NULL" if wanted.biz.key is None else f"= X'{wanted.biz.key.encode().hex()}'"
         marks.append(f"biz_id={wanted.biz.number:d} AND biz_key {key}")

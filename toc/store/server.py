@@ -291,10 +291,11 @@ class DatabaseServer(ABC):
         """Return an expression that joins numbers and texts, none of them NULL, by a separator."""
 
     @abstractmethod
-    def by_whole_keys(self, name: str, where: str) -> str:
+    def by_whole_keys(self, name: str, where: str, *, wait: bool = True) -> str:
         """Return the FROM clause of the task table ``name`` for equality on whole keys of its unique index.
 
-        It waits for rows that are being inserted under such a key, and locks no other row.
+        It waits for rows that are being inserted under such a key (or is refused as Locked, unless ``wait``),
+        and locks no other row.
         """
 
     @abstractmethod

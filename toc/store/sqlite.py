@@ -200,7 +200,7 @@ class SqliteServer(DatabaseServer):
             f"AND next_time<{end} LIMIT 1"
         )
 
-    def by_whole_keys(self, name: str, where: str) -> str:
+    def by_whole_keys(self, name: str, where: str, *, wait: bool = True) -> str:  # noqa: ARG002
         """A plain FROM: SQLite has one writer at a time, so no other insert is in progress."""
         return f"{name} WHERE {where}"
 

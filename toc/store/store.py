@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from toc.model.body import NO_BODIES, Contents
 from toc.model.clock import Clock
-from toc.model.errors import StoreUnavailable
+from toc.model.errors import StoreUnavailable, TocError
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, TaskStatus, check_expiry
@@ -134,6 +134,17 @@ class Store(Batches):
         """Return the number, as in ``tables_of_server``, of the server that holds the task."""
         return self._shards.number_of[self._shards.table_of(job_id)]
 
+    def away(self, server: int) -> StoreUnavailable | None:
+        """Return why a server, by number, is marked as away; None if it is not."""
+        return self._shards.health[self._shards.servers[server]].away
+
+    def examine_server(self, server: int, answered: Callable[[float], bool]) -> None:
+        """Find out whether a server whose answer is late is away, and mark it then.
+
+        ``answered(seconds)`` waits for the answer and returns whether it came.
+        """
+        self._shards.health[self._shards.servers[server]].examine(None, answered)
+
     def reach(self) -> dict[str, StoreUnavailable | None]:
         """Return for each server, by name, why it does not answer, or None. Asks one after the other."""
         found: dict[str, StoreUnavailable | None] = {}
@@ -154,6 +165,17 @@ class Store(Batches):
         Raises DedupConflict, SubmitUnknown (the connection broke at commit and stayed broken).
         """
         return self._submitter.insert(row, contents)
+
+    def insert_each(
+        self, rows: Sequence[TaskRow], contents: Contents = NO_BODIES
+    ) -> list[int | TocError | None]:
+        """Store rows of different callers, all of one server, in one transaction. Returns each one's outcome:
+        its job_id, its error, or None if it must be inserted by itself, so that no other waits for it."""
+        return self._submitter.insert_each(rows, contents)
+
+    def insert_alone(self, row: TaskRow, contents: Contents = NO_BODIES) -> int | TocError:
+        """Store one row. Returns its job_id or its error; does not wait for a server known to be away."""
+        return self._submitter.insert_alone(row, contents)
 
     def insert_many(
         self,

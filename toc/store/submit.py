@@ -23,6 +23,7 @@ from toc.model.errors import (
     SchemaBehind,
     StoreUnavailable,
     SubmitUnknown,
+    TocError,
     WrongShardConnection,
 )
 from toc.model.sharding import JobIds
@@ -30,7 +31,7 @@ from toc.model.task import TaskRow
 from toc.store import bodies
 from toc.store import rows as sql
 from toc.store.schema import body_table, task_table
-from toc.store.server import DatabaseServer, Duplicate, Lost, Statement
+from toc.store.server import Crowded, DatabaseServer, Duplicate, Locked, Lost, Statement, Transient
 from toc.store.shards import Shards
 from toc.store.threads import Threads
 
@@ -56,11 +57,14 @@ Declare = Callable[[MetaData, int, str | None], Table]
 
 
 class _Ambiguous(Exception):
-    """The rows with these job_ids may or may not be stored."""
+    """The rows with these job_ids may or may not be stored. ``unknown``: the same by position; ``done``: the
+    job_ids of the others, which are."""
 
-    def __init__(self, job_ids: list[int]) -> None:
-        super().__init__(job_ids)
-        self.job_ids = job_ids
+    def __init__(self, unknown: dict[int, int], done: dict[int, int]) -> None:
+        super().__init__(unknown)
+        self.unknown = unknown
+        self.done = done
+        self.job_ids = list(unknown.values())
 
 
 class Submitter:
@@ -84,6 +88,116 @@ class Submitter:
             return self._store(server, [row], contents)[0]
         except _Ambiguous as exc:
             raise SubmitUnknown(exc.job_ids[0]) from exc.__cause__
+
+    def insert_each(self, rows: Sequence[TaskRow], contents: Contents) -> list[int | TocError | None]:
+        """Store rows of different callers, all of one server, in one transaction. Returns each one's outcome.
+
+        An outcome is the job_id or the error. None: certainly not stored, because of another row or because
+        it may have to wait for another transaction; ``insert`` it by itself.
+        """
+        if len(rows) == 1:
+            return [self.insert_alone(rows[0], contents)]
+        outcomes: list[int | TocError | None] = [None] * len(rows)
+        server = self._shards.server_of[self._shards.table_of(rows[0].job_id)]
+        todo, twins = self._sort_out(server, rows, outcomes)
+        if todo:
+            self._insert_together(server, {index: rows[index] for index in todo}, contents, outcomes)
+        for index, first in twins.items():
+            outcome = outcomes[first]
+            outcomes[index] = (
+                outcome if not isinstance(outcome, int) else _same(rows[index], rows[first], outcome)
+            )
+        return outcomes
+
+    def _sort_out(
+        self, server: DatabaseServer, rows: Sequence[TaskRow], outcomes: list[int | TocError | None]
+    ) -> tuple[list[int], dict[int, int]]:
+        """Decide what needs no insert. Returns the rows to insert, and which repeat another's dedup_key."""
+        first: dict[DedupKey, int] = {}
+        twins: dict[int, int] = {}
+        for index, row in enumerate(rows):
+            if row.dedup_key is not None and (earlier := first.setdefault(_key(row), index)) != index:
+                twins[index] = earlier
+        todo = [index for index in range(len(rows)) if index not in twins]
+        health = self._shards.health[server]
+        if health.troubled:
+            tables = {self._shards.table_of(rows[index].job_id): None for index in todo}
+            _, failed = health.sort_out(tables, writes=True)
+            for index in todo:
+                outcomes[index] = failed.get(self._shards.table_of(rows[index].job_id))
+            todo = [index for index in todo if outcomes[index] is None]
+        keyed = self._keyed(rows[index] for index in todo)
+        if keyed:
+            # Without waiting: another program may keep a transaction open in which it has inserted the key.
+            names = self._shards.names
+            looks = [
+                look
+                for table, part in keyed.items()
+                for look in sql.select_by_dedup(server, names[table], part, wait=False)
+            ]
+            try:
+                found = {_key(row): row for row in sql.task_rows(server.run(looks, outwait=False))}
+            except Locked:
+                return [index for index in todo if rows[index].dedup_key is None], twins
+            except (StoreUnavailable, SchemaBehind) as exc:
+                self._note(server, exc)
+                for index in todo:
+                    outcomes[index] = None if isinstance(exc, (Transient, SchemaBehind)) else exc
+                return [], twins
+            for index in todo:
+                other = found.get(_key(rows[index])) if rows[index].dedup_key is not None else None
+                if other is not None:
+                    outcomes[index] = _same(rows[index], other, other.job_id)
+        return [index for index in todo if outcomes[index] is None], twins
+
+    def _insert_together(
+        self,
+        server: DatabaseServer,
+        rows: dict[int, TaskRow],
+        contents: Contents,
+        outcomes: list[int | TocError | None],
+    ) -> None:
+        part = list(rows.values())
+        try:
+            stored: Sequence[int | TocError | None] = self._store(server, part, contents)
+        except _Ambiguous as exc:
+            stored = [
+                exc.done[n] if n in exc.done else SubmitUnknown(exc.unknown[n]) for n in range(len(part))
+            ]
+            self._note(server, exc.__cause__)
+        except Locked:
+            health = self._shards.health[server]
+            tables = {self._shards.table_of(row.job_id): None for row in part}
+            health.find_locked(tables, writes=True)
+            _, failed = health.sort_out(tables, writes=True)
+            stored = [failed.get(self._shards.table_of(row.job_id)) for row in part]
+        except (Transient, SchemaBehind, DedupConflict):  # of one of them; nothing is stored
+            stored = [None] * len(part)
+        except StoreUnavailable as exc:
+            self._note(server, exc)
+            stored = [exc] * len(part)
+        for index, outcome in zip(rows, stored, strict=True):
+            outcomes[index] = outcome
+
+    def insert_alone(self, row: TaskRow, contents: Contents) -> int | TocError:
+        """Store one row. Returns its job_id or its error; does not wait for a server known to be away."""
+        server = self._shards.server_of[self._shards.table_of(row.job_id)]
+        health = self._shards.health[server]
+        if health.troubled:
+            table = self._shards.table_of(row.job_id)
+            _, failed = health.sort_out({table: None}, writes=True)
+            if failed:
+                return failed[table]
+        try:
+            return self.insert(row, contents)
+        except TocError as exc:
+            self._note(server, exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
+            return exc
+
+    def _note(self, server: DatabaseServer, error: BaseException | None) -> None:
+        """Mark a server that is out of reach, so that no other caller waits for it."""
+        if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, Crowded)):
+            self._shards.health[server].mark_away(error)
 
     def insert_many(self, rows: Sequence[TaskRow], then: Then, contents: Contents) -> list[int]:
         """Store rows in chunks and return their job_ids in order. Raises DedupConflict, PartialSubmit."""
@@ -222,7 +336,7 @@ class Submitter:
             if not todo:
                 return [done[index] for index in range(len(rows))]
         if sent:
-            raise _Ambiguous([row.job_id for row in todo.values()]) from cause
+            raise _Ambiguous({index: row.job_id for index, row in todo.items()}, done) from cause
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again") from cause
 
     def _inserts(self, rows: Iterable[TaskRow], contents: Contents) -> list[Statement]:
@@ -408,6 +522,15 @@ def _repeated_keys(rows: Sequence[TaskRow]) -> dict[int, int]:
             _same_task(row, rows[earlier], stored=False)
             same_as[index] = earlier
     return same_as
+
+
+def _same(row: TaskRow, other: TaskRow, job_id: int) -> int | DedupConflict:
+    """Return the job_id of the stored task ``other`` that has this row's dedup_key, or the conflict."""
+    try:
+        _same_task(row, other._replace(job_id=job_id))
+    except DedupConflict as exc:
+        return exc
+    return job_id
 
 
 def _same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:

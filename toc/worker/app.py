@@ -12,6 +12,9 @@ from toc.sdk.client import TimeoutCenter
 
 log = get_logger(__name__)
 
+NO_HANDLERS = "toc.worker.none:center"
+"""The application without handlers: its workers sweep, purge and reclaim only."""
+
 
 def load_app(path: str) -> TimeoutCenter:
     """The TimeoutCenter that ``path`` names. The working directory is importable. Raises AppNotFound."""

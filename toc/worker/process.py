@@ -45,7 +45,7 @@ from toc.observe.metrics import (
 )
 from toc.sdk.client import TimeoutCenter, apart, open_queues
 from toc.worker import copies, descriptors, stdio
-from toc.worker.app import check_topics, load_app
+from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.control import ControlPipe, unpack
 from toc.worker.handover import Handover
 from toc.worker.loop import Loop, Wake, end_process, watched_thread
@@ -417,7 +417,8 @@ def main() -> None:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
         identity = _learn(center, told)
-        check_topics(center, all_of_them=False)  # the daemon has checked all of them
+        if arguments.app != NO_HANDLERS:
+            check_topics(center, all_of_them=False)  # the daemon has checked all of them
         if center.tracing is not None:
             center.handlers = {
                 topic: traced(handler, center.tracing) for topic, handler in center.handlers.items()

@@ -8,9 +8,9 @@ from toc.model.errors import ConfigError, UnfitServer
 from toc.model.finding import Level
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
-from toc.worker.app import check_topics, load_app
+from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.daemon.http import LOOK_TIMEOUT_SECONDS, Monitor
-from toc.worker.daemon.supervisor import Daemon
+from toc.worker.daemon.supervisor import Beside, Daemon
 
 log = get_logger(__name__)
 
@@ -18,8 +18,10 @@ _PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url
 """The settings that say where tasks are stored."""
 
 
-def run_daemon(app: str, settings: Settings) -> int:
+def run_daemon(app: str, settings: Settings, beside: Beside | None = None) -> int:
     """Run the daemon for ``app`` until it is told to stop. Returns the exit code.
+
+    ``beside``: further processes that it keeps running.
 
     Before anything is started, raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or
     ConfigError for an address at which it cannot listen.
@@ -27,7 +29,7 @@ def run_daemon(app: str, settings: Settings) -> int:
     center = load_app(app)
     try:
         _check_settings(app, center.settings, settings)
-        _check_servers(center)
+        _check_servers(center, handlers=app != NO_HANDLERS)
         monitor = Monitor(
             settings.metrics_address,
             # separate connections with short timeouts, to detect a server that hangs
@@ -44,6 +46,7 @@ def run_daemon(app: str, settings: Settings) -> int:
             announce=center.store.identity.announce,
             topics=frozenset(center.handlers),
             monitor=monitor,
+            beside=beside,
         )
         return daemon.run()
     finally:
@@ -60,9 +63,12 @@ def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
         )
 
 
-def _check_servers(center: TimeoutCenter) -> None:
+def _check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
     center.store.check()
-    check_topics(center)
+    if handlers:
+        check_topics(center)
+    else:
+        center.catalog.refresh()
     refused = []
     for finding in check(center.queues):
         if finding.level is Level.REFUSE:

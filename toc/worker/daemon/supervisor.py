@@ -91,6 +91,20 @@ class WorkerProcess:
         """Slots that it was told to drop and has not confirmed."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Further processes that a daemon keeps running: they have no slots and are no members of the cluster.
+
+    ``command`` starts one; it gets ``--worker-id``, ``--link`` and ``--board`` besides, and inherits the
+    ``descriptors``. It speaks over the link as a worker process does.
+    """
+
+    name: str
+    processes: int
+    command: tuple[str, ...]
+    descriptors: tuple[int, ...] = ()
+
+
 @dataclass(eq=False)
 class Daemon:
     """Keeps the configured number of workers running, and their slots in line with the assignment."""
@@ -104,8 +118,11 @@ class Daemon:
     """Writes which members lack which features, for every process to read."""
     topics: frozenset[str]
     monitor: Monitor
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
+        self._processes = self.settings.processes + (self.beside.processes if self.beside else 0)
+        """How many processes there should be; the last of them are those beside the workers."""
         self._told_at = float("-inf")
         self._left_alone: set[str] = set()
         """Topics that the app has handlers for and that are not delivered to handlers."""
@@ -130,9 +147,9 @@ class Daemon:
         self._neighbourhood = Neighbourhood.of(self.settings.host)
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
-        self._spawn_at: dict[int, float] = dict.fromkeys(range(self.settings.processes), 0.0)
+        self._spawn_at: dict[int, float] = dict.fromkeys(range(self._processes), 0.0)
         """When to start each missing process, by index (monotonic)."""
-        self._crashes = [0] * self.settings.processes
+        self._crashes = [0] * self._processes
         self._loaded = False
         """Whether the application has loaded once. If so, a later failure may be temporary."""
         self._told_dead: frozenset[str] = frozenset()
@@ -286,7 +303,7 @@ class Daemon:
                 self._spawn_at[child.index] = 0.0
         elif kind == "left":
             child.left = True
-        if not child.member and not child.leaving and self._stop_at is None:
+        if self._consumes(child) and not child.member and not child.leaving and self._stop_at is None:
             child.member = self._changed = True
             settings = self.settings
             self._coordinator.join(
@@ -329,7 +346,7 @@ class Daemon:
         self.monitor.tell(
             State(
                 now,
-                self.settings.processes,
+                self._processes,
                 workers=Counter(_doing(child, silent) for child in children),
                 silent=silent,
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
@@ -356,8 +373,14 @@ class Daemon:
                 del self._spawn_at[index]
                 self._spawn(index)
 
+    def _consumes(self, child: WorkerProcess) -> bool:
+        """Whether it is a worker, and no process beside the workers."""
+        return child.index < self.settings.processes
+
     def _spawn(self, index: int) -> None:
-        worker_id = self._neighbourhood.name(f"{self.settings.host}-{index}")
+        number = index - self.settings.processes
+        name = f"{self.beside.name}{number}" if self.beside and number >= 0 else str(index)
+        worker_id = self._neighbourhood.name(f"{self.settings.host}-{name}")
         try:
             child = self._start(worker_id, index)
         except OSError as exc:  # no memory, no more processes or files: running workers continue
@@ -371,8 +394,12 @@ class Daemon:
 
     def _start(self, worker_id: str, index: int) -> WorkerProcess:
         """Start a worker process. Raises OSError, after cleaning up."""
-        command = [sys.executable, "-m", "toc.worker.process", "--app", self.app, "--worker-id", worker_id]
-        command += ["--threads", str(self.settings.threads)]
+        if self.beside and index >= self.settings.processes:
+            command, inherited = [*self.beside.command], self.beside.descriptors
+        else:
+            command, inherited = [sys.executable, "-m", "toc.worker.process", "--app", self.app], ()
+            command += ["--threads", str(self.settings.threads)]
+        command += ["--worker-id", worker_id]
         ours, theirs = socket.socketpair()
         link = ControlPipe(ours)
         with theirs:
@@ -385,7 +412,7 @@ class Daemon:
                     process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                         [*command, "--link", str(theirs.fileno()), "--board", str(board)],
                         stdin=subprocess.DEVNULL,
-                        pass_fds=[theirs.fileno(), board],
+                        pass_fds=[theirs.fileno(), board, *inherited],
                         process_group=0,
                     )
                 try:
@@ -414,7 +441,7 @@ class Daemon:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
         code = child.process.wait()
-        if child.heard and not child.left:
+        if child.heard and not child.left and self._consumes(child):
             child.member = True  # publish the death even if it was silent or leaving
         self._take_out(child, known_dead=not child.left)
         WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
@@ -507,6 +534,8 @@ class Daemon:
     def _stop(self) -> None:
         log.info("daemon_stopping", workers=len(self._children))
         self._stop_at = time.monotonic() + self.settings.shutdown_deadline
+        for descriptor in self.beside.descriptors if self.beside else ():
+            os.close(descriptor)  # a socket that is still open here would take clients in that nobody serves
         for child in self._children.values():
             child.link.send("stop")
 

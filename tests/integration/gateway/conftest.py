@@ -1,0 +1,54 @@
+"""Systems with a gateway in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.gateway import Gateway
+from harness.system import System
+
+from toc.dev.local.servers import MariaDB, RedisServer
+
+
+def _system(directory: Path, redis: RedisServer, mariadb: MariaDB, prefix: str) -> Iterator[System]:
+    one = System(
+        directory,
+        database_urls=[mariadb.url],
+        databases=2,
+        tables=8,
+        database_prefix=prefix,
+        redis_url=redis.url,
+        namespace=prefix.rstrip("_"),
+    )
+    one.create_topics()
+    one.center.catalog.refresh()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def system(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> Iterator[System]:
+    """One Redis, two databases with eight tables, the topics of the test application."""
+    yield from _system(tmp_path, clean_redis, mariadb, database_prefix)
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: RedisServer,
+    mariadb: MariaDB,
+    module_database_prefix: str,
+) -> Iterator[Gateway]:
+    """A gateway for all tests of a module: none may harm it."""
+    directory = tmp_path_factory.mktemp("gateway")
+    for system in _system(directory, redis_server, mariadb, module_database_prefix):
+        one = Gateway(system)
+        for role in ("produce", "consume", "read", "operate"):
+            one.make_token(role, role)
+        one.make_token("sync-only", "admin", topics=("test.sync",))
+        yield one
+        one.stop()

@@ -1,0 +1,247 @@
+"""The calls of the gateway: what they do, and by which token."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from harness.gateway import Gateway
+
+from toc.dev.local.process import until
+from toc.gateway.app import CALLS
+from toc.gateway.calls import HttpCall
+from toc.model.access import CLUSTER_CALLS, MATRIX, Role
+from toc.model.task import TaskStatus
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+
+
+def test_a_task_lives_over_http(shared: Gateway) -> None:
+    made = shared.submit(biz_id="order-1", attribute={"reason": "ünpaid"}, dedup_key="close")
+    assert made.status == 201
+    assert list(made.body) == ["job_id"]
+    job_id = made.body["job_id"]
+    assert (
+        shared.submit(biz_id="order-1", attribute={"reason": "ünpaid"}, dedup_key="close").body == made.body
+    )
+
+    task = shared.call("GET", f"/v1/tasks/{job_id}").body
+    assert {name: task[name] for name in ("job_id", "topic", "biz_id", "status", "attribute", "version")} == {
+        "job_id": job_id,
+        "topic": "test.sync",
+        "biz_id": "order-1",
+        "status": "pending",
+        "attribute": {"reason": "ünpaid"},
+        "version": 0,
+    }
+    assert all(TIME.fullmatch(task[name]) for name in ("action_time", "next_time", "created", "modified"))
+
+    later = datetime.now(UTC) + timedelta(hours=2)
+    moved = shared.call("PATCH", f"/v1/tasks/{job_id}", {"action_time": later.isoformat()})
+    assert moved.body == {"job_id": job_id, "outcome": "rescheduled"}
+    assert shared.call("GET", f"/v1/tasks/{job_id}").body["version"] == 1
+    assert shared.call("DELETE", f"/v1/tasks/{job_id}").body == {"job_id": job_id, "outcome": "cancelled"}
+    assert shared.call("PATCH", f"/v1/tasks/{job_id}", {"delay": 60}).body["outcome"] == "too_late"
+    task = shared.call("GET", f"/v1/tasks/{job_id}").body
+    assert (task["status"], task["next_time"]) == ("cancelled", None)
+    assert TIME.fullmatch(task["ended"])
+
+
+def test_a_batch_gives_each_task_an_outcome_of_its_own(shared: Gateway) -> None:
+    assert shared.submit(biz_id=7, dedup_key="k", attribute={"a": 1}).status == 201
+    tasks: list[dict[str, Any]] = [{"biz_id": n, "delay": 60} for n in range(1000)]
+    tasks[3] = {"biz_id": 7, "delay": 60, "dedup_key": "k", "attribute": {"a": 2}}
+    outcomes = shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks}).body["tasks"]
+    assert outcomes[3]["problem"]["type"] == "/docs#dedup-conflict"
+    job_ids = {int(one["job_id"]) for n, one in enumerate(outcomes) if n != 3}
+    assert len(job_ids) == 999
+    assert len(shared.system.center.store.read(job_ids)) == 999
+
+    tasks[5]["delay"] = -1
+    refused = shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks})
+    assert (refused.status, refused.body["field"]) == (422, "tasks.5.delay")
+    tasks[5] = {"biz_id": 1, "delay": 60, "dedup_key": ""}
+    refused = shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks})
+    assert (refused.status, refused.body["field"]) == (422, "tasks.5.dedup_key")
+    assert refused.body["detail"].startswith("dedup_key has 0 bytes")
+
+
+def test_a_search_finds_each_task_once_in_the_order_of_their_times(shared: Gateway) -> None:
+    start = datetime.now(UTC) + timedelta(days=2)
+    tasks = [
+        {"biz_id": n, "action_time": (start + timedelta(seconds=n // 3)).isoformat()} for n in range(300)
+    ]
+    made = shared.call("POST", "/v1/topics/test.batch/tasks:batch", {"tasks": tasks}).body["tasks"]
+    job_ids = [one["job_id"] for one in made]
+    shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks})
+
+    def pages(query: str, token: str = "all") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        place = ""
+        for _ in range(100):
+            page = shared.call("GET", f"/v1/tasks?{query}{place}", token=token)
+            assert page.status == 200, page
+            found += page.body["tasks"]
+            if page.body["next"] is None:
+                return found
+            place = f"&next={page.body['next']}"
+        raise AssertionError("it has no end")
+
+    found = pages("topic=test.batch&limit=17")
+    assert [one["job_id"] for one in found] == sorted(
+        job_ids, key=lambda one: (job_ids.index(one) // 3, int(one))
+    )
+    middle = (start + timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    assert len(pages(f"topic=test.batch&due_after={middle}")) in (147, 150)
+    assert len(pages(f"topic=test.batch&due_before={middle}")) in (150, 153)
+    assert {one["topic"] for one in pages("limit=1000", "sync-only")} == {"test.sync"}
+    assert pages("topic=test.batch", "sync-only") == []
+    assert [one["job_id"] for one in pages("biz_id=12&topic=test.batch")] == [job_ids[12]]
+    assert pages("biz_id=12&text=true&topic=test.batch") == []
+    assert pages("biz_id=12&topic=test.batch&status=dead") == []
+
+
+def test_operators_do_their_work_over_http(shared: Gateway) -> None:
+    made = shared.call(
+        "POST", "/v1/topics", {"name": "of.http", "biz_type": 900, "slot_amount": 2, "retries": 3}
+    )
+    assert (made.status, made.body["retries"], made.body["paused"]) == (201, 3, False)
+    assert (
+        shared.call("POST", "/v1/topics", {"name": "of.http", "biz_type": 901, "slot_amount": 2}).status
+        == 409
+    )
+    assert shared.submit("of.http", biz_id=1).status == 201
+    altered = shared.call("PATCH", "/v1/topics/of.http", {"backoff": "immediate", "slot_amount": 4})
+    assert (altered.body["backoff"], altered.body["slot_amount"]) == ("immediate", 4)
+    assert shared.call("POST", "/v1/topics/of.http:pause").body["paused"]
+    assert shared.call("GET", "/v1/topics/of.http").body["paused"]
+    assert shared.call("DELETE", "/v1/topics/of.http").body["type"] == "/docs#in-use"
+    assert shared.call("POST", "/v1/topics/of.http:resume", {"rate": 5}).body["resume_rate"] == 5
+    assert "of.http" in [one["name"] for one in shared.call("GET", "/v1/topics").body["topics"]]
+    slots = shared.call("GET", "/v1/slots?topic=of.http").body["slots"]
+    assert [one["slot"] for one in slots] == [f"of.http_{n}" for n in range(4)]
+    assert shared.call("GET", "/v1/workers").status == 200
+    assert shared.call("POST", "/v1/cluster:rebalance", {"dry_run": True}).body["type"] == "/docs#no-cluster"
+    actions = shared.call("GET", "/v1/audit?target=of.http").body["actions"]
+    assert [one["action"] for one in actions] == [
+        "topic.resume", "topic.delete", "topic.pause", "topic.alter", "topic.create", "topic.create",
+    ]  # fmt: skip
+    assert {one["actor"] for one in actions} == {"all"}
+    assert [one["result"]["outcome"] for one in actions[1:3]] == ["failed", "done"]
+
+
+def test_dead_tasks_are_listed_redriven_and_purged(shared: Gateway) -> None:
+    center = shared.system.center
+    job_ids = [int(shared.submit("test.doomed", biz_id=n).body["job_id"]) for n in range(4)]
+    names = [center.store._shards.names[center.store._shards.table_of(one)] for one in job_ids]
+    from toc.store.server import Statement
+
+    for job_id, name in zip(job_ids, names, strict=True):
+        server = center.store._shards.servers[0]
+        server.run([Statement(f"UPDATE {name} SET status=4,last_error='boom' WHERE job_id={job_id}")])
+    dead = shared.call("GET", "/v1/dead?topic=test.doomed&error=boo").body["tasks"]
+    assert {int(one["job_id"]) for one in dead} == set(job_ids)
+    wanted = {"job_ids": [str(one) for one in [*job_ids[:2], 123]]}
+    assert shared.call("POST", "/v1/dead:redrive", wanted, token="sync-only").body == {"left": 3}
+    assert shared.call("POST", "/v1/dead:redrive", wanted).body["redriven"] == 2
+    assert center.store.read(job_ids[:1])[job_ids[0]].status == TaskStatus.PENDING
+    assert shared.call("POST", "/v1/dead:purge", {"job_ids": [str(job_ids[2])]}).body == {
+        "purged": 1,
+        "left": 0,
+    }
+    assert shared.call("GET", f"/v1/tasks/{job_ids[2]}").status == 404
+
+
+# --- tokens
+
+
+def _place(call: HttpCall) -> str:
+    return call.path.format(topic="test.sync", job_id="1234567", name="nobody", pattern="none.*")
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.ADMIN])
+def test_a_role_makes_the_calls_of_the_matrix_and_no_others(
+    shared: Gateway, role: Role, call: HttpCall
+) -> None:
+    body = b"[]" if call.body is not None else None  # no call takes that: nothing is changed
+    if role in MATRIX[call.access] and call.body is None and call.method != "GET":
+        pytest.skip("it would be done")
+    status = shared.call(call.method, _place(call), body, token=role).status
+    assert (status == 403) == (role not in MATRIX[call.access]), status
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_what_is_outside_the_patterns_of_a_token_is_not_there(shared: Gateway, call: HttpCall) -> None:
+    job_id = shared.submit("test.batch", biz_id=1).body["job_id"]
+    path = call.path.format(topic="test.batch", job_id=job_id, name="all", pattern="x.*")
+    bodies: dict[str, Any] = {
+        "TaskToSubmit": {"biz_id": 1, "delay": 60},
+        "TasksToSubmit": {"tasks": [{"biz_id": 1, "delay": 60}]},
+        "NewDeadline": {"delay": 60},
+        "TopicPolicies": {"retries": 5},
+        "Resume": {},
+        "Chosen": {"job_ids": [job_id]},
+        "NewTopic": {"name": "test.other", "biz_type": 77, "slot_amount": 1},
+        "NewToken": {"name": "more", "roles": ["read"], "topics": ["*"]},
+    }
+    body = bodies.get(call.body.__name__, {}) if call.body is not None else None
+    answer = shared.call(call.method, path, body, token="sync-only")
+    if call.access in CLUSTER_CALLS or call.name in (
+        "POST /v1/topics",
+        "POST /v1/tokens",
+        "DELETE /v1/tokens/{name}",
+    ):
+        assert answer.status == 403
+    elif "{" in call.path:
+        assert (answer.status, answer.body["detail"][:16]) == (404, "there is no such")
+    else:  # a list, or a bulk call that leaves alone what it may not see
+        assert "test.batch" not in str(answer.body)
+        assert job_id not in str(answer.body)
+    assert shared.system.row(int(job_id)).status == TaskStatus.PENDING
+
+
+def test_a_token_is_needed_shown_once_limited_and_ends_within_a_second(shared: Gateway) -> None:
+    for token in (None, "", "toc_nonsense", "ünknown"):
+        answer = shared.call("GET", "/v1/tasks/1", token=token)
+        assert (answer.status, answer.body["type"]) == (401, "/docs#unauthenticated")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    made = shared.call("POST", "/v1/tokens", {"name": "brief", "roles": ["read"], "topics": ["*"], "rate": 3})
+    assert made.status == 201
+    secret = made.body["token"]
+    assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 200, 5)
+    answers = [shared.call("GET", "/v1/topics", token=secret) for _ in range(20)]
+    limited = [one for one in answers if one.status == 429]
+    assert len(limited) > 10
+    assert {one.headers["retry-after"] for one in limited} == {"1"}
+    shown = shared.call("GET", "/v1/tokens").body["tokens"]
+    assert secret not in str(shown)
+    assert hashlib.sha256(secret.encode()).hexdigest() not in str(shown)
+    assert (
+        shared.call(
+            "POST", "/v1/tokens", {"name": "x", "roles": ["admin"], "topics": ["*"]}, token="sync-only"
+        ).status
+        == 403
+    )
+    assert shared.call("DELETE", "/v1/tokens/brief").status == 200
+    began = time.monotonic()
+    assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 401, 5)
+    assert time.monotonic() - began < 1.0
+    assert secret not in shared.told()
+
+
+def test_pages_for_people_and_programs_need_no_token(shared: Gateway) -> None:
+    assert shared.call("GET", "/healthz", token=None).body == b"ok\n"
+    assert shared.call("GET", "/readyz", token=None).body == b"ok\n"
+    page = shared.call("GET", "/docs", token=None).body.decode()
+    assert all(call.path in page for call in CALLS)
+    assert not re.search(r"(?:src|href)=.?(?:https?:)?//", page)
+    document = shared.call("GET", "/openapi.json", token=None).body
+    assert document["openapi"] == "3.1.0"
+    assert {(method.upper(), path) for path, calls in document["paths"].items() for method in calls} == {
+        (call.method, call.path) for call in CALLS
+    }

@@ -1,0 +1,211 @@
+"""Every kind of bad request is answered as a problem that stays the same; never a 500, never a trace."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+from harness.gateway import Gateway
+
+TASK = {"biz_id": 1, "delay": 60}
+SUBMIT = "/v1/topics/test.sync/tasks"
+DEEP = b'{"biz_id":1,"delay":60,"attribute":' + b'{"a":' * 2000 + b"1" + b"}" * 2001
+
+BODIES: dict[str, tuple[bytes | dict[str, Any], int, str, str | None]] = {
+    "no JSON": (b"{", 400, "syntax", None),
+    "empty": (b"", 400, "syntax", None),
+    "no UTF-8": (b'{"biz_id":"\xff","delay":60}', 400, "syntax", None),
+    "a lone surrogate": (b'{"biz_id":"\\ud800","delay":60}', 400, "syntax", None),
+    "nested deeply": (DEEP, 400, "syntax", None),
+    "a list": (b"[]", 422, "invalid", ""),
+    "no biz_id": ({"delay": 60}, 422, "invalid", "biz_id"),
+    "an unknown field": (TASK | {"dealy": 1}, 422, "invalid", "dealy"),
+    "biz_id null": (TASK | {"biz_id": None}, 422, "invalid", "biz_id"),
+    "biz_id a fraction": (TASK | {"biz_id": 1.5}, 422, "invalid", "biz_id"),
+    "biz_id true": (TASK | {"biz_id": True}, 422, "invalid", "biz_id"),
+    "biz_id negative": (TASK | {"biz_id": -1}, 422, "invalid", "biz_id"),
+    "biz_id too large": (TASK | {"biz_id": 2**63}, 422, "invalid", "biz_id"),
+    "biz_id of 5,000 digits": (b'{"biz_id":' + b"9" * 5000 + b',"delay":60}', 400, "syntax", None),
+    "biz_id too long": (TASK | {"biz_id": "x" * 256}, 422, "invalid", "biz_id"),
+    "biz_id with a line break": (TASK | {"biz_id": "a\nb"}, 422, "invalid", "biz_id"),
+    "delay a text": (TASK | {"delay": "60"}, 422, "invalid", "delay"),
+    "delay negative": (TASK | {"delay": -1}, 422, "invalid", "delay"),
+    "delay NaN": (b'{"biz_id":1,"delay":NaN}', 422, "invalid", "delay"),
+    "delay 1e400": (b'{"biz_id":1,"delay":1e400}', 422, "invalid", "delay"),
+    "delay of centuries": (TASK | {"delay": 1e11}, 422, "invalid", "delay"),
+    "delay 0": (TASK | {"delay": 0}, 422, "invalid", "action_time"),
+    "no time": ({"biz_id": 1}, 422, "invalid", None),
+    "both times": (TASK | {"action_time": "2099-01-01T00:00:00Z"}, 422, "invalid", None),
+    "a time without a zone": (
+        {"biz_id": 1, "action_time": "2099-01-01T00:00:00"},
+        422,
+        "invalid",
+        "action_time",
+    ),
+    "a time in the past": (
+        {"biz_id": 1, "action_time": "2001-01-01T00:00:00Z"},
+        422,
+        "invalid",
+        "action_time",
+    ),
+    "a time as a number": ({"biz_id": 1, "action_time": 4070908800}, 422, "invalid", "action_time"),
+    "no time at all": ({"biz_id": 1, "action_time": "soon"}, 422, "invalid", "action_time"),
+    "an attribute that is a list": (TASK | {"attribute": [1]}, 422, "invalid", "attribute"),
+    "an attribute with NaN": (b'{"biz_id":1,"delay":60,"attribute":{"a":NaN}}', 422, "invalid", "attribute"),
+    "a long attribute": (TASK | {"attribute": {"a": "x" * 5000}}, 422, "invalid", "attribute"),
+    "an empty dedup_key": (TASK | {"dedup_key": ""}, 422, "invalid", "dedup_key"),
+    "a dedup_key with NUL": (TASK | {"dedup_key": "a\0"}, 422, "invalid", "dedup_key"),
+    "a long slot_basis": (TASK | {"slot_basis": "x" * 300}, 422, "invalid", "slot_basis"),
+    "too large": (b" " * (300 << 10), 413, "too-large", None),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_bad_task_is_refused_by_name(shared: Gateway, name: str) -> None:
+    body, status, kind, field = BODIES[name]
+    answer = shared.call("POST", SUBMIT, body)
+    assert (answer.status, answer.body["type"]) == (status, f"/docs#{kind}"), answer
+    assert answer.body.get("field") == field
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.body["status"] == status
+    assert answer.body["title"]
+    assert answer.body["detail"]
+
+
+REQUESTS: dict[str, tuple[str, str, Any, dict[str, str], int, str, str | None]] = {
+    "no such call": ("GET", "/v2/tasks", None, {}, 404, "not-found", None),
+    "the root": ("GET", "/", None, {}, 404, "not-found", None),
+    "a wrong method": ("PUT", SUBMIT, TASK, {}, 405, "method-not-allowed", None),
+    "HEAD": ("HEAD", "/v1/topics", None, {}, 405, "", None),
+    "an unknown topic": ("POST", "/v1/topics/none/tasks", TASK, {}, 404, "unknown-topic", None),
+    "a topic that is no name": ("POST", "/v1/topics/{a}/tasks", TASK, {}, 422, "invalid", "topic"),
+    "a topic with an escaped slash": ("POST", "/v1/topics/a%2Fb/tasks", TASK, {}, 404, "not-found", None),
+    "an unknown task": ("GET", "/v1/tasks/894573895733248", None, {}, 404, "unknown-task", None),
+    "a job_id that is none": ("GET", "/v1/tasks/x", None, {}, 404, "unknown-task", None),
+    "a job_id of 100 digits": ("GET", "/v1/tasks/" + "9" * 100, None, {}, 404, "unknown-task", None),
+    "a job_id in Arabic digits": ("GET", "/v1/tasks/%D9%A1%D9%A2", None, {}, 404, "unknown-task", None),
+    "form data": (
+        "POST",
+        SUBMIT,
+        b"biz_id=1",
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        415,
+        "media-type",
+        None,
+    ),
+    "gzip": ("POST", SUBMIT, b"\x1f\x8b", {"Content-Encoding": "gzip"}, 415, "media-type", None),
+    "an unknown parameter": ("GET", "/v1/tasks?topics=a", None, {}, 422, "invalid", "topics"),
+    "a parameter twice": ("GET", "/v1/tasks?limit=1&limit=2", None, {}, 400, "syntax", None),
+    "a parameter for none": ("GET", "/v1/topics?a=1", None, {}, 422, "invalid", "a"),
+    "a parameter that is no UTF-8": ("GET", "/v1/tasks?topic=%FF", None, {}, 400, "syntax", None),
+    "100 parameters": (
+        "GET",
+        "/v1/tasks?" + "&".join(f"a{n}=1" for n in range(100)),
+        None,
+        {},
+        400,
+        "syntax",
+        None,
+    ),
+    "a limit of 0": ("GET", "/v1/tasks?limit=0", None, {}, 422, "invalid", "limit"),
+    "a status that is none": ("GET", "/v1/tasks?status=late", None, {}, 422, "invalid", "status"),
+    "a biz_id of 30 digits": ("GET", "/v1/tasks?biz_id=" + "9" * 30, None, {}, 422, "invalid", "biz_id"),
+    "a next that is none": ("GET", "/v1/tasks?next=1", None, {}, 422, "invalid", "next"),
+    "a next beyond time": ("GET", "/v1/tasks?next=999999999999999.1", None, {}, 422, "invalid", "next"),
+    "times the wrong way round": (
+        "GET",
+        "/v1/tasks?due_after=2099-01-01T00:00:00Z&due_before=2098-01-01T00:00:00Z",
+        None,
+        {},
+        422,
+        "invalid",
+        "due_after",
+    ),
+    "no tasks in a batch": ("POST", SUBMIT + ":batch", {"tasks": []}, {}, 422, "invalid", "tasks"),
+    "1,001 tasks in a batch": (
+        "POST",
+        SUBMIT + ":batch",
+        {"tasks": [TASK] * 1001},
+        {},
+        422,
+        "invalid",
+        "tasks",
+    ),
+    "a topic with 3 slots": (
+        "POST",
+        "/v1/topics",
+        {"name": "t", "biz_type": 5, "slot_amount": 3},
+        {},
+        422,
+        "invalid",
+        "topic",
+    ),
+    "a policy that is none": (
+        "PATCH",
+        "/v1/topics/test.sync",
+        {"backoff": "slow"},
+        {},
+        422,
+        "invalid",
+        "backoff",
+    ),
+    "nothing to change": ("PATCH", "/v1/topics/test.sync", {}, {}, 422, "invalid", None),
+    "a token for nobody": (
+        "POST",
+        "/v1/tokens",
+        {"name": "n", "roles": ["king"], "topics": ["*"]},
+        {},
+        422,
+        "invalid",
+        "roles.0",
+    ),
+    "a template that is none": ("DELETE", "/v1/templates/a.*", None, {}, 404, "unknown", None),
+    "a token that is none": ("DELETE", "/v1/tokens/nobody", None, {}, 404, "unknown", None),
+    "rebalance of one daemon": ("POST", "/v1/cluster:rebalance", {}, {}, 409, "no-cluster", None),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_bad_request_is_answered_as_a_problem(shared: Gateway, name: str) -> None:
+    method, path, body, headers, status, kind, field = REQUESTS[name]
+    answer = shared.call(method, path, body, headers=headers)
+    assert answer.status == status, answer
+    if method != "HEAD":
+        assert answer.body["type"] == f"/docs#{kind}"
+        assert answer.body.get("field") == field
+    assert "limit" not in shared.told()
+    assert "due_after" not in shared.told()
+
+
+def test_a_conflict_names_the_other_task(shared: Gateway) -> None:
+    first = shared.submit(biz_id=5, dedup_key="k", attribute={"a": 1})
+    answer = shared.submit(biz_id=5, dedup_key="k", attribute={"a": 2})
+    assert (answer.status, answer.body["type"]) == (409, "/docs#dedup-conflict")
+    assert answer.body["job_id"] == first.body["job_id"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nbad header\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\na: " + b"x" * 70_000, 431),
+        (b"POST /v1/topics/a/tasks HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /v1/topics/a/tasks HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", 400),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
+        (b"GET http:// HTTP/1.1\r\n\r\n", 400),
+    ],
+)
+def test_what_is_no_http_is_answered_and_closed(shared: Gateway, sent: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as client:
+        client.sendall(sent)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert b"application/problem+json" in answer
+    assert shared.call("GET", "/healthz").status == 200

@@ -1,0 +1,185 @@
+"""Calls about who may do what, and what was done: tokens, templates, the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from toc.gateway import show
+from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
+from toc.model.access import Call, Role, Token
+from toc.model.template import Template
+from toc.operate import tokens
+
+# --- tokens
+
+
+class NewToken(Model):
+    """An access token to make. It can have no more than the one by which it is made."""
+
+    name: str
+    roles: list[Annotated[Role, Field(strict=False)]] = Field(min_length=1, max_length=len(Role))
+    topics: list[str] = Field(min_length=1, max_length=100, description="Patterns, such as shop.*")
+    lifetime: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds; null: no end.")
+    rate: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Requests a second at each gateway process; null: no limit.",
+    )
+
+
+async def list_tokens(asked: Asked) -> Answer:
+    """List the tokens that have no more than the caller's; never the secrets."""
+    found = await asked.service.at_topics(asked.service.center.store.tokens.list)
+    return Answer({"tokens": [show.token(one) for one in found if asked.token.covers(one)]})
+
+
+async def create_token(asked: Asked) -> Answer:
+    """Make a token and show its secret, this once."""
+    body: NewToken = asked.body
+    center = asked.service.center
+    details = {"roles": body.roles, "topics": body.topics, "lifetime": body.lifetime, "rate": body.rate}
+    async with asked.audit("token.create", body.name, details):
+        made = await asked.service.at_topics(
+            lambda: tokens.create_token(
+                center.store,
+                body.name,
+                roles=body.roles,
+                topics=body.topics,
+                clock=center.clock,
+                by=asked.token.name,
+                lifetime=body.lifetime,
+                rate=body.rate,
+                giver=asked.token,
+            )
+        )
+    return Answer({**show.token(made.token), "token": made.secret}, 201)
+
+
+async def revoke_token(asked: Asked) -> Answer:
+    """End a token for good, everywhere within 1 s."""
+    name = asked.path["name"]
+    async with asked.audit("token.revoke", name, {}):
+        token: Token = await asked.service.at_topics(
+            lambda: tokens.revoke_token(asked.service.center.store, name, giver=asked.token)
+        )
+    return Answer(show.token(token))
+
+
+# --- templates
+
+
+class NewTemplate(Model):
+    """A topic template. ``policies`` are fields of a topic; slot_amount must be one of them."""
+
+    pattern: str
+    policies: dict[str, Any]
+    most_topics: int = Field(ge=1)
+
+
+class AlteredTemplate(Model):
+    """What to change of a template."""
+
+    policies: dict[str, Any] = Field(default_factory=dict)
+    most_topics: int | None = Field(None, ge=1)
+
+
+def _shown(template: Template) -> Mapping[str, Any]:
+    return {
+        "pattern": template.pattern,
+        "policies": dict(template.policies),
+        "most_topics": template.most_topics,
+    }
+
+
+async def list_templates(asked: Asked) -> Answer:
+    """List the topic templates."""
+    found = await asked.service.at_topics(asked.service.center.store.templates.list)
+    return Answer({"templates": [_shown(one) for one in found]})
+
+
+async def create_template(asked: Asked) -> Answer:
+    """Create a topic template."""
+    body: NewTemplate = asked.body
+    template = Template(body.pattern, body.policies, body.most_topics)
+    async with asked.audit("template.create", body.pattern, dict(_shown(template))):
+        await asked.service.at_topics(asked.service.center.store.templates.create, template)
+    return Answer(_shown(template), 201)
+
+
+async def alter_template(asked: Asked) -> Answer:
+    """Change a topic template; topics that it has made stay as they are."""
+    body: AlteredTemplate = asked.body
+    pattern = asked.path["pattern"]
+    details = {"policies": body.policies, "most_topics": body.most_topics}
+    async with asked.audit("template.alter", pattern, details):
+        template = await asked.service.at_topics(
+            asked.service.center.store.templates.alter, pattern, body.policies, body.most_topics
+        )
+    return Answer(_shown(template))
+
+
+async def delete_template(asked: Asked) -> Answer:
+    """Delete a topic template; topics that it has made stay."""
+    pattern = asked.path["pattern"]
+    async with asked.audit("template.delete", pattern, {}):
+        await asked.service.at_topics(asked.service.center.store.templates.delete, pattern)
+    return Answer({"pattern": pattern})
+
+
+# --- audit
+
+
+class AuditQuery(Query):
+    """Which actions."""
+
+    actor: str | None = Field(None, max_length=128)
+    action: str | None = Field(None, max_length=64)
+    target: str | None = Field(None, max_length=255)
+    limit: int = Field(100, ge=1, le=1000)
+    next: int | None = Field(None, ge=1, lt=2**63, description="From the page before.")
+
+
+async def audit(asked: Asked) -> Answer:
+    """Show what operators did, the latest first."""
+    query: AuditQuery = asked.query
+    rows = await asked.service.at_topics(
+        asked.service.center.store.audit.list,
+        query.limit,
+        actor=query.actor,
+        action=query.action,
+        target=query.target,
+        below=query.next,
+    )
+    return Answer(
+        {
+            "actions": [show.action(row) for row in rows],
+            "next": rows[-1].audit_id if len(rows) == query.limit else None,
+        }
+    )
+
+
+CALLS = (
+    HttpCall("GET", "/v1/tokens", Call.READ_TOKENS, list_tokens, "List access tokens"),
+    HttpCall(
+        "POST", "/v1/tokens", Call.CHANGE_TOKENS, create_token, "Make an access token",
+        body=NewToken, status=201,
+    ),
+    HttpCall("DELETE", "/v1/tokens/{name}", Call.CHANGE_TOKENS, revoke_token, "Revoke an access token"),
+    HttpCall("GET", "/v1/templates", Call.READ_TEMPLATES, list_templates, "List topic templates"),
+    HttpCall(
+        "POST", "/v1/templates", Call.CHANGE_TEMPLATES, create_template, "Create a topic template",
+        body=NewTemplate, status=201,
+    ),
+    HttpCall(
+        "PATCH", "/v1/templates/{pattern}", Call.CHANGE_TEMPLATES, alter_template, "Change a topic template",
+        body=AlteredTemplate,
+    ),
+    HttpCall(
+        "DELETE", "/v1/templates/{pattern}", Call.CHANGE_TEMPLATES, delete_template, "Delete a topic template"
+    ),
+    HttpCall("GET", "/v1/audit", Call.READ_AUDIT, audit, "See what operators did", query=AuditQuery),
+)  # fmt: skip

@@ -1,0 +1,310 @@
+"""The gateway as an ASGI application: finds the call, checks who asks for what, and answers.
+
+    route ─▶ token ─▶ rate ─▶ role ─▶ parameters and body ─▶ the call's handler ─▶ answer
+                                                                                └─▶ problem
+
+Whatever fails is answered as a problem; nothing is answered with a status of 500 or a trace. Neither queries
+nor headers nor bodies reach the log.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import nullcontext
+from math import ceil
+from typing import Any
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+
+from toc.gateway import access_calls, cluster, dead, openapi, tasks, topics
+from toc.gateway.calls import Answer, Asked, HttpCall, Nothing, forbidden
+from toc.gateway.problems import (
+    BUSY,
+    INTERNAL,
+    INVALID,
+    MEDIA_TYPE,
+    METHOD,
+    NOT_FOUND,
+    RATE,
+    SYNTAX,
+    TOO_LARGE,
+    UNAUTHENTICATED,
+    Problem,
+    problem_of,
+)
+from toc.gateway.service import Service
+from toc.model.access import Access, Token
+from toc.model.errors import TocError
+from toc.observe.log import get_logger, stack
+from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
+
+log = get_logger(__name__)
+
+CALLS: tuple[HttpCall, ...] = (*tasks.CALLS, *topics.CALLS, *dead.CALLS, *cluster.CALLS, *access_calls.CALLS)
+"""Every call of the native API. Those that come first are found first."""
+
+MOST_BUFFERED = 128 << 20
+"""Most bytes of bodies that are being received at once."""
+MOST_PARAMETERS = 30
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_COMMON: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_PAGE: Headers = [(b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")]
+
+
+class _Gone(Exception):
+    """The client has left before its request was complete."""
+
+
+class App:
+    """The ASGI application of one gateway process."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._routes = [(_pattern(path), by_method) for path, by_method in _by_path(CALLS).items()]
+        self._pages = {
+            "/healthz": lambda: _text("ok"),
+            "/readyz": self._ready,
+            "/openapi.json": lambda: Answer(openapi.document(CALLS)),
+            "/docs": lambda: Answer(openapi.page(CALLS), media_type="text/html; charset=utf-8"),
+        }
+        self._buffered = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        began = time.perf_counter()
+        name = "other"
+        headers: Headers = []
+        try:
+            page = self._pages.get(scope["path"])
+            if page is not None:
+                name = scope["path"]
+                answer = _page(scope, page)
+            else:
+                call, path = self._find(scope)
+                name = call.name
+                answer = await self._call(call, path, scope, receive)
+            status, media_type = answer.status, answer.media_type
+            body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
+        except _Gone:
+            return
+        except Exception as exc:
+            problem = self._problem(exc, name)
+            status, media_type = problem.kind.status, "application/problem+json"
+            body = to_json(problem.body())
+            headers = [(key.encode(), value.encode("latin-1")) for key, value in problem.headers.items()]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (b"content-type", media_type.encode()),
+                    (b"content-length", b"%d" % len(body)),
+                    *_COMMON,
+                    *(_PAGE if media_type.startswith("text/html") else ()),
+                    *headers,
+                ],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})
+        REQUESTS.of(name, f"{status // 100}xx").add()
+        REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
+
+    # --- one call
+
+    async def _call(self, call: HttpCall, path: dict[str, str], scope: Scope, receive: Receive) -> Answer:
+        token = self._token(scope)
+        if token.may(call.access) is Access.FORBIDDEN:
+            raise forbidden()
+        body: Any = None
+        query = _query(call, scope["query_string"])
+        if call.body is not None:
+            _check_type(scope)
+            with self._room(call, scope) as room:
+                body = _parsed(call.body, await room.read(receive))
+        asked = Asked(self._service, call, token, path, query, body)
+        tracing = self._service.center.tracing
+        parent = None if tracing is None else _header(scope, b"traceparent")
+        with nullcontext() if tracing is None or parent is None else tracing.answering(call.name, parent):
+            return await call.handler(asked)
+
+    def _token(self, scope: Scope) -> Token:
+        """Return the token of a request, and take the request from its rate. Raises Problem."""
+        words = (_header(scope, b"authorization") or "").split(" ")
+        token = (
+            self._service.book.find(words[1]) if len(words) == 2 and words[0].lower() == "bearer" else None
+        )
+        if token is None:
+            raise Problem(
+                UNAUTHENTICATED,
+                "send `Authorization: Bearer TOKEN` with a token that `toc token create` made",
+                headers={"www-authenticate": "Bearer"},
+            )
+        wait = self._service.book.wait(token)
+        if wait:
+            raise Problem(
+                RATE,
+                f"this token may make {token.rate:g} requests a second at each gateway process",
+                headers={"retry-after": str(ceil(wait))},
+            )
+        return token
+
+    def _room(self, call: HttpCall, scope: Scope) -> _Room:
+        return _Room(self, call.most_bytes, _header(scope, b"content-length"))
+
+    # --- routing
+
+    def _find(self, scope: Scope) -> tuple[HttpCall, dict[str, str]]:
+        path, method = scope["path"], scope["method"]
+        allowed: set[str] = set()
+        for pattern, by_method in self._routes:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                call = by_method.get(method)
+                if call is not None:
+                    return call, match.groupdict()
+                allowed |= by_method.keys()
+        if allowed:
+            methods = ", ".join(sorted(allowed))
+            raise Problem(METHOD, f"this path has {methods}", headers={"allow": methods})
+        raise Problem(NOT_FOUND, "there is no such call; /docs lists all")
+
+    def _ready(self) -> Answer:
+        lacking = self._service.lacking()
+        return _text("\n".join(lacking) or "ok", 503 if lacking else 200)
+
+    def _problem(self, error: Exception, name: str) -> Problem:
+        if isinstance(error, Problem):
+            return error
+        if isinstance(error, TocError):
+            return problem_of(error)
+        log.error("call_failed", call=name, stack=stack(error))
+        return Problem(INTERNAL, "the gateway failed; its log tells more")
+
+
+class _Room:
+    """Room for the body of one request."""
+
+    def __init__(self, app: App, most: int, declared: str | None) -> None:
+        self._app = app
+        self._most = most
+        self._held = 0
+        if declared is not None and declared.isdecimal() and int(declared[:20]) > most:
+            raise _too_large(most)
+
+    def __enter__(self) -> _Room:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._app._buffered -= self._held
+
+    async def read(self, receive: Receive) -> bytes:
+        """Return the whole body. Raises Problem if it is too large or nothing more can be held."""
+        parts: list[bytes] = []
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
+            self._held += len(part)
+            self._app._buffered += len(part)
+            if self._held > self._most:
+                raise _too_large(self._most)
+            if self._app._buffered > MOST_BUFFERED:
+                raise Problem(BUSY, "too many bytes are being received", headers={"connection": "close"})
+            parts.append(part)
+            more = message.get("more_body", False)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(TOO_LARGE, f"at most {most} bytes are allowed", headers={"connection": "close"})
+
+
+def _by_path(calls: Iterable[HttpCall]) -> dict[str, dict[str, HttpCall]]:
+    by_path: dict[str, dict[str, HttpCall]] = {}
+    for call in calls:
+        by_path.setdefault(call.path, {})[call.method] = call
+    return by_path
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Return the pattern of a path. No parameter holds a slash, a colon or a line break."""
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/:\\n]+)", re.escape(path)))
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return None
+
+
+def _check_type(scope: Scope) -> None:
+    kind = _header(scope, b"content-type")
+    if kind is not None and kind.partition(";")[0].strip().lower() != "application/json":
+        raise Problem(MEDIA_TYPE, "send application/json")
+    if _header(scope, b"content-encoding") not in (None, "identity"):
+        raise Problem(MEDIA_TYPE, "send the body without a content encoding")
+
+
+def _query(call: HttpCall, text: bytes) -> Any:
+    """Return the parameters of the query. Raises Problem."""
+    if not text and call.query is Nothing:
+        return None
+    try:
+        pairs = parse_qsl(
+            text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS
+        )
+    except ValueError:  # a UnicodeDecodeError, too
+        raise Problem(SYNTAX, "the query cannot be read: send UTF-8, percent-encoded") from None
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise Problem(SYNTAX, "a parameter is in the query twice")
+    try:
+        return call.query.model_validate(values)
+    except ValidationError as exc:
+        raise _invalid(exc) from None
+
+
+def _parsed(model: type[BaseModel], data: bytes) -> BaseModel:
+    """Return the body of a request. Raises Problem."""
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise Problem(SYNTAX, f"the body is no JSON: {first['msg'].partition(': ')[2]}") from None
+        raise _invalid(exc) from None
+    except RecursionError:
+        raise Problem(SYNTAX, "the body is nested too deeply") from None
+
+
+def _invalid(error: ValidationError) -> Problem:
+    """Name the wrong fields, never their values."""
+    found = [
+        {"field": ".".join(map(str, one["loc"])), "detail": one["msg"]}
+        for one in error.errors(include_url=False, include_context=False, include_input=False)[:10]
+    ]
+    return Problem(INVALID, found[0]["detail"], field=found[0]["field"], errors=found)
+
+
+def _page(scope: Scope, page: Callable[[], Answer]) -> Answer:
+    if scope["method"] != "GET":
+        raise Problem(METHOD, "this path has GET", headers={"allow": "GET"})
+    return page()
+
+
+def _text(text: str, status: int = 200) -> Answer:
+    return Answer(f"{text}\n".encode(), status, "text/plain; charset=utf-8")

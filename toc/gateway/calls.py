@@ -1,0 +1,137 @@
+"""What a call of the native API is: its place, who may make it, what it takes and gives.
+
+Every call is declared once, in the modules of its subject. From these declarations follow the routing, the
+checks of roles, the OpenAPI document, the page at /docs, and the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from toc.gateway.problems import FORBIDDEN, UNKNOWN_TASK, UNKNOWN_TOPIC, Problem
+from toc.model import access
+from toc.model.access import Access, Token
+from toc.model.sharding import valid_job_id
+from toc.model.task import TaskRow
+from toc.operate.audit import audited
+
+if TYPE_CHECKING:
+    from toc.gateway.service import Service
+
+SMALL_BYTES = 256 << 10
+"""Most bytes of the body of an ordinary request."""
+
+
+class Model(BaseModel):
+    """What a request may hold. Anything else is refused; texts are never taken for numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class Query(BaseModel):
+    """The parameters of a query, which are all texts."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class Nothing(Query):
+    """No parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a call. ``content`` is made JSON, unless it is bytes of ``media_type``."""
+
+    content: Any
+    status: int = 200
+    media_type: str = "application/json"
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request for a call, checked against its declaration. ``path`` holds the parameters of the path."""
+
+    service: Service
+    call: HttpCall
+    token: Token
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+
+    def may(self, topic: str) -> bool:
+        """Whether the call's token may make it on a topic."""
+        return self.token.may(self.call.access, topic) is Access.ALLOWED
+
+    @property
+    def topic(self) -> str:
+        """The topic that the path names. Raises Problem (404) if the token may not know of it."""
+        name = self.path["topic"]
+        if not self.may(name):
+            raise Problem(UNKNOWN_TOPIC, "there is no such topic")
+        return name
+
+    async def row(self) -> tuple[TaskRow, str]:
+        """The task that the path names, and its topic. Raises Problem (404) if the token may not see it."""
+        text = self.path["job_id"]
+        job_id = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else 0
+        row = await self.service.batcher.get(job_id) if valid_job_id(job_id) else None
+        if row is not None:
+            topic = self.service.topic_name(row)
+            if self.may(topic):
+                return row, topic
+        raise Problem(UNKNOWN_TASK, "there is no such task; finished ones are purged after their retention")
+
+    @asynccontextmanager
+    async def audit(self, action: str, target: str, details: Mapping[str, Any]) -> AsyncIterator[None]:
+        """Record a change in the audit: what is intended before the block, what came of it after."""
+        service = self.service
+        record = audited(service.center.store, by=self.token.name, action=action, target=target, **details)
+        await service.at_topics(record.__enter__)
+        try:
+            yield
+        except BaseException as exc:
+            await service.at_topics(_end_badly, record, exc)
+            raise
+        await service.at_topics(record.__exit__, None, None, None)
+
+
+def _end_badly(record: AbstractContextManager[Any], error: BaseException) -> None:
+    with suppress(BaseException):  # it raises the error again, as the caller does
+        record.__exit__(type(error), error, error.__traceback__)
+
+
+Handler = Callable[[Asked], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class HttpCall:
+    """The declaration of a call. ``path`` has parameters in braces; ``access`` says which roles may make it.
+
+    ``gives`` describes the answer for the document. ``most_bytes`` bounds the body of a request.
+    """
+
+    method: str
+    path: str
+    access: access.Call
+    handler: Handler
+    summary: str
+    query: type[Query] = Nothing
+    body: type[BaseModel] | None = None
+    gives: Any = dict[str, Any]
+    status: int = 200
+    most_bytes: int = SMALL_BYTES
+
+    @property
+    def name(self) -> str:
+        """Its name for metrics, traces and the document: method and path."""
+        return f"{self.method} {self.path}"
+
+
+def forbidden() -> Problem:
+    """The answer to a token whose roles do not allow the call."""
+    return Problem(FORBIDDEN, "no role of this access token allows this call")

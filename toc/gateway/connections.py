@@ -1,0 +1,220 @@
+"""Connections of clients: what uvicorn leaves open is bounded here.
+
+uvicorn bounds neither the size of headers, nor the time that a request may take to arrive, nor that which its
+answer may take to be read, nor the number of idle connections. One look a second at all connections does.
+
+    idle ── first byte ──▶ arriving ── complete ──▶ answered by the app ── answer read ──▶ idle
+     │ KEEP_ALIVE_SECONDS     │ HEAD_SECONDS, BODY_SECONDS       │ READ_SECONDS
+     └────────────────────────┴──────────────── closed ──────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from pydantic_core import to_json
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import Server
+
+from toc.gateway.problems import HEADERS, SYNTAX, TIMEOUT, Kind, Problem
+from toc.observe.metrics import CONNECTIONS, CONNECTIONS_CLOSED
+
+KEEP_ALIVE_SECONDS = 75
+HEAD_SECONDS = 10.0
+"""How long the line and headers of a request may take to arrive."""
+BODY_SECONDS = 30.0
+"""How long the rest of a request may take to arrive."""
+READ_SECONDS = 30.0
+"""How long a client may not read of an answer that waits for it."""
+HEAD_BYTES = 32 << 10
+"""Most bytes of a request's line and headers."""
+MOST_CONNECTIONS = 4096
+"""Most connections of a process. For one more, that is closed which has been idle longest."""
+LOOK_SECONDS = 1.0
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a client."""
+
+    crowd: Crowd
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in."""
+        super().connection_made(transport)
+        self.joined_at = self.loop.time()
+        self.requests = 0
+        self.head_bytes = 0
+        self.arriving_since = 0.0
+        """When the first byte of an incomplete request came; 0.0 while there is none."""
+        self.in_head = True
+        self.unread_since = 0.0
+        """Since when the client reads nothing of an answer; 0.0 while it reads."""
+        self.crowd.joined(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let it go."""
+        self.crowd.left(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has arrived."""
+        if not self.arriving_since:
+            self.arriving_since = self.loop.time()
+            self.crowd.idle.pop(self, None)
+        if self.in_head:
+            self.head_bytes += len(data)
+        super().data_received(data)
+        # What came with a head that is complete now is not counted any more.
+        if self.in_head and self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request's line."""
+        super().on_url(url)
+        if len(self.url) > HEAD_BYTES:
+            self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
+
+    def on_headers_complete(self) -> None:
+        """Begin with a request."""
+        self.in_head = False
+        self.head_bytes = 0
+        self.requests += 1
+        if self.transport.is_closing():
+            return
+        if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
+            self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
+            return
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Note that a request is complete."""
+        self.in_head = True
+        self.arriving_since = 0.0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Note that a request is answered."""
+        super().on_response_complete()
+        if not self.arriving_since and not self.pipeline:
+            self.crowd.idle[self] = None
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        self.unread_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads."""
+        self.unread_since = 0.0
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - its signature
+        """Answer what is no HTTP."""
+        self._refuse(SYNTAX, "this is no HTTP/1.1 request")
+
+    def look(self, now: float) -> None:
+        """Close it if its client is too slow."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        # uvicorn's own time-out begins after an answer
+        silent = not self.requests and not self.arriving_since
+        if (self.unread_since and now - self.unread_since > READ_SECONDS) or (
+            silent and now - self.joined_at > KEEP_ALIVE_SECONDS
+        ):
+            self.close("slow")
+        elif self.arriving_since and now - self.arriving_since > (
+            HEAD_SECONDS if self.in_head else BODY_SECONDS
+        ):
+            CONNECTIONS_CLOSED.of("slow").add()
+            if answering and self.cycle.response_started:
+                self.transport.abort()
+            else:
+                self._refuse(TIMEOUT, "the request did not arrive in time")
+
+    def close(self, reason: str) -> None:
+        """Close it without an answer."""
+        CONNECTIONS_CLOSED.of(reason).add()
+        self.transport.abort()
+
+    def _refuse(self, kind: Kind, detail: str) -> None:
+        """Answer beside the app, and close."""
+        if self.transport.is_closing():
+            return
+        body = to_json(Problem(kind, detail).body())
+        head = (
+            b"content-type: application/problem+json\r\ncache-control: no-store\r\n"
+            b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        self.transport.write(STATUS_LINE[kind.status] + head + body)
+        self.transport.close()
+
+
+class Crowd:
+    """All connections of a process. ``most`` bounds their number."""
+
+    def __init__(self, most: int = MOST_CONNECTIONS) -> None:
+        self.most = most
+        self.all: set[Connection] = set()
+        self.idle: dict[Connection, None] = {}
+        """Those that wait for a request, the longest idle first."""
+
+    def joined(self, connection: Connection) -> None:
+        """Take in a new connection; if there are too many, close one that is idle, or else the new one."""
+        if len(self.all) >= self.most:
+            victim = next(iter(self.idle), connection)
+            self.left(victim)
+            victim.close("crowded")
+            if victim is connection:
+                return
+        self.all.add(connection)
+        self.idle[connection] = None
+
+    def left(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self.all.discard(connection)
+        self.idle.pop(connection, None)
+
+    async def look_on(self) -> None:
+        """Look at all connections once a second, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = loop.time()
+            for connection in list(self.all):
+                connection.look(now)
+            CONNECTIONS.of().set(len(self.all))
+
+
+class GatewayServer(Server):
+    """uvicorn's server, told to stop by its owner and not by signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        """Leave signals alone."""
+        yield
+
+
+def server(
+    app: Any, crowd: Crowd, *, shutdown_deadline: float, certificate: str | None, key: str | None
+) -> GatewayServer:
+    """Return a server for the application. Raises OSError or ssl.SSLError for a bad certificate."""
+    protocol = type("OwnConnection", (Connection,), {"crowd": crowd})
+    config = Config(
+        app,
+        http=protocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=max(1, round(shutdown_deadline)),
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+    config.load()
+    return GatewayServer(config)

@@ -1,0 +1,189 @@
+"""The document of the API (OpenAPI 3.1) and the page at /docs, made from the declarations of the calls."""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from toc.gateway.calls import HttpCall, Nothing
+from toc.gateway.problems import (
+    BUSY,
+    FORBIDDEN,
+    INVALID,
+    KINDS,
+    MEDIA_TYPE,
+    RATE,
+    SYNTAX,
+    TOO_LARGE,
+    UNAUTHENTICATED,
+    UNKNOWN,
+    Kind,
+)
+from toc.model.access import MATRIX
+
+_REFERENCE = "#/components/schemas/{model}"
+_PATH: dict[str, tuple[str, str]] = {
+    "topic": ("The topic's name.", r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"),
+    "job_id": ("The job_id that submit returned.", r"^[1-9][0-9]{0,18}$"),
+    "name": ("The name.", r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"),
+    "pattern": ("The pattern.", r"^[A-Za-z0-9*][A-Za-z0-9._*-]{0,127}$"),
+}
+
+
+@cache
+def document(calls: tuple[HttpCall, ...]) -> dict[str, Any]:
+    """Return the document."""
+    adapters = [TypeAdapter(call.gives) for call in calls]
+    bodies = {call.body.__name__: call.body for call in calls if call.body is not None}
+    _, schemas = models_json_schema(
+        [(body, "validation") for body in bodies.values()], ref_template=_REFERENCE
+    )
+    inputs = [(str(number), "serialization", adapter) for number, adapter in enumerate(adapters)]
+    gives, more = TypeAdapter.json_schemas(inputs, ref_template=_REFERENCE)  # type: ignore[arg-type]
+    definitions = {**more.get("$defs", {}), **schemas.get("$defs", {}), "Problem": _problem_schema()}
+    paths: dict[str, dict[str, Any]] = {}
+    for number, call in enumerate(calls):
+        shape = gives[(str(number), "serialization")]
+        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call, shape)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "toc gateway",
+            "version": version("timeout-center"),
+            "description": "Durable deadlines. job_ids are texts, times RFC 3339 in UTC, durations seconds.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": definitions,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
+    parameters = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": about,
+            "schema": {"type": "string", "pattern": pattern},
+        }
+        for name, (about, pattern) in _PATH.items()
+        if f"{{{name}}}" in call.path
+    ]
+    if call.query is not Nothing:
+        schema = call.query.model_json_schema(ref_template=_REFERENCE)
+        parameters += [
+            {
+                "name": name,
+                "in": "query",
+                "required": name in schema.get("required", ()),
+                "description": value.pop("description", ""),
+                "schema": value,
+            }
+            for name, value in schema["properties"].items()
+        ]
+    kinds = [UNAUTHENTICATED, FORBIDDEN, UNKNOWN, RATE, BUSY]
+    if call.body is not None or call.query is not Nothing:
+        kinds += [SYNTAX, INVALID]
+    if call.body is not None:
+        kinds += [TOO_LARGE, MEDIA_TYPE]
+    if call.method != "GET":
+        kinds.append(Kind("conflict", 409, "The present state forbids it"))
+    operation: dict[str, Any] = {
+        "operationId": _identifier(call),
+        "summary": call.summary,
+        "description": f"{call.handler.__doc__} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
+        "parameters": parameters,
+        "responses": {
+            str(call.status): {
+                "description": "Done.",
+                "content": {"application/json": {"schema": shape}},
+            },
+            **{str(kind.status): _failed(kind) for kind in sorted(kinds, key=lambda kind: kind.status)},
+        },
+    }
+    if call.body is not None:
+        reference = {"$ref": _REFERENCE.format(model=call.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+    return operation
+
+
+def _identifier(call: HttpCall) -> str:
+    return f"{call.handler.__module__.rpartition('.')[2]}_{call.handler.__name__}"
+
+
+def _failed(kind: Kind) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "description": kind.title,
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    if kind.retry_after is not None:
+        found["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "string"}}}
+    return found
+
+
+def _problem_schema() -> dict[str, Any]:
+    text = {"type": "string"}
+    return {
+        "type": "object",
+        "description": "RFC 9457",
+        "required": ["type", "title", "status", "detail"],
+        "properties": {
+            "type": {"type": "string", "enum": sorted(kind.type for kind in KINDS)},
+            "title": text,
+            "status": {"type": "integer"},
+            "detail": text,
+            "field": {"type": "string", "description": "The field that is wrong."},
+            "errors": {"type": "array", "items": {"type": "object"}},
+            "job_id": {"type": "string", "description": "The task that is concerned."},
+        },
+    }
+
+
+# --- the page
+
+
+@cache
+def page(calls: tuple[HttpCall, ...]) -> bytes:
+    """Return the page: every call with its parameters, and every problem. Loads nothing else."""
+    frame = (files("toc.gateway") / "docs.html").read_text("utf-8")
+    schemas = document(calls)["components"]["schemas"]
+    rows = "".join(
+        _call_row(call, document(calls)["paths"][call.path][call.method.lower()], schemas) for call in calls
+    )
+    problems = "".join(
+        f'<tr id="{kind.name}"><td><code>{kind.type}</code></td><td>{kind.status}</td>'
+        f"<td>{escape(kind.title)}</td></tr>"
+        for kind in sorted(KINDS, key=lambda kind: (kind.status, kind.name))
+    )
+    return frame.replace("{{calls}}", rows).replace("{{problems}}", problems).encode()
+
+
+def _call_row(call: HttpCall, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    fields = [(one["name"], one["in"], one["description"]) for one in operation["parameters"]]
+    if call.body is not None:
+        properties = schemas[call.body.__name__].get("properties", {})
+        fields += [(name, "body", _about(value)) for name, value in properties.items()]
+    listed = "".join(
+        f"<li><code>{escape(name)}</code> <small>{where}</small> {escape(about)}</li>"
+        for name, where, about in fields
+    )
+    return (
+        f'<section id="{operation["operationId"]}"><h3><code>{call.method} {escape(call.path)}</code></h3>'
+        f"<p>{escape(operation['description'])}</p><ul>{listed}</ul></section>"
+    )
+
+
+def _about(value: dict[str, Any]) -> str:
+    kinds = [one.get("type", "") for one in value.get("anyOf", [value])]
+    shown = " or ".join(kind for kind in kinds if kind and kind != "null")
+    return f"{shown}. {value.get('description', '')}".strip(". ")

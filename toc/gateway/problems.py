@@ -1,0 +1,148 @@
+"""Errors as the gateway answers them: problems of RFC 9457 with a stable ``type``.
+
+A failure of an unknown kind is answered as ``internal``, with nothing of what happened; the log tells it.
+What is out of reach is answered without the names of servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toc.model import errors as e
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of problem. ``retry_after``: after how many seconds a client may try again."""
+
+    name: str
+    status: int
+    title: str
+    retry_after: int | None = None
+
+    @property
+    def type(self) -> str:
+        """The problem's ``type``: a reference to its description, relative to the gateway."""
+        return f"/docs#{self.name}"
+
+
+class Problem(Exception):
+    """What a call is answered with if it fails. ``more`` are further members of the answer."""
+
+    def __init__(
+        self, kind: Kind, detail: str, *, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.more = more
+        if kind.retry_after is not None:
+            self.headers.setdefault("retry-after", str(kind.retry_after))
+
+    def body(self) -> dict[str, Any]:
+        """Return the answer's members."""
+        kind = self.kind
+        return {
+            "type": kind.type,
+            "title": kind.title,
+            "status": kind.status,
+            "detail": self.detail,
+            **self.more,
+        }
+
+
+SYNTAX = Kind("syntax", 400, "The request cannot be read")
+UNAUTHENTICATED = Kind("unauthenticated", 401, "A valid access token is needed")
+FORBIDDEN = Kind("forbidden", 403, "The access token does not allow this call")
+NOT_FOUND = Kind("not-found", 404, "There is no such call")
+UNKNOWN_TOPIC = Kind("unknown-topic", 404, "There is no such topic")
+UNKNOWN_TASK = Kind("unknown-task", 404, "There is no such task")
+UNKNOWN = Kind("unknown", 404, "There is none of that name")
+UNKNOWN_HOST = Kind("unknown-host", 404, "There is no such host or worker")
+METHOD = Kind("method-not-allowed", 405, "The path has no such method")
+TIMEOUT = Kind("request-timeout", 408, "The request did not arrive in time")
+DEDUP = Kind("dedup-conflict", 409, "The dedup_key names another task")
+EXISTS = Kind("exists", 409, "It exists already")
+IN_USE = Kind("in-use", 409, "Its present state forbids the change")
+ALONE = Kind("no-cluster", 409, "There is no cluster")
+UNREADABLE = Kind("unreadable-task", 409, "The stored task is damaged")
+TOO_LARGE = Kind("too-large", 413, "The request is too large")
+MEDIA_TYPE = Kind("media-type", 415, "The content type is not accepted")
+INVALID = Kind("invalid", 422, "A value is not allowed")
+RATE = Kind("rate-limit", 429, "The access token has reached its limit", 1)
+HEADERS = Kind("headers-too-large", 431, "The request's line and headers are too large")
+INTERNAL = Kind("internal", 503, "The gateway failed", 5)
+FEATURE = Kind("feature-not-ready", 503, "Members of an earlier version would ignore it", 30)
+BUSY = Kind("busy", 503, "The gateway has too much to do", 1)
+UNAVAILABLE = Kind("unavailable", 503, "A server is out of reach", 1)
+NOT_READY = Kind("not-ready", 503, "A server must be upgraded or configured first", 30)
+UNKNOWN_OUTCOME = Kind("submit-unknown", 503, "The task may or may not be stored", 1)
+
+KINDS = tuple(kind for kind in list(globals().values()) if isinstance(kind, Kind))
+"""Every kind, for the documentation."""
+
+_OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
+    e.NaiveDatetime: (INVALID, "action_time"),
+    e.NotInFuture: (INVALID, "action_time"),
+    e.InvalidDelay: (INVALID, "delay"),
+    e.InvalidAttribute: (INVALID, "attribute"),
+    e.InvalidBizId: (INVALID, "biz_id"),
+    e.InvalidTopic: (INVALID, "topic"),
+    e.InvalidInput: (INVALID, None),
+    e.UnknownTopic: (UNKNOWN_TOPIC, None),
+    e.UnknownTemplate: (UNKNOWN, None),
+    e.UnknownToken: (UNKNOWN, None),
+    e.TopicExists: (EXISTS, None),
+    e.NameTaken: (EXISTS, None),
+    e.NotGranted: (FORBIDDEN, None),
+    e.TopicClosed: (IN_USE, None),
+    e.TopicInUse: (IN_USE, None),
+    e.TooManyTopics: (IN_USE, None),
+    e.FeatureNotReady: (FEATURE, None),
+    e.DedupConflict: (DEDUP, None),
+    e.ConfigError: (ALONE, None),
+    e.UnknownTask: (UNKNOWN_TASK, None),
+    e.UnreadableTask: (UNREADABLE, None),
+    e.UnknownHost: (UNKNOWN_HOST, None),
+    e.SchemaBehind: (NOT_READY, None),
+    e.UnfitServer: (NOT_READY, None),
+    e.Unavailable: (UNAVAILABLE, None),
+    e.Busy: (BUSY, None),
+    e.SubmitUnknown: (UNKNOWN_OUTCOME, None),
+}
+"""How each class of errors is answered, and the field at fault. Of an error's classes the nearest counts."""
+
+_WHERE: dict[type[e.TocError], str] = {
+    e.StoreUnavailable: "the database",
+    e.IndexUnavailable: "Redis",
+    e.CoordinationUnavailable: "ZooKeeper",
+}
+
+
+def problem_of(error: e.TocError) -> Problem:
+    """Return how an error is answered."""
+    kind, field = next(_OF[cls] for cls in type(error).__mro__ if cls in _OF)
+    if isinstance(error, e.SubmitUnknown):
+        detail = "the task may or may not be stored: repeat the request with the same dedup_key"
+        return Problem(kind, detail, job_id=str(error.job_id))
+    if isinstance(error, e.DedupConflict) and error.job_id is not None:
+        return Problem(kind, str(error), job_id=str(error.job_id))
+    if kind is UNKNOWN_TOPIC:  # its text may name others
+        return Problem(kind, "there is no such topic")
+    if kind is UNAVAILABLE:
+        where = next((_WHERE[cls] for cls in type(error).__mro__ if cls in _WHERE), "a server")
+        return Problem(kind, f"{where} is out of reach; nothing was acknowledged: try again")
+    if kind is NOT_READY:
+        return Problem(kind, "a server lacks what this version needs; `toc doctor` tells what to do")
+    if isinstance(error, e.InvalidKey):  # its text begins with the field's name
+        field = str(error).partition(" ")[0]
+    more: dict[str, Any] = {} if field is None else {"field": field}
+    return Problem(kind, str(error), **more)
+
+
+def outcome_of(error: e.TocError) -> dict[str, Any]:
+    """Return an error as the outcome of one task of a batch."""
+    return problem_of(error).body()

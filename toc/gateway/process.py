@@ -1,0 +1,167 @@
+"""One HTTP process of a gateway. Started by the daemon as ``python -m toc.gateway.process``, never by hand.
+
+It serves the socket that the daemon listens on, together with its siblings: what waits in the queue of that
+socket is taken by another process if this one dies. It has no slots and holds no task. On ``stop`` it takes
+no more connections, finishes what it has, and leaves within the shutdown deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import uvloop
+
+from toc.config import Settings
+from toc.gateway.app import App
+from toc.gateway.connections import Crowd, GatewayServer, server
+from toc.gateway.service import Service
+from toc.model.errors import TocError
+from toc.model.topic import Topic
+from toc.observe.log import close_log, configure, detach, get_logger
+from toc.observe.metrics import BOARD_BYTES, SharedMetrics, write_to
+from toc.operate.tokens import TokenBook
+from toc.sdk.client import TimeoutCenter
+from toc.worker.control import ControlPipe
+from toc.worker.loop import Loop
+from toc.worker.silence import BEAT_SECONDS
+
+log = get_logger(__name__)
+
+SWITCH_INTERVAL_SECONDS = 0.0005
+"""How often threads may switch. Python's default of 5 ms is what a thread with an answer would wait for the
+busy event loop."""
+
+
+class Gateway:
+    """The parts of one HTTP process."""
+
+    def __init__(self, center: TimeoutCenter, link: ControlPipe, arguments: argparse.Namespace) -> None:
+        self._center = center
+        self._link = link
+        self._arguments = arguments
+        self._service: Service
+        self._server: GatewayServer
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        loop = asyncio.get_running_loop()
+        settings = self._center.settings
+        book = TokenBook(self._center.store.tokens, self._center.clock)
+        await loop.run_in_executor(None, book.run_once)
+        tokens = Loop("tokens", book.run_once)
+        tokens.start()
+        self._service = Service(self._center, book)
+        arguments = self._arguments
+        app: Any = App(self._service)
+        if arguments.allow:
+            app = only_from(app, arguments.allow)
+        crowd = Crowd()
+        self._server = server(
+            app,
+            crowd,
+            shutdown_deadline=settings.shutdown_deadline,
+            certificate=arguments.tls_cert,
+            key=arguments.tls_key,
+        )
+        loop.add_reader(self._link.fileno(), self._listen)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: None)  # the daemon decides
+        loop.add_signal_handler(signal.SIGTERM, self._stop)
+        tasks = [loop.create_task(crowd.look_on()), loop.create_task(self._beat())]
+        listener = socket.socket(fileno=arguments.listen)
+        self._link.send("ready", worker_id=arguments.worker_id)
+        await self._server.serve([listener])
+        self._link.send("leaving", recycle="")
+        for task in tasks:
+            task.cancel()
+        await self._service.close()
+        tokens.stop(1.0)
+        loop.remove_reader(self._link.fileno())
+        self._link.send("left")
+
+    async def _beat(self) -> None:
+        while True:
+            self._link.send("beat", stuck=[])
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _listen(self) -> None:
+        for message in self._link.receive():
+            if message["kind"] == "stop":
+                self._stop()
+            elif message["kind"] == "force":
+                self._server.force_exit = True
+                self._stop()
+        if self._link.closed:  # the daemon is gone: its successor wants to listen here
+            asyncio.get_running_loop().remove_reader(self._link.fileno())
+            self._stop()
+
+    def _stop(self) -> None:
+        self._service.stopping = True
+        self._server.should_exit = True
+
+
+def only_from(app: Any, networks: list[str]) -> Any:
+    """Return the application for clients of these networks alone; the connections of others are closed."""
+    allowed = [ip_network(text) for text in networks]
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        client = scope.get("client")
+        address = ip_address(client[0]) if client else None
+        mapped = getattr(address, "ipv4_mapped", None) or address
+        if mapped is None or not any(mapped in network for network in allowed):
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+def main() -> None:
+    """The entry point of the process."""
+    parser = argparse.ArgumentParser()
+    for name in ("link", "board", "listen"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--worker-id", required=True)
+    parser.add_argument("--tls-cert")
+    parser.add_argument("--tls-key")
+    parser.add_argument("--allow", action="append", default=[])
+    arguments = parser.parse_args()
+    write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
+    os.close(arguments.board)  # the mapping stays
+    detach()
+    link = ControlPipe(socket.socket(fileno=arguments.link))
+    told = link.first()
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    logging.getLogger("uvicorn").disabled = True
+    logging.getLogger("uvicorn.error").disabled = True
+    code = 1
+    try:
+        settings = Settings()
+        configure(settings.log_level, settings.log_format, settings.log_topics)
+        with contextlib.closing(TimeoutCenter(settings)) as center:
+            if told is not None and told["kind"] == "known":
+                center.catalog.learn(map(Topic.of, told["topics"]))
+            uvloop.run(Gateway(center, link, arguments).run())
+        code = 0
+    except TocError as exc:
+        link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=True)
+    except Exception as exc:
+        log.exception("gateway_failed", exc_info=exc)
+    finally:
+        close_log()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""How things look in answers: job_ids are texts, instants RFC 3339 in UTC, durations seconds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from toc.coordination.coordinator import WorkerRow
+from toc.coordination.operator import Move
+from toc.model.access import Token
+from toc.model.clock import from_ms
+from toc.model.errors import IndexUnavailable, UnreadableTask
+from toc.model.task import TaskRow, TaskStatus, decode_attribute
+from toc.model.topic import Topic
+from toc.operate.admin import SlotView
+from toc.store.audit import AuditRow
+from toc.store.history import FailedTry
+
+STATUS = {int(status): status.name.lower() for status in TaskStatus}
+
+
+def instant(milliseconds: float) -> str:
+    """Return an instant as RFC 3339 in UTC with milliseconds."""
+    return from_ms(int(milliseconds)).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(milliseconds) % 1000:03d}Z"
+
+
+class TaskShown(TypedDict):
+    """A task. ``next_time`` is when the next try is due, ``ended`` when the task ended."""
+
+    job_id: str
+    topic: str
+    biz_id: int | str
+    status: str
+    action_time: str
+    next_time: str | None
+    ended: str | None
+    attribute: dict[str, Any]
+    dedup_key: str | None
+    version: int
+    tries: int
+    expires_at: str | None
+    expired: bool
+    failed_tries: int
+    crashes: int
+    last_error: str | None
+    created: str
+    modified: str
+
+
+def task(row: TaskRow, topic: str) -> TaskShown:
+    """Show a task. Raises UnreadableTask."""
+    try:
+        attribute = decode_attribute(row.attribute)
+    except (ValueError, RecursionError) as exc:
+        raise UnreadableTask(row.job_id, type(exc).__name__) from None
+    pending = row.status == TaskStatus.PENDING
+    return {
+        "job_id": str(row.job_id),
+        "topic": topic,
+        "biz_id": row.biz_id if row.biz_key is None else row.biz_key,
+        "status": STATUS.get(row.status, "unknown"),
+        "action_time": instant(row.action_time),
+        "next_time": instant(row.next_time) if pending else None,
+        "ended": None if pending else instant(row.next_time),
+        "attribute": attribute,
+        "dedup_key": row.dedup_key,
+        "version": row.version,
+        "tries": row.tries,
+        "expires_at": instant(row.expires_at) if row.expires_at else None,
+        "expired": bool(row.expired),
+        "failed_tries": row.attempts,
+        "crashes": row.crashes,
+        "last_error": row.last_error,
+        "created": instant(row.gmt_create),
+        "modified": instant(row.gmt_modified),
+    }
+
+
+def failed_try(one: FailedTry) -> dict[str, Any]:
+    """Show a failed try."""
+    return {**one._asdict(), "at": instant(one.at)}
+
+
+def topic(one: Topic) -> dict[str, Any]:
+    """Show a topic with its policies."""
+    values = one.values()
+    values["resumed_at"] = instant(one.resumed_at) if one.resumed_at else None
+    return values
+
+
+def slot(view: SlotView) -> dict[str, Any]:
+    """Show a slot: who owns it and why, and what is in it."""
+    seat, seen = view.seat, view.queues
+    counts: dict[str, Any]
+    if isinstance(seen, IndexUnavailable):
+        counts = dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue"))
+    else:
+        counts = {
+            "scheduled": seen.store,
+            "prepared": seen.prepared,
+            "waiting": seen.waiting,
+            "dead": seen.dead,
+            "next_due": None if seen.next_due is None else instant(seen.next_due),
+            "overdue": None if view.overdue_ms is None else view.overdue_ms / 1000,
+        }
+    return {
+        "slot": str(view.slot),
+        "state": seat and str(seat.state),
+        "owner": seat and seat.owner,
+        "assigned": seat and seat.assigned,
+        "why": seat and seat.reason,
+        "since": instant(seat.since) if seat and seat.since else None,
+        "given_up": view.going,
+        **counts,
+    }
+
+
+def worker(row: WorkerRow) -> dict[str, Any]:
+    """Show a worker."""
+    return {
+        "worker": row.worker_id,
+        "host": row.host,
+        "pid": row.pid,
+        "weight": row.weight,
+        "owned": row.owned,
+        "assigned": row.assigned,
+        "tables": row.tables,
+        "tables_assigned": row.tables_assigned,
+        "drained": row.drained,
+        "leader": row.leader,
+        "joined": instant(row.joined),
+        "topics": row.topics,
+    }
+
+
+def move(one: Move) -> dict[str, Any]:
+    """Show a slot's move."""
+    return {"slot": f"{one.topic}_{one.number}", "from": one.old, "to": one.new}
+
+
+def token(one: Token) -> dict[str, Any]:
+    """Show an access token, without its secret."""
+    return {
+        "name": one.name,
+        "roles": sorted(one.roles),
+        "topics": list(one.topics),
+        "expires_at": None if one.expires_at is None else instant(one.expires_at),
+        "rate": one.rate,
+        "created_by": one.created_by,
+        "created": instant(one.created),
+        "revoked_at": None if one.revoked_at is None else instant(one.revoked_at),
+    }
+
+
+def action(row: AuditRow) -> dict[str, Any]:
+    """Show what an operator did. ``result`` is null while it goes on, or if its end was not recorded."""
+    return {
+        "action_id": row.action_id,
+        "began": instant(row.began),
+        "ended": None if row.ended is None else instant(row.ended),
+        "actor": row.actor,
+        "action": row.action,
+        "target": row.target,
+        "details": json.loads(row.details),
+        "result": None if row.result is None else json.loads(row.result),
+    }

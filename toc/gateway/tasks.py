@@ -1,0 +1,277 @@
+"""Calls about tasks: submit, look up, search, cancel, reschedule."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from toc.gateway import show
+from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
+from toc.gateway.problems import INVALID, Problem, outcome_of, problem_of
+from toc.model.access import Call
+from toc.model.clock import to_ms
+from toc.model.errors import TocError
+from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
+from toc.model.task import NewTask, TaskStatus
+from toc.store.ended import Place
+from toc.store.select import END_OF_TIME, Selection
+from toc.store.select import Page as Found
+
+MOST_IN_BATCH = 1000
+MOST_ON_PAGE = 1000
+BATCH_BYTES = 16 << 20
+
+
+def _number(value: Any) -> Any:
+    """A biz_id of a query: a number if it is all digits, as for the command line."""
+    if isinstance(value, str) and value.isdecimal() and value.isascii() and (value == "0" or value[0] != "0"):
+        return int(value[:25])
+    return value
+
+
+TaskBizId = Annotated[
+    Any,  # checked where rows are made, which names it in its errors
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": MAX_BIZ_ID},
+                {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES},
+            ],
+            "description": "Id of the order or other object: 0 to 2^63-1, or a text of 1 to 255 bytes.",
+        }
+    ),
+]
+QueryBizId = Annotated[
+    int | str, BeforeValidator(_number), Field(description="A number if it is all digits.")
+]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, description="Seconds from now.")]
+
+
+class TaskToSubmit(Model):
+    """A task to submit. The fields are those of the SDK's submit."""
+
+    biz_id: TaskBizId
+    delay: Seconds | None = None
+    action_time: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
+    attribute: dict[str, Any] | None = Field(None, description="A JSON object of at most 4,096 characters.")
+    dedup_key: str | None = Field(None, description="Names the task: a repeated submit gives its job_id.")
+    slot_basis: str | None = Field(None, description="Chooses the slot; by default the biz_id does.")
+    tries: int = Field(0, description="All its tries; 0: the topic's; 65535: without limit.")
+    expires_at: Annotated[AwareDatetime, Field(description="No try starts after it.")] | None = None
+
+    def task(self, topic: str) -> NewTask:
+        """Return it as the SDK takes it."""
+        return NewTask(topic, **self.__dict__)
+
+
+class TasksToSubmit(Model):
+    """Tasks to submit. All are checked before any is stored; then each has an outcome of its own."""
+
+    tasks: list[TaskToSubmit] = Field(min_length=1, max_length=MOST_IN_BATCH)
+
+
+class Submitted(TypedDict):
+    """A stored task."""
+
+    job_id: str
+
+
+class Outcomes(TypedDict):
+    """The outcomes of a batch, in the order of its tasks: a job_id, or a problem."""
+
+    tasks: list[dict[str, Any]]
+
+
+async def submit(asked: Asked) -> Answer:
+    """Store one task."""
+    topic = asked.topic
+    await asked.service.ensure_topic(topic, asked.token.name)
+    job_id = await asked.service.batcher.submit(asked.body.task(topic))
+    return Answer({"job_id": str(job_id)}, 201)
+
+
+async def submit_batch(asked: Asked) -> Answer:
+    """Store many tasks, each for itself."""
+    topic, batcher = asked.topic, asked.service.batcher
+    await asked.service.ensure_topic(topic, asked.token.name)
+    rows = []
+    tasks = [one.task(topic) for one in asked.body.tasks]
+    for index, task in enumerate(tasks):
+        try:
+            rows.append(await batcher.row(task))
+        except TocError as exc:
+            problem = problem_of(exc)
+            problem.more["field"] = f"tasks.{index}" + (
+                f".{field}" if (field := problem.more.get("field")) else ""
+            )
+            raise problem from exc
+    outcomes = await batcher.submit_rows(rows, [topic] * len(rows))
+    return Answer(
+        {
+            "tasks": [
+                {"job_id": str(one)} if isinstance(one, int) else {"problem": outcome_of(one)}
+                for one in outcomes
+            ]
+        }
+    )
+
+
+async def get(asked: Asked) -> Answer:
+    """Show one task."""
+    row, topic = await asked.row()
+    return Answer(show.task(row, topic))
+
+
+async def history(asked: Asked) -> Answer:
+    """Show the failed tries of a task."""
+    row, _ = await asked.row()
+    tries = await asked.service.at_task(row.job_id, asked.service.center.store.history, row.job_id)
+    return Answer({"tries": [show.failed_try(one) for one in tries]})
+
+
+# --- search
+
+
+class Search(Query):
+    """What to look for. Without a biz_id, one status is looked at: pending, unless another is given."""
+
+    biz_id: QueryBizId | None = None
+    text: Annotated[bool, Field(description="Take the biz_id as a text even if it is all digits.")] = False
+    topic: str | None = None
+    status: Literal["pending", "processed", "cancelled", "dead"] | None = None
+    due_after: Annotated[AwareDatetime, Field(description="From this time on, RFC 3339.")] | None = None
+    due_before: Annotated[AwareDatetime, Field(description="Before this time, RFC 3339.")] | None = None
+    error: (
+        Annotated[str, Field(min_length=1, max_length=1000, description="A part of the last error.")] | None
+    ) = None
+    limit: Annotated[int, Field(ge=1, le=MOST_ON_PAGE)] = 100
+    next: Annotated[str, Field(max_length=100, description="From the page before.")] | None = None
+
+
+class Page(TypedDict):
+    """Tasks in the order of their next time (or of their end); with a biz_id in the order of submission.
+
+    A page reads a bounded number of rows, so it may be empty although more follow: while ``next`` is not
+    null, ask on with it.
+    """
+
+    tasks: list[show.TaskShown]
+    next: str | None
+
+
+async def search(asked: Asked) -> Answer:
+    """Show the tasks that match, a page at a time."""
+    query: Search = asked.query
+    service = asked.service
+    wanted = selection(asked, query.status)
+    page = service.center.store.selections.page
+    found = await service.at_all(page, wanted, place(query.next), query.limit)
+    return Answer(shown_page(asked, found))
+
+
+def shown_page(asked: Asked, found: Found) -> Page:
+    """Show a page as far as its token may see it."""
+    shown = [(row, asked.service.topic_name(row)) for row in found.rows]
+    return {
+        "tasks": [show.task(row, topic) for row, topic in shown if asked.may(topic)],
+        "next": None if found.next is None else f"{found.next[0]}.{found.next[1]}",
+    }
+
+
+def selection(asked: Asked, status: str | None) -> Selection:
+    """Return what a query asks for, within what its token may see. Raises Problem."""
+    query: Search = asked.query
+    service = asked.service
+    types = service.visible_types(asked)
+    if query.topic is not None:
+        topic = service.center.catalog.known().get(query.topic) if asked.may(query.topic) else None
+        types = () if topic is None else (topic.biz_type,)
+    since = None if query.due_after is None else max(0, to_ms(query.due_after))
+    before = None if query.due_before is None else max(0, to_ms(query.due_before))
+    if since is not None and before is not None and since >= before:
+        raise Problem(INVALID, "due_after is not before due_before", field="due_after")
+    biz_id = str(query.biz_id) if query.text and query.biz_id is not None else query.biz_id
+    return Selection(
+        TaskStatus[(status or "pending").upper()] if status or biz_id is None else None,
+        biz_types=types,
+        biz=None if biz_id is None else BizId.of(biz_id),
+        since=since,
+        before=before,
+        error=query.error,
+    )
+
+
+def place(text: str | None) -> Place | None:
+    """Return where a page begins. Raises Problem."""
+    if text is None:
+        return None
+    moment, _, job_id = text.partition(".")
+    digits = text.isascii() and moment.isdecimal() and job_id.isdecimal() and len(job_id) < 20
+    if not digits or len(moment) > 15 or int(moment) > END_OF_TIME:
+        raise Problem(INVALID, "next is not one that a page gave", field="next")
+    return int(moment), int(job_id)
+
+
+# --- change
+
+
+class NewDeadline(Model):
+    """A new deadline: one of the two."""
+
+    delay: Seconds | None = None
+    action_time: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
+
+
+class Changed(TypedDict):
+    """What came of a change, as in the SDK: cancelled or rescheduled, may_have_started, too_late, unknown."""
+
+    job_id: str
+    outcome: str
+
+
+async def cancel(asked: Asked) -> Answer:
+    """Cancel a pending task."""
+    row, _ = await asked.row()
+    outcome = await asked.service.at_task(row.job_id, asked.service.center.cancel, row.job_id)
+    return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
+
+
+async def reschedule(asked: Asked) -> Answer:
+    """Give a pending task another deadline."""
+    body: NewDeadline = asked.body
+    if (body.delay is None) == (body.action_time is None):
+        raise Problem(INVALID, "give a delay or an action_time", field="action_time")
+    row, _ = await asked.row()
+    center = asked.service.center
+    if body.action_time is None:
+        delay = min(body.delay or 0.0, center.settings.max_delay + 1)
+        at = datetime.now(UTC) + timedelta(seconds=delay)
+    else:
+        at = body.action_time
+    outcome = await asked.service.at_task(
+        row.job_id, lambda job_id: center.reschedule(job_id, action_time=at), row.job_id
+    )
+    return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
+
+
+CALLS = (
+    HttpCall(
+        "POST", "/v1/topics/{topic}/tasks", Call.SUBMIT, submit, "Submit a task",
+        body=TaskToSubmit, gives=Submitted, status=201,
+    ),
+    HttpCall(
+        "POST", "/v1/topics/{topic}/tasks:batch", Call.SUBMIT, submit_batch, "Submit up to 1,000 tasks",
+        body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES,
+    ),
+    HttpCall("GET", "/v1/tasks/{job_id}", Call.GET_TASK, get, "Look at a task", gives=show.TaskShown),
+    HttpCall("GET", "/v1/tasks/{job_id}/history", Call.GET_TASK, history, "See why a task failed"),
+    HttpCall("GET", "/v1/tasks", Call.FIND_TASKS, search, "Search tasks", query=Search, gives=Page),
+    HttpCall("DELETE", "/v1/tasks/{job_id}", Call.CANCEL, cancel, "Cancel a task", gives=Changed),
+    HttpCall(
+        "PATCH", "/v1/tasks/{job_id}", Call.RESCHEDULE, reschedule, "Give a task another deadline",
+        body=NewDeadline, gives=Changed,
+    ),
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""Calls about topics: list, show, create, alter, pause, resume."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import Field, create_model
+from typing_extensions import TypedDict
+
+from toc.gateway import show
+from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
+from toc.gateway.problems import FORBIDDEN, INVALID, Problem
+from toc.model.access import Call
+from toc.model.template import POLICIES
+from toc.model.topic import Topic
+from toc.operate import admin
+from toc.operate.topics import change_delivery, delete_topic
+
+_HINTS = get_type_hints(Topic)
+_POLICIES: dict[str, Any] = {
+    name: (Annotated[_HINTS[name] | None, Field(strict=False)], None) for name in sorted(POLICIES)
+}
+"""What a request may set. Topic checks the values."""
+
+TopicPolicies = create_model("TopicPolicies", __base__=Model, __doc__="Policies to change.", **_POLICIES)
+NewTopic = create_model(
+    "NewTopic",
+    __base__=Model,
+    __doc__="A topic to create; policies that are left out have their defaults. Durations are seconds.",
+    **(_POLICIES | {"name": (str, ...), "biz_type": (int, ...), "slot_amount": (int, ...)}),
+)
+
+
+class Resume(Model):
+    """How to start again."""
+
+    rate: int = Field(
+        0, ge=0, le=1_000_000, description="Start at most so many waiting tasks a second; 0: all."
+    )
+
+
+class Delete(Query):
+    """How to delete."""
+
+    purge: bool = Field(False, description="Cancel its pending tasks and delete the dead ones first.")
+
+
+class Topics(TypedDict):
+    """Topics by name."""
+
+    topics: list[dict[str, Any]]
+
+
+async def list_topics(asked: Asked) -> Answer:
+    """List the topics that the token may see."""
+    topics = await asked.service.at_topics(asked.service.center.store.topics.list)
+    return Answer({"topics": [show.topic(one) for one in topics if asked.may(one.name)]})
+
+
+async def show_topic(asked: Asked) -> Answer:
+    """Show a topic with its policies."""
+    found = await asked.service.at_topics(admin.get_topic, asked.service.center.store, asked.topic)
+    return Answer(show.topic(found))
+
+
+async def create(asked: Asked) -> Answer:
+    """Create a topic."""
+    values = _given(asked.body)
+    name = values.pop("name")
+    if not asked.may(name):
+        raise Problem(FORBIDDEN, "the name lies outside the patterns of this access token")
+    async with asked.audit("topic.create", name, values):
+        topic = await asked.service.at_topics(
+            lambda: admin.create_topic(asked.service.center, name, **values)
+        )
+    await asked.service.batcher.read_topics()
+    return Answer(show.topic(topic), 201)
+
+
+async def alter(asked: Asked) -> Answer:
+    """Change policies of a topic. Its delivery changes alone, while it is paused and nothing of it runs."""
+    changes = _given(asked.body)
+    center, name = asked.service.center, asked.topic
+    delivery = changes.pop("delivery", None)
+    if delivery is not None and changes:
+        raise Problem(INVALID, "the delivery is changed by a request of its own", field="delivery")
+    async with asked.audit("topic.alter", name, _given(asked.body)):
+        if delivery is not None:
+            topic = await asked.service.at_topics(change_delivery, center, name, delivery)
+        else:
+            topic = await asked.service.at_topics(admin.alter_topic, center.store, name, changes)
+    await asked.service.batcher.read_topics()
+    return Answer(show.topic(topic))
+
+
+async def delete(asked: Asked) -> Answer:
+    """Delete a paused topic; its biz_type is never used again. Refused while it has pending or dead tasks."""
+    center, name = asked.service.center, asked.topic
+    async with asked.audit("topic.delete", name, {"purge": asked.query.purge}):
+        found = await asked.service.at_topics(delete_topic, center, name, purge=asked.query.purge)
+    return Answer({"name": name, "cancelled": found.rows.pending, "purged": found.rows.dead})
+
+
+async def pause(asked: Asked) -> Answer:
+    """Start no more tasks of a topic. In force everywhere within 3 s."""
+    async with asked.audit("topic.pause", asked.topic, {}):
+        topic = await asked.service.at_topics(
+            admin.alter_topic, asked.service.center.store, asked.topic, {"paused": True}
+        )
+    return Answer(show.topic(topic))
+
+
+async def resume(asked: Asked) -> Answer:
+    """Start the tasks of a paused topic again."""
+    center = asked.service.center
+    async with asked.audit("topic.resume", asked.topic, {"rate": asked.body.rate}):
+        topic = await asked.service.at_topics(
+            lambda: admin.resume_topic(
+                center.store, asked.topic, rate=asked.body.rate, now_ms=center.clock.now_ms()
+            )
+        )
+    return Answer(show.topic(topic))
+
+
+def _given(body: Model) -> dict[str, Any]:
+    return {name: value for name, value in body.__dict__.items() if value is not None}
+
+
+CALLS = (
+    HttpCall("GET", "/v1/topics", Call.READ_TOPICS, list_topics, "List the topics", gives=Topics),
+    HttpCall("POST", "/v1/topics", Call.CREATE_TOPIC, create, "Create a topic", body=NewTopic, status=201),
+    HttpCall("GET", "/v1/topics/{topic}", Call.READ_TOPICS, show_topic, "Show a topic"),
+    HttpCall("PATCH", "/v1/topics/{topic}", Call.CHANGE_TOPIC, alter, "Change a topic", body=TopicPolicies),
+    HttpCall("DELETE", "/v1/topics/{topic}", Call.DELETE_TOPIC, delete, "Delete a topic", query=Delete),
+    HttpCall("POST", "/v1/topics/{topic}:pause", Call.CHANGE_TOPIC, pause, "Pause a topic"),
+    HttpCall("POST", "/v1/topics/{topic}:resume", Call.CHANGE_TOPIC, resume, "Resume a topic", body=Resume),
+)  # fmt: skip
