@@ -84,6 +84,8 @@ class _Forks:
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait()
+        assert self._server.stdout is not None
+        self._server.stdout.close()
 
     def ask(self, job: Mapping[str, Any]) -> int:
         with self._lock:
