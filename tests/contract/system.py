@@ -107,10 +107,10 @@ class Contract:
         """The daemons that were started."""
         return [daemon.process for daemon in self.system.daemons]
 
-    def start(self, host: str = "one", processes: int = 1) -> Process:
-        """A daemon, ready."""
+    def start(self, host: str = "one", processes: int = 1, *, whole: bool = False) -> Process:
+        """A daemon, ready. ``whole``: its processes are started as in production, which takes longer."""
         daemon = self.system.start(
-            host, processes=processes, threads=8, env=self.env, app="contract_app:center"
+            host, processes=processes, threads=8, env=self.env, app="contract_app:center", whole=whole
         )
         return daemon.process
 

@@ -212,7 +212,7 @@ def test_passwords_are_in_no_output_log_or_process_list(
                 "TOC_LOG_LEVEL": "debug",
             }
             setup.create_topics()
-            daemon = setup.start(processes=2)
+            daemon = setup.start(processes=2, whole=True)
             job_id = setup.toc("submit", "c.plain", "--biz-id", "1", "--delay", "0.2").stdout.strip()
             setup.wait(lambda: setup.status(int(job_id)) == 2, "it runs")
             said = ""

@@ -36,7 +36,8 @@ T = TypeVar("T")
 class DaemonProcess:
     """One ``toc worker`` with its worker processes, as a host of the cluster.
 
-    ``output``: a file descriptor that takes the place of its log.
+    ``output``: a file descriptor that takes the place of its log. ``whole``: its worker processes have
+    interpreters of their own, as in production, which takes longer.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class DaemonProcess:
         processes: int,
         threads: int,
         output: int | None = None,
+        whole: bool = False,
     ) -> None:
         self.host = host
         self.log = directory / f"{host}.log"
@@ -59,7 +61,7 @@ class DaemonProcess:
         if output is None and forks.forkable(env):
             streams = dict.fromkeys(("stdout", "stderr"), str(self.log))
             self.log.touch()
-            self.process = forks.start(words, env=env, session=True, streams=streams)
+            self.process = forks.start(words, env=env, session=True, streams=streams, whole=whole)
             return
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -85,7 +87,7 @@ class DaemonProcess:
     def workers(self) -> list[int]:
         """The pids of its worker processes that live."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+        return [int(pid) for pid in children.split() if not forks.helps(int(pid))]
 
     def kill(self) -> list[int]:
         """kill -9 of the daemon and all its processes; returns the pids of the workers."""
@@ -153,6 +155,7 @@ class System:
         threads: int = 4,
         env: Mapping[str, str] | None = None,
         app: str = "harness.app:center",
+        whole: bool = False,
     ) -> DaemonProcess:
         """Start a daemon, with these variables besides, and wait until its processes are ready."""
         daemon = DaemonProcess(
@@ -162,6 +165,7 @@ class System:
             app=app,
             processes=processes,
             threads=threads,
+            whole=whole,
         )
         self.daemons.append(daemon)
         self.wait(
