@@ -17,7 +17,7 @@ from toc.model.task import TaskRow
 from toc.sdk.submission import RowMaker
 
 _number = count(1)
-_rows = RowMaker(Clock(), max_delay=3600)
+_rows = RowMaker(Clock(), max_delay=3600, max_body=0)
 _behind = ThreadPoolExecutor(1)
 
 

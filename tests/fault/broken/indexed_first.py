@@ -14,7 +14,7 @@ from toc.model.clock import Clock
 from toc.sdk.submission import RowMaker
 
 _number = count(1)
-_rows = RowMaker(Clock(), max_delay=3600)
+_rows = RowMaker(Clock(), max_delay=3600, max_body=0)
 
 
 def _submit(self: TimeoutCenter, topic: str, *, biz_id: int | str, **how: Any) -> int:

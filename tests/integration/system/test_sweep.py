@@ -57,7 +57,9 @@ class Bench:
         self.added: list[int] = []
         self.steps: list[tuple[float, float]] = []
         """When each step began and ended that had rows to compare with the index."""
-        self._rows = RowMaker(self.center.clock, self.center.settings.max_delay)
+        self._rows = RowMaker(
+            self.center.clock, self.center.settings.max_delay, self.center.settings.max_body
+        )
         add = self.sweep.add
 
         def spy(rows: Any, within_ms: int = 0, *, missing: bool = False) -> tuple[SweepCounts, set[int]]:
