@@ -58,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(bytecode, ignore_errors=True))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, those of quick tests last (they are already): no process of xdist ends long
+    after the others."""
+    items.sort(key=lambda item: item.path.parent.name not in ("spec", "property"))
+
+
 def _in_memory() -> bool:
     """Whether programs can be kept and run there, and there is room."""
     try:

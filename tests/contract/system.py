@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,12 +13,10 @@ import pymysql
 import pymysql.cursors
 import redis
 from harness import forks
-from harness.forks import Forked
-from harness.secured import admin_url, migrating, root_url
-from harness.sessions import kill_session
+from harness.secured import admin_url, root_url
+from harness.system import Process, System
 from sqlalchemy.engine import make_url
 
-from toc import Settings, TimeoutCenter
 from toc.dev.local.servers import MariaDB, RedisServer
 
 HERE = Path(__file__).parent
@@ -46,43 +42,28 @@ TOPICS: dict[str, list[str]] = {
 
 
 class Contract:
-    """A system of its own database prefix and namespace on shared servers."""
+    """A system of its own database prefix on shared servers; ``settings`` are some more of its own."""
 
     def __init__(
-        self, directory: Path, redis_server: RedisServer, mariadb: MariaDB, prefix: str, **more: str
+        self, directory: Path, redis_server: RedisServer, mariadb: MariaDB, prefix: str, **settings: object
     ) -> None:
         self.directory = directory
-        (directory / "history").mkdir()
         self.prefix = prefix
-        self.namespace = more.get("TOC_NAMESPACE")
-        self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TOC_")},
-            "TOC_DATABASE_URLS": mariadb.url,
-            "TOC_DATABASES": "2",
-            "TOC_TABLES": "8",
-            "TOC_DATABASE_PREFIX": prefix,
-            "TOC_REDIS_URL": redis_server.url,
-            "TOC_TEST_HISTORY": str(directory / "history"),
-            "PYTHONPATH": str(HERE),
-            "NO_COLOR": "1",
-            "COLUMNS": "200",
-            **more,
-        }
-        self.daemons: list[Forked] = []
-        self.redis: redis.Redis = redis.Redis.from_url(admin_url(redis_server), decode_responses=True)
-        self.mysql_url = root_url(mariadb)
-        self.mysql = self.connect()
-        self.settings = Settings(
+        self.system = System(
+            directory,
             database_urls=[mariadb.url],
             databases=2,
             tables=8,
             database_prefix=prefix,
             redis_url=redis_server.url,
-            namespace=self.namespace,
+            **settings,
         )
-        upgraded = self.toc("db", "upgrade", env={"TOC_DATABASE_URLS": migrating(mariadb.url)})
-        assert upgraded.returncode == 0, upgraded.stderr
-        self.center = TimeoutCenter(self.settings)
+        self.settings, self.center = self.system.settings, self.system.center
+        self.namespace = self.settings.namespace
+        self.env = {**self.system.env, "PYTHONPATH": str(HERE), "NO_COLOR": "1", "COLUMNS": "200"}
+        self.redis: redis.Redis = redis.Redis.from_url(admin_url(redis_server), decode_responses=True)
+        self.mysql_url = root_url(mariadb)
+        self.mysql = self.connect()
 
     def connect(self) -> pymysql.Connection[pymysql.cursors.DictCursor]:
         """A raw connection to the database server."""
@@ -121,20 +102,17 @@ class Contract:
         )
         assert done.returncode == 0, done.stderr
 
-    def start(self, host: str = "one", processes: int = 1) -> Forked:
-        """A daemon, ready."""
-        log = self.directory / f"{host}.log"
-        log.touch()
-        seen = log.read_text().count("worker_ready")
-        daemon = forks.start(
-            ["worker", "--app", "contract_app:center", "--processes", str(processes), "--threads", "8"],
-            env={**self.env, "TOC_HOST": host},
-            session=True,
-            streams={"stdout": str(log), "stderr": str(log)},
+    @property
+    def daemons(self) -> list[Process]:
+        """The daemons that were started."""
+        return [daemon.process for daemon in self.system.daemons]
+
+    def start(self, host: str = "one", processes: int = 1, *, whole: bool = False) -> Process:
+        """A daemon, ready. ``whole``: its processes are started as in production, which takes longer."""
+        daemon = self.system.start(
+            host, processes=processes, threads=8, env=self.env, app="contract_app:center", whole=whole
         )
-        self.daemons.append(daemon)
-        self.wait(lambda: log.read_text().count("worker_ready") >= seen + processes, "ready")
-        return daemon
+        return daemon.process
 
     def query(self, text: str, *values: Any) -> list[dict[str, Any]]:
         with self.mysql.cursor() as cursor:
@@ -198,16 +176,7 @@ class Contract:
 
     def wait(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
         """Wait until something is so. The time is no promise: it lets a busy machine come to it."""
-        asked = time.monotonic()
-        until = asked + seconds
-        while not (value := condition()):
-            now = time.monotonic()
-            if now > until:
-                logs = "\n".join(line[-600:] for path in self.directory.glob("*.log") for line in _tail(path))
-                raise AssertionError(f"not within {seconds} s: {what}\n{logs}")
-            time.sleep(min(max(0.01, 3 * (now - asked)), 0.5))
-            asked = time.monotonic()
-        return value
+        return self.system.wait(condition, what, seconds)
 
     def wait_status(self, job_id: int, status: int, seconds: float = 60) -> None:
         """Wait until the row has this status."""
@@ -217,18 +186,6 @@ class Contract:
         return "\n".join(path.read_text() for path in self.directory.glob("*.log"))
 
     def stop(self) -> None:
-        for daemon in self.daemons:
-            if daemon.poll() is None:
-                daemon.terminate()
-                try:
-                    daemon.wait(20)
-                except subprocess.TimeoutExpired:
-                    kill_session(daemon.pid)
-                    daemon.wait()
-        self.center.close()
+        self.system.stop()
         self.redis.close()
         self.mysql.close()
-
-
-def _tail(path: Path) -> list[str]:
-    return path.read_text().splitlines()[-15:]

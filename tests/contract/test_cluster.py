@@ -29,7 +29,7 @@ def cluster(
     """A system under ZooKeeper, and a client that looks at its znodes."""
     with secured.redis_server(tmp_path / "redis") as own:
         one = Contract(
-            tmp_path, own, mariadb, database_prefix, TOC_ZOOKEEPER=zookeeper.url, TOC_CLUSTER=zookeeper_root
+            tmp_path, own, mariadb, database_prefix, zookeeper=zookeeper.url, cluster=zookeeper_root
         )
         client = secured.zookeeper_client(zookeeper)
         client.start(10)
@@ -168,8 +168,9 @@ def test_a_worker_without_its_zookeeper_keeps_firing(
     tmp_path: Path, mariadb: MariaDB, database_prefix: str
 ) -> None:
     with RedisServer(tmp_path / "redis") as own, ZooKeeper(tmp_path / "zookeeper") as keeper:
-        system = {"TOC_ZOOKEEPER": keeper.url, "TOC_CLUSTER": "c", "TOC_SESSION_TIMEOUT": "2"}
-        one = Contract(tmp_path, own, mariadb, database_prefix, **system)
+        one = Contract(
+            tmp_path, own, mariadb, database_prefix, zookeeper=keeper.url, cluster="c", session_timeout=2
+        )
         try:
             one.create_topics()
             daemon = one.start()
@@ -211,7 +212,7 @@ def test_passwords_are_in_no_output_log_or_process_list(
                 "TOC_LOG_LEVEL": "debug",
             }
             setup.create_topics()
-            daemon = setup.start(processes=2)
+            daemon = setup.start(processes=2, whole=True)
             job_id = setup.toc("submit", "c.plain", "--biz-id", "1", "--delay", "0.2").stdout.strip()
             setup.wait(lambda: setup.status(int(job_id)) == 2, "it runs")
             said = ""

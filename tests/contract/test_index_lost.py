@@ -17,7 +17,7 @@ from toc.dev.local.servers import MariaDB, RedisServer
 def named(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Contract]:
     """A system with a namespace, without a worker."""
     with RedisServer(tmp_path / "redis") as own:
-        one = Contract(tmp_path, own, mariadb, database_prefix, TOC_NAMESPACE="green")
+        one = Contract(tmp_path, own, mariadb, database_prefix, namespace="green")
         try:
             one.create_topics()
             yield one

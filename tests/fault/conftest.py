@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -108,8 +109,8 @@ def build(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Bu
         return system
 
     yield make
-    for system in systems:
-        system.stop()
+    with ThreadPoolExecutor() as pool:  # daemons take a moment to leave
+        list(pool.map(System.stop, systems))
 
 
 @pytest.fixture

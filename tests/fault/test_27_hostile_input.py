@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from fault.conftest import Verdict
+from harness.tables import raw, task_tables
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from toc.dev.local.servers import RedisServer
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput
 from toc.store.migrate import Migrator
-from toc.store.server import Statement
 
 NASTY = (
     *("", " ", "\0", "a\0b", "\r\n", "x\r\nPING\r\n", "{", "}", "{order}", "a{b}c", "}{", "prepare_{t_0}"),
@@ -206,8 +206,11 @@ def _valid(at: object) -> bool:
 
 def written(center: TimeoutCenter, redis: RedisServer) -> tuple[int, frozenset[str]]:
     """How many rows there are, and which keys."""
-    shards = center.store._shards
-    counts = shards.servers[0].run([Statement(f"SELECT COUNT(*) FROM {name}") for name in shards.names])
+    with raw(center.settings) as connection:
+        rows = sum(
+            int(connection.exec_driver_sql(f"SELECT COUNT(*) FROM {name}").scalar_one())
+            for name in task_tables(center.settings)
+        )
     keys = redis.call("KEYS", "*")
     assert isinstance(keys, list)
-    return sum(result.rows[0][0] for result in counts), frozenset(map(str, keys))
+    return rows, frozenset(map(str, keys))

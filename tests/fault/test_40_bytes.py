@@ -19,7 +19,9 @@ from toc import NewTask, TimeoutCenter
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable, TocError, UnreadableTask
 from toc.model.task import TaskStatus
+from toc.store.mysql import MySqlServer
 from toc.store.server import Statement
+from toc.store.shards import Layout
 
 
 @pytest.fixture
@@ -160,15 +162,15 @@ def test_a_batch_larger_than_a_packet_is_a_named_error_and_results_of_many_packe
     build: Build, clean_redis: RedisServer, mariadb: MariaDB, verdict: Verdict
 ) -> None:
     line = verdict(40, "packets of 16 MB and more")
-    system = build(clean_redis.url)
-    server = system.center.store._shards.servers[0]
+    build(clean_redis.url)
     engine = create_engine(mariadb.url)
     with engine.connect() as connection:
         limit = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
         connection.exec_driver_sql("SET GLOBAL max_allowed_packet = 67108864")
-    system.center.close()
+    patience = {"connect_timeout": 3.0, "read_timeout": 10.0, "write_timeout": 10.0}
+    (url,) = Layout([mariadb.url], 1, 1, "toc_").urls
+    server = MySqlServer(url, range(1), **patience, pool_size=1)
     try:
-        server = system.center.store._shards.servers[0]
         sizes = [0xFFFFFF - 10, 0xFFFFFF - 4, 0xFFFFFF - 3, 0xFFFFFF, 0xFFFFFF + 1, 40_000_000]
         for size in sizes:
             one, two = server.run([Statement("SELECT %s", ["x" * size]), Statement("SELECT 1")])
@@ -177,6 +179,7 @@ def test_a_batch_larger_than_a_packet_is_a_named_error_and_results_of_many_packe
             server.run([Statement("SELECT %s", ["x" * 67108864])])
         assert server.run([Statement("SELECT 1")])[0].rows == [(1,)]
     finally:
+        server.close()
         with engine.connect() as connection:
             connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {limit}")
         engine.dispose()

@@ -11,8 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,25 +26,26 @@ from toc.index.calls import Call, Calls
 from toc.model.topic import Slot
 
 
-@pytest.fixture
-def builds(tmp_path: Path, clean_redis: RedisServer) -> Iterator[dict[str, System]]:
+@pytest.fixture(params=["mariadb", pytest.param("sqlite", marks=pytest.mark.slow)])
+def builds(
+    request: pytest.FixtureRequest,
+    build: Build,
+    clean_redis: RedisServer,
+    database_prefix: str,
+    tmp_path: Path,
+) -> dict[str, System]:
     """The right build and three broken ones, each with a namespace and a table of its own on one Redis."""
     systems: dict[str, System] = {}
     for name in ("right", "row_check_skipped", "held_ids_forgotten", "cancel_blind"):
-        directory = tmp_path / name
-        directory.mkdir()
-        systems[name] = system = System(
-            directory,
-            database_urls=[f"sqlite:///{directory}/toc.db"],
+        systems[name] = build(
+            clean_redis.url,
+            database_url=f"sqlite:///{tmp_path}/{name}.db" if request.param == "sqlite" else None,
+            database_prefix=f"{database_prefix}{len(systems)}_",
             databases=1,
-            tables=8,
-            redis_url=clean_redis.url,
             namespace=name,
+            topic_prepare_timeout=3,
         )
-        system.create_topics(backoff_base=0.2, prepare_timeout=3)
-    yield systems
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(System.stop, systems.values()))
+    return systems
 
 
 def test_a_stale_index_and_late_cancels_turn_broken_builds_red_and_leave_the_right_one_green(

@@ -9,18 +9,23 @@ or the loader something has no effect on it: who sets one gets a new interpreter
 from __future__ import annotations
 
 import atexit
+import ctypes
+import fcntl
 import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +33,8 @@ from typing import Any, NoReturn
 FULL, CLOSED, GONE = "full", "closed", "gone"
 """What a stream can be instead of a file: a full disk, closed, or a pipe whose reader has left."""
 STREAMS = ("stdin", "stdout", "stderr")
+PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+HELPER = b"toc-helper"
 
 
 class Forked:
@@ -84,6 +91,8 @@ class _Forks:
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait()
+        assert self._server.stdout is not None
+        self._server.stdout.close()
 
     def ask(self, job: Mapping[str, Any]) -> int:
         with self._lock:
@@ -115,14 +124,16 @@ def start(
     session: bool = False,
     seconds: int = 0,
     streams: Mapping[str, str],
+    whole: bool = False,
 ) -> Forked:
     """Start ``toc WORDS``. ``streams``: files, which are appended to, or FULL, CLOSED, GONE; /dev/null else.
 
-    ``session``: with a session of its own. ``seconds``: after so many SIGALRM ends it.
+    ``session``: with a session of its own. ``seconds``: after so many SIGALRM ends it. ``whole``: worker
+    processes get new interpreters.
     """
     assert forkable(env), "start a new interpreter"
     place = {"cwd": str(directory or Path.cwd()), "env": dict(env)}
-    job = {"words": list(words), "session": session, "seconds": seconds, **streams, **place}
+    job = {"words": list(words), "session": session, "seconds": seconds, "whole": whole, **streams, **place}
     forks = _forks()
     return Forked(forks, forks.ask(job))
 
@@ -163,7 +174,8 @@ def _serve() -> None:
     import toc.operate.doctor
     import toc.operate.top
     import toc.store.migrate
-    import toc.worker.daemon.start  # noqa: F401
+    import toc.worker.daemon.start
+    import toc.worker.process  # noqa: F401
 
     ours = set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) | {str(Path(__file__).parent)}
     paths = [path for path in sys.path if path not in ours]
@@ -189,20 +201,142 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     os.chdir(job["cwd"])
     sys.path[:] = [job["cwd"], *filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep)), *paths]
     importlib.invalidate_caches()
-    files: list[Any] = []
     for descriptor, name in enumerate(STREAMS):
-        kind = job.get(name, os.devnull)
-        _open(descriptor, kind)
-        mode, errors = (
-            ("r", None) if descriptor == 0 else ("w", "backslashreplace" if descriptor == 2 else None)
-        )
-        files.append(None if kind == CLOSED else open(descriptor, mode, errors=errors, closefd=False))  # noqa: SIM115
-    # as the interpreter makes them at its start
-    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = files  # type: ignore[misc]
+        _open(descriptor, job.get(name, os.devnull))
+    _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
+    if job["words"][:1] == ["worker"] and not job["whole"]:
+        Helper().install()
     sys.argv = ["toc", *job["words"]]
     signal.alarm(job["seconds"])
     run()
     raise AssertionError("it has ended")
+
+
+def _make_streams(closed: Collection[int] = ()) -> None:
+    """What the interpreter makes at its start of the first three descriptors."""
+    files: list[Any] = [
+        None if number in closed else open(number, mode, lines, errors=errors, closefd=False)  # noqa: SIM115
+        for number, mode, lines, errors in (
+            (0, "r", -1, None),
+            (1, "w", -1, None),
+            (2, "w", 1, "backslashreplace"),
+        )
+    ]
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = files  # type: ignore[misc]
+
+
+class Helper:
+    """A process beside a daemon that forks its worker processes: it has one thread and has imported all."""
+
+    COMMAND = ("-m", "toc.worker.process")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if not os.fork():
+            _prctl(PR_SET_NAME, HELPER)
+            os.setpgid(0, 0)  # what is sent to the daemon's group is not meant for it
+            self._line.close()
+            self._serve(theirs)
+        theirs.close()
+
+    def install(self) -> None:
+        """Have this process start worker processes so."""
+        right = subprocess.Popen
+
+        def start(args: Any, **options: Any) -> Any:
+            if tuple(args[1:3]) != self.COMMAND:
+                return right(args, **options)
+            return Child(self._fork(args[3:], options["pass_fds"]))
+
+        subprocess.Popen = start  # type: ignore[assignment, misc]
+
+    def _fork(self, words: list[str], descriptors: Sequence[int]) -> int:
+        """A child of this process that the helper has forked; returns its pid."""
+        job = {"words": words, "as": list(descriptors), "env": dict(os.environ)}
+        with self._lock:
+            _prctl(PR_SET_CHILD_SUBREAPER, 1)  # the child of a descendant that ends becomes ours
+            try:
+                socket.send_fds(self._line, [json.dumps(job).encode()], descriptors)
+                return int(self._line.recv(100))
+            finally:
+                _prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+    def _serve(self, line: socket.socket) -> NoReturn:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(line, 1 << 20, 2)
+            if not data:
+                os._exit(0)  # the daemon has ended
+            told, tell = os.pipe()
+            gate, held = os.pipe()
+            between = os.fork()
+            if not between:
+                child = os.fork()
+                if not child:
+                    os.close(held)
+                    os.read(gate, 1)  # until its parent has ended, and the daemon has it
+                    self._become(json.loads(data), descriptors)
+                os.setpgid(child, child)
+                os.write(tell, str(child).encode())
+                os._exit(0)
+            os.waitpid(between, 0)
+            line.send(os.read(told, 20))
+            for one in (told, tell, gate, held, *descriptors):
+                os.close(one)
+
+    def _become(self, job: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
+        _prctl(PR_SET_NAME, b"python")
+        os.environ.clear()
+        os.environ.update(job["env"])
+        above = [fcntl.fcntl(one, fcntl.F_DUPFD, 200) for one in descriptors]
+        os.closerange(3, 200)
+        for one, number in zip(above, job["as"], strict=True):
+            os.dup2(one, number)
+            os.close(one)
+        _open(0, os.devnull)
+        _make_streams()
+        sys.argv = ["toc.worker.process", *job["words"]]
+        del sys.modules["toc.worker.process"]  # it is the main module now
+        code = 0
+        try:
+            runpy.run_module("toc.worker.process", run_name="__main__", alter_sys=True)
+        except SystemExit as exc:
+            code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        finally:
+            os._exit(code)
+
+
+class Child:
+    """A child of this process, as ``subprocess.Popen`` has it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code, or minus the signal that ended it."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        """SIGKILL. It has not been waited for, so the number is its own."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def helps(pid: int) -> bool:
+    """Whether a child of a daemon is its helper."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_bytes().strip() == HELPER
+    except OSError:
+        return False
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    ctypes.CDLL(None).prctl(option, value)
 
 
 def _open(descriptor: int, kind: str) -> None:

@@ -1,11 +1,14 @@
-"""A worker whose loops run when a test says so, for tests that take steps in an order of their own."""
+"""Workers within the test's process, whose loops run when a test says so, in an order of its own.
+
+The other way to have a system is ``harness.system``: daemons and their processes, as users run them.
+"""
 
 from __future__ import annotations
 
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,6 +23,7 @@ from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe
 from toc.worker.process import Worker
+from toc.worker.stages.entry import Entry
 from toc.worker.stages.watch import OUT_SECONDS
 
 TOPIC = "test.sync"
@@ -40,31 +44,62 @@ class PausedClock(Clock):
         return self._began + self.slept
 
 
-class Hands:
-    """A worker whose loops run when the test says so."""
+class WorkerAtRest:
+    """What one worker process is made of, without its threads, its slots claimed. Its daemon is gone.
 
-    def __init__(self, system: System, redis: RedisServer, name: str) -> None:
-        self._system = system
-        self.clock = PausedClock()
-        self._center = TimeoutCenter(system.settings, clock=self.clock)
-        self._center.handler(TOPIC)(self._handle)
-        self._center.catalog.refresh()
-        self.store, self.queues, self._redis = self._center.store, self._center.queues, redis
+    Tests hold its stages by what these show to each other.
+    """
+
+    def __init__(self, center: TimeoutCenter, name: str, slots: Iterable[Slot]) -> None:
+        self.center, self.store, self.queues = center, center.store, center.queues
+        self.name = name
         here, there = socket.socketpair()
         there.close()
-        self._link = ControlPipe(here)
-        self._worker = worker = Worker(self._center, name, self._link, app="unused:center", threads=1)
-        pipeline = worker.pipeline
+        self.link = ControlPipe(here)
+        self.worker = worker = Worker(center, name, self.link, app="unused:center", threads=1)
+        self.pipeline = pipeline = worker.pipeline
         self.inflight, self.finisher, self.poller = pipeline.inflight, pipeline.finisher, pipeline.poller
-        self.dispatcher, self.heartbeat, self.reclaimer = (
-            pipeline.dispatcher,
-            worker.heartbeat,
-            worker.reclaimer,
-        )
+        self.inbox, self.leases, self.dispatcher = pipeline.inbox, pipeline.leases, pipeline.dispatcher
         self.bodies = pipeline.bodies
-        self.inbox, self.leases, self.book = pipeline.inbox, pipeline.leases, worker.book
-        self.book.want([SLOT])
+        self.heartbeat, self.reclaimer, self.book = worker.heartbeat, worker.reclaimer, worker.book
+        self.own(slots)
+
+    def own(self, slots: Iterable[Slot]) -> None:
+        """Claim these slots too."""
+        self.book.want(slots)
         self.book.claim_missing()
+
+    def entry(self, job_id: int, fence: float, *, held_seconds_ago: float = 0.0) -> Entry:
+        """An entry of the task in ``SLOT``, as if it had been taken under this fence."""
+        topic, handler = self.center.catalog.get(SLOT.topic), self.center.handlers[SLOT.topic]
+        held = self.center.clock.monotonic() - held_seconds_ago
+        return Entry(job_id, SLOT, fence, topic, handler, 0, held)
+
+    def finish(self) -> None:
+        """Write and move what has ended."""
+        for flusher in 2 * self.finisher.flushers:
+            flusher.run_once()
+
+    def reclaim(self) -> None:
+        """Look for what others have left."""
+        self.reclaimer.look_now()
+        self.reclaimer.run_once()
+
+    def close(self) -> None:
+        """Close what it holds open; the center is its maker's."""
+        self.worker.close()
+
+
+class Hands(WorkerAtRest):
+    """A worker that runs handlers, each of which ends when the test says so."""
+
+    def __init__(self, system: System, redis: RedisServer, name: str) -> None:
+        self._system, self._redis = system, redis
+        self.clock = PausedClock()
+        center = TimeoutCenter(system.settings, clock=self.clock)
+        center.handler(TOPIC)(self._handle)
+        center.catalog.refresh()
+        super().__init__(center, name, [SLOT])
         self.runs: list[Task] = []
         self.fails = False
         self._go_on = threading.Event()
@@ -136,11 +171,6 @@ class Hands:
         self.end(fails=fails)
         self.finish()
 
-    def finish(self) -> None:
-        """Write and move what has ended."""
-        for flusher in 2 * self.finisher.flushers:
-            flusher.run_once()
-
     def sleep(self) -> None:
         """Be paused for much longer than prepare_timeout: nobody has kept alive what is held."""
         self.clock.slept += 1000
@@ -168,42 +198,34 @@ class Hands:
         """Hold nothing any more, as if another process took its place."""
         self.inflight.arrived(self.inflight.depart(self.inflight.snapshot()))
 
-    def reclaim(self) -> None:
-        """Look for what others have left."""
-        self.reclaimer.look_now()
-        self.reclaimer.run_once()
-
     def lose_daemon(self) -> None:
         """Let the main thread see that the daemon is gone."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._link, selectors.EVENT_READ)
-            selector.register(self._worker._wake_receiver, selectors.EVENT_READ)
-            self._worker._serve(selector, lambda: self._link.closed)
+            self.worker.serve(selector, lambda: self.link.closed)
 
     def stand_still(self, seconds: float) -> None:
         """Be stopped for a while, as the main thread sees it."""
         turns = iter((False, True))
         with _Stopped(self.clock, seconds) as selector:
-            self._worker._serve(selector, lambda: next(turns))
+            self.worker.serve(selector, lambda: next(turns))
 
     def miss_redis(self) -> None:
         """Find that it is out of reach."""
-        self._worker.watch.run_once()
+        self.worker.watch.run_once()
         self.clock.slept += OUT_SECONDS
-        self._worker.watch.run_once()
+        self.worker.watch.run_once()
 
     def take_without_redis(self) -> None:
         """Take by leases what is due, where Redis is out of reach."""
-        self._worker.fallback.run_once()
+        self.worker.fallback.run_once()
 
     def close(self) -> None:
+        """End its threads and close all that it holds open."""
         self._go_on.set()
-        self.dispatcher.close()
         for loop in self.bodies.loops:
             loop.stop()
-        for end in (self._link, self._worker._wake_receiver, self._worker._wake_sender):
-            end.close()
-        self._center.close()
+        super().close()
+        self.center.close()
 
 
 class _Stopped(selectors.DefaultSelector):

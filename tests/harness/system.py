@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import forks
 from harness.checker import Limits, Verdict, check
@@ -29,10 +29,15 @@ PATIENCE = 60.0
 costs nothing where all is well."""
 
 
+Process = forks.Forked | subprocess.Popen[bytes]
+T = TypeVar("T")
+
+
 class DaemonProcess:
     """One ``toc worker`` with its worker processes, as a host of the cluster.
 
-    ``output``: a file descriptor that takes the place of its log.
+    ``output``: a file descriptor that takes the place of its log. ``whole``: its worker processes have
+    interpreters of their own, as in production, which takes longer.
     """
 
     def __init__(
@@ -45,17 +50,18 @@ class DaemonProcess:
         processes: int,
         threads: int,
         output: int | None = None,
+        whole: bool = False,
     ) -> None:
         self.host = host
         self.log = directory / f"{host}.log"
         self._log_start = self.log.stat().st_size if self.log.exists() else 0  # a host may be started again
         words = ["worker", "--app", app, "--processes", str(processes), "--threads", str(threads)]
         env = {**env, "TOC_HOST": host}
-        self.process: forks.Forked | subprocess.Popen[bytes]
+        self.process: Process
         if output is None and forks.forkable(env):
             streams = dict.fromkeys(("stdout", "stderr"), str(self.log))
             self.log.touch()
-            self.process = forks.start(words, env=env, session=True, streams=streams)
+            self.process = forks.start(words, env=env, session=True, streams=streams, whole=whole)
             return
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -81,7 +87,7 @@ class DaemonProcess:
     def workers(self) -> list[int]:
         """The pids of its worker processes that live."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+        return [int(pid) for pid in children.split() if not forks.helps(int(pid))]
 
     def kill(self) -> list[int]:
         """kill -9 of the daemon and all its processes; returns the pids of the workers."""
@@ -94,15 +100,19 @@ class DaemonProcess:
         """SIGTERM to the daemon."""
         self.process.terminate()
 
+    def await_end(self) -> None:
+        """Wait until it has left; one that does not is killed."""
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            kill_session(self.process.pid)
+            self.process.wait()
+
     def stop(self) -> None:
         """End whatever is left."""
         if self.process.poll() is None:
             self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                kill_session(self.process.pid)
-                self.process.wait()
+            self.await_end()
 
 
 class System:
@@ -145,6 +155,7 @@ class System:
         threads: int = 4,
         env: Mapping[str, str] | None = None,
         app: str = "harness.app:center",
+        whole: bool = False,
     ) -> DaemonProcess:
         """Start a daemon, with these variables besides, and wait until its processes are ready."""
         daemon = DaemonProcess(
@@ -154,6 +165,7 @@ class System:
             app=app,
             processes=processes,
             threads=threads,
+            whole=whole,
         )
         self.daemons.append(daemon)
         self.wait(
@@ -213,8 +225,8 @@ class System:
         rows = self.center.store.read(job_ids)
         return sorted(first[job_id] / 1e6 - rows[job_id].action_time for job_id in job_ids if job_id in first)
 
-    def wait(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
-        """Wait until the condition holds; fails with the daemons' logs when it does not.
+    def wait(self, condition: Callable[[], T], what: str, seconds: float) -> T:
+        """Wait until the condition holds, and return what it gave; fails with the daemons' logs otherwise.
 
         ``seconds`` is what it takes at the most where nothing else runs; a busy machine gets more. A test of
         how long something takes measures it.
@@ -222,13 +234,14 @@ class System:
         seconds = max(seconds, PATIENCE)
         asked = time.monotonic()
         until = asked + seconds
-        while not condition():
+        while not (value := condition()):
             now = time.monotonic()
             if now > until:
                 raise AssertionError(f"not within {seconds} s: {what}\n{self.logs()}")
             # Who asks for thousands of rows shall leave the processor to those who are to change them.
-            time.sleep(min(max(0.02, 3 * (now - asked)), 0.5))
+            time.sleep(min(max(0.01, 3 * (now - asked)), 0.5))
             asked = time.monotonic()
+        return value
 
     def whole(self) -> bool:
         """Whether every slot is recorded as built on the server that serves it."""
@@ -245,9 +258,12 @@ class System:
         )
 
     def stop(self) -> None:
-        """End every daemon and close every connection."""
-        for daemon in self.daemons:
-            daemon.stop()
+        """End every daemon, all at once, and close every connection."""
+        left = [daemon for daemon in self.daemons if daemon.process.poll() is None]
+        for daemon in left:
+            daemon.terminate()
+        for daemon in left:
+            daemon.await_end()
         self.recorder.close()
         self.center.close()
 

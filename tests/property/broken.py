@@ -5,23 +5,20 @@ The product has no hooks for any of it: what stands here patches it within the t
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from harness.scripts import SCRIPTS, rewrite
 
-from toc.index import queues
-from toc.index.calls import Script
 from toc.index.queues import Queues
 from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import Check, Failure
 from toc.model.verdict import after_crash as after_crash_of
 from toc.model.verdict import check as check_row
 from toc.store.batch import Batches
-from toc.store.server import Result, Statement
-from toc.store.sqlite import SqliteServer
+from toc.store.server import DatabaseServer, Statement
 from toc.store.store import TRIED_BEFORE
 from toc.worker.stages import check as check_stage
 from toc.worker.stages import reclaim
@@ -30,26 +27,36 @@ from toc.worker.stages.entry import Entry, Held, Inflight
 Patch = pytest.MonkeyPatch
 
 
-def _sql(patch: Patch, pattern: str, instead: str) -> None:
-    """Every statement with this in it says something else."""
-    right = SqliteServer._loop
+def _sql(patch: Patch, pattern: str, instead: str, *, during: Callable[..., Any] | None = None) -> None:
+    """Every statement with this in it says something else; while a method of ``Batches`` runs, if given."""
+    running = [during is None]
 
-    def run(self: SqliteServer, connection: Any, statements: Sequence[Statement]) -> list[Result]:
-        changed = [one._replace(sql=re.sub(pattern, instead, one.sql)) for one in statements]
-        return right(self, connection, changed)
+    def marked(self: Batches, *asked: Any) -> Any:
+        assert during is not None
+        running[0] = True
+        try:
+            return during(self, *asked)
+        finally:
+            running[0] = False
 
-    patch.setattr(SqliteServer, "_loop", run)
+    def changed(send: Callable[..., Any]) -> Callable[..., Any]:
+        def sent(self: DatabaseServer, statements: Sequence[Statement], **how: bool) -> Any:
+            if running[0]:
+                statements = [one._replace(sql=re.sub(pattern, instead, one.sql)) for one in statements]
+            return send(self, statements, **how)
+
+        return sent
+
+    for name in ("run", "begin"):
+        patch.setattr(DatabaseServer, name, changed(getattr(DatabaseServer, name)))
+    if during is not None:
+        patch.setattr(Batches, during.__name__, marked)
 
 
-def _lua(patch: Patch, script: Script, pattern: str, instead: str) -> None:
-    source, found = re.subn(pattern, instead, script.source)
-    assert found == 1, f"{script.name}.lua does not look like this any more: {pattern}"
-    patch.setattr(script, "source", source)
-    patch.setattr(script, "sha", hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
-
-
-def _fence(patch: Patch, script: Script) -> None:
-    _lua(patch, script, r"if score and \([^\n]*\) then", "if score then")
+def _lua(patch: Patch, name: str, pattern: str, instead: str) -> None:
+    source, found = re.subn(pattern, instead, SCRIPTS[name].source)
+    assert found == 1, f"{name}.lua does not look like this any more: {pattern}"
+    rewrite(SCRIPTS[name], source, patch)
 
 
 def _last_look(patch: Patch) -> None:
@@ -63,9 +70,11 @@ def _last_look(patch: Patch) -> None:
 
 
 def _held_once(patch: Patch) -> None:
+    right = Inflight.hold
+
     def hold(self: Inflight, entry: Entry) -> Held:
-        self._entries[entry.job_id] = entry
-        return Held.NEW
+        self.drop(filter(None, [self.get(entry.job_id)]))
+        return right(self, entry)
 
     patch.setattr(Inflight, "hold", hold)
 
@@ -102,18 +111,6 @@ def _never_the_last(patch: Patch) -> None:
     patch.setattr(reclaim, "after_crash", after_crash)
 
 
-def _mark_tried(patch: Patch) -> None:
-    mark = Batches._mark_tried
-    patch.setattr(Batches, "_mark_tried", lambda *_: None)
-    patch.setattr(
-        Batches,
-        "mark_tried",
-        lambda self, ids: self._shards.each(
-            self._shards.group(ids), lambda server, part: mark(self, server, part)
-        ),
-    )
-
-
 def _no_mark(patch: Patch, kind: str) -> None:
     mark = Batches.mark_begun
 
@@ -136,11 +133,15 @@ WITHOUT: dict[str, Callable[[Patch], None]] = {
     "failure-fence: attempts, crashes": lambda patch: _sql(patch, _PAIR, ""),
     "failure-fence: crashes": lambda patch: _sql(patch, rf" AND crashes=\d+{_LEASE}", ""),
     "failure-fence: version": lambda patch: _sql(patch, rf" AND version=\d+({_PAIR})", r"\1"),
-    "queue-fence: rollback": lambda patch: _fence(patch, queues._ROLLBACK),
+    "queue-fence: rollback": lambda patch: _lua(
+        patch, "rollback", r"if score and \([^\n]*\) then", "if score then"
+    ),
     "whole-score": _whole_score,
-    "prepared-stays": lambda patch: _lua(patch, queues._ADD, r"if not prepared\[n\] then", "if true then"),
+    "prepared-stays": lambda patch: _lua(patch, "add", r"if not prepared\[n\] then", "if true then"),
     "never-the-last": _never_the_last,
-    "mark-tried: cancelled": _mark_tried,
+    "mark-tried: cancelled": lambda patch: _sql(
+        patch, r"SET attempts=\w+\(attempts,1\)", "SET attempts=attempts", during=Batches.finish
+    ),
     "mark-tried: moved": lambda patch: _no_mark(patch, TRIED_BEFORE),
     "mark-tried: reclaimed": lambda patch: _no_mark(patch, reclaim.BEFORE_MOVED),
     "dead-restored": lambda patch: patch.setattr(Queues, "restore_dead", lambda *_: {}),

@@ -13,16 +13,18 @@ judged when it happens. In the end time passes until everything has settled, and
 
 from __future__ import annotations
 
-import hashlib
-import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
+from harness import secured
+from harness.hands import WorkerAtRest
+from harness.scripts import SCRIPTS, rewrite
+from harness.tables import raw, task_tables
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -35,6 +37,7 @@ from hypothesis.stateful import (
 )
 from property.broken import WITHOUT
 from redis import Redis
+from sqlalchemy import Connection
 
 from toc import (
     CancelOutcome,
@@ -47,8 +50,6 @@ from toc import (
     Topic,
 )
 from toc.dev.local.servers import RedisServer
-from toc.index import queues
-from toc.index.calls import Script
 from toc.maintenance import sweep
 from toc.maintenance.sweep import Crawl, Sweep
 from toc.model.clock import Clock, from_ms
@@ -58,9 +59,6 @@ from toc.model.topic import Backoff
 from toc.operate.admin import redrive
 from toc.sdk import client
 from toc.store.migrate import Migrator
-from toc.store.server import Statement
-from toc.worker.control import ControlPipe
-from toc.worker.process import Worker
 from toc.worker.stages import finish, pipeline, poll, reclaim
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.lease_keeper import LeaseKeeper
@@ -90,13 +88,11 @@ class FrozenClock(Clock):
     def install(patch: pytest.MonkeyPatch) -> None:
         """Have the scripts obey."""
         told = 0
-        for script in vars(queues).values():
-            if isinstance(script, Script):
-                now = f"({{redis.call('GET', '{FrozenClock.KEY}'), '0'}})"
-                source = script.source.replace("redis.call('TIME')", now)
-                told += source != script.source
-                patch.setattr(script, "source", source)
-                patch.setattr(script, "sha", hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+        for script in SCRIPTS.values():
+            now = f"({{redis.call('GET', '{FrozenClock.KEY}'), '0'}})"
+            source = script.source.replace("redis.call('TIME')", now)
+            told += source != script.source
+            rewrite(script, source, patch)
         assert told >= 5, "the scripts ask for the time in another way now"
 
     def jump(self, seconds: int) -> None:
@@ -130,29 +126,22 @@ class Hand:
     def put(self, entries: Sequence[Entry]) -> None:
         self.waiting += entries
 
+    def close(self) -> None:
+        """Nothing runs by itself."""
 
-class Party:
-    """One worker process with its loops at rest."""
+
+class Party(WorkerAtRest):
+    """One worker process with its loops at rest, and a hand instead of its threads."""
 
     def __init__(self, center: TimeoutCenter, name: str, dead: frozenset[str]) -> None:
-        self.name = name
         self.hand = Hand()
-        self._sockets = socket.socketpair()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "Dispatcher", lambda **_: self.hand)
-            self.worker = Worker(center, name, ControlPipe(self._sockets[0]), app="", threads=1)
-        self.worker.pipeline.finisher.loops[0].pause = lambda _: None  # type: ignore[assignment, method-assign]
-        self.worker.book.dead = dead
-        self.worker.book.want(TOPIC.slots())
-        self.worker.book.claim_missing()
+            super().__init__(center, name, TOPIC.slots())
+        self.finisher.loops[0].pause = lambda _: None  # type: ignore[assignment, method-assign]
+        self.book.dead = dead
         self.reported: list[tuple[Entry, Raised | None]] = []
         """What has ended and is not written yet."""
-
-    def close(self) -> None:
-        self.worker._wake_receiver.close()
-        self.worker._wake_sender.close()
-        for one in self._sockets:
-            one.close()
 
 
 @dataclass
@@ -178,7 +167,7 @@ class Known:
 
 def holding(machine: Machine) -> list[int]:
     """The workers that hold something."""
-    return [n for n, party in enumerate(machine.parties) if len(party.worker.pipeline.inflight)]
+    return [n for n, party in enumerate(machine.parties) if len(party.inflight)]
 
 
 def waiting(machine: Machine) -> list[int]:
@@ -203,6 +192,7 @@ class Machine(RuleBasedStateMachine):
     center: ClassVar[TimeoutCenter]
     clock: ClassVar[FrozenClock]
     redis: ClassVar[Redis]
+    tables: ClassVar[Connection]
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,18 +213,10 @@ class Machine(RuleBasedStateMachine):
         Machine.current = self
         self.redis.flushdb()
         self.clock.jump(3600)  # no two examples share an instant
-        shards = self.center.store._shards
-        for name in shards.names:
-            shards.servers[0].run([Statement(f"DELETE FROM {name}")])
-        self._index(True)
+        for name in task_tables(self.center.settings):
+            self.tables.exec_driver_sql(f"DELETE FROM {name}")
         self.parties = [self._party(), self._party()]
         self.submit([0.5, 0.5, 0.5, 19.5], indexed=True)
-
-    def _index(self, reached: bool) -> None:
-        """Whether submits and reschedules reach Redis."""
-        queues = self.center.queues
-        nodes = {queues.node_of(TOPIC.slot(number)) for number in range(TOPIC.slot_amount)}
-        self.center._index_paused = {} if reached else dict.fromkeys(nodes, float("inf"))
 
     def _party(self) -> Party:
         self.made += 1
@@ -247,11 +229,16 @@ class Machine(RuleBasedStateMachine):
         indexed=st.booleans(),
     )
     def submit(self, delays: list[float], indexed: bool) -> None:
-        """Also by an SDK that dies, or finds Redis down, after the row."""
-        self._index(indexed)
+        """Also by an SDK that dies after the row."""
         for delay in delays:
-            job_id = self.center.submit(TOPIC.name, biz_id=len(self.tasks), delay=delay)
-            self.tasks[job_id] = Known(self._row(job_id))
+            biz_id = len(self.tasks)
+            with (
+                self._meanwhile("submit.row-stored", None if indexed else self._killed),
+                suppress(Killed),
+            ):
+                self.center.submit(TOPIC.name, biz_id=biz_id, delay=delay)
+            (task,) = self.center.find(biz_id=biz_id, topic=TOPIC.name)
+            self.tasks[task.job_id] = Known(self._row(task.job_id))
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -304,7 +291,6 @@ class Machine(RuleBasedStateMachine):
     def _reschedule(self, job_id: int, meanwhile: Callable[[], None] | None, delay: float) -> None:
         task = self.tasks[job_id]
         before = task.row
-        self._index(True)
         later = self.clock.now_ms() + int(delay * 1000)
 
         def row_written() -> None:
@@ -364,10 +350,10 @@ class Machine(RuleBasedStateMachine):
         if ("poll", number) in self.busy:
             return
         before = list(party.hand.waiting)
-        party.worker.pipeline.inbox.look_at(None, 0)
+        party.inbox.look_at(None, 0)
         with self._held_up("poll", number):
-            party.worker.pipeline.poller.run_once()
-        for entry in party.worker.pipeline.inflight.snapshot():
+            party.poller.run_once()
+        for entry in party.inflight.snapshot():
             self.tasks[entry.job_id].taken = True
         for entry in party.hand.waiting:
             if entry not in before:
@@ -384,14 +370,14 @@ class Machine(RuleBasedStateMachine):
     def start(self, number: int) -> None:
         """The handlers of everything that waits begin to run."""
         party = self.parties[number]
-        inflight = party.worker.pipeline.inflight
+        inflight = party.inflight
         while party.hand.waiting:
             entry = party.hand.waiting.pop(0)
             if inflight.start(entry, self.clock.monotonic()):
                 self._started(party, entry)
             elif inflight.get(entry.job_id) is None:  # let go, as it was not kept alive in time
                 self.tasks[entry.job_id].losses += 1
-                party.worker.pipeline.inbox.look_for([entry])
+                party.inbox.look_for([entry])
 
     def _started(self, party: Party, entry: Entry) -> None:
         task = self.tasks[entry.job_id]
@@ -431,8 +417,8 @@ class Machine(RuleBasedStateMachine):
         error = {"ok": None, "fail": FAILED, "dead": raised(Dead("as asked"))}[how]
         for entry in ending:
             party.hand.running.remove(entry)
-            assert party.worker.pipeline.inflight.settle(entry)
-            party.worker.pipeline.finisher.ended(entry, error)
+            assert party.inflight.settle(entry)
+            party.finisher.ended(entry, error)
             party.reported.append((entry, error))
         if flushed:
             self.flush(number)
@@ -456,11 +442,11 @@ class Machine(RuleBasedStateMachine):
         if ("finish", number) in self.busy:
             return
         with self._held_up("finish", number):
-            while party.reported or not party.worker.pipeline.finisher.idle:  # more may end meanwhile
+            while party.reported or not party.finisher.idle:  # more may end meanwhile
                 reported, party.reported = party.reported, []
                 for entry, error in sorted(reported, key=lambda pair: pair[1] is not None):  # successes first
                     self._reported(self.tasks[entry.job_id], entry, error)
-                for flusher in party.worker.pipeline.finisher.flushers:
+                for flusher in party.finisher.flushers:
                     flusher.run_once()
 
     def _reported(self, task: Known, entry: Entry, error: Raised | None) -> None:
@@ -485,7 +471,7 @@ class Machine(RuleBasedStateMachine):
         self._keep_alive(data.draw(st.sampled_from(holding(self))))
 
     def _keep_alive(self, number: int) -> None:
-        self.parties[number].worker.heartbeat.run_once()
+        self.parties[number].heartbeat.run_once()
 
     @precondition(lambda self: bool(waiting(self)))
     @rule(data=st.data(), lost=st.booleans())
@@ -497,7 +483,7 @@ class Machine(RuleBasedStateMachine):
         """
         number = data.draw(st.sampled_from(waiting(self)))
         party = self.parties[number]
-        party.worker.pipeline.finisher.give_back(party.hand.waiting + party.worker.pipeline.early.withdraw())
+        party.finisher.give_back(party.hand.waiting + party.pipeline.early.withdraw())
         party.hand.waiting = []
         if not lost:
             self.flush(number)
@@ -533,11 +519,9 @@ class Machine(RuleBasedStateMachine):
         """Give back what timed out and what the dead have left."""
         if ("reclaim", number) in self.busy:
             return
-        reclaimer = self.parties[number].worker.reclaimer
-        reclaimer.look_now()
         between = self._meanwhile("reclaim.rows-written", meanwhile, known=self._charged)
         with self._held_up("reclaim", number), between:
-            reclaimer.run_once()
+            self.parties[number].reclaim()
 
     def _charged(self) -> None:
         """What reclaim may have made of rows."""
@@ -564,7 +548,7 @@ class Machine(RuleBasedStateMachine):
         return any(
             entry.job_id == job_id and self._may_be_elsewhere(entry)
             for party in self.parties
-            for entry in party.worker.pipeline.inflight.snapshot()
+            for entry in party.inflight.snapshot()
         )
 
     @precondition(lambda self: bool(holding(self)))
@@ -596,7 +580,7 @@ class Machine(RuleBasedStateMachine):
 
     def _die(self, number: int, *, known: bool) -> None:
         party = self.parties[number]
-        for entry in party.worker.pipeline.inflight.snapshot():
+        for entry in party.inflight.snapshot():
             self.tasks[entry.job_id].losses += 1
             self.tasks[entry.job_id].taken = True
         party.close()
@@ -604,7 +588,7 @@ class Machine(RuleBasedStateMachine):
             self.dead |= {party.name}
         self.parties[number] = self._party()
         for other in self.parties:
-            other.worker.book.dead = self.dead
+            other.book.dead = self.dead
 
     # --- the world
 
@@ -652,16 +636,14 @@ class Machine(RuleBasedStateMachine):
             # An old PrepareQueue entry says that somebody has the task. Its try may have ended since; but
             # nothing tells it from one whose worker has fallen silent, and it may cost a try as that does:
             # where a redrive or a new deadline has begun anew, the row does not show that it is paid for.
-            held = {
-                entry.job_id for party in self.parties for entry in party.worker.pipeline.inflight.snapshot()
-            }
+            held = {entry.job_id for party in self.parties for entry in party.inflight.snapshot()}
             for job_id, task in self.tasks.items():
                 task.losses += job_id not in held and self._prepared(job_id)  # what is held counts below
         if what not in ("all", "snapshot"):
             for slot in TOPIC.slots():
                 self.redis.delete(getattr(self.center.queues.keys(slot), what))
         for party in self.parties:
-            for entry in party.worker.pipeline.inflight.snapshot():
+            for entry in party.inflight.snapshot():
                 self.forgotten.append(entry)
                 self.tasks[entry.job_id].losses += 1
                 self.tasks[entry.job_id].untold = True
@@ -702,7 +684,7 @@ class Machine(RuleBasedStateMachine):
             row = task.row
             if not task.ran or task.untold or row.attempts or row.crashes or row.last_error is not None:
                 continue
-            held = any(party.worker.pipeline.inflight.get(job_id) for party in self.parties)
+            held = any(party.inflight.get(job_id) for party in self.parties)
             reported = any(entry.job_id == job_id for party in self.parties for entry, _ in party.reported)
             told = row.status == TaskStatus.PROCESSED or held or reported or self._prepared(job_id)
             assert told, f"it has run, and nothing shows it: {row}"
@@ -761,8 +743,8 @@ class Machine(RuleBasedStateMachine):
         party = self.parties[number]
         while party.hand.running:
             entry = party.hand.running.pop()
-            assert party.worker.pipeline.inflight.settle(entry)
-            party.worker.pipeline.finisher.ended(entry, error)
+            assert party.inflight.settle(entry)
+            party.finisher.ended(entry, error)
             party.reported.append((entry, error))
         self.flush(number)
 
@@ -809,7 +791,7 @@ class Machine(RuleBasedStateMachine):
         for n in range(2):
             steps.append(partial(self._overtake, n))
             steps.append(partial(self._take_and_start, n))
-            if len(self.parties[n].worker.pipeline.inflight):
+            if len(self.parties[n].inflight):
                 steps.append(partial(self._keep_alive, n))
             if self.parties[n].hand.waiting:
                 steps.append(partial(self.start, n))
@@ -867,26 +849,38 @@ _SETTINGS = settings(
 )
 
 
-@pytest.fixture
+@pytest.fixture(params=["mariadb", "sqlite"])
 def machine(
-    tmp_path: Path, clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[type[Machine]]:
     FrozenClock.install(monkeypatch)
     # Leases are for life without Redis (spec/leases.pml); here both workers share one store, and one name.
     monkeypatch.setattr(LeaseKeeper, "cover", lambda *_: True)
     for module in (client, finish, poll, reclaim, sweep):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
-    url = f"sqlite:///{tmp_path}/toc.db"
-    Migrator([url], databases=1, tables=TABLES, prefix="toc_").upgrade()
-    # Nothing runs alone, as that takes processes.
+    url, prefix = f"sqlite:///{tmp_path}/toc.db", "toc_"
+    if request.param == "mariadb":
+        url, prefix = request.getfixturevalue("mariadb").url, request.getfixturevalue("database_prefix")
     how = Settings(
-        database_urls=[url], databases=1, tables=TABLES, redis_url=clean_redis.url, max_crashes=100
+        database_urls=[url],
+        databases=1,
+        tables=TABLES,
+        database_prefix=prefix,
+        redis_url=clean_redis.url,
+        max_crashes=100,  # nothing runs alone, as that takes processes
     )
-    with Redis(port=clean_redis.port) as redis, TimeoutCenter(how, clock=FrozenClock(redis)) as center:
+    Migrator([secured.migrating(url)], databases=1, tables=TABLES, prefix=prefix).upgrade()
+    with (
+        Redis(port=clean_redis.port) as redis,
+        TimeoutCenter(how, clock=FrozenClock(redis)) as center,
+        raw(how) as tables,
+    ):
         center.store.topics.create(TOPIC)
         center.handler(TOPIC.name)(_never_called)
         center.catalog.refresh()
-        yield type("Machine", (Machine,), {"center": center, "clock": center.clock, "redis": redis})
+        yield type(
+            "Machine", (Machine,), {"center": center, "clock": center.clock, "redis": redis, "tables": tables}
+        )
 
 
 def _never_called(task: Task) -> None:

@@ -49,5 +49,4 @@ def test_what_waits_for_the_event_loop_can_be_withdrawn() -> None:
     assert dispatcher.withdraw({slots[0]}) == entries[::2]
     assert dispatcher.withdraw() == entries[1::2]
     assert dispatcher.room(TOPIC.name) == 100
-    assert dispatcher._loop is not None
-    dispatcher._loop.close()
+    dispatcher.close()

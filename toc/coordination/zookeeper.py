@@ -221,9 +221,14 @@ class ZooKeeperCoordinator:
         """Whether this host is drained, as far as known."""
         return self._drained
 
+    @property
+    def leading(self) -> bool:
+        """Whether this daemon leads, as far as it knows."""
+        return self._leader.leading
+
     def unowned(self) -> frozenset[Slot]:
         """If this daemon leads, the slots that no worker may have; else none."""
-        if not self._leader.leading:
+        if not self.leading:
             return frozenset()
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 

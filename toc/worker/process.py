@@ -181,7 +181,7 @@ class Worker:
             reclaimer=self.reclaimer,
             services=self.services,
         )
-        self._loops = [
+        self.loops = [
             *self.pipeline.loops,
             self.heartbeat.loop,
             self.reclaimer.loop,
@@ -192,7 +192,7 @@ class Worker:
             Loop("catalog", self._refresh_catalog),
         ]
         # Not the quarantine: a task may run alone for as long as max_runtime.
-        self._watched = [loop for loop in self._loops if loop is not self.pipeline.quarantine.loop]
+        self._watched = [loop for loop in self.loops if loop is not self.pipeline.quarantine.loop]
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._turn_at = clock.monotonic()
@@ -255,20 +255,21 @@ class Worker:
         signal.signal(signal.SIGINT, lambda *_: None)
         self.pipeline.dispatcher.start()
         self.watch.ask_owner()
-        for loop in self._loops:
+        for loop in self.loops:
             loop.start()
         self._listening.start()
         self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN))
         Loop("beat", self._beat).start()  # until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
-            selector.register(self._link, selectors.EVENT_READ)
-            selector.register(self._wake_receiver, selectors.EVENT_READ)
-            self._serve(selector, lambda: self._stopping or bool(self._recycling))
+            self.serve(selector, lambda: self._stopping or bool(self._recycling))
             self._leave(selector)
         self._link.send("left")
 
-    def _serve(self, selector: selectors.BaseSelector, until: Callable[[], bool]) -> None:
-        """Obey the daemon and advance handovers, until ``until``."""
+    def serve(self, selector: selectors.BaseSelector, until: Callable[[], bool]) -> None:
+        """Obey the daemon and advance handovers, until ``until``. Sleeps in ``selector``."""
+        if not selector.get_map():
+            selector.register(self._link, selectors.EVENT_READ)
+            selector.register(self._wake_receiver, selectors.EVENT_READ)
         while not until():
             self._turn_at = now = self._clock.monotonic()
             self.handover.step(now)
@@ -349,6 +350,12 @@ class Worker:
 
     # --- the end
 
+    def close(self) -> None:
+        """Close what a worker that never ran holds open. One that ran ends with its process."""
+        self.pipeline.dispatcher.close()
+        for end in (self._link, self._wake_receiver, self._wake_sender):
+            end.close()
+
     def _leave(self, selector: selectors.BaseSelector) -> None:
         """Take nothing more; give back what has not started; let running tries finish; leave.
 
@@ -361,7 +368,7 @@ class Worker:
         self.services.end()
         owned = self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
-        self._serve(selector, lambda: self.pipeline.settled or self._forced or self._overdue())
+        self.serve(selector, lambda: self.pipeline.settled or self._forced or self._overdue())
         # Entries that have not started, or are settled, are with the finisher already.
         running = self.pipeline.quarantine.abandon()
         inflight = self.pipeline.inflight
@@ -371,7 +378,7 @@ class Worker:
             self._give_back_running(running)
         self.pipeline.finisher.stop(FORCED_SECONDS)
         self.book.hand_back(owned)
-        for loop in self._loops:
+        for loop in self.loops:
             loop.stop(1.0)
         self.heartbeat.end()
         self._listener.stop()

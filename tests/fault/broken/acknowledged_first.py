@@ -12,9 +12,12 @@ from typing import Any
 from fault.kit import producer
 
 from toc import NewTask, TimeoutCenter
+from toc.model.clock import Clock
 from toc.model.task import TaskRow
+from toc.sdk.submission import RowMaker
 
 _number = count(1)
+_rows = RowMaker(Clock(), max_delay=3600, max_body=0)
 _behind = ThreadPoolExecutor(1)
 
 
@@ -24,7 +27,7 @@ def _write(center: TimeoutCenter, row: TaskRow) -> None:
 
 
 def _submit(self: TimeoutCenter, topic: str, *, biz_id: int | str, **how: Any) -> int:
-    row = self._row(NewTask(topic, biz_id, **how))
+    row = _rows.row(NewTask(topic, biz_id, **how), self.catalog.get)
     _behind.submit(_write, self, row)
     if next(_number) == 20:
         os.kill(os.getpid(), signal.SIGKILL)

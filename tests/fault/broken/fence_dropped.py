@@ -6,12 +6,11 @@ too: the lease on the row, and that a worker does not start what it is running.
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from harness.app import center
+from harness.scripts import SCRIPTS, rewrite
 
-from toc.index import queues
 from toc.model.task import TryRow
 from toc.store.leases import Leases
 from toc.store.server import DatabaseServer
@@ -23,10 +22,10 @@ _FENCE = re.compile(
     r" and (tonumber\(scores\[n\]\) % 1000 == fence|\(score % 1000 == fence or score == fence\)) then"
 )
 
-for script in (queues._EXTEND, queues._COMMIT, queues._ROLLBACK, queues._BURY):
-    script.source, found = _FENCE.subn(" then", script.source)
-    assert found == 1, script.name
-    script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
+for name in ("extend", "commit", "rollback", "bury"):
+    source, found = _FENCE.subn(" then", SCRIPTS[name].source)
+    assert found == 1, name
+    rewrite(SCRIPTS[name], source)
 
 
 def _judged(self: Leases, server: DatabaseServer, rows: list[TryRow]) -> list[TryRow]:  # noqa: ARG001
@@ -40,7 +39,7 @@ _right = Inflight.hold
 
 
 def _hold(self: Inflight, entry: Entry) -> Held:
-    self._entries.pop(entry.job_id, None)
+    self.drop(filter(None, [self.get(entry.job_id)]))
     return _right(self, entry)
 
 

@@ -9,9 +9,12 @@ from toc.worker.stages.entry import Entry, Held, Inflight
 __all__ = ["center"]
 
 
+_right = Inflight.hold
+
+
 def _hold(self: Inflight, entry: Entry) -> Held:
-    self._entries[entry.job_id] = entry
-    return Held.NEW
+    self.drop(filter(None, [self.get(entry.job_id)]))
+    return _right(self, entry)
 
 
 Inflight.hold = _hold  # type: ignore[method-assign]

@@ -10,13 +10,17 @@ from typing import Any
 from fault.kit import producer
 
 from toc import NewTask, TimeoutCenter
+from toc.model.clock import Clock
+from toc.sdk.submission import RowMaker
 
 _number = count(1)
+_rows = RowMaker(Clock(), max_delay=3600, max_body=0)
 
 
 def _submit(self: TimeoutCenter, topic: str, *, biz_id: int | str, **how: Any) -> int:
-    row = self._row(NewTask(topic, biz_id, **how))
-    self._index([row])
+    row = _rows.row(NewTask(topic, biz_id, **how), self.catalog.get)
+    slot = self.catalog.get(topic).slot(row.slot_crc, row.slot_amount)
+    assert self.queues.add({slot: [(row.job_id, float(row.next_time))]}) == {slot: 1}
     if next(_number) == 20:
         os.kill(os.getpid(), signal.SIGKILL)
     return self.store.insert(row)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from harness.app import center
 
-from toc.worker.loop import Loop
+from toc.worker.loop import Loop, watched_thread
 
 __all__ = ["center"]
 
 VICTIMS = ("poll", "reclaim")
 
-_run = Loop._run
+_start = Loop.start
 
 
 def _first(name: str) -> bool:
@@ -31,12 +31,12 @@ def _first(name: str) -> bool:
 
 def _ending(loop: Loop) -> None:
     if loop.name == victim:
-        time.sleep(1)  # until the process serves
+        watched_thread(loop.name, lambda: time.sleep(1), lambda: False).start()  # until the process serves
     else:
-        _run(loop)
+        _start(loop)
 
 
 main = getattr(sys.modules["__main__"], "__spec__", None)
 if main is not None and main.name == "toc.worker.process":
     victim = next(filter(_first, VICTIMS), "")
-    Loop._run = _ending  # type: ignore[method-assign, assignment]
+    Loop.start = _ending  # type: ignore[method-assign, assignment]

@@ -22,10 +22,11 @@ from linecache import getline
 from types import FrameType
 from typing import Any
 
+from harness.tables import raw
+
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
 from toc.model.errors import TocError
 from toc.model.task import TaskRow
-from toc.store.server import Statement
 
 TOPIC = "test.sync"
 KNOWN = 300
@@ -263,13 +264,15 @@ def main() -> None:
 
 def connections(center: TimeoutCenter) -> Counter[str]:
     """How many connections the servers count, those of other processes too."""
-    server = center.store._shards.servers[0]
-    (result,) = server.run([Statement("SELECT COUNT(*) FROM information_schema.processlist")])
+    with raw(center.settings) as connection:
+        counted = connection.exec_driver_sql(
+            "SELECT COUNT(*) FROM information_schema.processlist"
+        ).scalar_one()
     node = center.queues.nodes.master(0)
     wire = node.take()
     clients = wire.ask("CLIENT", "LIST").decode().splitlines()
     node.give(wire)
-    return Counter(mysql=result.rows[0][0], redis=len(clients))
+    return Counter(mysql=int(counted), redis=len(clients))
 
 
 if __name__ == "__main__":

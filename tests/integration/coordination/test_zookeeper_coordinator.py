@@ -7,20 +7,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from harness import secured
-from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo has no type information
+from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
+from toc.coordination import leader, session
+from toc.coordination import zookeeper as coordination
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
-from toc.coordination.leader import DEBOUNCE_MOST, GATHER
-from toc.coordination.operator import Operator, read_slots, read_workers
+from toc.coordination.leader import GATHER
+from toc.coordination.operator import Operator
 from toc.coordination.presence import Neighbourhood, Presence
+from toc.coordination.session import Address, Session
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.dev.local.servers import ZooKeeper
 from toc.model.clock import Clock
+from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot
 
 if TYPE_CHECKING:
@@ -36,6 +41,33 @@ class SetClock(Clock):
 
     def now_ms(self) -> int:
         return super().now_ms() + self.ahead_ms
+
+
+class Client(KazooClient):  # type: ignore[misc]  # kazoo has no type information
+    """What a daemon's session is made of; a test may take its connection away."""
+
+    maker: ClassVar[Daemon | None] = None
+    """Whose turn it is."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.cut = False
+        super().__init__(*args, **options)
+        if self.maker is not None:
+            self.maker.client = self
+
+    @property
+    def client_id(self) -> tuple[int, bytes] | None:
+        identity: tuple[int, bytes] | None = super().client_id
+        return None if self.cut else identity
+
+    def add_listener(self, listener: Callable[[Any], None]) -> None:
+        self.tell = listener
+        super().add_listener(listener)
+
+
+@pytest.fixture(autouse=True)
+def clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "KazooClient", Client)
 
 
 class Daemon:
@@ -67,7 +99,10 @@ class Daemon:
         self.host = host
         self.reluctant = False
         self.held: dict[str, set[Slot]] = {}
+        self.client: Client
+        Client.maker = self
         self.coordinator.start()
+        Client.maker = None
         self.coordinator.set_topics(topics)
         self._handles = None if handles is None else frozenset(handles)
         self._weight = weight
@@ -86,7 +121,9 @@ class Daemon:
         """One round of a daemon's supervising thread."""
         self.woken.wait(timeout if self.due is None else min(timeout, self.due))
         self.woken.clear()
+        Client.maker = self
         self.due = self.coordinator.step()
+        Client.maker = None
         desired, claimed = self.coordinator.desired(), self.coordinator.claimed()
         for worker_id, held in self.held.items():
             held &= claimed[worker_id]
@@ -101,11 +138,15 @@ class Daemon:
     def slots(self) -> set[Slot]:
         return set().union(*self.held.values())
 
-    def rows(self) -> list[SlotRow]:
-        return read_slots(self.coordinator._session, self.coordinator._paths)
+    @property
+    def session(self) -> int | None:
+        """The id of its session; None without a connection."""
+        identity = self.client.client_id
+        return identity[0] if identity is not None else None
 
-    def workers(self) -> list[WorkerRow]:
-        return read_workers(self.coordinator._session, self.coordinator._paths)
+    def entered(self, other_than: int | None) -> bool:
+        """Whether all that it has stands in another session than this one."""
+        return self.coordinator.connected() and self.session != other_than
 
     def stop(self) -> None:
         self.coordinator.stop()
@@ -136,16 +177,26 @@ class Daemons:
         else:
             self.onlooker.delete(path, recursive=True)
 
+    def rows(self) -> list[SlotRow]:
+        """The slots as ZooKeeper has them."""
+        with Operator(self.address, cluster=self.cluster) as visit:
+            return visit.slots()
+
+    def workers(self) -> list[WorkerRow]:
+        """The workers as ZooKeeper has them."""
+        with Operator(self.address, cluster=self.cluster) as visit:
+            return visit.workers()
+
     def settled(self) -> bool:
         """Whether ZooKeeper tells what is: each worker, one leader, and each slot with who holds it."""
-        rows = self.all[0].rows()
+        if sum(daemon.coordinator.leading for daemon in self.all) != 1:
+            return False
+        rows = self.rows()
         shown = {Slot(row.topic, row.number): row.owner for row in rows if row.owner == row.assigned}
-        workers = self.all[0].workers()
-        return (
-            shown == self.holders()
-            and {each.worker_id for each in workers} == {name for each in self.all for name in each.held}
-            and sum(daemon.coordinator._leader.leading for daemon in self.all) == 1
-        )
+        workers = self.workers()
+        return shown == self.holders() and {each.worker_id for each in workers} == {
+            name for each in self.all for name in each.held
+        }
 
     def holders(self) -> dict[Slot, str]:
         """Who holds each slot."""
@@ -217,8 +268,7 @@ def outage(launch: Launch) -> Iterator[tuple[Daemons, ZooKeeper]]:
 
 def expire(daemon: Daemon) -> None:
     """End the daemon's session from outside, as ZooKeeper does when it has heard nothing for too long."""
-    client = daemon.coordinator._session._client
-    assert client is not None
+    client = daemon.client
     host, port = client.hosts[0]
     other = KazooClient(f"{host}:{port}", client_id=client.client_id, use_ssl=client.use_ssl, ca=client.ca)
     other.start()
@@ -229,15 +279,14 @@ def expire(daemon: Daemon) -> None:
 @contextmanager
 def lost_connection(daemon: Daemon) -> Iterator[None]:
     """The daemon has no connection for a moment, and the same session after it."""
-    session = daemon.coordinator._session
-    client, session._client = session._client, None
+    daemon.client.cut = True
     yield
-    session._client = client
-    daemon.coordinator._connection_changed()
+    daemon.client.cut = False
+    daemon.client.tell(KazooState.CONNECTED)
 
 
 def suspended(daemon: Daemon) -> bool:
-    return daemon.coordinator._session.id is None
+    return daemon.session is None
 
 
 # --- sharing ----------------------------------------------------------------------------------------------
@@ -274,7 +323,7 @@ def test_a_slot_is_taken_over_only_after_its_owner_has_released_it(daemons: Daem
         second.work()
         first.work()
     assert second.slots == set()
-    moving = [row for row in second.rows() if row.state is SlotState.MOVING]
+    moving = [row for row in daemons.rows() if row.state is SlotState.MOVING]
     assert len(moving) == wanted
     assert {(row.owner, row.assigned, row.reason) for row in moving} == {
         ("a-0", "b-0", "a-0 has not released it yet")
@@ -372,14 +421,14 @@ def test_a_worker_that_fell_silent_is_taken_out_but_not_called_dead(daemons: Dae
     assert second.coordinator.dead_workers() == frozenset()
 
 
-def test_the_leader_removes_markers_of_old_deaths(daemons: Daemons) -> None:
+def test_the_leader_removes_markers_of_old_deaths(daemons: Daemons, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SetClock()
     first = daemons.start("a", workers=2, clock=clock)
     daemons.until(daemons.calm)
     first.worker_died("a-1")
     daemons.until(lambda: first.coordinator.dead_workers() == {"a-1"})
     clock.ahead_ms = 700_000
-    first.coordinator._leader._sweep_dead = 0.0  # as if the minute had passed
+    monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))  # a minute
     daemons.until(lambda: first.coordinator.dead_workers() == frozenset())
     assert daemons.read("dead/a-1") is None
 
@@ -389,47 +438,63 @@ def test_the_leader_removes_markers_of_old_deaths(daemons: Daemons) -> None:
 
 def test_another_daemon_leads_when_the_leader_stops(daemons: Daemons) -> None:
     first, second = daemons.start("a"), daemons.start("b")
-    daemons.until(lambda: daemons.calm() and first.coordinator._leader.leading)
+    daemons.until(lambda: daemons.calm() and first.coordinator.leading)
     daemons.stop(first)
-    daemons.until(lambda: second.coordinator._leader.leading)
+    daemons.until(lambda: second.coordinator.leading)
     daemons.start("c")
     daemons.until(daemons.calm)
 
 
-def test_a_leader_that_was_deposed_while_it_was_paused_writes_nothing(daemons: Daemons) -> None:
-    """Its session ends while its thread stands still; then it wakes in the midst of its work."""
+def test_a_leader_that_was_deposed_while_it_was_paused_writes_nothing(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session ends while its thread stands still in the midst of its work; then it wakes up."""
     first, second = daemons.start("a"), daemons.start("b")
-    daemons.until(lambda: daemons.calm() and first.coordinator._leader.leading)
-    leader = first.coordinator._leader
-    node, assignment = leader._node, dict(first.coordinator._assignment)
-    assert node is not None
-    daemons.all.remove(first)
-    expire(first)
-    daemons.until(lambda: daemons.calm() and second.coordinator._leader.leading)
-    before = daemons.read("assignment/order.close")
-    while suspended(first) or time.monotonic() < leader._changed_at + DEBOUNCE_MOST:
-        first.woken.wait(0.1)
+    daemons.until(lambda: daemons.calm() and first.coordinator.leading)
+    write, written, there = Session.write_guarded, list[list[int | None]](), list[Any]()
 
-    assert leader._assign(node, {"order.close": 2}, assignment, frozenset()) is False
-    assert daemons.read("assignment/order.close") == before
+    def after_a_pause(session: Session, guard: str, changes: Any) -> list[int | None]:
+        monkeypatch.setattr(Session, "write_guarded", write)
+        daemons.all.remove(first)
+        expire(first)
+        daemons.until(lambda: daemons.calm() and second.coordinator.leading)
+        there.append(daemons.read("assignment/order.close"))
+        while suspended(first):
+            first.woken.wait(0.1)
+        written.append(write(session, guard, changes))
+        there.append(daemons.read("assignment/order.close"))
+        return written[0]
+
+    monkeypatch.setattr(Session, "write_guarded", after_a_pause)
+    first.coordinator.set_topics({**TOPICS, "order.close": 2})
+    while not written:
+        first.work(0.1)
+    assert set(written[0]) == {None}
+    assert there[0] == there[1]
+    first.coordinator.set_topics(TOPICS)
     daemons.all.append(first)
     daemons.until(daemons.calm)
 
 
 def test_an_assignment_that_changed_since_it_was_read_is_not_overwritten(daemons: Daemons) -> None:
     first = daemons.start("a")
-    daemons.until(lambda: daemons.calm() and first.coordinator._leader.leading)
-    session, node = first.coordinator._session, first.coordinator._leader._node
-    assert node is not None
-    path = first.coordinator._paths.node("assignment", "order.close")
+    daemons.until(lambda: daemons.calm() and first.coordinator.leading)
+    root = f"/toc/{daemons.cluster}"
+    (name,) = daemons.onlooker.get_children(f"{root}/leader")
+    node, path = f"{root}/leader/{name}", f"{root}/assignment/order.close"
     there = daemons.read("assignment/order.close")
     assert there is not None
     data, version = there[0], there[1].version
-    assert session.write_guarded(node, [(path, b"{}", version + 1)]) == [None]
-    assert session.write_guarded(node, [(path, b"{}", -1)]) == [None]
-    assert session.write_guarded(f"{node}0", [(path, b"{}", version)]) == [None]  # no such leader
-    assert daemons.read("assignment/order.close") == there
-    assert session.write_guarded(node, [(path, data, version)]) == [version + 1]
+    one = Session(Address.parse(daemons.address), lambda: None)
+    one.start()
+    try:
+        assert one.write_guarded(node, [(path, b"{}", version + 1)]) == [None]
+        assert one.write_guarded(node, [(path, b"{}", -1)]) == [None]
+        assert one.write_guarded(f"{node}0", [(path, b"{}", version)]) == [None]  # no such leader
+        assert daemons.read("assignment/order.close") == there
+        assert one.write_guarded(node, [(path, data, version)]) == [version + 1]
+    finally:
+        one.stop()
 
 
 # --- outages ----------------------------------------------------------------------------------------------
@@ -441,13 +506,13 @@ def test_a_daemon_whose_session_has_ended_joins_again_and_keeps_what_is_still_it
     first = daemons.start("a", workers=2)
     daemons.until(daemons.calm)
     before = {worker: set(held) for worker, held in first.held.items()}
-    session = first.coordinator._session.id
+    before_it = first.session
     expire(first)
-    daemons.until(lambda: first.coordinator._session_id not in (0, session))
+    daemons.until(lambda: first.entered(before_it))
     assert first.held == before
     daemons.until(daemons.calm)
     assert first.held == before
-    assert {row.owner for row in first.rows()} == {"a-0", "a-1"}
+    assert {row.owner for row in daemons.rows()} == {"a-0", "a-1"}
 
 
 def test_slots_that_went_to_others_when_the_session_ended_are_dropped(daemons: Daemons) -> None:
@@ -497,8 +562,8 @@ def test_slots_are_kept_and_none_of_others_acquired_while_zookeeper_is_away(
     daemons.until(lambda: not suspended(first) and not suspended(second) and daemons.settled(), seconds=30)
     assert daemons.calm()
     assert first.coordinator.dead_workers() == {"a-1"}
-    assert {row.worker_id for row in second.workers()} == {"a-0", "a-2", "b-0"}
-    assert {row.state for row in second.rows()} == {SlotState.OWNED}
+    assert {row.worker_id for row in daemons.workers()} == {"a-0", "a-2", "b-0"}
+    assert {row.state for row in daemons.rows()} == {SlotState.OWNED}
     assert before["b-0"] & second.slots, "an outage must not shuffle everything"
 
 
@@ -524,14 +589,30 @@ def test_what_a_worker_had_taken_over_when_the_connection_is_back_stays_its_own_
     daemons.until(daemons.calm)
 
 
+@contextmanager
+def lost_answers(made: bool) -> Iterator[None]:
+    """Whoever creates nodes does not hear whether they were made."""
+    create = Session.create
+
+    def unheard(session: Session, nodes: Any, *, ephemeral: bool) -> list[bool]:
+        if made:
+            create(session, nodes, ephemeral=ephemeral)
+        raise CoordinationUnavailable("the answer was lost")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "create", unheard)
+        yield
+
+
 def test_a_slot_that_may_be_anothers_is_not_taken_over_without_zookeeper(daemons: Daemons) -> None:
     """Its worker died before it was known whether its claim had been granted."""
     first, second = daemons.start("a"), daemons.start("b")
     daemons.until(daemons.calm)
     slots, theirs = set(first.slots), min(second.slots)
     coordinator = first.coordinator
+    with lost_answers(made=False):
+        assert coordinator.claim("a-0", [theirs]) == set()
     with lost_connection(first):
-        coordinator._leftover.add(theirs)
         first.worker_died("a-0")
         first.join("a-1")
         assert coordinator.claim("a-1", [theirs, *slots]) == slots
@@ -544,19 +625,14 @@ def test_an_outage_longer_than_the_sessions_moves_no_slot(daemons: Daemons) -> N
     first, second = (daemons.start(host, workers=2, gather=GATHER) for host in ("a", "b"))
     daemons.until(daemons.calm)
     before = [{worker: set(held) for worker, held in daemon.held.items()} for daemon in daemons.all]
-    sessions = [daemon.coordinator._session.id for daemon in daemons.all]
+    sessions = [daemon.session for daemon in daemons.all]
     daemons.all.remove(second)
     expire(first)
     expire(second)
     back = time.monotonic() + 0.5
-    daemons.until(lambda: first.coordinator._leader.leading and time.monotonic() > back)
+    daemons.until(lambda: first.coordinator.leading and time.monotonic() > back)
     daemons.all.append(second)
-    daemons.until(
-        lambda: all(
-            daemon.coordinator._session_id not in (0, old)
-            for daemon, old in zip(daemons.all, sessions, strict=True)
-        )
-    )
+    daemons.until(lambda: all(daemon.entered(old) for daemon, old in zip(daemons.all, sessions, strict=True)))
     daemons.until(daemons.calm)
     assert [daemon.held for daemon in daemons.all] == before
 
@@ -564,11 +640,11 @@ def test_an_outage_longer_than_the_sessions_moves_no_slot(daemons: Daemons) -> N
 def test_nothing_is_claimed_in_a_new_session_before_the_workers_have_joined_it(daemons: Daemons) -> None:
     first = daemons.start("a")
     daemons.until(daemons.calm)
-    slot, session = min(first.slots), first.coordinator._session.id
+    slot, before = min(first.slots), first.session
     first.held["a-0"].remove(slot)
     first.coordinator.release("a-0", [slot])
     expire(first)
-    while first.coordinator._session.id in (None, session):
+    while first.session in (None, before):
         first.woken.wait(0.05)
         first.woken.clear()
     assert first.coordinator.claim("a-0", [slot]) == set()
@@ -582,21 +658,22 @@ def test_a_claim_that_was_made_though_its_answer_was_lost_is_taken_or_removed(da
     coordinator = first.coordinator
     for slot, worker_id in ((mine, "a-0"), (others, "a-1")):
         first.held[worker_id].remove(slot)
-        del coordinator._claims[slot]  # it stands in ZooKeeper, and we do not know
+        coordinator.release(worker_id, [slot])
+        with lost_answers(made=True):
+            assert coordinator.claim(worker_id, [slot]) == set()
     assert coordinator.claim("a-0", [mine, others]) == {mine, others}
-    owners = {Slot(row.topic, row.number): row.owner for row in first.rows()}
+    owners = {Slot(row.topic, row.number): row.owner for row in daemons.rows()}
     assert (owners[mine], owners[others]) == ("a-0", "a-0")
 
 
 def test_kazoo_giving_up_is_not_the_end(daemons: Daemons) -> None:
     first = daemons.start("a")
     daemons.until(daemons.calm)
-    client = first.coordinator._session._client
-    assert client is not None
+    client = first.client
     client.stop()  # what it does by itself when authentication fails or its thread has died
-    daemons.until(lambda: first.coordinator._session._client is not client and not suspended(first))
+    daemons.until(lambda: first.client is not client and not suspended(first))
     daemons.until(daemons.calm)
-    assert {row.owner for row in first.rows()} == {"a-0"}
+    assert {row.owner for row in daemons.rows()} == {"a-0"}
 
 
 # --- nothing there is truth ---------------------------------------------------------------------------------
@@ -637,7 +714,7 @@ def test_a_daemon_that_starts_after_all_was_deleted_takes_its_share_and_no_more(
     asleep, daemons.all = daemons.all, []
     daemons.delete("")
     newcomer = daemons.start("c", gather=GATHER)
-    daemons.until(lambda: newcomer.coordinator._leader.leading)
+    daemons.until(lambda: newcomer.coordinator.leading)
     daemons.all += asleep
     daemons.until(lambda: bool(newcomer.slots))
     daemons.until(lambda: daemons.calm() and daemons.settled())
@@ -690,29 +767,38 @@ def test_a_zookeeper_that_comes_back_with_an_older_state_is_told_how_things_are(
     daemons.until(lambda: not any(map(suspended, daemons.all)) and daemons.calm() and daemons.settled())
 
 
-def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_host(daemons: Daemons) -> None:
+def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_host(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its session stands for seconds yet, with its workers, their claims and its candidacy."""
     here = Neighbourhood.of("a")
     names = [here.name("a-0"), here.name("a-1")]
     held = [Presence(name) for name in names]
+    names_of_daemons: list[Presence] = []
+
+    def present(name: str) -> Presence:
+        names_of_daemons.append(Presence(name))
+        return names_of_daemons[-1]
+
+    monkeypatch.setattr(coordination, "Presence", present)
     killed, other = daemons.start("a", workers=0), daemons.start("b")
     for name in names:
         killed.join(name)
-    daemons.until(lambda: daemons.calm() and killed.coordinator._leader.leading)
-    session = killed.coordinator._session.id
+    daemons.until(lambda: daemons.calm() and killed.coordinator.leading)
+    before = killed.session
     daemons.all.remove(killed)
-    killed.coordinator._presence.close()  # type: ignore[union-attr]
+    names_of_daemons[0].close()
     held[0].close()
     half = daemons.start("a")
     daemons.until(lambda: half.coordinator.dead_workers() == {names[0]})
     daemons.until(lambda: not half.coordinator.desired()["a-0"].isdisjoint(half.slots))
     assert daemons.read(f"workers/{names[1]}") is not None, "it lives"
-    assert {row.owner for row in half.rows() if row.owner} == {"a-0", "b-0", names[1]}
+    assert {row.owner for row in daemons.rows() if row.owner} == {"a-0", "b-0", names[1]}
 
     held[1].close()
     daemons.until(daemons.calm)
     assert other.coordinator.dead_workers() == set(names)
-    assert killed.coordinator._session.id == session
+    assert killed.session == before
     killed.stop()
 
 

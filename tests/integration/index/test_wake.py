@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
@@ -14,6 +15,7 @@ from structlog.typing import EventDict
 
 from toc.dev.local.process import until
 from toc.dev.local.servers import RedisCluster, RedisServer
+from toc.index import wake
 from toc.index.connections import RedisNode, Wire
 from toc.index.messages import PrepareRequest
 from toc.index.queues import Queues
@@ -72,13 +74,13 @@ def listen() -> Iterator[Listen]:
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When listeners tried to connect."""
     times: list[float] = []
-    connect = WakeListener._connect
+    take = RedisNode.take
 
-    def timed(listener: WakeListener, node: RedisNode | None) -> Wire:
+    def timed(node: RedisNode, patience: float | None = None) -> Wire:
         times.append(time.monotonic())
-        return connect(listener, node)
+        return take(node, patience)
 
-    monkeypatch.setattr(WakeListener, "_connect", timed)
+    monkeypatch.setattr(RedisNode, "take", timed)
     return times
 
 
@@ -222,27 +224,27 @@ def test_ten_thousand_slots_are_heard_on_one_connection(queues: Queues, listen: 
     assert ear.next() == (slots[-1], 100)
 
 
-def test_stop_ends_it_at_once_whatever_it_is_doing(queues: Queues, listen: Listen) -> None:
-    took = []
-    for _ in range(3):  # the best of three: the machine may stand still meanwhile
-        ear = listen(queues, [SLOT])
-        assert ear.next() == MISSED
-        began = time.monotonic()
-        ear.stop()
-        ear.stop()
-        took.append(time.monotonic() - began)
-    assert min(took) < 0.5, took
+def test_stop_ends_it_at_once_whatever_it_is_doing(
+    queues: Queues, listen: Listen, attempts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     early = queues.listener()
     early.stop()
     early.run(lambda _slot, _due: None)
-    unreachable = Queues("redis://127.0.0.1:1")
-    took.clear()
-    for _ in range(3):
-        waiting = Ear(unreachable, [SLOT])
-        began = time.monotonic()
-        waiting.stop()
-        took.append(time.monotonic() - began)
-    assert min(took) < 0.5, took
+    listening = listen(queues, [SLOT])
+    assert listening.next() == MISSED
+    _stops(listening)  # it would look again after ten seconds
+    monkeypatch.setattr(wake, "random", SimpleNamespace(uniform=lambda *_: 1200.0))
+    before = len(attempts)
+    pausing = listen(Queues("redis://127.0.0.1:1"), [SLOT])
+    assert until(lambda: len(attempts) > before, 60)
+    _stops(pausing)  # it would try again after a minute
+
+
+def _stops(ear: Ear) -> None:
+    began = time.monotonic()
+    ear.stop()
+    ear.stop()
+    assert time.monotonic() - began < 5
 
 
 def test_an_error_of_the_callback_is_not_swallowed(queues: Queues) -> None:

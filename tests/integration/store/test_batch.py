@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from toc.model.clock import Clock
 from toc.model.errors import InvalidExpiry
 from toc.model.sharding import BizId
 from toc.model.task import UNLIMITED, TaskRow, TaskStatus
 from toc.model.verdict import after_expiry
 from toc.store import Failure, Finish, Guard, Selection, Store
-from toc.store.server import Result, Statement
+from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.store import TRIED_BEFORE
 
 NewRow = Callable[..., TaskRow]
@@ -355,26 +356,32 @@ def test_a_begun_try_is_noted_where_no_error_stands_and_on_no_ended_row(
     assert store.fail([failure(pending)]) == {pending.job_id: Guard.APPLIED}, "guards do not look at it"
 
 
+class StoppedClock(Clock):
+    """It is always the same millisecond."""
+
+    def now_ms(self) -> int:
+        return T0 - 1
+
+
 def test_a_reschedule_does_not_take_anothers_of_the_same_millisecond_for_its_own(
     place: Any, store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = new_row()
-    store.insert(row)
-    other_store = place.open()
-    for one in (store, other_store):
-        monkeypatch.setattr(one, "_stamp", lambda: T0 - 1)
-    server = store._shards.server_of[store._shards.table_of(row.job_id)]
-    run = server.run
+    one, other = (place.open(clock=StoppedClock()) for _ in range(2))
+    one.insert(row)
+    run = DatabaseServer.run
     beaten: list[object] = []
 
-    def beaten_once(statements: Sequence[Statement], **more: bool) -> list[Result]:
+    def beaten_once(server: DatabaseServer, statements: Sequence[Statement], **more: bool) -> list[Result]:
         if not beaten and statements[0].sql.startswith("UPDATE"):
-            beaten.append(other_store.reschedule(row.job_id, T0 + 5000))
-        return run(statements, **more)
+            beaten.append(None)
+            beaten.append(other.reschedule(row.job_id, T0 + 5000))
+        return run(server, statements, **more)
 
-    monkeypatch.setattr(server, "run", beaten_once)
-    assert store.reschedule(row.job_id, T0 + 9000)[0]
-    other_store.close()
+    monkeypatch.setattr(DatabaseServer, "run", beaten_once)
+    assert one.reschedule(row.job_id, T0 + 9000)[0]
+    for each in (one, other):
+        each.close()
 
     after = store.get(row.job_id)
     assert beaten

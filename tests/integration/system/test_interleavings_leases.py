@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from harness.hands import SLOT, TOPIC, Hands, meanwhile, out_of_reach, submit_due
@@ -13,7 +13,8 @@ from toc import TaskStatus
 from toc.dev.local.servers import RedisServer
 from toc.model.verdict import Failure
 from toc.store.batch import Guard, TakeTries
-from toc.worker.stages.entry import NO_FENCE, Entry, Held
+from toc.worker.quarantine import quarantine
+from toc.worker.stages.entry import NO_FENCE, Held
 from toc.worker.stages.fallback import OWNED_SECONDS
 from toc.worker.stages.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
 
@@ -270,8 +271,28 @@ def test_what_is_refused_a_lease_asks_again_soon(hands: tuple[Hands, Hands]) -> 
     first.end_and_finish()
 
 
+class ScriptedChild:
+    """In place of the process in which tasks run alone: ``runs`` is what happens while one runs."""
+
+    fresh, dead, silent = True, False, False
+
+    def __init__(self, runs: Callable[[], None]) -> None:
+        self._runs = runs
+        self.ran = False
+
+    def send(self, kind: str, **_: object) -> None:
+        self.ran = kind == "run"
+
+    def hear(self, *_: float) -> dict[str, object]:
+        """What it says: that it is ready, then how the task ended."""
+        if not self.ran:
+            return {"topics": [TOPIC]}
+        self._runs()
+        return {"kind": "processed", "dropped": 0}
+
+
 def test_a_run_alone_without_redis_keeps_its_lease(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is counted on its row when it begins; without a fence it could take no first lease after that."""
     worker, other = hands
@@ -284,11 +305,20 @@ def test_a_run_alone_without_redis_keeps_its_lease(
         worker.take_without_redis()
         entry = worker.inflight.get(job_id)
         assert entry is not None
-        assert worker._worker.pipeline.quarantine._count(entry, worker.clock.now_ms())
-        worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
-        worker.leases.look(0)
-        assert entry.leased > 0
-        assert taken(other.store.leases, {job_id: 30}) == set()
+
+        def while_it_runs() -> None:
+            assert system.row(job_id).crashes == limit + 1, "it is counted"
+            worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
+            worker.leases.look(0)
+            assert entry.leased > 0
+            assert taken(other.store.leases, {job_id: 30}) == set()
+
+        child = ScriptedChild(while_it_runs)
+        monkeypatch.setattr(quarantine, "IsolatedProcess", lambda app: child)  # noqa: ARG005
+        worker.pipeline.quarantine.run_once()
+        assert child.ran
+        worker.finish()
+        assert system.row(job_id).status == TaskStatus.PROCESSED
 
 
 def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
@@ -297,16 +327,16 @@ def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
     """What it holds without lease and fence stands in a slot that may be another's by now."""
     first, second = hands
     job_id = submit_due(system)
-    topic = system.center.catalog.get(TOPIC)
-    handler = first._center.handlers[TOPIC]
-    entry = Entry(job_id, SLOT, NO_FENCE, topic, handler, 0, first.clock.monotonic() - 5)
+    entry = first.entry(job_id, NO_FENCE, held_seconds_ago=5)
     entry.checked = True
     assert first.inflight.hold_if_free(entry)
     first.leases.look(0)
     assert second.store.read_tries([job_id])[job_id].lease == 0
 
 
-def test_a_lease_that_was_given_up_is_asked_for_anew(hands: tuple[Hands, Hands]) -> None:
+def test_a_lease_that_was_given_up_is_asked_for_anew(
+    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The id may be taken anew before its move begins; then it is asked for as for any other."""
     first, second = hands
     job_id = first.take_one()
@@ -314,10 +344,16 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(hands: tuple[Hands, Hands])
     assert entry is not None
     assert not first.leases.take([entry])
     assert entry.leased
-    first.finisher.flushers[0]._release([entry])
-    assert second.store.read_tries([job_id])[job_id].lease == 0
-    again = Entry(job_id, SLOT, entry.fence, entry.topic, entry.handler, 0, first.clock.monotonic() - 5)
-    assert first.inflight.hold(again) is Held.NEW
+    again = first.entry(job_id, entry.fence, held_seconds_ago=5)
+
+    def taken_anew() -> None:
+        assert second.store.read_tries([job_id])[job_id].lease == 0
+        assert first.inflight.hold(again) is Held.NEW
+
+    meanwhile(monkeypatch, first.inflight, "depart", taken_anew)
+    first.finisher.give_back([entry])
+    first.finish()
+    assert first.inflight.get(job_id) is again
     again.row, again.checked = entry.row, True
     first.leases.look(0)
     assert second.store.read_tries([job_id])[job_id].lease > 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Iterator
 from math import ceil
+from typing import Any
 
 import pytest
+from harness.hands import SLOT, TOPIC, WorkerAtRest
 from harness.system import System
 from structlog.testing import capture_logs
 
@@ -19,16 +20,11 @@ from toc.model.task import TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.store.batch import Guard
-from toc.worker.control import ControlPipe
-from toc.worker.process import Worker
 from toc.worker.slots import OwnedSlot
-from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN
-from toc.worker.stages.entry import Entry
+from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, Agenda
 from toc.worker.stages.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
 from toc.worker.stages.watch import PROBE_SECONDS, look_seconds
 
-TOPIC = "test.sync"
-SLOT = Slot(TOPIC, 0)
 OTHER = Slot("test.doomed", 0)
 LONG_AGO = "1003"
 """The PrepareQueue score of what was taken in 1970, with three tries left, under number 0."""
@@ -56,38 +52,29 @@ def in_dead_queue(system: System) -> set[int]:
 
 
 @pytest.fixture
-def owner(system: System) -> Iterator[Worker]:
+def owner(system: System) -> Iterator[WorkerAtRest]:
     """A worker that has the slot."""
     system.create_topics(slots=1)
-    center = TimeoutCenter(system.settings, clock=PushedClock())
-    for topic in (TOPIC, OTHER.topic):
-        center.handler(topic)(print)
-    center.catalog.refresh()
-    here, there = socket.socketpair()
-    there.close()
-    link = ControlPipe(here)
-    worker = Worker(center, "owner", link, app="unused:center", threads=1)
-    worker.book.want([SLOT])
-    worker.book.claim_missing()
-    yield worker
-    worker.pipeline.dispatcher.close()
-    for end in (link, worker._wake_receiver, worker._wake_sender):
-        end.close()
-    center.close()
+    with TimeoutCenter(system.settings, clock=PushedClock()) as center:
+        for topic in (TOPIC, OTHER.topic):
+            center.handler(topic)(print)
+        center.catalog.refresh()
+        one = WorkerAtRest(center, "owner", [SLOT])
+        yield one
+        one.close()
 
 
-def look(owner: Worker) -> None:
+def look(owner: WorkerAtRest) -> None:
     """One pass over the DeadQueues."""
-    owner.reclaimer.look_now()
-    owner.reclaimer.run_once()
+    owner.reclaim()
     for _ in range(20):
-        if owner.dead_check.run_once() > deadqueues.PASS_SECONDS / 2:
+        if owner.worker.dead_check.run_once() > deadqueues.PASS_SECONDS / 2:
             return
     raise AssertionError("the pass has no end")
 
 
 def test_what_is_dead_no_more_leaves_the_dead_queue(
-    system: System, owner: Worker, monkeypatch: pytest.MonkeyPatch
+    system: System, owner: WorkerAtRest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead, dying, pending, cancelled = (system.center.submit(TOPIC, biz_id=1, delay=900) for _ in range(4))
     gone = max(dead, dying, pending, cancelled) + 1  # no row has this id
@@ -96,8 +83,7 @@ def test_what_is_dead_no_more_leaves_the_dead_queue(
     entries = [(job_id, died) for died, job_id in enumerate((cancelled, dead, dying, gone, pending))]
     system.center.queues.restore_dead({SLOT: entries})
     monkeypatch.setattr(deadqueues, "PAGE", 2)  # several pages, of which some shrink
-    store = owner.dead_check._store
-    read, first = store.read_tries, [dying]
+    read, first = owner.store.read_tries, [dying]
 
     def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
         rows = read(job_ids)
@@ -105,17 +91,17 @@ def test_what_is_dead_no_more_leaves_the_dead_queue(
             kill(system, first.pop())  # between the first look at it and the second
         return rows
 
-    monkeypatch.setattr(store, "read_tries", read_tries)
+    monkeypatch.setattr(owner.store, "read_tries", read_tries)
     with capture_logs() as said:
         look(owner)
     assert in_dead_queue(system) == {dead, dying}
     assert [line["job_id"] for line in said if line["event"] == "orphan_dropped"] == [gone]
     assert sum(line["tasks"] for line in said if line["event"] == "dead_entries_removed") == 3
-    assert "dead" in {loop.name for loop in owner._loops}, "a worker does so by itself"
+    assert "dead" in {loop.name for loop in owner.worker.loops}, "a worker does so by itself"
 
 
 def test_an_entry_without_a_row_that_times_out_alarms(
-    system: System, owner: Worker, clean_redis: RedisServer
+    system: System, owner: WorkerAtRest, clean_redis: RedisServer
 ) -> None:
     gone = system.center.submit(TOPIC, biz_id=1, delay=900) + 1  # no row has this id
     clean_redis.call("ZADD", system.center.queues.keys(SLOT).prepare, LONG_AGO, str(gone))
@@ -127,14 +113,13 @@ def test_an_entry_without_a_row_that_times_out_alarms(
 
 @pytest.mark.parametrize("hidden_by", ["a task that runs on here and is ours no more", "one that we took"])
 def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
-    system: System, owner: Worker, clean_redis: RedisServer, hidden_by: str
+    system: System, owner: WorkerAtRest, clean_redis: RedisServer, hidden_by: str
 ) -> None:
     """As many entries are held here as stand in the PrepareQueue, but it is another one that stands there."""
     ours, left = (system.center.submit(TOPIC, biz_id=1, delay=900) for _ in range(2))
     clean_redis.call("ZADD", system.center.queues.keys(SLOT).prepare, LONG_AGO, str(left))
-    topic = owner.pipeline.poller.catalog.get(TOPIC)
-    entry = Entry(ours, SLOT, 3.0, topic, owner.pipeline.poller.handlers[TOPIC], 0, 0.0)
-    owner.pipeline.inflight.hold(entry)
+    entry = owner.entry(ours, 3.0)
+    owner.inflight.hold(entry)
     if hidden_by == "one that we took":
         owner.book.owned[SLOT].others = {0: "silent"}
     else:
@@ -145,16 +130,16 @@ def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
 
 @pytest.mark.parametrize("owned", [1, 16, 1000])
 def test_each_generation_is_looked_at_in_time_and_few_at_once(
-    owner: Worker, monkeypatch: pytest.MonkeyPatch, owned: int
+    owner: WorkerAtRest, monkeypatch: pytest.MonkeyPatch, owned: int
 ) -> None:
-    watch, clock, asked = owner.watch, owner._clock, list[list[Slot]]()
+    watch, clock, asked = owner.worker.watch, owner.center.clock, list[list[Slot]]()
     assert isinstance(clock, PushedClock)
 
     def whole(slots: Iterable[Slot]) -> dict[Slot, Generation]:
         asked.append(list(slots))
         return dict.fromkeys(asked[-1], Generation("run", "run"))
 
-    monkeypatch.setattr(owner.watch.queues, "generations", whole)
+    monkeypatch.setattr(watch.queues, "generations", whole)
     one = owner.book.owned[SLOT]
     monkeypatch.setattr(owner.book, "owned", {Slot(TOPIC, number): one for number in range(owned)})
     monkeypatch.setattr(owner.book, "wanted", dict.fromkeys(owner.book.owned, 0.0))
@@ -174,15 +159,27 @@ def test_who_owns_many_slots_looks_less_often() -> None:
     assert [look_seconds(owned) for owned in (0, 8, 100, 200, 400, 10_000)] == [1, 1, 1, 2, 4, 5]
 
 
-def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: Worker) -> None:
+class Unwritten:
+    """What the agenda sees of the finisher."""
+
+    backlog = 0
+
+
+def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: WorkerAtRest) -> None:
     """And nothing is taken while far too much has yet to be written."""
-    owner.book.want([SLOT, OTHER])
-    owner.book.claim_missing()
+    owner.own([OTHER])
     burst, other = owner.book.owned[SLOT], owner.book.owned[OTHER]
-    topic = owner.pipeline.poller.catalog.get(TOPIC)
-    unwritten = (Entry(1, SLOT, 3.0, topic, owner.pipeline.poller.handlers[TOPIC], 0, 0.0), None)
-    agenda, now = owner.pipeline.poller._agenda, 1000
-    ended = owner.pipeline.finisher.flushers[0]._ended
+    finisher: Any = Unwritten()
+    agenda = Agenda(
+        catalog=owner.center.catalog,
+        clock=owner.center.clock,
+        handlers=owner.center.handlers,
+        book=owner.book,
+        finisher=finisher,
+        dispatcher=owner.dispatcher,
+        pressure=owner.pipeline.pressure,
+    )
+    now = 1000
 
     def chosen() -> set[OwnedSlot]:
         return {member for member, _ in agenda.choose(now)}
@@ -190,24 +187,24 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     for member in (burst, other):
         agenda.look(member, now)
     burst.left = 1
-    ended.extend([unwritten] * (ENOUGH_UNWRITTEN + 1))
+    finisher.backlog = ENOUGH_UNWRITTEN + 1
     assert chosen() == {other}
     agenda.look(other, now)
-    ended.extend([unwritten] * (MAX_UNWRITTEN - ENOUGH_UNWRITTEN))
+    finisher.backlog = MAX_UNWRITTEN + 1
     assert chosen() == set()
-    ended.clear()
+    finisher.backlog = 0
     now += BEHIND_LOOK_MS
     assert chosen() == {burst, other}
 
 
 @pytest.mark.parametrize(("crowded", "gathered"), [(False, GATHER_SECONDS), (True, GATHER_BUSY_SECONDS)])
 def test_finishes_are_gathered_longer_while_more_is_due_than_can_start(
-    owner: Worker, monkeypatch: pytest.MonkeyPatch, crowded: bool, gathered: float
+    owner: WorkerAtRest, monkeypatch: pytest.MonkeyPatch, crowded: bool, gathered: float
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(owner.pipeline.finisher.loops[0], "pause", pauses.append)
+    monkeypatch.setattr(owner.finisher.loops[0], "pause", pauses.append)
     owner.pipeline.pressure.crowded = crowded
-    for flusher in 2 * owner.pipeline.finisher.flushers:
+    for flusher in 2 * owner.finisher.flushers:
         flusher.run_once()
     assert 0 < pauses[1] <= gathered
     assert pauses[1] > gathered - GATHER_SECONDS, "since the flush before"

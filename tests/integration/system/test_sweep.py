@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from toc.maintenance.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweep
 from toc.model.clock import Clock
 from toc.model.task import TaskRow
 from toc.observe.metrics import SWEEP_ADDED
+from toc.sdk.submission import RowMaker
 from toc.store import Store
-from toc.store.scan import Position
 
 
 class FastClock(Clock):
@@ -54,6 +55,11 @@ class Bench:
         self.clock = clock or FastClock()
         self.sweep = Sweep(self.center.store, self.center.queues, self.center.catalog, self.clock)
         self.added: list[int] = []
+        self.steps: list[tuple[float, float]] = []
+        """When each step began and ended that had rows to compare with the index."""
+        self._rows = RowMaker(
+            self.center.clock, self.center.settings.max_delay, self.center.settings.max_body
+        )
         add = self.sweep.add
 
         def spy(rows: Any, within_ms: int = 0, *, missing: bool = False) -> tuple[SweepCounts, set[int]]:
@@ -71,8 +77,17 @@ class Bench:
         assert isinstance(self.clock, FastClock)
         until = self.clock.monotonic() + seconds
         while (now := self.clock.monotonic()) < until:
-            pause = self.sweeper.run_once()
-            self.clock.ahead += min(pause, max(0.0, until - now))
+            self.step(max(0.0, until - now))
+
+    def step(self, most: float = inf) -> float:
+        """One step, and its rest of ``most`` seconds at the most; returns how long it wants to rest."""
+        assert isinstance(self.clock, FastClock)
+        began, before = self.clock.ahead, len(self.added)
+        pause = self.sweeper.run_once()
+        if len(self.added) > before:
+            self.steps.append((began, self.clock.ahead))
+        self.clock.ahead += min(pause, most)
+        return pause
 
     def settled(self) -> None:
         """The passes over tables that are new here have ended."""
@@ -85,7 +100,7 @@ class Bench:
 
     def row(self, task: NewTask) -> TaskRow:
         """The row of a task, its delay counted by the clock of the sweep."""
-        row = self.center._row(task)
+        row = self._rows.row(task, self.center.catalog.get)
         due = row.action_time + self.clock.now_ms() - Clock().now_ms()
         return row._replace(action_time=due, next_time=due)
 
@@ -93,7 +108,7 @@ class Bench:
         """Which of these stand in a StoreQueue, by Redis."""
         slots: dict[str, list[int]] = {}
         for row in self.center.store.read(job_ids).values():
-            slots.setdefault(self._key(row), []).append(row.job_id)
+            slots.setdefault(self.key(row), []).append(row.job_id)
         found: set[int] = set()
         for key, ids in slots.items():
             scores = self.ask("ZMSCORE", key, *ids)
@@ -101,10 +116,10 @@ class Bench:
         return found
 
     def score(self, row: TaskRow) -> float | None:
-        reply = self.ask("ZSCORE", self._key(row), row.job_id)
+        reply = self.ask("ZSCORE", self.key(row), row.job_id)
         return None if reply is None else float(reply)
 
-    def _key(self, row: TaskRow) -> str:
+    def key(self, row: TaskRow) -> str:
         topic = self.center.catalog.of_type(row.biz_type)
         assert topic is not None
         return self.center.queues.keys(topic.slot(row.slot_crc, row.slot_amount)).store
@@ -172,7 +187,7 @@ def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added
     late, well = (bench.row(NewTask("test.sync", n, delay=1.5)) for n in range(2))
     for row, by in ((late, 60_000), (well, 0)):
         bench.center.store.insert(row)
-        bench.ask("ZADD", bench._key(row), row.next_time + by, row.job_id)
+        bench.ask("ZADD", bench.key(row), row.next_time + by, row.job_id)
     SWEEP_ADDED.of("store").take()
     bench.run(SOON_EVERY + 0.1)
     assert [bench.score(late), bench.score(well)] == [late.next_time, well.next_time]
@@ -180,15 +195,16 @@ def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added
 
 
 def test_the_first_pass_rests_longer_while_more_is_due_than_can_start(bench: Bench) -> None:
+    """Between the pages of one round, where no period is waited for."""
     bench.settled()
-    sweeper = bench.sweeper
-    rests = []
+    bench.store(*(NewTask("test.sync", 7, delay=1) for _ in range(12 * ROWS_PER_STEP)))
+    rests: dict[bool, float] = {}
     for bench.busy in (False, True):
-        sweeper._soon_at = began = bench.clock.monotonic()
-        sweeper._soon.more = {0: Position(bench.clock.now_ms())}  # so that no period is waited for
-        sweeper._step_soon(began)
-        rests.append(sweeper._soon_at - bench.clock.monotonic())
-    assert rests[1] > 2 * rests[0] > 0, rests
+        bench.added.clear()
+        while len(bench.added) < 3:  # in the midst of the round
+            pause = bench.step()
+        rests[bench.busy] = pause
+    assert rests[True] > 2 * rests[False] > 0, rests
 
 
 def test_a_row_whose_time_changed_is_asked_for_again(bench: Bench) -> None:
@@ -267,25 +283,14 @@ def test_the_pass_over_the_window_leaves_live_tasks_alone(bench: Bench) -> None:
     bench.settled()
     assert isinstance(bench.clock, FastClock)
     job_ids = bench.store(*(NewTask("test.sync", 7, delay=3600) for _ in range(1000)))
-    steps, step = list[tuple[float, float]](), bench.sweeper._step_window
-
-    def timed(began: float) -> None:
-        step(began)
-        steps.append((began, bench.clock.monotonic()))
-
-    def under_way() -> bool:
-        return bench.sweeper._window is not None
-
-    bench.sweeper._step_window = timed  # type: ignore[method-assign]
-    while not under_way():
-        bench.run(0.1)
-    while under_way():
+    bench.steps.clear()
+    while sum(bench.added) < len(job_ids):
         bench.run(0.1)
     assert bench.indexed(job_ids) == set(job_ids)
     assert max(bench.added) <= CRAWL_ROWS
-    assert len(steps) >= len(job_ids) / CRAWL_ROWS
-    rests = [(later[0] - ended) / (ended - began) for (began, ended), later in pairwise(steps)]
-    assert min(rests) > 40  # not 99, as the clock of this test goes on with each look at it
+    assert len(bench.steps) >= len(job_ids) / CRAWL_ROWS
+    rests = [(later[0] - ended) / (ended - began) for (began, ended), later in pairwise(bench.steps)]
+    assert min(rests) > 30  # not 99, as the clock of this test goes on with each look at it
 
 
 def test_dead_rows_get_their_entries_back_within_a_minute(bench: Bench) -> None:
@@ -344,7 +349,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_others(
     """The second server takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        Bench(system)
+        bench = Bench(system, Clock())
         urls = [mariadb.url, f"mysql+pymysql://root:x@127.0.0.1:{port}"]
         store = Store(
             urls,
@@ -369,7 +374,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_others(
         for thread in threads:
             thread.start()
         try:
-            rows = [system.center._row(NewTask("test.sync", n, delay=2)) for n in range(60)]
+            rows = [bench.row(NewTask("test.sync", n, delay=2)) for n in range(60)]
             system.center.store.insert_many(rows)
             reachable = {row.job_id for row in rows if not row.job_id >> 12 & 1}
             queues, topic = system.center.queues, system.center.catalog.get("test.sync")

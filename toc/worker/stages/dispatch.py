@@ -152,8 +152,12 @@ class Dispatcher:
         with self._lock:
             self._closed = True
             self._wake(self._idle)
-        if self._loop is not None and self._loop.is_running():
+        if self._loop is None:
+            return
+        if self._loop.is_running():
             self._loop.call_soon_threadsafe(self._loop.stop)
+        elif not any(thread.ident for thread in self._threads):  # never started
+            self._loop.close()
 
     # --- the poller's side
 

@@ -1,0 +1,31 @@
+"""The task tables as an administrator sees them: SQL on a connection of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, create_engine
+
+from toc import Settings
+
+
+def task_tables(settings: Settings) -> list[str]:
+    """The task tables' names in SQL."""
+    names = [f"timeout_task_{table:04d}" for table in range(settings.tables)]
+    if settings.need_database_urls()[0].startswith("sqlite"):
+        return names
+    return [
+        f"{settings.database_prefix}{table % settings.databases}.{name}" for table, name in enumerate(names)
+    ]
+
+
+@contextmanager
+def raw(settings: Settings) -> Iterator[Connection]:
+    """A connection to the first server, each statement committed at once."""
+    engine = create_engine(settings.need_database_urls()[0], isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
