@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(OUTSIDE, PLAIN),
     "sdk": PLAIN | {"store", "index"},
     "maintenance": PLAIN - {"config"} | {"store", "index"},
+    "pull": PLAIN - {"config"} | {"store", "index", "sdk"},
     "worker": PLAIN - {"config"} | OUTSIDE | {"maintenance"},
     "operate": PLAIN | OUTSIDE | {"sdk", "maintenance", "__init__"},
     "dev.local": {"model"},

@@ -73,6 +73,7 @@ _WAITING = Script("waiting")
 
 Result = TypeVar("Result")
 
+_STORE_QUEUE = attrgetter("store")
 _PREPARE_QUEUE = attrgetter("prepare")
 _DEAD_QUEUE = attrgetter("dead")
 
@@ -306,6 +307,10 @@ class Queues:
         keys = self.keys(slot)
         call = _RESCHEDULE.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, job_id, score)
         return self._calls.only(call, CancelReply.of)
+
+    def forget(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+        """Remove ids of tasks that have ended from the StoreQueues. Returns how many were there."""
+        return self._remove(entries, _STORE_QUEUE)
 
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Remove ids from the DeadQueues for good. Returns how many were there."""

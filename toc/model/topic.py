@@ -19,6 +19,9 @@ NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with 
 MAX_RETRIES = 31
 MOST_DOUBLINGS = 900
 """Most times that the backoff is doubled. Any base has reached its cap by then, and no float is full."""
+DELIVERIES = ("handler", "pull", "webhook")
+"""How tasks of a topic reach whoever runs them."""
+PULL = "pull"
 
 
 class TopicType(StrEnum):
@@ -60,7 +63,8 @@ class Topic:
 
     ``former_slots``: after slot_amount was lowered, the largest slot_amount that a pending row may still
     have; 0 if none. ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all
-    workers together start per second; 0: unlimited.
+    workers together start per second; 0: unlimited. ``delivery``: handlers of workers run its tasks, or
+    consumers pull them.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Topic:
     former_slots: int = 0
     resume_rate: int = 0
     resumed_at: int = 0
+    delivery: str = "handler"
 
     def __post_init__(self) -> None:
         check_topic_name(self.name)
@@ -96,6 +101,8 @@ class Topic:
         _whole("former_slots", self.former_slots, 0, MAX_TABLES)
         _whole("resume_rate", self.resume_rate, 0, 1_000_000)
         _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
+        if self.delivery not in DELIVERIES:
+            raise InvalidTopic(f"delivery must be one of {', '.join(DELIVERIES)}, not {shown(self.delivery)}")
         for name in ("backoff_base", "backoff_cap"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not isfinite(value) or not 0 <= value <= 86_400:

@@ -24,6 +24,7 @@ from toc.store.ended import FINAL, Ended
 from toc.store.history import FailedTry, parse
 from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
+from toc.store.pulls import Pulls
 from toc.store.scan import Scans
 from toc.store.select import Selections
 from toc.store.server import TRIES, DatabaseServer, Statement
@@ -76,6 +77,7 @@ class Store(Batches):
         self.selections = Selections(shards)
         self._submitter = Submitter(shards, JobIds(clock))
         self.scans = Scans(shards)
+        self.pulls = Pulls(shards, self._stamp)
         self.topics = TopicTable(shards.topic_server, shards.topic_name, clock)
         self.identity = IdentityTable(shards.topic_server, shards.identity_name, clock)
 

@@ -16,7 +16,7 @@ from toc.index.messages import Prepared, PrepareRequest
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.handler import Handler
-from toc.model.topic import Slot
+from toc.model.topic import PULL, Slot
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
@@ -111,7 +111,7 @@ class Agenda:
                     self.look(member, now + BEHIND_LOOK_MS)
                 continue
             topic = topics.get(name)
-            if topic is None or topic.paused or name not in self.handlers:
+            if topic is None or topic.paused or topic.delivery == PULL or name not in self.handlers:
                 for member in members:
                     self.look(member, now + PAUSED_LOOK_MS)
                 continue

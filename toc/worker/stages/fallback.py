@@ -22,7 +22,7 @@ from itertools import chain
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.handler import Handler
-from toc.model.topic import Slot, Topic
+from toc.model.topic import PULL, Slot, Topic
 from toc.observe.log import get_logger
 from toc.observe.metrics import WITHOUT_INDEX
 from toc.store.scan import DueRow, Position
@@ -145,7 +145,7 @@ class Fallback:
         room: dict[Topic, int] = {}
         for name in {slot.topic for slot in slots}:
             topic = known.get(name)
-            if topic is None or topic.paused or name not in self.handlers:
+            if topic is None or topic.paused or topic.delivery == PULL or name not in self.handlers:
                 continue
             free = self.dispatcher.room(name)
             if free > 0:
