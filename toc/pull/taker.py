@@ -141,7 +141,8 @@ class Taker:
         ]
         self._take_loop = Loop("pull-take", self.take, failed)
         self._watch_loop = Loop("pull-watch", self.watch, failed)
-        self._stopped = False
+        self._resting = True
+        """Whether ``watch`` sleeps because nobody waits."""
 
     def start(self) -> None:
         """Start the threads."""
@@ -153,7 +154,6 @@ class Taker:
 
     def stop(self, seconds: float) -> None:
         """Take nothing more, hand out what was taken, and end."""
-        self._stopped = True
         self._listener.stop()
         self._watch_loop.stop(seconds)
         self._take_loop.stop(seconds)
@@ -164,6 +164,8 @@ class Taker:
     def wake(self) -> None:
         """Pulls have come, or wait again."""
         self._take_loop.wake()
+        if self._resting:
+            self._watch_loop.wake()
 
     def look_at(self, slot: Slot | None, due: int) -> None:
         """The slot (None: any) may have something due at ``due`` (ms)."""
@@ -335,9 +337,11 @@ class Taker:
 
     def watch(self) -> float:
         """Look for what was missed or left behind; read the rows where Redis does not answer."""
+        self._resting = True  # before the look: who enters after it must end the rest
         names = self._hall.topics()
         if not names:
             return IDLE_SECONDS
+        self._resting = False
         now = self._clock.monotonic()
         if now - self._peeked_at >= LOOK_SECONDS or self._to_peek:
             for name in names:
