@@ -1,4 +1,4 @@
-"""Rows 43 and 45: gateways killed between any two writes, acks late and from elsewhere: nothing ends twice."""
+"""Rows 43 and 45: gateways killed between any two writes, acks late or from elsewhere: nothing ends twice."""
 
 from __future__ import annotations
 

@@ -21,9 +21,11 @@ from toc.pull.hall import Delivered
 from toc.pull.pulls import Pulls
 
 
-async def consume(pulls: Pulls, history: History, topic: str, most: int, ttr: float) -> None:
+async def consume(
+    pulls: Pulls, history: History, topic: str, most: int, ttr: float, ended: asyncio.Event
+) -> None:
     """Pull and answer until the process leaves."""
-    while True:
+    while not ended.is_set():
         try:
             got = await pulls.pull([topic], most=most, wait=5, ttr=ttr)
         except TocError:
@@ -65,7 +67,7 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    tasks = [loop.create_task(consume(pulls, history, topic, most, ttr)) for _ in range(consumers)]
+    tasks = [loop.create_task(consume(pulls, history, topic, most, ttr, ended)) for _ in range(consumers)]
     print("ready", flush=True)
     await ended.wait()
     pulls.close()
