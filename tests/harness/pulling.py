@@ -38,8 +38,9 @@ async def consume(
         failed: list[str] = []
         for one in got:
             outcome = how(one)
+            # To let ttr end is a failure of the task's own, as a nack is: so it is written down.
+            history.ended(one.task, "ok" if outcome == "ok" else "raise")
             if outcome != "lose":
-                history.ended(one.task, outcome)
                 (done if outcome == "ok" else failed).append(one.lease)
         for _ in range(20):  # an ack may be repeated until it is answered
             outcomes = await pulls.ack(done)
