@@ -151,7 +151,10 @@ class Pulls:
         return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
 
     def ack(self, leases: Iterable[PullLease]) -> Answers[AckOutcome]:
-        """Mark as processed what is pending under the lease's version and was handed out, however late."""
+        """Mark as processed what is pending under the lease's version and was handed out, however late.
+
+        That try is no longer charged: attempts counts failed tries once a task has ended.
+        """
         by_id = {lease.job_id: lease for lease in leases}
         stamp = self._stamp()
 
@@ -173,7 +176,7 @@ class Pulls:
         def end(part: Sequence[int], table: int, version: int, more: str) -> Statement:
             ended, types = server.instant(stamp), sql.numbers({leases[job_id].biz_type for job_id in part})
             return Statement(  # [rule: ack-of-version]
-                f"UPDATE {self._shards.names[table]} SET status={PROCESSED},next_time={ended},"
+                f"UPDATE {self._shards.names[table]} SET status={PROCESSED},attempts=attempts-1,next_time={ended},"
                 f"gmt_modified={ended} WHERE {_those(part)} AND status={PENDING} AND version={version:d} "
                 f"AND biz_type IN ({types}) AND attempts>0{more}"
             )
