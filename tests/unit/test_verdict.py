@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
-from toc.model.raised import EXPIRED, Raised, raised
-from toc.model.task import MAX_ATTEMPTS, UNLIMITED, Dead, Retry, TaskStatus, TryRow
 from toc.model.errors import InvalidLease
 from toc.model.pull import LEASE_ENDED, PullLease, PullRow
-from toc.model.raised import Raised, raised
-from toc.model.task import Dead, Retry, TaskStatus, TryRow
+from toc.model.raised import EXPIRED, Raised, raised
+from toc.model.task import MAX_ATTEMPTS, UNLIMITED, Dead, Retry, TaskStatus, TryRow
 from toc.model.topic import Backoff, Topic
 from toc.model.verdict import (
     CRASHED,
@@ -412,9 +410,9 @@ def pulled(**changed: Any) -> PullRow:
         ({"attempts": 2, "tries": 2}, Unpulled.LAPSED),
         ({"attempts": 4, "tries": 9}, Unpulled.AGAIN),
         ({"attempts": 65_535, "tries": 65_535}, Unpulled.AGAIN),  # without limit
-        ({"expires_at": NOW}, Unpulled.EXPIRED),
-        ({"expires_at": NOW + 1}, Unpulled.AGAIN),
-        ({"expires_at": NOW, "next_time": NOW + 1}, Unpulled.NOT_DUE),  # a running try may finish
+        ({"expires_at": NOW - 1}, Unpulled.EXPIRED),
+        ({"expires_at": NOW}, Unpulled.AGAIN),
+        ({"expires_at": NOW - 1, "next_time": NOW + 1}, Unpulled.NOT_DUE),  # a running try may finish
         ({"status": int(PROCESSED)}, Unpulled.ELSEWHERE),
         ({"status": int(DEAD), "attempts": 4}, Unpulled.ELSEWHERE),
     ],
@@ -427,9 +425,9 @@ def test_what_becomes_of_an_entry_that_was_not_handed_out(changed: dict[str, Any
     ("changed", "status", "expired", "error"),
     [
         ({"attempts": 4}, DEAD, False, LEASE_ENDED),
-        ({"expires_at": NOW}, DEAD, True, LEASE_ENDED),
-        ({"expires_at": NOW, "nonce": b""}, DEAD, True, None),  # dead with its last error
-        ({"expires_at": NOW, "nonce": b"", "attempts": 0}, CANCELLED, True, None),  # it never started
+        ({"expires_at": NOW - 1}, DEAD, True, LEASE_ENDED),
+        ({"expires_at": NOW - 1, "nonce": b""}, DEAD, True, None),  # dead with its last error
+        ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0}, CANCELLED, True, None),  # it never started
     ],
 )
 def test_how_a_pulled_task_ends_without_an_answer(

@@ -9,6 +9,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from enum import Enum
 from typing import NamedTuple, Self
 
+from toc.model.body import Body
 from toc.model.errors import InvalidLease, shown
 from toc.model.task import Task, TaskStatus, TryRow
 
@@ -19,8 +20,6 @@ MAX_LEASE_CHARS = 64
 MAX_TTR_SECONDS = 7 * 86_400
 LEASE_ENDED = "its lease ended"
 """last_error of a try that ended with its ttr."""
-EXPIRED = "it expired"
-UNLIMITED_TRIES = 65_535
 
 
 class PullLease(NamedTuple):
@@ -56,8 +55,8 @@ class PullLease(NamedTuple):
 class PullRow(NamedTuple):
     """The columns that a hand-out needs. Instants are ms, by the clock of the task's server.
 
-    ``expires_at`` is 0 if the task never expires, ``nonce`` empty unless the task is handed out, ``now`` the
-    server's time of the read. ``tries`` 0 means the topic's.
+    ``expires_at`` is 0 if the task never expires, ``body_length`` -1 without a body, ``nonce`` empty unless
+    the task is handed out, ``now`` the server's time of the read. ``tries`` 0 means the topic's.
     """
 
     job_id: int
@@ -86,7 +85,7 @@ class PullRow(NamedTuple):
         """Whether a consumer has it now."""
         return self.status == TaskStatus.PENDING and self.nonce != b"" and self.next_time > self.now
 
-    def to_task(self, topic: str) -> Task:
+    def to_task(self, topic: str, body: Body | None) -> Task:
         """Return the Task of the try that was handed out. Raises UnreadableTask."""
         row = TryRow(
             self.job_id,
@@ -101,8 +100,10 @@ class PullRow(NamedTuple):
             0,
             self.biz_key,
             self.attribute,
+            self.tries,
+            self.expires_at,
         )
-        return row.to_task(topic)
+        return row.to_task(topic, body)
 
 
 class AckOutcome(Enum):

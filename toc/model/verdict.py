@@ -24,7 +24,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
-from toc.model.pull import LEASE_ENDED, UNLIMITED_TRIES, PullRow
+from toc.model.pull import LEASE_ENDED, PullRow
 from toc.model.raised import Raised
 from toc.model.scores import store_score
 from toc.model.task import MAX_ATTEMPTS, UNLIMITED, TaskRow, TaskStatus, TryRow
@@ -277,7 +277,7 @@ class Unpulled(Enum):
 def is_last(row: PullRow, topic: Topic) -> bool:
     """Whether the try that the row counts as its newest is the last one."""
     tries = row.tries or topic.retries
-    return tries != UNLIMITED_TRIES and row.attempts >= tries
+    return tries != UNLIMITED and row.attempts >= tries
 
 
 def unpulled(row: PullRow, topic: Topic) -> Unpulled:
@@ -290,7 +290,7 @@ def unpulled(row: PullRow, topic: Topic) -> Unpulled:
         return Unpulled.ELSEWHERE
     if row.next_time > row.now:
         return Unpulled.NOT_DUE
-    if row.expires_at and row.expires_at <= row.now:
+    if has_expired(row, row.now):
         return Unpulled.EXPIRED
     if row.nonce and row.written and is_last(row, topic):  # [rule: last-lapse]
         return Unpulled.LAPSED
@@ -311,7 +311,7 @@ def after_lapse(row: PullRow) -> PullEnd:
 
     One that never started becomes cancelled (expired), one that had tries dead with its last error.
     """
-    if row.expires_at and row.expires_at <= row.now:
+    if has_expired(row, row.now):
         status = TaskStatus.DEAD if row.attempts else TaskStatus.CANCELLED
         return PullEnd(row, int(status), expired=True, error=LEASE_ENDED if row.nonce else None)
     return PullEnd(row, int(TaskStatus.DEAD), expired=False, error=LEASE_ENDED)
@@ -339,4 +339,4 @@ def after_nack(row: PullRow, topic: Topic, *, delay_ms: int | None, dead: bool, 
 
 def next_score(row: PullRow, topic: Topic, due: int) -> float:
     """Return the StoreQueue score of a pending pulled task that is due at ``due`` (ms)."""
-    return entry_score(topic, due, min(row.attempts, topic.retries))
+    return entry_score(topic, due, row.attempts)

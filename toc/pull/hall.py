@@ -30,7 +30,8 @@ class Delivered(NamedTuple):
 
     ``lease`` is what ack, nack and extend take. ``attempt`` is the number of this try, from 1. Until
     ``lease_until`` (aware UTC, by the clock of the task's server) nobody else gets the task. ``last``: the
-    end of this lease leaves the task dead. ``body_length`` is the length of its body in bytes, 0 without one.
+    end of this lease leaves the task dead. ``task.body`` is read from the task table when it is asked for,
+    which blocks. ``key`` is the lease as this package uses it.
     """
 
     task: Task
@@ -38,7 +39,6 @@ class Delivered(NamedTuple):
     attempt: int
     lease_until: datetime
     last: bool
-    body_length: int
     key: PullLease
 
 

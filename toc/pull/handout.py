@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
+from toc.model.body import Body, Content
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, from_ms
-from toc.model.errors import UnreadableTask
+from toc.model.errors import BodyGone, UnreadableTask
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
 from toc.model.scores import store_score
 from toc.model.task import TaskStatus
@@ -35,6 +36,7 @@ from toc.model.verdict import (
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS
 from toc.pull.hall import Delivered, Entry, Hall, Waiter
+from toc.store.bodies import Bodies
 from toc.store.pulls import HandOut
 from toc.store.shards import Answers
 from toc.store.store import Store
@@ -115,7 +117,7 @@ class HandOuts:
             if row is not None and row.nonce == item.nonce:
                 key = PullLease(row.job_id, row.version, row.biz_type, entry.slot.number, item.nonce)
                 try:
-                    delivered.append(_delivered(row, entry, key))
+                    delivered.append(_delivered(row, entry, key, self._store.bodies))
                 except UnreadableTask as exc:
                     unreadable.append((key, Nack(row, True, 0, str(exc))))
             results[waiter] = count + 1, delivered
@@ -287,13 +289,19 @@ def unread_score(fence: float, due: int, retries: int) -> float:
     return store_score(due, remaining, retries - remaining)
 
 
-def _delivered(row: PullRow, entry: Entry, key: PullLease) -> Delivered:
+def _delivered(row: PullRow, entry: Entry, key: PullLease, bodies: Bodies) -> Delivered:
+    def read() -> Content:
+        content = bodies.read({row.job_id: row.version}, gated=False).whole().get(row.job_id)
+        if content is None:
+            raise BodyGone(f"the body of task {row.job_id} is gone: the task was purged or replaced")
+        return content
+
+    body = None if row.body_length < 0 else Body(row.body_length, read=read)
     return Delivered(
-        row.to_task(entry.topic.name),
+        row.to_task(entry.topic.name, body),
         key.text(),
         row.attempts,
         from_ms(row.next_time),
         is_last(row, entry.topic),
-        row.body_length,
         key,
     )

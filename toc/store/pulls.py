@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from toc.model.pull import LEASE_ENDED, UNLIMITED_TRIES, AckOutcome, PullLease, PullRow
-from toc.model.task import TaskStatus
+from toc.model.pull import LEASE_ENDED, AckOutcome, PullLease, PullRow
+from toc.model.task import UNLIMITED, TaskStatus
 from toc.model.verdict import Nack, PullEnd
 from toc.store import rows as sql
 from toc.store.history import FailedTry, line
@@ -93,10 +93,10 @@ class Pulls:
                         f"next_time={server.from_now(ttr_ms)},gmt_modified={stamp},{NO_LEASE} "
                         f"WHERE job_id IN ({sql.numbers(item.job_id for item in some)}) AND status={PENDING} "
                         f"AND biz_type={biz_type:d} AND next_time<={now} AND next_time<={stamp} "
-                        f"AND (expires_at IS NULL OR expires_at>{now}) "
+                        f"AND (expires_at IS NULL OR expires_at>={now}) "
                         # [rule: written-or-again]
                         f"AND (pull_nonce IS NULL OR pull_written=0 OR attempts<({tries}) "
-                        f"OR ({tries})={UNLIMITED_TRIES})",
+                        f"OR ({tries})={UNLIMITED})",
                         (LEASE_ENDED,),
                     )
                 )
@@ -176,7 +176,8 @@ class Pulls:
         def end(part: Sequence[int], table: int, version: int, more: str) -> Statement:
             ended, types = server.instant(stamp), sql.numbers({leases[job_id].biz_type for job_id in part})
             return Statement(  # [rule: ack-of-version]
-                f"UPDATE {self._shards.names[table]} SET status={PROCESSED},attempts=attempts-1,next_time={ended},"
+                f"UPDATE {self._shards.names[table]} SET status={PROCESSED},attempts=attempts-1,"
+                f"next_time={ended},"
                 f"gmt_modified={ended} WHERE {_those(part)} AND status={PENDING} AND version={version:d} "
                 f"AND biz_type IN ({types}) AND attempts>0{more}"
             )
@@ -311,7 +312,7 @@ class Pulls:
                 for job_id in part:
                     row, status, expired, error = by_id[job_id]
                     nonce = f"pull_nonce={_bytes(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
-                    why = f"expires_at<={now}" if expired else "pull_written=1"
+                    why = f"expires_at<{now}" if expired else "pull_written=1"
                     noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
                     updates.append(
                         Statement(  # [rule: last-lapse]
@@ -348,7 +349,7 @@ def _columns(server: DatabaseServer) -> str:
     instead = {
         "expires_at": f"COALESCE({server.milliseconds('expires_at')},0)",
         "written": "pull_written",
-        "body_length": "COALESCE(body_length,0)",
+        "body_length": "COALESCE(body_length,-1)",
         "now": server.milliseconds(server.from_now(0)) if server.greatest != "MAX" else _SQLITE_NOW,
         "nonce": "CASE WHEN pull_nonce IS NULL THEN '' ELSE HEX(pull_nonce) END",
         "biz_key": "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",

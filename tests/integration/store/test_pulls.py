@@ -35,6 +35,10 @@ def hand_out(
     }
 
 
+def take_with(store: Store) -> Callable[[TaskRow], PullLease | None]:
+    return lambda row: hand_out(store, [row])[row.job_id][1]
+
+
 def due_rows(store: Store, new_row: NewRow, count: int) -> list[TaskRow]:
     rows = [new_row(action_time=int(time.time() * 1000) - 10) for _ in range(count)]
     store.insert_many(rows)
@@ -95,9 +99,7 @@ def test_at_the_end_of_ttr_a_lease_lives_on_or_is_handed_out_anew_never_both(
 
     with ThreadPoolExecutor(3) as pool:
         answers = pool.submit(meet, answer)
-        taken = [
-            pool.submit(meet, lambda row, one=one: hand_out(one, [row])[row.job_id][1]) for one in others
-        ]
+        taken = [pool.submit(meet, take_with(one)) for one in others]
         again = [future.result() for future in taken]
         told = answers.result()
     for one in others:
