@@ -77,11 +77,11 @@ def test_a_gateway_that_dies_between_two_writes_loses_no_task_and_uses_up_no_las
         fault.end()
         with gateway(pulled):
             pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 30)
+            pulled.wait(lambda: not pulled._prepared(), "what the dead one had prepared is given back", 10)
     rows = pulled.center.store.read(job_ids).values()
     assert {row.status for row in rows} == {TaskStatus.PROCESSED}
     verdict = pulled.verdict(settle=10)
     # A try that was handed out and of which no consumer has heard is charged, though nobody has started it.
-    print(verdict)
     unheard = verdict.breaches.pop("R", 0)
     assert verdict.clean, str(verdict)
     assert unheard <= CONSUMERS * MOST, str(verdict)
@@ -113,6 +113,7 @@ def test_gateways_killed_in_a_loop_under_load(pulled: System) -> None:
             fault.end()
     with gateway(pulled):
         pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 30)
+        pulled.wait(lambda: not pulled._prepared(), "what the dead had prepared is given back", 10)
     verdict = pulled.verdict(settle=10)
     print(verdict)
     assert verdict.clean, str(verdict)
