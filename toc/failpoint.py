@@ -24,6 +24,10 @@ NAMES: dict[str, str] = {
     "poll.taken": "a worker has taken entries (prepare) and has not read their rows",
     "finish.rows-written": "a worker has written how tries ended; their entries are still prepared",
     "reclaim.rows-written": "the tries of a dead worker are charged; their entries are still prepared",
+    "pull.taken": "a gateway has taken entries (prepare) and has not handed them out",
+    "pull.handed-out": "tasks are handed out on their rows; no consumer has heard of it",
+    "pull.answered": "consumers are told; the entries are still prepared",
+    "pull.acked": "a consumer's tasks are processed; it is not told, and their entries exist",
     "sweep.rows-read": "the sweep has read rows and has not added them to the index",
 }
 """Each failpoint and its place in the code."""

@@ -24,9 +24,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(OUTSIDE, PLAIN),
     "sdk": PLAIN | {"store", "index"},
     "maintenance": PLAIN - {"config"} | {"store", "index"},
+    "pull": PLAIN - {"config"} | {"store", "index", "sdk"},
     "worker": PLAIN - {"config"} | OUTSIDE | {"maintenance"},
     "operate": PLAIN | OUTSIDE | {"sdk", "maintenance", "__init__"},
-    "gateway": PLAIN | OUTSIDE | {"sdk", "operate", "worker"},
+    "gateway": PLAIN | OUTSIDE | {"sdk", "operate", "pull", "worker"},
     "dev.local": {"model"},
 }
 TOP = {"__main__", "cli", "dev.demo"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -9,9 +11,11 @@ from typing import Any
 import pytest
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.errors import InvalidLease
+from toc.model.pull import LEASE_ENDED, PullLease, PullRow
 from toc.model.raised import EXPIRED, Raised, raised
 from toc.model.task import MAX_ATTEMPTS, UNLIMITED, Dead, Retry, TaskStatus, TryRow
-from toc.model.topic import Backoff, Topic
+from toc.model.topic import Backoff, Delivery, Topic
 from toc.model.verdict import (
     CRASHED,
     MAX_CRASHES,
@@ -19,15 +23,19 @@ from toc.model.verdict import (
     Failure,
     Outcome,
     Place,
+    Unpulled,
     after_crash,
     after_expiry,
     after_failure,
+    after_lapse,
+    after_nack,
     belongs,
     beyond_horizon,
     check,
     entry_score,
     is_suspect,
     next_attempts,
+    unpulled,
 )
 
 NOW = 1_800_000_000_000
@@ -377,3 +385,79 @@ def test_a_suspect_is_who_crashed_as_often_as_the_limit() -> None:
         True,
         True,
     ]
+
+
+# --- pull consumers
+
+
+def pulled(**changed: Any) -> PullRow:
+    """A row whose ttr has just ended: the second of four tries, its answer written."""
+    plain = PullRow(
+        1, 42, 7, int(PENDING), NOW, NOW, 0, 2, 0, 5, 8, 0, 0, 1, 0, NOW, NOW, b"n" * 16, None, "{}"
+    )
+    return plain._replace(**changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({}, Unpulled.AGAIN),  # a try is left: it should have been handed out
+        ({"next_time": NOW + 1}, Unpulled.NOT_DUE),
+        ({"attempts": 4}, Unpulled.LAPSED),
+        ({"attempts": 4, "next_time": NOW + 1}, Unpulled.NOT_DUE),
+        ({"attempts": 4, "written": 0}, Unpulled.AGAIN),  # nobody knows that the last answer was written
+        ({"attempts": 4, "nonce": b""}, Unpulled.AGAIN),  # the topic has fewer tries now: one more
+        ({"attempts": 2, "tries": 2}, Unpulled.LAPSED),
+        ({"attempts": 4, "tries": 9}, Unpulled.AGAIN),
+        ({"attempts": 65_535, "tries": 65_535}, Unpulled.AGAIN),  # without limit
+        ({"expires_at": NOW - 1}, Unpulled.EXPIRED),
+        ({"expires_at": NOW}, Unpulled.AGAIN),
+        ({"expires_at": NOW - 1, "next_time": NOW + 1}, Unpulled.NOT_DUE),  # a running try may finish
+        ({"status": int(PROCESSED)}, Unpulled.ELSEWHERE),
+        ({"status": int(DEAD), "attempts": 4}, Unpulled.ELSEWHERE),
+    ],
+)
+def test_what_becomes_of_an_entry_that_was_not_handed_out(changed: dict[str, Any], what: Unpulled) -> None:
+    assert unpulled(pulled(**changed), TOPIC) is what
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "expired", "error"),
+    [
+        ({"attempts": 4}, DEAD, False, LEASE_ENDED),
+        ({"expires_at": NOW - 1}, DEAD, True, LEASE_ENDED),
+        ({"expires_at": NOW - 1, "nonce": b""}, DEAD, True, None),  # dead with its last error
+        ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0}, CANCELLED, True, None),  # it never started
+    ],
+)
+def test_how_a_pulled_task_ends_without_an_answer(
+    changed: dict[str, Any], status: TaskStatus, expired: bool, error: str | None
+) -> None:
+    assert after_lapse(pulled(**changed))[1:] == (int(status), expired, error)
+
+
+def test_a_nack_waits_as_told_or_by_the_backoff_and_the_last_one_is_dead() -> None:
+    def nacked(delay_ms: int | None, *, dead: bool = False, **changed: Any) -> tuple[bool, int]:
+        return after_nack(pulled(**changed), TOPIC, delay_ms=delay_ms, dead=dead, error="no")[1:3]
+
+    assert nacked(1500) == (False, 1500)
+    assert nacked(None) == (False, 0), "immediate"
+    assert nacked(1500, dead=True) == (True, 0)
+    assert nacked(1500, attempts=4) == (True, 0), "written or not: its consumer has answered"
+    assert nacked(1500, attempts=4, written=0) == (True, 0)
+    assert nacked(1500, attempts=65_535, tries=65_535) == (False, 1500)
+
+
+def test_no_death_of_a_gateway_changes_a_row() -> None:
+    topic = replace(TOPIC, delivery=Delivery.PULL)
+    assert after_crash(row(), topic, 4, NOW, LIMIT, dead=True) is None
+
+
+def test_a_lease_is_read_as_it_was_written_and_nothing_else_is() -> None:
+    lease = PullLease(2**63 - 1, 3, 2**63 - 1, 1023, bytes(range(16)))
+    text = lease.text()
+    assert re.fullmatch(r"[A-Za-z0-9_-]{52}", text)
+    assert PullLease.parse(text) == lease
+    for bad in ("", text[:-1], text + "A", text[:-1] + "\n", "é" * 52, "A" * 52, None, 7, "x" * 100_000):
+        with pytest.raises(InvalidLease):
+            PullLease.parse(bad)

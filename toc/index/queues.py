@@ -73,6 +73,7 @@ _WAITING = Script("waiting")
 
 Result = TypeVar("Result")
 
+_STORE_QUEUE = attrgetter("store")
 _PREPARE_QUEUE = attrgetter("prepare")
 _DEAD_QUEUE = attrgetter("dead")
 
@@ -307,6 +308,10 @@ class Queues:
         call = _RESCHEDULE.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, job_id, score)
         return self._calls.only(call, CancelReply.of)
 
+    def forget(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+        """Remove ids of tasks that have ended from the StoreQueues. Returns how many were there."""
+        return self._remove(entries, _STORE_QUEUE)
+
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Remove ids from the DeadQueues for good. Returns how many were there."""
         return self._remove(entries, _DEAD_QUEUE)
@@ -471,7 +476,7 @@ class Queues:
 
         return self._in_batches({slot: [(n,) for n in held] for slot, held in numbers.items()}, call, sum)
 
-    def forget(self, slots: Iterable[Slot]) -> list[IndexUnavailable]:
+    def forget_slots(self, slots: Iterable[Slot]) -> list[IndexUnavailable]:
         """Remove all keys of slots whose topic was deleted. Returns what failed.
 
         By SET with an end of one millisecond, which needs no right that toc does not need anyway.

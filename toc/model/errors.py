@@ -135,6 +135,14 @@ class DedupConflict(InvalidInput):
         self.job_id = job_id
 
 
+class InvalidLease(InvalidInput):
+    """A text that is no lease, or a time of a lease that is out of range."""
+
+
+class NotPulled(InvalidInput):
+    """A pull names a topic whose tasks are not pulled: its delivery is another."""
+
+
 class WrongShardConnection(InvalidInput):
     """The caller's connection does not lead to the server that holds the task's shard."""
 

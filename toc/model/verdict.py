@@ -13,6 +13,9 @@ Pure functions: callers read a task's row, call one of these and apply the resul
     after_crash    how a try changes it whose worker died or fell silent
     after_expiry   how a row ends that has expired
     is_suspect     whether a task may run only alone
+    unpulled       what becomes of an entry that could not be handed out to a consumer
+    after_lapse    how a pulled task ends whose last lease has ended, or which has expired
+    after_nack     how a consumer's failure changes the row
 """
 
 from __future__ import annotations
@@ -21,13 +24,16 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.pull import LEASE_ENDED, PullRow
 from toc.model.raised import Raised
 from toc.model.scores import store_score
 from toc.model.task import MAX_ATTEMPTS, UNLIMITED, TaskRow, TaskStatus, TryRow
-from toc.model.topic import MAX_RETRIES, Topic
+from toc.model.topic import MAX_RETRIES, Delivery, Topic
 
 MAX_CRASHES = 60_000
 """Largest value of the column. Further crashes of a task are not counted."""
+MAX_BACKED_OFF = 30
+"""Tries after which the backoff grows no more: 2**30 s is beyond any cap."""
 CRASHED = "the worker that ran it died or fell silent"
 
 
@@ -42,7 +48,7 @@ class Place(Enum):
     """The task was processed or cancelled, or has no row."""
 
 
-def belongs(row: TryRow | TaskRow | None) -> Place:
+def belongs(row: TryRow | TaskRow | PullRow | None) -> Place:
     """Return where the entry of this row's task belongs. ``None`` is a task without a row."""
     # [rule: row-decides]
     if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
@@ -228,7 +234,11 @@ def after_crash(
 
     Two are not counted: a suspect, because the quarantine counts its runs when they begin; and a row that a
     live worker has leased, because that worker has lost Redis and still runs the task.
+
+    Nor does the death of a gateway change anything: what it has handed out, its row says.
     """
+    if topic.delivery is Delivery.PULL:
+        return None
     if row is None or row.status != TaskStatus.PENDING or row.lease > 0:  # [rule: reclaim-waits]
         return None
     written = topic.remaining(row.attempts) != remaining
@@ -247,3 +257,86 @@ def after_crash(
         next_time=max(now, row.action_time),  # also if the clock was set back
         error=error,
     )
+
+
+class Unpulled(Enum):
+    """What to do with an entry whose row refused to be handed out."""
+
+    NOT_DUE = "not due"
+    """A consumer has it, or its time has not come: it waits until the row's next_time."""
+    LAPSED = "lapsed"
+    """The ttr of its last try has ended: it is dead."""
+    EXPIRED = "expired"
+    """No try may start any more."""
+    AGAIN = "again"
+    """It is due by its row: another gateway was faster and has given it back, or a clock is behind."""
+    ELSEWHERE = "elsewhere"
+    """It has ended: the entry moves to where it ``belongs``."""
+
+
+def is_last(row: PullRow, topic: Topic) -> bool:
+    """Whether the try that the row counts as its newest is the last one."""
+    tries = row.tries or topic.retries
+    return tries != UNLIMITED and row.attempts >= tries
+
+
+def unpulled(row: PullRow, topic: Topic) -> Unpulled:
+    """Decide about an entry that was not handed out, by its row as read in the same transaction.
+
+    Mirrors the guard of ``store.pulls.hand_out``. The end of ttr uses up the last try only if the answer that
+    handed it out was recorded as written.
+    """
+    if row.status != TaskStatus.PENDING:
+        return Unpulled.ELSEWHERE
+    if row.next_time > row.now:
+        return Unpulled.NOT_DUE
+    if has_expired(row, row.now):
+        return Unpulled.EXPIRED
+    if row.nonce and row.written and is_last(row, topic):  # [rule: last-lapse]
+        return Unpulled.LAPSED
+    return Unpulled.AGAIN
+
+
+class PullEnd(NamedTuple):
+    """How a pulled task ends without an ack: the row as read, its new status and error."""
+
+    row: PullRow
+    status: int
+    expired: bool
+    error: str | None
+
+
+def after_lapse(row: PullRow) -> PullEnd:
+    """Return the end of a task whose last ttr has ended, or which has expired.
+
+    One that never started becomes cancelled (expired), one that had tries dead with its last error.
+    """
+    if has_expired(row, row.now):
+        status = TaskStatus.DEAD if row.attempts else TaskStatus.CANCELLED
+        return PullEnd(row, int(status), expired=True, error=LEASE_ENDED if row.nonce else None)
+    return PullEnd(row, int(TaskStatus.DEAD), expired=False, error=LEASE_ENDED)
+
+
+class Nack(NamedTuple):
+    """A try that its consumer gave back as failed: the row as read, and when it is due again, in ms from
+    now."""
+
+    row: PullRow
+    dead: bool
+    delay_ms: int
+    error: str
+
+
+def after_nack(row: PullRow, topic: Topic, *, delay_ms: int | None, dead: bool, error: str) -> Nack:
+    """Return how a nack changes its row. The try was charged when it was handed out.
+
+    Without a delay the topic's backoff applies. The nack of the last try makes the task dead.
+    """
+    dead = dead or is_last(row, topic)
+    delay = topic.retry_delay_ms(min(row.attempts, MAX_BACKED_OFF)) if delay_ms is None else delay_ms
+    return Nack(row, dead, 0 if dead else delay, error)
+
+
+def next_score(row: PullRow, topic: Topic, due: int) -> float:
+    """Return the StoreQueue score of a pending pulled task that is due at ``due`` (ms)."""
+    return entry_score(topic, due, row.attempts)

@@ -191,7 +191,7 @@ def _forget(center: TimeoutCenter, topic: Topic) -> None:
         time.sleep(LOOK_SECONDS)
     if center.store.topics.get(topic.name) is not None:
         return
-    failed = center.queues.forget(Slot(topic.name, number) for number in range(MAX_TABLES))
+    failed = center.queues.forget_slots(Slot(topic.name, number) for number in range(MAX_TABLES))
     if failed:
         raise IndexUnavailable(
             f"topic {topic.name!r} is deleted, but some of its keys in Redis are left, which harms nobody: "

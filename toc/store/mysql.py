@@ -362,6 +362,10 @@ class MySqlServer(DatabaseServer):
         """An instant this many ms after NOW(3). Sessions run in UTC."""
         return f"NOW(3)+INTERVAL {milliseconds * 1000:d} MICROSECOND" if milliseconds else "NOW(3)"
 
+    def after(self, column: str, milliseconds: int) -> str:
+        """An instant this many ms after that of a column."""
+        return f"{column}+INTERVAL {milliseconds * 1000:d} MICROSECOND"
+
     def milliseconds(self, column: str) -> str:
         """An expression in milliseconds: the server converts, so that no datetime is parsed per row."""
         return f"TIMESTAMPDIFF(MICROSECOND,'1970-01-01',{column}) DIV 1000"

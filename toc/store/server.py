@@ -274,6 +274,10 @@ class DatabaseServer(ABC):
         """Return an expression for the instant this many ms after now, by the server's clock."""
 
     @abstractmethod
+    def after(self, column: str, milliseconds: int) -> str:
+        """Return an expression for the instant this many ms after that of a column."""
+
+    @abstractmethod
     def milliseconds(self, column: str) -> str:
         """Return an expression that reads an instant as integer milliseconds."""
 

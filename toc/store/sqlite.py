@@ -176,6 +176,10 @@ class SqliteServer(DatabaseServer):
         """An instant after now as a number: all users of the file share this machine's clock."""
         return f"{time.time_ns() // 1_000_000 + milliseconds:d}"
 
+    def after(self, column: str, milliseconds: int) -> str:
+        """A sum of numbers."""
+        return f"{column}+{milliseconds:d}"
+
     def milliseconds(self, column: str) -> str:
         """The column, which is in milliseconds."""
         return column

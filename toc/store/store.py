@@ -25,6 +25,7 @@ from toc.store.ended import FINAL, Ended
 from toc.store.history import FailedTry, parse
 from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
+from toc.store.pulls import Pulls
 from toc.store.scan import Scans
 from toc.store.schema import (
     AUDIT_TABLE,
@@ -87,6 +88,7 @@ class Store(Batches):
         self.selections = Selections(shards)
         self._submitter = Submitter(shards, JobIds(clock))
         self.scans = Scans(shards)
+        self.pulls = Pulls(shards, self._stamp)
         first = shards.topic_server
         self.topics = TopicTable(
             first,

@@ -20,7 +20,7 @@ from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import split
 from toc.model.task import TaskStatus
-from toc.model.topic import Slot, Topic
+from toc.model.topic import Delivery, Slot, Topic
 from toc.model.verdict import Failure, Place, after_crash, belongs, entry_score
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, RECLAIMED, TRIES
@@ -167,11 +167,15 @@ class Reclaimer:
                     crashes[job_id] = failure
         guards = self.store.crash(list(crashes.values())) if crashes else Answers[Guard]()
         unknown |= guards.unanswered
+        pulled = {topic.biz_type for topic in topics.values() if topic.delivery is Delivery.PULL}
         # These may have begun before their deadline moved. Nothing else records it.
         moved = [
             job_id
             for job_id, row in rows.items()
-            if row.status == TaskStatus.PENDING and row.version and job_id not in crashes
+            if row.status == TaskStatus.PENDING
+            and row.version
+            and job_id not in crashes
+            and row.biz_type not in pulled  # a hand-out is on the row
         ]
         unknown |= mark_begun(self.store, rows.values(), moved, BEFORE_MOVED)
         if unknown:

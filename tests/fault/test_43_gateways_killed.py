@@ -1,0 +1,122 @@
+"""Rows 43 and 45: gateways killed between any two writes, acks late or from elsewhere: nothing ends twice."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness.system import System
+
+from toc import NewTask, TaskStatus, Topic
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model.topic import Backoff, Delivery
+
+TOPIC = "test.pulled"
+CONSUMERS, MOST = 4, 5
+"""Consumers of a gateway, and how many tasks each pulls at once."""
+
+
+@pytest.fixture
+def pulled(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> Iterator[System]:
+    """A topic that is pulled, and a daemon that sweeps."""
+    one = System(
+        tmp_path,
+        database_urls=[mariadb.url],
+        databases=2,
+        tables=8,
+        database_prefix=database_prefix,
+        redis_url=clean_redis.url,
+    )
+    one.create_topics(slots=2)
+    topic = Topic(
+        TOPIC, 9, 4, retries=3, backoff=Backoff.IMMEDIATE, delivery=Delivery.PULL, prepare_timeout=3
+    )
+    one.center.store.topics.create(topic)
+    one.center.catalog.refresh()
+    one.start(processes=1)
+    yield one
+    one.stop()
+
+
+@contextmanager
+def gateway(system: System, *, ttr: float = 1.0, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """A gateway process with four consumers, which is ended if it lives."""
+    words = [sys.executable, "-m", "harness.pulling", TOPIC, str(CONSUMERS), str(MOST), str(ttr)]
+    with (system.directory / "gateway.log").open("a") as log:
+        process = subprocess.Popen(
+            words, env={**system.env, **env}, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@pytest.mark.parametrize("name", ["pull.taken", "pull.handed-out", "pull.answered", "pull.acked"])
+def test_a_gateway_that_dies_between_two_writes_loses_no_task_and_uses_up_no_last_try(
+    pulled: System, name: str
+) -> None:
+    with gateway(pulled, TOC_FAILPOINT=f"{name}:4") as doomed:
+        fault = pulled.recorder.fault("kill", pids=[doomed.pid])
+        tasks = [NewTask(TOPIC, n, 1.0 + n / 100, attribute={"lose": n % 7 == 0}) for n in range(120)]
+        job_ids = pulled.client.submit_many(tasks)
+        pulled.wait(lambda: doomed.poll() is not None, "it has died", 30)
+        assert doomed.returncode == -9
+        fault.end()
+        with gateway(pulled):
+            pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 30)
+            pulled.wait(lambda: not pulled._prepared(), "what the dead one had prepared is given back", 10)
+    rows = pulled.center.store.read(job_ids).values()
+    assert {row.status for row in rows} == {TaskStatus.PROCESSED}
+    verdict = pulled.verdict(settle=10)
+    # A try that was handed out and of which no consumer has heard is charged, though nobody has started it.
+    unheard = verdict.breaches.pop("R", 0)
+    assert verdict.clean, str(verdict)
+    assert unheard <= CONSUMERS * MOST, str(verdict)
+
+
+def test_gateways_killed_in_a_loop_under_load(pulled: System) -> None:
+    """Consumers fail, lose tasks and answer late; gateways are killed at any time; the checker judges."""
+    chance = random.Random(7)
+    job_ids: list[int] = []
+
+    def few_left() -> bool:
+        return len(pulled.pending(job_ids)) < 100
+
+    for _ in range(6):
+        with gateway(pulled) as doomed, gateway(pulled, ttr=2.0):
+            fault = pulled.recorder.fault("kill", pids=[doomed.pid])
+            kinds: list[dict[str, object]] = [{}, {}, {}, {"fail": 1}, {"lose": 1}, {"fail": 9}]
+            tasks = [
+                NewTask(TOPIC, n, chance.uniform(1.0, 2.5), attribute=chance.choice(kinds))
+                for n in range(150)
+            ]
+            job_ids += pulled.client.submit_many(tasks)
+            some = chance.sample(job_ids, 5)
+            pulled.wait(few_left, "some have ended", 30)
+            for job_id in some:
+                pulled.client.cancel(job_id)
+            doomed.kill()
+            doomed.wait()
+            fault.end()
+    with gateway(pulled):
+        pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 30)
+        pulled.wait(lambda: not pulled._prepared(), "what the dead had prepared is given back", 10)
+    verdict = pulled.verdict(settle=10)
+    print(verdict)
+    assert verdict.clean, str(verdict)
+    assert verdict.counts["dead"] > 10

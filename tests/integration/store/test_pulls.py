@@ -1,0 +1,119 @@
+"""Hand-outs on rows: one holder at a time, one end of each version, whoever comes at the end of ttr."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from toc.model.pull import AckOutcome, PullLease, PullRow
+from toc.model.task import TaskRow, TaskStatus
+from toc.model.verdict import Nack
+from toc.store import Store
+from toc.store.pulls import HandOut
+
+NewRow = Callable[..., TaskRow]
+
+
+def hand_out(
+    store: Store, rows: Iterable[TaskRow], *, ttr_ms: int = 60_000, retries: int = 16
+) -> dict[int, tuple[PullRow, PullLease | None]]:
+    """Each row as it is then, with the lease of what was handed out."""
+    items = [HandOut(row.job_id, row.biz_type, retries, ttr_ms, secrets.token_bytes(16)) for row in rows]
+    found = store.pulls.hand_out(items, int(time.time() * 1000)).whole()
+    return {
+        item.job_id: (
+            found[item.job_id],
+            PullLease(item.job_id, found[item.job_id].version, item.biz_type, 0, item.nonce)
+            if found[item.job_id].nonce == item.nonce
+            else None,
+        )
+        for item in items
+    }
+
+
+def take_with(store: Store) -> Callable[[TaskRow], PullLease | None]:
+    return lambda row: hand_out(store, [row])[row.job_id][1]
+
+
+def due_rows(store: Store, new_row: NewRow, count: int) -> list[TaskRow]:
+    rows = [new_row(action_time=int(time.time() * 1000) - 10) for _ in range(count)]
+    store.insert_many(rows)
+    return rows
+
+
+def test_each_of_many_is_handed_out_by_one_of_many(place: Any, store: Store, new_row: NewRow) -> None:
+    rows = due_rows(store, new_row, 100)
+    stores = [place.open() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda one: hand_out(one, rows), stores))
+    for one in stores:
+        one.close()
+    for row in rows:
+        leases = [each[row.job_id][1] for each in found]
+        assert sum(lease is not None for lease in leases) == 1
+        assert {each[row.job_id][0].attempts for each in found} == {1}
+
+
+def test_what_is_not_due_ended_or_expired_is_not_handed_out(store: Store, new_row: NewRow) -> None:
+    early, ended = new_row(), new_row(action_time=int(time.time() * 1000) - 10)
+    store.insert_many([early, ended])
+    store.finish([(ended.job_id, 0)])
+    for row in (early, ended):
+        ((as_read, lease),) = hand_out(store, [row]).values()
+        assert (lease, as_read.attempts) == (None, 0)
+
+
+def test_at_the_end_of_ttr_a_lease_lives_on_or_is_handed_out_anew_never_both(
+    place: Any, store: Store, new_row: NewRow
+) -> None:
+    """Extend, nack, ack and the next hand-out meet at the same instant."""
+    rows = due_rows(store, new_row, 60)
+    first = {job_id: lease for job_id, (_, lease) in hand_out(store, rows, ttr_ms=1000).items() if lease}
+    assert len(first) == 60
+    until = max(row.next_time for row in store.pulls.read(first).values()) / 1000
+    extended, nacked, acked = rows[:20], rows[20:40], rows[40:]
+    others = [place.open() for _ in range(2)]
+    start = threading.Barrier(3)
+
+    def meet(do: Callable[[TaskRow], Any]) -> dict[int, Any]:
+        start.wait()
+        results = {}
+        for n in range(20):
+            time.sleep(max(0.0, until - 0.02 + n * 0.002 - time.time()))
+            for row in (extended[n], nacked[n], acked[n]):
+                results[row.job_id] = do(row)
+        return results
+
+    def answer(row: TaskRow) -> Any:
+        lease = first[row.job_id]
+        if row in extended:
+            return others[0].pulls.extend([(lease, 30_000, 60_000)]).whole()[row.job_id]
+        if row in nacked:
+            as_read = others[0].pulls.read([row.job_id])[row.job_id]
+            return others[0].pulls.nack([(lease, Nack(as_read, True, 0, "no"))]).whole()[row.job_id]
+        return others[0].pulls.ack([lease]).whole()[row.job_id]
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = pool.submit(meet, answer)
+        taken = [pool.submit(meet, take_with(one)) for one in others]
+        again = [future.result() for future in taken]
+        told = answers.result()
+    for one in others:
+        one.close()
+    final = store.read(first)
+    for row in rows:
+        holders = [each[row.job_id] for each in again if each[row.job_id] is not None]
+        assert len(holders) <= 1
+        if row in extended:
+            assert (told[row.job_id] is None) or not holders
+        elif row in nacked:
+            assert (told[row.job_id] is None) or not holders, "dead, and handed out"
+            assert (final[row.job_id].status == TaskStatus.DEAD) is (told[row.job_id] is not None)
+        else:
+            assert told[row.job_id] in (AckOutcome.ACKED, AckOutcome.LATE)
+            assert final[row.job_id].status == TaskStatus.PROCESSED
+    assert {*(told[row.job_id] is None for row in extended)}, "both happened"

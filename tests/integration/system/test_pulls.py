@@ -1,0 +1,313 @@
+"""Pull consumers on real servers: what is handed out, how that ends, and who dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from harness.system import System
+
+from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, Topic
+from toc.dev.local.servers import RedisServer
+from toc.index.messages import Peek
+from toc.model.errors import InvalidLease, NotPulled
+from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome
+from toc.model.topic import Backoff, Delivery, Slot
+from toc.pull.hall import Delivered
+from toc.pull.pulls import Pulls
+
+TOPIC = "test.pulled"
+
+
+@pytest.fixture
+def pulled(system: System) -> System:
+    """One topic of two tries that is pulled, and nobody who sweeps."""
+    topic = Topic(TOPIC, 9, 4, retries=2, backoff=Backoff.IMMEDIATE, delivery=Delivery.PULL, max_runtime=30)
+    system.center.store.topics.create(topic)
+    system.center.catalog.refresh()
+    return system
+
+
+@pytest.fixture
+def gateway(pulled: System) -> Iterator[Pulls]:
+    pulls = Pulls(pulled.center)
+    yield pulls
+    pulls.stop()
+
+
+@pytest.fixture
+def other(pulled: System) -> Iterator[Pulls]:
+    pulls = Pulls(pulled.center)
+    yield pulls
+    pulls.stop()
+
+
+def run(steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(steps())
+
+
+async def one(gateway: Pulls, *, wait: float = 20.0, ttr: float = 30.0) -> Delivered:
+    (delivered,) = await gateway.pull([TOPIC], wait=wait, ttr=ttr)
+    return delivered
+
+
+def entries(system: System) -> dict[str, int]:
+    """How many entries there are, by queue."""
+    peeks = system.center.queues.peek([Slot(TOPIC, n) for n in range(4)]).values()
+    assert all(isinstance(peek, Peek) for peek in peeks)
+    return {
+        queue: sum(getattr(peek, queue) for peek in peeks)
+        for queue in ("store", "prepared", "dead")
+        if sum(getattr(peek, queue) for peek in peeks)
+    }
+
+
+async def settled(system: System, wanted: dict[str, int]) -> None:
+    until = time.monotonic() + 20
+    while entries(system) != wanted and time.monotonic() < until:
+        await asyncio.sleep(0.01)
+    assert entries(system) == wanted
+
+
+def test_a_task_is_pulled_when_it_is_due_and_ends_by_its_ack(pulled: System, gateway: Pulls) -> None:
+    async def steps() -> None:
+        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.3, attribute={"a": 1})
+        assert await gateway.pull([TOPIC]) == [], "not yet due"
+        got = await one(gateway)
+        now = datetime.now(UTC)
+        assert (got.task.job_id, got.task.attribute, got.attempt, got.last) == (job_id, {"a": 1}, 1, False)
+        assert got.task.action_time <= now < got.lease_until <= now + timedelta(seconds=30)
+        await settled(pulled, {"store": 1})
+        assert await gateway.pull([TOPIC]) == [], "somebody has it"
+        assert pulled.center.cancel(job_id + 1) is CancelOutcome.UNKNOWN
+        assert await gateway.ack([got.lease, got.lease]) == [AckOutcome.ACKED, AckOutcome.ALREADY]
+        assert pulled.row(job_id).status == TaskStatus.PROCESSED
+        await settled(pulled, {})
+
+    run(steps)
+
+
+def test_the_end_of_ttr_is_a_try_and_the_last_one_leaves_a_dead_task(
+    pulled: System, gateway: Pulls, other: Pulls
+) -> None:
+    """Redelivered at once and never before; what was not recorded as written comes again; then dead."""
+
+    async def steps() -> None:
+        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        first = await one(gateway, ttr=1)
+        second = await one(other, ttr=1)
+        late = (datetime.now(UTC) - first.lease_until).total_seconds()
+        assert 0 <= late < 1.0, "within 0.1 s on a machine that has nothing else to do"
+        assert (second.task.job_id, second.attempt, second.last) == (job_id, 2, True)
+        third = await one(gateway, ttr=1)  # nobody has recorded that the second answer was written
+        assert (third.attempt, third.last) == (2, True)
+        assert datetime.now(UTC) >= second.lease_until
+        gateway.written([third])
+        assert await gateway.pull([TOPIC], wait=3) == []
+        row = pulled.row(job_id)
+        assert (row.status, row.attempts, row.last_error) == (TaskStatus.DEAD, 2, LEASE_ENDED)
+        await settled(pulled, {"dead": 1})
+        assert await gateway.ack([third.lease]) == [AckOutcome.DEAD]
+        assert await other.nack([third.lease]) == [LeaseOutcome.GONE]
+
+    run(steps)
+
+
+def test_late_acks_count_and_late_nacks_and_extends_do_not(
+    pulled: System, gateway: Pulls, other: Pulls
+) -> None:
+    async def steps() -> None:
+        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        first = await one(gateway, ttr=1)
+        second = await one(other, ttr=20)
+        assert await gateway.extend([first.lease], ttr=10) == [LeaseOutcome.GONE]
+        assert await gateway.nack([first.lease], dead=True) == [LeaseOutcome.GONE]
+        (until,) = await gateway.extend([second.lease], ttr=25)
+        assert isinstance(until, datetime)
+        assert until > second.lease_until
+        assert await gateway.extend([second.lease], ttr=600) == [
+            second.lease_until + timedelta(seconds=10)
+        ], "max_runtime in all"
+        assert await gateway.ack([first.lease]) == [AckOutcome.LATE], "work that was done was done"
+        assert await other.ack([second.lease]) == [AckOutcome.ALREADY]
+        assert await other.nack([second.lease]) == [LeaseOutcome.GONE]
+        assert pulled.row(job_id).status == TaskStatus.PROCESSED
+
+    run(steps)
+
+
+def test_a_nack_charges_its_try_and_waits_and_the_last_one_is_dead(pulled: System, gateway: Pulls) -> None:
+    async def steps() -> None:
+        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        first = await one(gateway)
+        before = time.time()
+        assert await gateway.nack([first.lease], delay=0.5, error="no stock") == [LeaseOutcome.DONE]
+        second = await one(gateway)
+        assert time.time() >= before + 0.5
+        assert second.attempt == 2
+        assert await gateway.nack([second.lease], error="none") == [LeaseOutcome.DEAD]
+        row = pulled.row(job_id)
+        assert (row.status, row.last_error) == (TaskStatus.DEAD, "none")
+        assert [each.error for each in pulled.center.store.history(job_id)] == ["no stock", "none"]
+        await settled(pulled, {"dead": 1})
+
+    run(steps)
+
+
+def test_leases_of_a_cancelled_or_moved_task_end_nothing(pulled: System, gateway: Pulls) -> None:
+    async def steps() -> None:
+        cancelled = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        lease = (await one(gateway)).lease
+        assert pulled.center.cancel(cancelled) is CancelOutcome.MAY_HAVE_STARTED
+        assert await gateway.ack([lease]) == [AckOutcome.CANCELLED]
+        moved = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        lease = (await one(gateway)).lease
+        soon = datetime.now(UTC) + timedelta(seconds=0.5)
+        outcome = pulled.center.reschedule(moved, action_time=soon)
+        assert outcome is RescheduleOutcome.MAY_HAVE_STARTED
+        assert await gateway.ack([lease]) == [AckOutcome.REPLACED]
+        assert await gateway.nack([lease]) == [LeaseOutcome.GONE]
+        again = await one(gateway)
+        assert (again.task.job_id, again.attempt, again.task.version) == (moved, 1, 1)
+        assert datetime.now(UTC) >= soon
+        assert await gateway.ack([again.lease, lease]) == [AckOutcome.ACKED, AckOutcome.REPLACED]
+        await settled(pulled, {})
+
+    run(steps)
+
+
+def test_a_client_that_leaves_gives_back_what_it_was_given_uncharged(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def steps() -> None:
+        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.3)
+        call = asyncio.create_task(gateway.pull([TOPIC], wait=20))
+        hand_out = pulled.center.store.pulls.hand_out
+
+        def leave_meanwhile(*asked: Any) -> Any:
+            rows = hand_out(*asked)
+            call.get_loop().call_soon_threadsafe(call.cancel)
+            time.sleep(0.05)
+            return rows
+
+        monkeypatch.setattr(pulled.center.store.pulls, "hand_out", leave_meanwhile)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        monkeypatch.undo()
+        got = await one(gateway)
+        assert (got.task.job_id, got.attempt) == (job_id, 1)
+        gateway.release([got])
+        got = await one(gateway)
+        assert got.attempt == 1
+        assert await gateway.ack([got.lease]) == [AckOutcome.ACKED]
+
+    run(steps)
+
+
+def test_topics_come_in_order_of_preference_and_a_pause_stops_pulls_not_acks(
+    pulled: System, gateway: Pulls
+) -> None:
+    async def steps() -> None:
+        pulled.center.store.topics.create(Topic("test.first", 10, 2, delivery=Delivery.PULL))
+        pulled.center.store.topics.create(Topic("test.handled", 11, 2))
+        for n in range(3):
+            pulled.center.submit(TOPIC, biz_id=n, delay=0.01)
+            pulled.center.submit("test.first", biz_id=n, delay=0.02)
+        await asyncio.sleep(0.1)
+        both = ["test.first", TOPIC]
+        got = await gateway.pull(both, most=100) + await gateway.pull(both, most=2)
+        assert [one.task.topic for one in got] == 3 * ["test.first"] + 2 * [TOPIC]
+        pulled.center.store.topics.alter(TOPIC, paused=True)
+        pulled.center.catalog.refresh()
+        assert await gateway.pull([TOPIC], wait=0.3) == []
+        assert await gateway.ack([one.lease for one in got]) == 5 * [AckOutcome.ACKED]
+        with pytest.raises(NotPulled):
+            await gateway.pull(["test.handled"])
+        (refused,) = await gateway.ack(["x" * 52])
+        assert isinstance(refused, InvalidLease)
+        pulled.center.store.topics.alter(TOPIC, paused=False)
+        pulled.center.catalog.refresh()
+        assert len(await gateway.pull([TOPIC], wait=20)) == 1
+
+    run(steps)
+
+
+def test_a_forged_lease_reaches_no_task_of_another_topic(pulled: System, gateway: Pulls) -> None:
+    async def steps() -> None:
+        foreign = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
+        waiting = pulled.center.submit(TOPIC, biz_id=2, delay=60)
+        key = (await one(gateway)).key
+        pulled.center.store.topics.create(Topic("test.mine", 12, 4, delivery=Delivery.PULL))
+        forged = key._replace(biz_type=12).text()
+        assert await gateway.ack([forged]) == [AckOutcome.UNKNOWN]
+        assert await gateway.nack([forged]) == [LeaseOutcome.GONE]
+        assert await gateway.extend([forged], ttr=5) == [LeaseOutcome.GONE]
+        assert await gateway.ack([key._replace(job_id=waiting).text()]) == [AckOutcome.NOT_HANDED_OUT]
+        assert not set(pulled.pending([foreign, waiting])) ^ {foreign, waiting}
+
+    run(steps)
+
+
+def test_every_task_of_many_arrives_once_at_two_gateways(
+    pulled: System, gateway: Pulls, other: Pulls
+) -> None:
+    """One has consumers that come and go, the other waits as well; each task is handed out once."""
+
+    async def steps() -> None:
+        tasks = [NewTask(TOPIC, n, 0.2 + n % 50 / 100) for n in range(600)]
+        job_ids = pulled.center.submit_many(tasks)
+        got: list[int] = []
+
+        async def consume(pulls: Pulls, most: int) -> None:
+            while len(got) < len(job_ids):
+                some = await pulls.pull([TOPIC], most=most, wait=0.2, ttr=30)
+                got.extend(one.task.job_id for one in some)
+                outcomes = await pulls.ack([one.lease for one in some])
+                assert set(outcomes) <= {AckOutcome.ACKED}
+
+        consumers = [consume(pulls, most) for pulls in (gateway, other) for most in (1, 1, 7, 100)]
+        await asyncio.wait_for(asyncio.gather(*consumers), 60)
+        assert sorted(got) == sorted(job_ids)
+        assert not pulled.pending(job_ids)
+        await settled(pulled, {})
+
+    run(steps)
+
+
+def test_without_redis_tasks_are_handed_out_from_their_rows(
+    pulled: System, gateway: Pulls, clean_redis: RedisServer
+) -> None:
+    async def steps() -> None:
+        pulled.center.submit(TOPIC, biz_id=0, delay=0.01)
+        assert await gateway.ack([(await one(gateway)).lease]) == [AckOutcome.ACKED]
+        call = asyncio.create_task(gateway.pull([TOPIC], most=100, wait=30))
+        await asyncio.sleep(0.1)
+        with away(clean_redis):
+            job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.1)
+            (got,) = await call
+            late = (datetime.now(UTC) - got.task.action_time).total_seconds()
+            print(f"without Redis {late:.2f} s late")
+            assert got.task.job_id == job_id
+            assert await gateway.ack([got.lease]) == [AckOutcome.ACKED]
+            nacked = pulled.center.submit(TOPIC, biz_id=2, delay=0.1)
+            again = await one(gateway, ttr=1)
+            assert again.task.job_id == nacked
+            assert (await one(gateway)).attempt == 2, "the end of ttr, by the row"
+        later = pulled.center.submit(TOPIC, biz_id=3, delay=0.1)
+        assert (await one(gateway)).task.job_id == later
+
+    run(steps)
+
+
+@contextmanager
+def away(redis: RedisServer) -> Iterator[None]:
+    redis.kill()
+    try:
+        yield
+    finally:
+        redis.start()

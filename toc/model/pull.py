@@ -1,0 +1,142 @@
+"""Nouns of pull consumers: the row as a hand-out reads it, the lease, and what came of an answer to it."""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from enum import Enum
+from typing import NamedTuple, Self
+
+from toc.model.body import Body
+from toc.model.errors import InvalidLease, shown
+from toc.model.task import Task, TaskStatus, TryRow
+
+_FORMAT = struct.Struct(">BQIQH16s")
+_EDITION = 1
+NONCE_BYTES = 16
+MAX_LEASE_CHARS = 64
+MAX_TTR_SECONDS = 7 * 86_400
+LEASE_ENDED = "its lease ended"
+"""last_error of a try that ended with its ttr."""
+
+
+class PullLease(NamedTuple):
+    """One hand-out of a task. Its text is opaque to consumers.
+
+    A stored format: consumers keep these texts over upgrades, so a change needs another edition. ``slot`` is
+    the number of the task's slot, which never changes. ``biz_type`` says which topic the text claims to be
+    of: every statement checks it, so that a forged text reaches no other topic.
+    """
+
+    job_id: int
+    version: int
+    biz_type: int
+    slot: int
+    nonce: bytes
+
+    def text(self) -> str:
+        """Encode it, safe in URLs."""
+        return urlsafe_b64encode(_FORMAT.pack(_EDITION, *self)).rstrip(b"=").decode()
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        """Decode a text from a consumer. Raises InvalidLease."""
+        if isinstance(text, str) and len(text) <= MAX_LEASE_CHARS:
+            with contextlib.suppress(ValueError, struct.error, binascii.Error):
+                edition, *parts = _FORMAT.unpack(urlsafe_b64decode(text.encode("ascii") + b"=="))
+                lease = cls(*parts)
+                if edition == _EDITION and lease.text() == text and lease.job_id < 1 << 63:
+                    return lease
+        raise InvalidLease(f"{shown(text)} is not a lease: give it as it was received")
+
+
+class PullRow(NamedTuple):
+    """The columns that a hand-out needs. Instants are ms, by the clock of the task's server.
+
+    ``expires_at`` is 0 if the task never expires, ``body_length`` -1 without a body, ``nonce`` empty unless
+    the task is handed out, ``now`` the server's time of the read. ``tries`` 0 means the topic's.
+    """
+
+    job_id: int
+    biz_id: int
+    biz_type: int
+    status: int
+    action_time: int
+    next_time: int
+    version: int
+    attempts: int
+    crashes: int
+    slot_crc: int
+    slot_amount: int
+    tries: int
+    expires_at: int
+    written: int
+    body_length: int
+    gmt_modified: int
+    now: int
+    nonce: bytes
+    biz_key: str | None
+    attribute: str
+
+    @property
+    def living(self) -> bool:
+        """Whether a consumer has it now."""
+        return self.status == TaskStatus.PENDING and self.nonce != b"" and self.next_time > self.now
+
+    def to_task(self, topic: str, body: Body | None) -> Task:
+        """Return the Task of the try that was handed out. Raises UnreadableTask."""
+        row = TryRow(
+            self.job_id,
+            self.biz_id,
+            self.biz_type,
+            self.status,
+            self.action_time,
+            self.next_time,
+            self.version,
+            max(self.attempts - 1, 0),
+            self.crashes,
+            0,
+            self.biz_key,
+            self.attribute,
+            self.tries,
+            self.expires_at,
+        )
+        return row.to_task(topic, body)
+
+
+class AckOutcome(Enum):
+    """What came of an ack. The first three are successes."""
+
+    ACKED = "acked"
+    """The task is processed by it."""
+    LATE = "late"
+    """The task is processed by it, although its lease had ended: work that was done was done."""
+    ALREADY = "already"
+    """It was processed before, by this lease or another of the same version."""
+    CANCELLED = "cancelled"
+    """It was cancelled, or it expired."""
+    DEAD = "dead"
+    """It is dead."""
+    REPLACED = "replaced"
+    """It has a new deadline, or was replaced or redriven: another version is pending."""
+    NOT_HANDED_OUT = "not handed out"
+    """It is pending and nobody has it: the hand-out was taken back before it was answered."""
+    UNKNOWN = "unknown"
+    """There is no such task."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the task is processed."""
+        return self in (AckOutcome.ACKED, AckOutcome.LATE, AckOutcome.ALREADY)
+
+
+class LeaseOutcome(Enum):
+    """What came of a nack or an extend."""
+
+    DONE = "done"
+    DEAD = "dead"
+    """The nack was that of the last try, or asked for it: the task is dead."""
+    GONE = "gone"
+    """The lease lives no more: its ttr has ended, or its task has ended or changed."""

@@ -1,0 +1,1 @@
+"""Tasks handed out to consumers that pull them."""

@@ -1,0 +1,185 @@
+"""What consumers answer: ack, nack, extend, and what the gateway knows of its own answers.
+
+All that arrives while a round trip is under way shares the next one, per server of the task table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from toc.failpoint import failpoint
+from toc.index.queues import Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.errors import TocError
+from toc.model.pull import AckOutcome, LeaseOutcome, PullLease, PullRow
+from toc.model.task import TaskStatus
+from toc.model.topic import Slot
+from toc.model.verdict import Nack, after_nack
+from toc.pull.handout import HandOuts
+from toc.pull.lanes import Failed, Lane
+from toc.store.store import Store
+
+TOGETHER = 500
+"""Most answers of one round trip."""
+
+
+class Kind(Enum):
+    """What is asked for a lease."""
+
+    ACK = "ack"
+    NACK = "nack"
+    EXTEND = "extend"
+    WRITTEN = "written"
+    RELEASE = "release"
+
+
+class NackWish(NamedTuple):
+    """How a consumer gives a task back. ``delay_ms`` None: the topic's backoff."""
+
+    delay_ms: int | None
+    dead: bool
+    error: str
+
+
+@dataclass(eq=False, slots=True)
+class Ask:
+    """One lease, what is asked for it, and who awaits the answer."""
+
+    kind: Kind
+    lease: PullLease
+    wish: NackWish | int | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    answer: asyncio.Future[Any] | None = None
+
+
+class AnswerLanes:
+    """A lane for each server of the task table."""
+
+    def __init__(
+        self, store: Store, queues: Queues, catalog: TopicCatalog, outs: HandOuts, failed: Failed
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._catalog = catalog
+        self._outs = outs
+        self._lanes: list[Lane[Ask]] = [
+            Lane(f"pull-answer-{number}", self._run, failed, TOGETHER)
+            for number in range(len(store.tables_of_server()))
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for lane in self._lanes:
+            lane.start()
+
+    def stop(self, seconds: float) -> None:
+        """Write what was asked, and end."""
+        for lane in self._lanes:
+            lane.stop(seconds)
+
+    def put(self, asks: Iterable[Ask]) -> None:
+        """Have these answered."""
+        by_lane: dict[int, list[Ask]] = {}
+        for ask in asks:
+            by_lane.setdefault(self._store.server_of(ask.lease.job_id), []).append(ask)
+        for number, some in by_lane.items():
+            self._lanes[number].put(some)
+
+    def _run(self, batch: list[Ask]) -> None:
+        while batch:  # a statement takes each task once; what is left comes next
+            by_kind: dict[Kind, dict[int, Ask]] = {}
+            later: list[Ask] = []
+            seen: set[int] = set()
+            for ask in batch:
+                if ask.lease.job_id in seen:
+                    later.append(ask)
+                else:
+                    seen.add(ask.lease.job_id)
+                    by_kind.setdefault(ask.kind, {})[ask.lease.job_id] = ask
+            for kind, asks in by_kind.items():
+                _DO[kind](self, asks)
+            batch = later
+
+    def _ack(self, asks: dict[int, Ask]) -> None:
+        outcomes = self._store.pulls.ack(ask.lease for ask in asks.values())
+        failpoint("pull.acked")
+        tell(asks, outcomes, outcomes.unanswered)
+        gone: dict[Slot, list[int]] = {}
+        for job_id, outcome in outcomes.items():
+            topic = self._catalog.known_type(asks[job_id].lease.biz_type)
+            if outcome.ok and topic is not None:
+                gone.setdefault(Slot(topic.name, asks[job_id].lease.slot), []).append(job_id)
+        if gone:
+            self._queues.forget(gone)  # what stays is dropped when it comes due: its row has ended
+
+    def _nack(self, asks: dict[int, Ask]) -> None:
+        found = self._store.pulls.read(asks)
+        items: list[tuple[PullLease, Nack]] = []
+        for job_id, row in found.items():
+            wish, topic = asks[job_id].wish, self._catalog.known_type(row.biz_type)
+            if isinstance(wish, NackWish) and topic is not None:
+                nack = after_nack(row, topic, delay_ms=wish.delay_ms, dead=wish.dead, error=wish.error)
+                items.append((asks[job_id].lease, nack))
+        done = self._store.pulls.nack(items)
+        outcomes = dict.fromkeys(asks, LeaseOutcome.GONE)
+        rows: list[tuple[int, PullRow]] = []
+        for job_id, changed in done.items():
+            if changed is not None:
+                dead = changed.status == TaskStatus.DEAD
+                outcomes[job_id] = LeaseOutcome.DEAD if dead else LeaseOutcome.DONE
+                rows.append((asks[job_id].lease.slot, changed))
+        tell(asks, outcomes, {**found.unanswered, **done.unanswered})
+        self._outs.index(rows)
+
+    def _extend(self, asks: dict[int, Ask]) -> None:
+        items = []
+        for ask in asks.values():
+            topic = self._catalog.known_type(ask.lease.biz_type)
+            if topic is not None and isinstance(ask.wish, int):
+                items.append((ask.lease, ask.wish, topic.max_runtime * 1000))
+        # The entry stays where it is: when it comes due, its row says until when the lease lives.
+        until = self._store.pulls.extend(items)
+        tell(asks, {job_id: until.get(job_id) for job_id in asks}, until.unanswered)
+
+    def _written(self, asks: dict[int, Ask]) -> None:
+        written = self._store.pulls.written(ask.lease for ask in asks.values())
+        tell(asks, dict.fromkeys(asks), written.unanswered)
+
+    def _release(self, asks: dict[int, Ask]) -> None:
+        self._outs.release(ask.lease for ask in asks.values())
+        tell(asks, dict.fromkeys(asks), {})
+
+
+_DO: dict[Kind, Callable[[AnswerLanes, dict[int, Ask]], None]] = {
+    Kind.ACK: AnswerLanes._ack,
+    Kind.NACK: AnswerLanes._nack,
+    Kind.EXTEND: AnswerLanes._extend,
+    Kind.WRITTEN: AnswerLanes._written,
+    Kind.RELEASE: AnswerLanes._release,
+}
+
+
+def tell(
+    asks: Mapping[int, Ask],
+    results: Mapping[int, AckOutcome | LeaseOutcome | int | None],
+    failed: Mapping[int, TocError],
+) -> None:
+    """Give each its result or its error, on its loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = {}
+    for job_id, ask in asks.items():
+        if ask.loop is not None and ask.answer is not None:
+            result = failed[job_id] if job_id in failed else results.get(job_id)
+            by_loop.setdefault(ask.loop, []).append((ask.answer, result))
+    for loop, some in by_loop.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_resolve, some)
+
+
+def _resolve(answers: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
+    for future, result in answers:
+        if not future.done():
+            future.set_result(result)

@@ -1,0 +1,307 @@
+"""Hand-out: from prepared entries to tasks that consumers have, one lane for each server of the task table.
+
+One round trip hands out a batch on its rows and reads them. The consumers are told at once; then each entry
+goes where its row says. Only the row decides: an entry that another gateway has taken meanwhile is refused by
+the row, and a gateway that dies leaves entries that others give back as due (``Taker``).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from toc.failpoint import failpoint
+from toc.index.queues import Queues
+from toc.model.body import Body, Content
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock, from_ms
+from toc.model.errors import BodyGone, UnreadableTask
+from toc.model.pull import NONCE_BYTES, PullLease, PullRow
+from toc.model.scores import store_score
+from toc.model.task import TaskStatus
+from toc.model.topic import Slot
+from toc.model.verdict import (
+    Nack,
+    Place,
+    PullEnd,
+    Unpulled,
+    after_lapse,
+    belongs,
+    beyond_horizon,
+    is_last,
+    next_score,
+    unpulled,
+)
+from toc.observe.log import get_logger
+from toc.observe.metrics import ORPHANS
+from toc.pull.hall import Delivered, Entry, Hall, Waiter
+from toc.store.bodies import Bodies
+from toc.store.pulls import HandOut
+from toc.store.shards import Answers
+from toc.store.store import Store
+
+log = get_logger(__name__)
+
+NO_FENCE = -1.0
+"""The fence of a due row that was found without Redis."""
+RETRY_MS = 500
+MOST_RETRY_MS = 10_000
+"""First and longest pause before tasks of a server that does not answer are taken again."""
+FORGET_SECONDS = 30.0
+AGAIN_MS = 20
+"""Pause before an entry is taken again that its row calls due, and that was not handed out."""
+
+
+class Assigned(NamedTuple):
+    """An entry on its way to a consumer."""
+
+    entry: Entry
+    waiter: Waiter
+
+
+class HandOuts:
+    """Hands out batches. Each lane calls ``run`` with what belongs to its server."""
+
+    def __init__(
+        self,
+        store: Store,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        hall: Hall,
+        woken: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._queues = queues
+        self._clock = clock
+        self._hall = hall
+        self._woken = woken
+        """Called when pulls wait again that were given entries in vain."""
+        self._trouble_since = self._trouble_at = float("-inf")
+        self.flying: set[int] = set()
+        """The ids that are being handed out."""
+
+    def run(self, batch: Sequence[Assigned]) -> None:
+        """Hand out tasks of one server."""
+        wanted: dict[int, Assigned] = {}
+        back: list[Entry] = []
+        results: dict[Waiter, tuple[int, list[Delivered]]] = {}
+        for one in batch:
+            if self._hall.wants(one.waiter) and one.entry.job_id not in wanted:
+                wanted[one.entry.job_id] = one
+            else:  # its client has left: nothing is charged
+                back.append(one.entry)
+                count, delivered = results.get(one.waiter, (0, []))
+                results[one.waiter] = count + 1, delivered
+        items = [
+            HandOut(
+                job_id,
+                entry.topic.biz_type,
+                entry.topic.retries,
+                min(waiter.ttr_ms, entry.topic.max_runtime * 1000),
+                secrets.token_bytes(NONCE_BYTES),
+            )
+            for job_id, (entry, waiter) in wanted.items()
+        ]
+        rows: Answers[PullRow] = Answers()
+        if items:
+            rows = self._store.pulls.hand_out(items, self._clock.now_ms())
+        failpoint("pull.handed-out")
+        unreadable: list[tuple[PullLease, Nack]] = []
+        for item in items:
+            entry, waiter = wanted[item.job_id]
+            row = rows.get(item.job_id)
+            count, delivered = results.get(waiter, (0, []))
+            if row is not None and row.nonce == item.nonce:
+                key = PullLease(row.job_id, row.version, row.biz_type, entry.slot.number, item.nonce)
+                try:
+                    delivered.append(_delivered(row, entry, key, self._store.bodies))
+                except UnreadableTask as exc:
+                    unreadable.append((key, Nack(row, True, 0, str(exc))))
+            results[waiter] = count + 1, delivered
+        lost = self._hall.hand_over(results)
+        failpoint("pull.answered")
+        if any(not delivered for _, delivered in results.values()):
+            self._woken()
+        for lease, nack in unreadable:
+            log.error("task_unreadable", job_id=lease.job_id, error=nack.error)
+        if unreadable:
+            self._store.pulls.nack(unreadable)
+        self._move(items, wanted, rows)
+        self.give_back(back)
+        self.release(one.key for one in lost)
+        self.flying.difference_update(one.entry.job_id for one in batch)
+
+    def _move(
+        self,
+        items: Sequence[HandOut],
+        wanted: dict[int, Assigned],
+        rows: Answers[PullRow],
+    ) -> None:
+        """Move each entry to where its row says."""  # [rule: pulled-by-row]
+        unanswered = rows.unanswered
+        now = self._clock.now_ms()
+        moves = _Moves()
+        ends: list[PullEnd] = []
+        away = 0
+        for item in items:
+            entry = wanted[item.job_id].entry
+            row = rows.get(item.job_id)
+            if item.job_id in unanswered:
+                away += 1
+            elif row is None:
+                if entry.fence != NO_FENCE:
+                    log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
+                    ORPHANS.of(entry.topic.name).add()
+                moves.drop(entry)
+            elif row.nonce == item.nonce:
+                moves.back(entry, row, row.next_time, now)
+            else:
+                what = unpulled(row, entry.topic)
+                if what in (Unpulled.LAPSED, Unpulled.EXPIRED):
+                    ends.append(after_lapse(row))
+                elif what is Unpulled.NOT_DUE:
+                    ahead = row.next_time - row.now  # by the row's clock; Redis's may be ahead of it
+                    moves.back(entry, row, max(row.next_time, entry.taken + ahead), now)
+                elif what is Unpulled.AGAIN:
+                    moves.back(entry, row, max(entry.taken, now) + AGAIN_MS, now)
+                elif belongs(row) is Place.DEAD_QUEUE:
+                    moves.bury(entry, row.next_time)
+                else:
+                    moves.drop(entry)
+        if ends:
+            ended = self._store.pulls.end(ends)
+            for end in ends:
+                entry = wanted[end.row.job_id].entry
+                if not ended.get(end.row.job_id):
+                    moves.back(entry, end.row, max(entry.taken, now) + AGAIN_MS, now)
+                elif end.status == TaskStatus.DEAD:
+                    log.warning("task_dead", job_id=entry.job_id, topic=entry.topic.name, error=end.error)
+                    moves.bury(entry, now)
+                else:
+                    moves.drop(entry)
+        if away:
+            at = now + self._pause()
+            error = next(iter(unanswered.values()))
+            log.warning("not_handed_out", tasks=away, error=str(error))
+            self.give_back([wanted[item.job_id].entry for item in items if item.job_id in unanswered], at)
+        moves.make(self._queues)
+
+    def put_away(self, entries: Sequence[Entry]) -> None:
+        """Give back, for a while, entries whose server hangs."""
+        self.give_back(entries, self._clock.now_ms() + self._pause())
+
+    def _pause(self) -> int:
+        """How long to leave tasks of a server alone that does not answer, in ms: longer, the longer it
+        lasts."""
+        now = self._clock.monotonic()
+        if now - self._trouble_at > FORGET_SECONDS:
+            self._trouble_since = now
+        self._trouble_at = now
+        return min(max(RETRY_MS, int(500 * (now - self._trouble_since))), MOST_RETRY_MS)
+
+    @property
+    def troubled(self) -> bool:
+        """Whether some server of the task table did not answer lately."""
+        return self._clock.monotonic() - self._trouble_at < FORGET_SECONDS
+
+    def give_back(self, entries: Iterable[Entry], at: int | None = None) -> None:
+        """Give back entries that were not handed out, due at once or ``at`` (ms). Nothing is charged."""
+        backs: dict[Slot, list[tuple[int, float, float]]] = {}
+        for entry in entries:
+            if entry.fence != NO_FENCE:
+                score = unread_score(entry.fence, entry.taken if at is None else at, entry.topic.retries)
+                backs.setdefault(entry.slot, []).append((entry.job_id, entry.fence, score))
+        if backs:
+            self._queues.rollback(backs)  # what fails is given back by whoever finds it
+
+    def release(self, leases: Iterable[PullLease]) -> None:
+        """Take back what no consumer has seen. What fails comes again when its ttr has ended."""
+        by_id = {lease.job_id: lease for lease in leases}
+        if by_id:
+            rows = self._store.pulls.release(by_id.values())
+            self.index(
+                (by_id[row.job_id].slot, row)
+                for row in rows.values()
+                if row.status == TaskStatus.PENDING and not row.living
+            )
+
+    def index(self, rows: Iterable[tuple[int, PullRow]]) -> None:
+        """Tell the index of rows, each with the number of its slot, that have become due earlier, or dead."""
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        dead: dict[Slot, list[tuple[int, int]]] = {}
+        for number, row in rows:
+            topic = self._catalog.known_type(row.biz_type)
+            if topic is None:
+                continue
+            slot = Slot(topic.name, number)
+            if row.status == TaskStatus.DEAD:
+                dead.setdefault(slot, []).append((row.job_id, row.next_time))
+            elif not beyond_horizon(topic, row.next_time, self._clock.now_ms()):
+                entries.setdefault(slot, []).append((row.job_id, next_score(row, topic, row.next_time)))
+        if entries:
+            self._queues.add(entries)
+        if dead:
+            self._queues.restore_dead(dead)
+
+
+class _Moves:
+    """Moves of prepared entries, by slot."""
+
+    def __init__(self) -> None:
+        self._commits: dict[Slot, list[tuple[int, float]]] = {}
+        self._backs: dict[Slot, list[tuple[int, float, float]]] = {}
+        self._buries: dict[Slot, list[tuple[int, float, int]]] = {}
+
+    def drop(self, entry: Entry) -> None:
+        """Its task has ended, or waits in its row alone."""
+        if entry.fence != NO_FENCE:
+            self._commits.setdefault(entry.slot, []).append((entry.job_id, entry.fence))
+
+    def back(self, entry: Entry, row: PullRow, due: int, now: int) -> None:
+        """Its task is due at ``due`` (ms)."""
+        if beyond_horizon(entry.topic, due, now):
+            self.drop(entry)
+        elif entry.fence != NO_FENCE:
+            score = next_score(row, entry.topic, due)
+            self._backs.setdefault(entry.slot, []).append((entry.job_id, entry.fence, score))
+
+    def bury(self, entry: Entry, died: int) -> None:
+        """Its task is dead since ``died`` (ms)."""
+        if entry.fence != NO_FENCE:
+            self._buries.setdefault(entry.slot, []).append((entry.job_id, entry.fence, died))
+
+    def make(self, queues: Queues) -> None:
+        """Make them. An entry whose move fails is given back by whoever finds it, and its row read again."""
+        if self._backs:
+            queues.rollback(self._backs)
+        if self._commits:
+            queues.commit(self._commits)
+        if self._buries:
+            queues.bury(self._buries)
+
+
+def unread_score(fence: float, due: int, retries: int) -> float:
+    """Return the StoreQueue score of an entry whose row was not read: its tries are those of its fence."""
+    remaining = max(int(fence), 1)
+    return store_score(due, remaining, retries - remaining)
+
+
+def _delivered(row: PullRow, entry: Entry, key: PullLease, bodies: Bodies) -> Delivered:
+    def read() -> Content:
+        content = bodies.read({row.job_id: row.version}, gated=False).whole().get(row.job_id)
+        if content is None:
+            raise BodyGone(f"the body of task {row.job_id} is gone: the task was purged or replaced")
+        return content
+
+    body = None if row.body_length < 0 else Body(row.body_length, read=read)
+    return Delivered(
+        row.to_task(entry.topic.name, body),
+        key.text(),
+        row.attempts,
+        from_ms(row.next_time),
+        is_last(row, entry.topic),
+        key,
+    )

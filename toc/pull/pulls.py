@@ -1,0 +1,219 @@
+"""Pull consumers: the use case behind every door that hands tasks out.
+
+    waiting ── pull ──▶ leased ── ack, also late ──▶ processed
+       ▲                  │
+       ├── nack ──────────┤  or dead, by the last try
+       └── end of ttr ────┘  redelivered; dead, if it was the last try and its answer was written
+
+Any number of processes may do this beside each other. A call never blocks the event loop: threads talk to the
+servers, and all calls in flight share their round trips.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from math import isfinite
+from typing import Any
+
+from toc.model.clock import from_ms
+from toc.model.errors import InvalidInput, NotPulled, TocError, shown
+from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
+from toc.model.task import MAX_RETRY_SECONDS
+from toc.model.topic import Delivery, Topic
+from toc.pull.answers import AnswerLanes, Ask, Kind, NackWish
+from toc.pull.hall import LAST_SECONDS, Delivered, Hall, Waiter
+from toc.pull.lanes import Failed, end_process
+from toc.pull.taker import Taker
+from toc.sdk.client import TimeoutCenter
+
+MAX_TASKS = 100
+"""Most tasks of one pull."""
+MAX_WAIT_SECONDS = 60.0
+MAX_HOLD_SECONDS = 600.0
+"""Longest wait that a door may ask for by its own rules (``longest``)."""
+MAX_TOPICS = 100
+DEFAULT_TTR_SECONDS = 60.0
+HASTY_SECONDS = 1.5
+"""How long a pull that does not wait may take to learn that nothing is due."""
+STOP_SECONDS = 5.0
+
+
+class Pulls:
+    """What pull consumers can do, for one process. Its coroutines may be called from any event loop.
+
+    Threads start with the first call. ``failed`` is called with the name and error of a thread that has died;
+    by default the process ends. Raises ConfigError for unusable settings.
+    """
+
+    def __init__(self, center: TimeoutCenter, *, failed: Failed = end_process) -> None:
+        self._catalog = center.catalog
+        self._hall = Hall()
+        self._taker = Taker(center.store, center.queues, center.catalog, center.clock, self._hall, failed)
+        self._answers = AnswerLanes(center.store, center.queues, center.catalog, self._taker.outs, failed)
+        self._lock = threading.Lock()
+        self._started = self._stopped = False
+
+    def __len__(self) -> int:
+        """How many pulls wait."""
+        return len(self._hall)
+
+    async def pull(
+        self,
+        topics: Sequence[str],
+        *,
+        most: int = 1,
+        wait: float = 0.0,
+        ttr: float = DEFAULT_TTR_SECONDS,
+        longest: float = MAX_WAIT_SECONDS,
+    ) -> list[Delivered]:
+        """Hand out up to ``most`` due tasks of the first of these topics that has any.
+
+        Waits up to ``wait`` seconds (0 to ``longest``) for the first to come due; returns [] if none did, or
+        if this process leaves. For ``ttr`` seconds (at most the topic's max_runtime; see ``lease_until``)
+        nobody else gets these tasks. Their tries are charged. The caller must tell how its answer went:
+        ``written``, or ``release`` if nothing of it was sent. A cancelled call releases what it was given.
+
+        Raises UnknownTopic, NotPulled, InvalidInput, or StoreUnavailable if a topic cannot be looked up.
+        """
+        if isinstance(topics, str) or not 1 <= len(topics) <= MAX_TOPICS:
+            raise InvalidInput(f"topics must be a list of 1 to {MAX_TOPICS} names")
+        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MAX_TASKS:
+            raise InvalidInput(f"the number of tasks must be 1 to {MAX_TASKS}, not {shown(most)}")
+        _check_seconds("wait", wait, 0, min(longest, MAX_HOLD_SECONDS))
+        _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
+        names = list(dict.fromkeys(topics))
+        for name in names:
+            _check_pulled(await self._topic(name))
+        self._start()
+        waiter = Waiter(names, most, round(ttr * 1000), hasty=wait == 0)
+        if not self._hall.enter(waiter):
+            return []
+        self._taker.wake()
+        timer = waiter.loop.call_later(wait or HASTY_SECONDS, self._time_up, waiter)
+        try:
+            await waiter.done
+        except BaseException:
+            self.release(self._hall.leave(waiter))
+            raise
+        finally:
+            timer.cancel()
+        return self._hall.leave(waiter)
+
+    def _time_up(self, waiter: Waiter) -> None:
+        self._hall.close(waiter)
+        waiter.progress()
+        waiter.loop.call_later(LAST_SECONDS, waiter.end)
+
+    async def ack(self, leases: Iterable[str]) -> list[AckOutcome | TocError]:
+        """Mark tasks as processed, also after their lease has ended. Returns what came of each, in order.
+
+        An error, such as InvalidLease or StoreUnavailable, concerns its lease alone; repeating is safe.
+        """
+        return await self._ask(leases, Kind.ACK, None)
+
+    async def nack(
+        self, leases: Iterable[str], *, delay: float | None = None, dead: bool = False, error: str = ""
+    ) -> list[LeaseOutcome | TocError]:
+        """Give tasks back as failed, due again after ``delay`` seconds (default: the topic's backoff).
+
+        ``dead``: no further try. Needs living leases. Returns what came of each, in order. Raises
+        InvalidInput.
+        """
+        if delay is not None:
+            _check_seconds("delay", delay, 0, MAX_RETRY_SECONDS)
+        delay_ms = None if delay is None else round(delay * 1000)
+        wish = NackWish(delay_ms, dead, error or "its consumer gave it back")
+        return await self._ask(leases, Kind.NACK, wish)
+
+    async def extend(self, leases: Iterable[str], *, ttr: float) -> list[datetime | LeaseOutcome | TocError]:
+        """Let living leases last ``ttr`` seconds from now, never less than they do, and in all at most the
+        topic's max_runtime since the hand-out.
+
+        Returns, in order, until when each lives (aware UTC), or GONE. Raises InvalidInput.
+        """
+        _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
+        found = await self._ask(leases, Kind.EXTEND, round(ttr * 1000))
+        return [
+            one if isinstance(one, TocError) else from_ms(one) if isinstance(one, int) else LeaseOutcome.GONE
+            for one in found
+        ]
+
+    def written(self, delivered: Iterable[Delivered]) -> None:
+        """Record that the answer with these tasks was written to its client. Does not wait.
+
+        Until that is on the row, the end of ttr does not use up a last try; others need no record.
+        """  # [rule: written-or-again]
+        self._answers.put(Ask(Kind.WRITTEN, one.key) for one in delivered if one.last)
+
+    def release(self, delivered: Iterable[Delivered]) -> None:
+        """Take back, uncharged and due at once, tasks of an answer of which no byte was sent. Does not wait.
+
+        If a part was sent, the client may have read it: leave the tasks to the end of ttr.
+        """
+        self._answers.put(Ask(Kind.RELEASE, one.key) for one in delivered)
+
+    def topic_of(self, lease: str) -> Topic | None:
+        """Return the topic of a lease, as this process knows the topics: for permissions. Raises
+        InvalidLease."""
+        return self._catalog.known_type(PullLease.parse(lease).biz_type)
+
+    def close(self) -> None:
+        """Answer all waiting pulls, with nothing. Later pulls are answered at once."""
+        self._hall.close_all()
+
+    def stop(self) -> None:
+        """Close, write what was asked, and end the threads. May be called twice, or never started."""
+        self.close()
+        with self._lock:
+            running, self._stopped = self._started and not self._stopped, True
+        if running:
+            self._taker.stop(STOP_SECONDS)
+            self._answers.stop(STOP_SECONDS)
+
+    # --- inside
+
+    def _start(self) -> None:
+        if not self._started:
+            with self._lock:
+                if not self._started and not self._stopped:
+                    self._taker.start()
+                    self._answers.start()
+                    self._started = True
+
+    async def _topic(self, name: str) -> Topic:
+        topic = self._catalog.known().get(name) if isinstance(name, str) else None
+        return await asyncio.to_thread(self._catalog.get, name) if topic is None else topic
+
+    async def _ask(self, leases: Iterable[str], kind: Kind, wish: NackWish | int | None) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        self._start()
+        found: list[Any] = []
+        asks: list[Ask] = []
+        for text in leases:
+            try:
+                lease = PullLease.parse(text)
+                if self._catalog.known_type(lease.biz_type) is None:
+                    await asyncio.to_thread(self._catalog.of_type, lease.biz_type)
+            except TocError as exc:
+                found.append(exc)
+                continue
+            ask = Ask(kind, lease, wish, loop, loop.create_future())
+            asks.append(ask)
+            found.append(ask)
+        self._answers.put(asks)
+        return [await one.answer if isinstance(one, Ask) and one.answer else one for one in found]
+
+
+def _check_pulled(topic: Topic) -> None:
+    if topic.delivery is not Delivery.PULL:
+        raise NotPulled(f"tasks of topic {topic.name!r} are not pulled: its delivery is {topic.delivery}")
+
+
+def _check_seconds(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        raise InvalidInput(f"{name} must be a number of seconds, not {shown(value)}")
+    if not low <= value <= high:
+        raise InvalidInput(f"{name} must be {low:g} to {high:g} seconds, not {shown(value)}")

@@ -1,0 +1,427 @@
+"""The taker: sleeps until a task is due that a waiting pull wants, and prepares it.
+
+No gateway owns the slots of a pulled topic. Each looks at all slots of the topics that its own pulls wait
+for, and takes no more than they want; one without such pulls takes nothing. The script decides between two
+that ask for one slot, and the row between two that hold one task.
+
+So claim numbers say nothing here, and each process draws one at random. What is prepared stays so for some
+milliseconds; what has been longer was left by a gateway that died, or that stands still, whose hand-out its
+row will judge. Whoever waits for such a slot gives it back as due, uncharged: its row says more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from math import floor
+
+from toc.failpoint import failpoint
+from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
+from toc.index.queues import Queues
+from toc.index.wake import WakeListener
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable, TocError
+from toc.model.scores import CLAIMS, split
+from toc.model.topic import Delivery, Slot, Topic
+from toc.observe.log import get_logger
+from toc.pull.hall import TAKE_LIMIT, Entry, Hall
+from toc.pull.handout import NO_FENCE, Assigned, HandOuts, unread_score
+from toc.pull.lanes import Failed, Lane, Loop
+from toc.store.scan import Position
+from toc.store.store import Store
+
+log = get_logger(__name__)
+
+NEVER = 2**62
+IDLE_SECONDS = 60.0
+PATIENCE_SECONDS = 0.03
+"""How long a round waits for one Redis node."""
+RETRY_MS = 250
+"""Pause before a slot is asked again whose node failed."""
+PAUSED_MS = 1000
+LOOK_SECONDS = 1.0
+"""How often slots are peeked at while pulls wait, for lost wake-ups and what others have left prepared."""
+PEEK_SLOTS = 500
+LEFT_SECONDS = 2
+"""Age at which a prepared entry counts as left behind. By Redis's clock, in whole seconds."""
+LINGER_SECONDS = 30.0
+"""How long the slots of a topic are watched after its last pull."""
+ROWS_SECONDS = 0.25
+"""How often due rows are looked for while Redis does not answer."""
+ROWS_LINGER_SECONDS = 2.5
+ROWS_PAGE = 50
+SURPLUS = 100
+"""Least entries to take while a server of the task table does not answer: its tasks must not keep those of
+others from the few that are wanted."""
+
+
+class _Watched:
+    """The slots of one topic, and when each is next due (ms)."""
+
+    def __init__(self) -> None:
+        self.due: dict[Slot, int] = {}
+        self.left: dict[Slot, int] = {}
+        self._heap: list[tuple[int, Slot]] = []
+        self.wanted_at = 0.0
+
+    def look(self, slot: Slot, due: int) -> None:
+        """Look at it at ``due``, unless earlier."""
+        if due < self.due.get(slot, -1):
+            self.due[slot] = due
+            heapq.heappush(self._heap, (due, slot))
+
+    def add(self, slots: Sequence[Slot]) -> bool:
+        """Watch these slots and no others. Returns whether they are others than before."""
+        if self.due.keys() == set(slots):
+            return False
+        for slot in set(slots) - self.due.keys():
+            self.due[slot] = NEVER
+            self.look(slot, 0)
+        self.due = {slot: self.due[slot] for slot in slots}
+        return True
+
+    def next_due(self) -> int | None:
+        """When the first is due; None if no due time is known."""
+        while self._heap:
+            due, slot = self._heap[0]
+            if self.due.get(slot) == due:
+                return due
+            heapq.heappop(self._heap)
+        return None
+
+    def take_due(self, now: int, most: int) -> list[Slot]:
+        """The slots that are due, first the longest due. They are due no more until ``look``."""
+        found: list[Slot] = []
+        while len(found) < most and (due := self.next_due()) is not None and due <= now:
+            _, slot = heapq.heappop(self._heap)
+            self.due[slot] = NEVER
+            found.append(slot)
+        return found
+
+
+class Taker:
+    """Two threads: ``take`` prepares what is due, ``watch`` looks after what that may miss."""
+
+    def __init__(
+        self,
+        store: Store,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        hall: Hall,
+        failed: Failed,
+    ) -> None:
+        self._store = store
+        self._queues = queues.within(PATIENCE_SECONDS)
+        self._catalog = catalog
+        self._clock = clock
+        self._hall = hall
+        self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
+        self._lock = threading.Lock()
+        self._news: dict[Slot | None, int] = {}
+        self._late: list[dict[Slot, Prepared | IndexUnavailable]] = []
+        self._watched: dict[str, _Watched] = {}
+        """Changed by ``take`` alone."""
+        self._failing: dict[str, float] = {}
+        """Topics of which a Redis node did not answer, with the time until which to read rows as well."""
+        self._peeked_at = float("-inf")
+        self._to_peek: list[Slot] = []
+        self._tables = [table for tables in store.tables_of_server() for table in tables]
+        self._listener: WakeListener = queues.listener()
+        self._listens = threading.Thread(
+            target=self._listen, args=(failed,), name="toc-pull-wake", daemon=True
+        )
+        self.outs = HandOuts(store, queues, catalog, clock, hall, self.wake)
+        self._lanes: list[Lane[Assigned]] = [
+            Lane(f"pull-out-{number}", self.outs.run, failed, TAKE_LIMIT * 2)
+            for number in range(len(store.tables_of_server()))
+        ]
+        self._take_loop = Loop("pull-take", self.take, failed)
+        self._watch_loop = Loop("pull-watch", self.watch, failed)
+        self._resting = True
+        """Whether ``watch`` sleeps because nobody waits."""
+
+    def start(self) -> None:
+        """Start the threads."""
+        for lane in self._lanes:
+            lane.start()
+        self._take_loop.start()
+        self._watch_loop.start()
+        self._listens.start()
+
+    def stop(self, seconds: float) -> None:
+        """Take nothing more, hand out what was taken, and end."""
+        self._listener.stop()
+        self._watch_loop.stop(seconds)
+        self._take_loop.stop(seconds)
+        for lane in self._lanes:
+            lane.stop(seconds)
+        self._listens.join(seconds)
+
+    def wake(self) -> None:
+        """Pulls have come, or wait again."""
+        self._take_loop.wake()
+        if self._resting:
+            self._watch_loop.wake()
+
+    def look_at(self, slot: Slot | None, due: int) -> None:
+        """The slot (None: any) may have something due at ``due`` (ms)."""
+        with self._lock:
+            if due < self._news.get(slot, NEVER):
+                self._news[slot] = due
+        self._take_loop.wake()
+
+    def _listen(self, failed: Failed) -> None:
+        try:
+            self._listener.run(self._woken)
+        except BaseException as exc:
+            failed("pull-wake", exc)
+
+    def _woken(self, slot: Slot | None, due: int | None) -> None:
+        if slot is None or due is None:  # messages may have been missed
+            self._peeked_at = float("-inf")
+            self._watch_loop.wake()
+        else:
+            self.look_at(slot, due)
+
+    # --- take
+
+    def take(self) -> float:
+        """One round. Returns the seconds until the next."""
+        now = self._clock.now_ms()
+        self._hear()
+        names = self._hall.topics()
+        self._watch_topics(names)
+        due: set[str] = set()
+        requests: list[PrepareRequest] = []
+        for name in names:
+            topic, watched = self._catalog.known().get(name), self._watched.get(name)
+            if topic is None or watched is None:
+                continue
+            first = watched.next_due()
+            if first is None or first > now:
+                continue
+            if topic.paused or topic.delivery is not Delivery.PULL:
+                for slot in watched.take_due(now, len(watched.due)):
+                    watched.look(slot, now + PAUSED_MS)
+                continue
+            due.add(name)
+            if demand := self._hall.demand(name):
+                requests += self._requests(topic, watched, demand, now)
+        with self._lock:
+            late, self._late = self._late, []
+        results = self._queues.prepare(requests, self._answered_late) if requests else {}
+        for answers in (*late, results):
+            self._accept(answers, due)
+        self._hall.close_hasty(self._empty_topics())
+        return self._until_next()
+
+    def _hear(self) -> None:
+        with self._lock:
+            news, self._news = self._news, {}
+        for slot, due in news.items():
+            if slot is not None and slot.topic in self._watched:
+                self._watched[slot.topic].look(slot, due)
+
+    def _watch_topics(self, names: Sequence[str]) -> None:
+        now, known = self._clock.monotonic(), self._catalog.known()
+        changed = False
+        for name in names:
+            if name in known:
+                if (watched := self._watched.get(name)) is None:
+                    watched = _Watched()
+                    self._watched = {**self._watched, name: watched}
+                    self._watch_loop.wake()
+                watched.wanted_at = now
+                if len(watched.due) != known[name].consumed:
+                    changed |= watched.add(known[name].slots())
+        old = [name for name, one in self._watched.items() if now - one.wanted_at > LINGER_SECONDS]
+        if old:
+            self._watched = {name: one for name, one in self._watched.items() if name not in old}
+        if changed or old:
+            self._listener.set_slots(slot for one in self._watched.values() for slot in one.due)
+
+    def _requests(self, topic: Topic, watched: _Watched, demand: int, now: int) -> list[PrepareRequest]:
+        wanted = max(demand, SURPLUS) if self.outs.troubled else demand
+        requests = []
+        slots = watched.take_due(now, wanted)
+        part = max(1, wanted // max(len(slots), 1))
+        for slot in slots:
+            if wanted < 1:
+                watched.look(slot, now)
+                continue
+            limit = min(max(watched.left.get(slot, 0), part), wanted, TAKE_LIMIT)
+            wanted -= limit
+            requests.append(PrepareRequest(slot, limit, topic.retries, self._claim))
+        return requests
+
+    def _answered_late(self, answers: dict[Slot, Prepared | IndexUnavailable]) -> None:
+        with self._lock:
+            self._late.append(answers)
+        self._take_loop.wake()
+
+    def _accept(self, answers: Mapping[Slot, Prepared | IndexUnavailable], due: set[str]) -> None:
+        """Give what was taken to those who wait."""
+        now, known = self._clock.now_ms(), self._catalog.known()
+        taken: dict[str, list[Entry]] = {}
+        for slot, result in answers.items():
+            watched = self._watched.get(slot.topic)
+            if isinstance(result, IndexUnavailable):
+                self._fails(slot.topic, result)
+                if watched is not None:
+                    watched.look(slot, now + RETRY_MS)
+                continue
+            topic = known.get(slot.topic)
+            if topic is None:  # deleted meanwhile: given back by whoever finds them
+                continue
+            taken.setdefault(topic.name, []).extend(
+                Entry(job_id, slot, fence, topic, result.redis_now_ms) for job_id, fence in result.entries
+            )
+            if watched is not None:
+                watched.left[slot] = result.left
+                if result.next_due is not None:
+                    at = floor(max(0.0, min(result.next_due, NEVER)))
+                    watched.look(slot, at if at > now else now + max(at - result.redis_now_ms, 0))
+        if taken:
+            failpoint("pull.taken")
+        for name, entries in taken.items():
+            left = self._dispatch(name, entries, due)
+            if left:
+                self.outs.give_back(left)
+                for slot in {entry.slot for entry in left}:
+                    self.look_at(slot, now)
+
+    def _dispatch(self, topic: str, entries: Sequence[Entry], due: set[str]) -> list[Entry]:
+        """Have entries handed out. Returns those that nobody wants."""
+        hung = [entry for entry in entries if self._lane(entry).stuck]
+        if hung:
+            self.outs.put_away(hung)
+            entries = [entry for entry in entries if entry not in hung]
+        pairs, left = self._hall.assign(topic, entries, due)
+        by_lane: dict[Lane[Assigned], list[Assigned]] = {}
+        for entry, waiter in pairs:
+            self.outs.flying.add(entry.job_id)
+            by_lane.setdefault(self._lane(entry), []).append(Assigned(entry, waiter))
+        for lane, some in by_lane.items():
+            lane.put(some)
+        return left
+
+    def _lane(self, entry: Entry) -> Lane[Assigned]:
+        return self._lanes[self._store.server_of(entry.job_id)]
+
+    def _empty_topics(self) -> set[str]:
+        """The topics of which nothing is due, as far as Redis says."""
+        now, at = self._clock.now_ms(), self._clock.monotonic()
+        firsts = {name: watched.next_due() for name, watched in self._watched.items()}
+        empty = {name for name, first in firsts.items() if first is None or first > now}
+        return {name for name in empty if self._failing.get(name, 0.0) < at}
+
+    def _until_next(self) -> float:
+        with self._lock:
+            if self._news or self._late:
+                return 0.0
+        times = []
+        for name in self._hall.topics():
+            watched = self._watched.get(name)
+            first = watched.next_due() if watched is not None else None
+            if first is not None:
+                times.append(first)
+        if not times:
+            return IDLE_SECONDS
+        return min(max(min(times) / 1000 - self._clock.time(), 0.0), IDLE_SECONDS)
+
+    # --- watch
+
+    def watch(self) -> float:
+        """Look for what was missed or left behind; read the rows where Redis does not answer."""
+        self._resting = True  # before the look: who enters after it must end the rest
+        names = self._hall.topics()
+        if not names:
+            return IDLE_SECONDS
+        self._resting = False
+        now = self._clock.monotonic()
+        if now - self._peeked_at >= LOOK_SECONDS or self._to_peek:
+            for name in names:
+                try:
+                    self._catalog.get(name)
+                except TocError as exc:
+                    log.warning("topic_not_read", topic=name, error=str(exc))
+            self._look()
+        failing = [name for name, until in list(self._failing.items()) if until > now and name in names]
+        if failing:
+            self._read_rows(failing)
+            return ROWS_SECONDS
+        return LOOK_SECONDS
+
+    def _fails(self, topic: str, error: IndexUnavailable) -> None:
+        now = self._clock.monotonic()
+        if self._failing.get(topic, 0.0) < now:
+            log.warning("pulls_without_redis", topic=topic, error=str(error))
+            self._watch_loop.wake()
+        self._failing[topic] = now + ROWS_LINGER_SECONDS
+
+    def _look(self) -> None:
+        """Peek at the next slots, and give back what others have left prepared there."""
+        if not self._to_peek:
+            self._peeked_at = self._clock.monotonic()
+            self._to_peek = [slot for watched in list(self._watched.values()) for slot in list(watched.due)]
+        slots, self._to_peek = self._to_peek[:PEEK_SLOTS], self._to_peek[PEEK_SLOTS:]
+        suspects: list[Slot] = []
+        for slot, peek in self._queues.peek(slots).items():
+            if isinstance(peek, IndexUnavailable):
+                self._fails(slot.topic, peek)
+                continue
+            if peek.next_due is not None:
+                self.look_at(slot, floor(max(0.0, min(peek.next_due, NEVER))))
+            if peek.prepared:
+                suspects.append(slot)
+        if suspects:
+            self._reclaim(suspects)
+
+    def _reclaim(self, slots: Sequence[Slot]) -> None:
+        """Give back what was prepared long ago, as due, under its whole score."""  # [rule: pull-given-back]
+        known = self._catalog.known()
+        backs: dict[Slot, list[tuple[int, float, float]]] = {}
+        for slot, found in self._queues.expired(
+            [ExpiredRequest(slot, LEFT_SECONDS) for slot in slots]
+        ).items():
+            topic = known.get(slot.topic)
+            if isinstance(found, IndexUnavailable) or topic is None:
+                continue
+            for job_id, score in found:
+                parts = split(score)
+                due = unread_score(float(parts.remaining), parts.seconds * 1000, topic.retries)
+                backs.setdefault(slot, []).append((job_id, score, due))
+        if backs:
+            self._queues.rollback(backs)
+            log.warning("pulls_reclaimed", slots=len(backs), tasks=sum(map(len, backs.values())))
+            for slot in backs:
+                self.look_at(slot, 0)
+
+    def _read_rows(self, names: Sequence[str]) -> None:
+        """Hand out due rows of these topics, as if Redis were not there: the row alone decides."""
+        known = self._catalog.known()
+        topics = {known[name].biz_type: known[name] for name in names if _served(known.get(name))}
+        types = ",".join(str(biz_type) for biz_type in topics)
+        if not types:
+            return
+        now = self._clock.now_ms()
+        starts = dict.fromkeys(self._tables, Position(0))
+        pages = self._store.scans.page(starts, now + 1, ROWS_PAGE, where=f" AND biz_type IN ({types})")
+        found: dict[str, list[Entry]] = {}
+        rows = sorted((row for page in pages.values() for row in page), key=lambda row: row.next_time)
+        for row in rows:
+            if row.job_id not in self.outs.flying:
+                topic = topics[row.biz_type]
+                slot = topic.slot(row.slot_crc, row.slot_amount)
+                found.setdefault(topic.name, []).append(Entry(row.job_id, slot, NO_FENCE, topic, now))
+        due = set(found)
+        for name, entries in found.items():
+            self._dispatch(name, entries, due)
+
+
+def _served(topic: Topic | None) -> bool:
+    return topic is not None and not topic.paused and topic.delivery is Delivery.PULL

@@ -1,0 +1,416 @@
+"""What pull consumers are handed, and how that ends, on the rows.
+
+A hand-out is one guarded UPDATE: it charges the try, draws a nonce, and makes the end of ttr the row's
+next_time. The row is then pending and not yet due, which is all that the sweep, the row check and reclaim
+need to know; when ttr has ended it is due like any other row. The clock of the row's server alone decides
+whether a lease lives.
+"""
+
+# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from toc.model.pull import LEASE_ENDED, AckOutcome, PullLease, PullRow
+from toc.model.task import UNLIMITED, TaskStatus
+from toc.model.verdict import Nack, PullEnd
+from toc.store import rows as sql
+from toc.store.history import FailedTry, line
+from toc.store.leases import NO_LEASE
+from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
+from toc.store.server import DatabaseServer, Result, Statement
+from toc.store.shards import Answers, Shards
+
+PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
+DEAD = int(TaskStatus.DEAD)
+
+FREE = "pull_nonce=NULL,pull_began=NULL,pull_written=0"
+"""Assignments that end a row's hand-out."""
+
+_INSTANTS = frozenset({"action_time", "next_time", "gmt_modified"})
+_ENDED = {
+    PROCESSED: AckOutcome.ALREADY,
+    int(TaskStatus.CANCELLED): AckOutcome.CANCELLED,
+    DEAD: AckOutcome.DEAD,
+}
+
+
+class HandOut(NamedTuple):
+    """A task to hand out for ``ttr_ms``. ``retries`` is the topic's."""
+
+    job_id: int
+    biz_type: int
+    retries: int
+    ttr_ms: int
+    nonce: bytes
+
+
+class Pulls:
+    """The statements of pull consumers. Thread-safe.
+
+    Every method takes many tasks, each job_id at most once, and answers by job_id.
+    """
+
+    def __init__(self, shards: Shards, stamp: Callable[[], int]) -> None:
+        self._shards = shards
+        self._stamp = stamp
+        self._columns = {server: _columns(server) for server in shards.servers}
+
+    def read(self, job_ids: Iterable[int]) -> Answers[PullRow]:
+        """Return the rows that exist."""
+        parts = self._shards.each(self._shards.group(job_ids), self._read)
+        return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
+
+    def hand_out(self, items: Sequence[HandOut], now_ms: int) -> Answers[PullRow]:
+        """Hand out those tasks that are pending and due, by their server's clock and by ``now_ms``.
+
+        Returns all rows as they are then: one that carries its item's nonce was handed out, and next_time is
+        when its ttr ends. It is not handed out if it has expired, nor if the try that has ended was the last
+        one and its answer was recorded as written. May be repeated after a lost answer.
+        """
+        by_id = {item.job_id: item for item in items}
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[PullRow]:
+            now, stamp = server.from_now(0), server.instant(now_ms)
+            groups: dict[tuple[int, int, int, int], list[HandOut]] = {}
+            for table, part in ids.items():
+                for job_id in part:
+                    item = by_id[job_id]
+                    groups.setdefault((table, item.biz_type, item.retries, item.ttr_ms), []).append(item)
+            updates = []
+            for (table, biz_type, retries, ttr_ms), some in groups.items():
+                tries = f"CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
+                nonces = " ".join(f"WHEN {item.job_id:d} THEN {_bytes(item.nonce)}" for item in some)
+                # MySQL assigns from left to right: what reads the old nonce comes before the new one.
+                updates.append(
+                    Statement(  # [rule: one-hand-out]
+                        f"UPDATE {self._shards.names[table]} SET "
+                        f"last_error=CASE WHEN pull_nonce IS NULL THEN last_error ELSE %s END,"
+                        f"attempts=attempts+CASE WHEN attempts<({tries}) THEN 1 ELSE 0 END,"
+                        f"pull_nonce=CASE job_id {nonces} END,pull_began={now},pull_written=0,"
+                        f"next_time={server.from_now(ttr_ms)},gmt_modified={stamp},{NO_LEASE} "
+                        f"WHERE job_id IN ({sql.numbers(item.job_id for item in some)}) AND status={PENDING} "
+                        f"AND biz_type={biz_type:d} AND next_time<={now} AND next_time<={stamp} "
+                        f"AND (expires_at IS NULL OR expires_at>={now}) "
+                        # [rule: written-or-again]
+                        f"AND (pull_nonce IS NULL OR pull_written=0 OR attempts<({tries}) "
+                        f"OR ({tries})={UNLIMITED})",
+                        (LEASE_ENDED,),
+                    )
+                )
+            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+            return _rows(results[len(updates) :])
+
+        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
+        return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
+
+    def written(self, leases: Iterable[PullLease]) -> Answers[None]:
+        """Record that the answers which handed these out were written. Ignores leases that have ended."""
+        by_id = {lease.job_id: lease for lease in leases}
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+            server.run(
+                [
+                    Statement(
+                        f"UPDATE {self._shards.names[table]} SET pull_written=1 WHERE {_those(part)} "
+                        f"AND {_of_nonces(by_id, part)} AND status={PENDING}"
+                    )
+                    for table, part in ids.items()
+                ],
+                transaction=True,
+                outwait=False,
+            )
+
+        failed = self._shards.each(self._shards.group(by_id), send, writes=True).failed
+        return Answers({job_id: None for job_id in by_id if job_id not in failed}, failed)
+
+    def release(self, leases: Iterable[PullLease]) -> Answers[PullRow]:
+        """Take back uncharged, due at once, what no consumer has seen, where the lease lives.
+
+        Returns the rows as they are then.
+        """
+        by_id = {lease.job_id: lease for lease in leases}
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[PullRow]:
+            now, stamp = server.from_now(0), server.instant(self._stamp())
+            updates = [
+                Statement(  # [rule: released-uncharged]
+                    f"UPDATE {self._shards.names[table]} SET "
+                    f"attempts=attempts-CASE WHEN attempts>0 THEN 1 ELSE 0 END,{FREE},next_time={now},"
+                    f"gmt_modified={stamp} WHERE {_those(part)} AND {_of_nonces(by_id, part)} "
+                    f"AND version={version:d} AND status={PENDING} AND next_time>{now}"
+                )
+                for (table, version), part in _by_version(ids, by_id).items()
+            ]
+            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+            return _rows(results[len(updates) :])
+
+        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
+        return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
+
+    def ack(self, leases: Iterable[PullLease]) -> Answers[AckOutcome]:
+        """Mark as processed what is pending under the lease's version and was handed out, however late.
+
+        That try is no longer charged: attempts counts failed tries once a task has ended.
+        """
+        by_id = {lease.job_id: lease for lease in leases}
+        stamp = self._stamp()
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
+            return self._ack(server, ids, by_id, stamp)
+
+        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
+        return Answers({one: what for part in parts.results for one, what in part.items()}, parts.failed)
+
+    def _ack(
+        self,
+        server: DatabaseServer,
+        ids: Mapping[int, Sequence[int]],
+        leases: Mapping[int, PullLease],
+        stamp: int,
+    ) -> dict[int, AckOutcome]:
+        in_time = f" AND next_time>{server.from_now(0)}"
+
+        def end(part: Sequence[int], table: int, version: int, more: str) -> Statement:
+            ended, types = server.instant(stamp), sql.numbers({leases[job_id].biz_type for job_id in part})
+            return Statement(  # [rule: ack-of-version]
+                f"UPDATE {self._shards.names[table]} SET status={PROCESSED},attempts=attempts-1,"
+                f"next_time={ended},"
+                f"gmt_modified={ended} WHERE {_those(part)} AND status={PENDING} AND version={version:d} "
+                f"AND biz_type IN ({types}) AND attempts>0{more}"
+            )
+
+        groups = _by_version(ids, leases)
+        updates = [
+            end(part, table, version, f" AND {_of_nonces(leases, part)}{in_time}")
+            for (table, version), part in groups.items()
+        ]
+        results = server.run(updates, transaction=True, patient=True, outwait=False)
+        doubtful: dict[int, list[int]] = {}
+        for ((table, _version), part), result in zip(groups.items(), results, strict=True):
+            if result.matched != len(part):
+                doubtful.setdefault(table, []).extend(part)
+        outcomes = dict.fromkeys(
+            leases.keys() & {one for part in ids.values() for one in part}, AckOutcome.ACKED
+        )
+        if not doubtful:
+            return outcomes
+        before = {row.job_id: row for row in self._read(server, doubtful)}
+        late = _by_version(
+            {
+                table: [one for one in part if one in before and before[one].status == PENDING]
+                for table, part in doubtful.items()
+            },
+            leases,
+        )
+        server.run(
+            [end(part, table, version, "") for (table, version), part in late.items()], transaction=True
+        )
+        asked = {one for part in late.values() for one in part}
+        after = {row.job_id: row for row in self._read(server, doubtful)}
+        for job_id in (one for part in doubtful.values() for one in part):
+            row, lease = after.get(job_id), leases[job_id]
+            if row is None or row.biz_type != lease.biz_type:
+                outcomes[job_id] = AckOutcome.UNKNOWN
+            elif row.version != lease.version:
+                outcomes[job_id] = AckOutcome.REPLACED
+            elif row.status == PENDING:
+                outcomes[job_id] = AckOutcome.NOT_HANDED_OUT
+            elif (row.status, row.gmt_modified) == (PROCESSED, stamp):  # by this call
+                outcomes[job_id] = AckOutcome.LATE if job_id in asked else AckOutcome.ACKED
+            else:
+                outcomes[job_id] = _ENDED.get(row.status, AckOutcome.UNKNOWN)
+        return outcomes
+
+    def nack(self, items: Iterable[tuple[PullLease, Nack]]) -> Answers[PullRow | None]:
+        """Write tries that failed, where their lease lives. Returns the rows as they are then; None where the
+        lease was gone."""
+        by_id = {lease.job_id: (lease, nack) for lease, nack in items}
+        stamp = self._stamp()
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow | None]:
+            now, changed = server.from_now(0), server.instant(stamp)
+            updates = []
+            for table, part in ids.items():
+                for job_id in part:
+                    lease, (row, dead, delay_ms, error) = by_id[job_id]
+                    end = (
+                        f"status={DEAD},next_time={changed}"
+                        if dead
+                        else f"next_time={server.from_now(delay_ms)}"
+                    )
+                    updates.append(
+                        Statement(  # [rule: living-lease]
+                            f"UPDATE {self._shards.names[table]} SET {end},{FREE},gmt_modified={changed}"
+                            f"{_noted(server, row, error, stamp)},last_error=%s "
+                            f"WHERE job_id={job_id:d} AND status={PENDING} AND version={lease.version:d} "
+                            f"AND biz_type={lease.biz_type:d} AND pull_nonce={_bytes(lease.nonce)} "
+                            f"AND next_time>{now}",
+                            (_text(error),),
+                        )
+                    )
+            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+            rows = {row.job_id: row for row in _rows(results[len(updates) :])}
+            return {job_id: _changed(rows.get(job_id), stamp) for part in ids.values() for job_id in part}
+
+        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
+        return Answers({one: row for part in parts.results for one, row in part.items()}, parts.failed)
+
+    def extend(self, items: Iterable[tuple[PullLease, int, int]]) -> Answers[int | None]:
+        """Let living leases last for ``ttr_ms`` from now, but at most ``most_ms`` since their hand-out; never
+        shorter than they do.
+
+        Items are (lease, ttr_ms, most_ms). Returns until when each lives, in ms; None where it is gone.
+        """
+        by_id = {lease.job_id: (lease, ttr_ms, most_ms) for lease, ttr_ms, most_ms in items}
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, int | None]:
+            now = server.from_now(0)
+            updates = []
+            for table, part in ids.items():
+                for job_id in part:
+                    lease, ttr_ms, most_ms = by_id[job_id]
+                    wanted, most = server.from_now(ttr_ms), server.after("pull_began", most_ms)
+                    updates.append(
+                        Statement(
+                            f"UPDATE {self._shards.names[table]} SET next_time={server.greatest}(next_time,"
+                            f"CASE WHEN {most}<{wanted} THEN {most} ELSE {wanted} END) "
+                            f"WHERE job_id={job_id:d} AND status={PENDING} AND version={lease.version:d} "
+                            f"AND biz_type={lease.biz_type:d} AND pull_nonce={_bytes(lease.nonce)} "
+                            f"AND next_time>{now}"
+                        )
+                    )
+            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+            found: dict[int, int | None] = {job_id: None for part in ids.values() for job_id in part}
+            for row in _rows(results[len(updates) :]):
+                lease = by_id[row.job_id][0]
+                if row.living and (row.nonce, row.version, row.biz_type) == (
+                    lease.nonce,
+                    lease.version,
+                    lease.biz_type,
+                ):
+                    found[row.job_id] = row.next_time
+            return found
+
+        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
+        return Answers({one: until for part in parts.results for one, until in part.items()}, parts.failed)
+
+    def end(self, items: Iterable[PullEnd]) -> Answers[bool]:
+        """End tasks whose last ttr has ended, or which have expired, if their rows are as they were read.
+
+        Returns which have ended by it.
+        """
+        by_id = {item.row.job_id: item for item in items}
+        stamp = self._stamp()
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, bool]:
+            now, ended = server.from_now(0), server.instant(stamp)
+            updates = []
+            for table, part in ids.items():
+                for job_id in part:
+                    row, status, expired, error = by_id[job_id]
+                    nonce = f"pull_nonce={_bytes(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
+                    why = f"expires_at<{now}" if expired else "pull_written=1"
+                    noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
+                    updates.append(
+                        Statement(  # [rule: last-lapse]
+                            f"UPDATE {self._shards.names[table]} SET status={status:d},expired={expired:d},"
+                            f"next_time={ended},gmt_modified={ended},{FREE}{noted} WHERE job_id={job_id:d} "
+                            f"AND status={PENDING} AND version={row.version:d} AND attempts={row.attempts:d} "
+                            f"AND {nonce} AND next_time<={now} AND {why}",
+                            () if error is None else (_text(error),),
+                        )
+                    )
+            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+            rows = {row.job_id: row for row in _rows(results[len(updates) :])}
+            wanted = [job_id for part in ids.values() for job_id in part]
+            return {
+                job_id: job_id in rows
+                and (rows[job_id].status, rows[job_id].gmt_modified) == (by_id[job_id].status, stamp)
+                for job_id in wanted
+            }
+
+        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
+        return Answers({one: done for part in parts.results for one, done in part.items()}, parts.failed)
+
+    # --- shared
+
+    def _select(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
+        return sql.select_by_id(server, self._columns[server], self._shards.names, ids)
+
+    def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[PullRow]:
+        return _rows(server.run(self._select(server, ids), outwait=False))
+
+
+def _columns(server: DatabaseServer) -> str:
+    """Return what to SELECT for ``_rows``: one text per row, as in ``rows.try_columns``."""
+    instead = {
+        "expires_at": f"COALESCE({server.milliseconds('expires_at')},0)",
+        "written": "pull_written",
+        "body_length": "COALESCE(body_length,-1)",
+        "now": server.milliseconds(server.from_now(0)) if server.greatest != "MAX" else _SQLITE_NOW,
+        "nonce": "CASE WHEN pull_nonce IS NULL THEN '' ELSE HEX(pull_nonce) END",
+        "biz_key": "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
+    }
+    parts = [
+        instead.get(name) or (server.milliseconds(name) if name in _INSTANTS else name)
+        for name in PullRow._fields
+    ]
+    return server.joined(parts)
+
+
+_SQLITE_NOW = "CAST((julianday('now')-2440587.5)*86400000 AS INTEGER)"
+"""Now in ms: these columns are written once, and a literal would stand still."""
+_PARTS = len(PullRow._fields)
+
+
+def _rows(results: Iterable[Result]) -> list[PullRow]:
+    rows = []
+    with sql.understood():
+        for result in results:
+            for (text,) in result.rows:
+                parts = text.split(",", _PARTS - 1)
+                *numbers, nonce, key, attribute = parts
+                biz_key = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
+                rows.append(PullRow._make([*map(int, numbers), bytes.fromhex(nonce), biz_key, attribute]))
+    return rows
+
+
+def _by_version(
+    ids: Mapping[int, Sequence[int]], leases: Mapping[int, PullLease]
+) -> dict[tuple[int, int], list[int]]:
+    groups: dict[tuple[int, int], list[int]] = {}
+    for table, part in ids.items():
+        for job_id in part:
+            groups.setdefault((table, leases[job_id].version), []).append(job_id)
+    return groups
+
+
+def _those(job_ids: Sequence[int]) -> str:
+    return f"job_id IN ({sql.numbers(job_ids)})"
+
+
+def _of_nonces(leases: Mapping[int, PullLease], job_ids: Sequence[int]) -> str:
+    """The condition that each row has its lease's nonce: no two hand-outs ever draw the same."""
+    return f"pull_nonce IN ({','.join(_bytes(leases[job_id].nonce) for job_id in job_ids)})"
+
+
+def _bytes(value: bytes) -> str:
+    return f"X'{value.hex()}'"
+
+
+def _changed(row: PullRow | None, stamp: int) -> PullRow | None:
+    """The row if this call has changed it."""
+    return row if row is not None and not row.nonce and row.gmt_modified == stamp else None
+
+
+def _noted(server: DatabaseServer, row: PullRow, error: str, now: int) -> str:
+    """Return the SQL that adds a failed try to the row's history."""
+    failed = FailedTry(row.attempts, row.crashes, row.version, now, error)
+    return f",history={server.appended('history', line(failed), MAX_HISTORY_CHARS)}"
+
+
+def _text(error: str) -> str:
+    return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()
