@@ -155,7 +155,7 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
             ).all()
         )
     engine.dispose()
-    beside = {f"timeout_{kind}_{n:04d}" for kind in ("task", "body") for n in (1, 3, 5, 7)}
+    beside = {f"timeout_{kind}_{n:04d}" for kind in ("task", "body", "schedule") for n in (1, 3, 5, 7)}
     assert tables == {"alembic_version", "timeout_request", *beside}
     expected = {
         "job_id": "bigint unsigned",
