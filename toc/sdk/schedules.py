@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, from_ms, to_ms
@@ -49,6 +49,7 @@ MOST_BACKFILL = 100_000
 BACKFILL_RATE = 10.0
 BACKFILL_PAGE = 1000
 _DAY = timedelta(days=1)
+Found = TypeVar("Found")
 
 
 class Schedule(NamedTuple):
@@ -395,10 +396,14 @@ class Schedules:
         return self._catalog().known().get(name) or self._catalog().refresh().get(name)
 
     def _stored(self, name: str) -> Stored:
-        stored = self._store().schedules.get(check_schedule_name(name))
-        if stored is None:
-            raise UnknownSchedule(f"there is no schedule {name!r}; `toc schedule list` shows all")
-        return stored
+        return need(self._store().schedules.get(check_schedule_name(name)), name)
+
+
+def need(found: Found | None, name: str) -> Found:
+    """Return what was found under the name of a schedule. Raises UnknownSchedule if that is nothing."""
+    if found is None:
+        raise UnknownSchedule(f"there is no schedule {name!r}; `toc schedule list` shows all")
+    return found
 
 
 def define(

@@ -11,6 +11,7 @@ So any process may move any schedule on, at any time and at once.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
 from toc.model.topic import Topic
 from toc.store import rows as sql
-from toc.store.server import DatabaseServer, Duplicate, Lost, Param, Statement
+from toc.store.server import LOST_FAST_SECONDS, DatabaseServer, Duplicate, Lost, Param, Statement
 from toc.store.shards import Shards, Trouble
 
 TRIES = 5
@@ -402,16 +403,39 @@ class ScheduleTable:
             return [done for table, move in chunk for done in self._alone(server, table, move)]
 
     def _send(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> list[Move]:
+        """Make moves in one transaction. Returns those that took effect. Raises Duplicate."""
+        ids = [_change_id() for _ in chunk]
+        began = time.monotonic()
+        try:
+            return self._run(server, chunk, ids)
+        except Lost:
+            if time.monotonic() - began > LOST_FAST_SECONDS:
+                raise
+        # One broken connection says nothing about the server: it is asked what became of the transaction.
+        done = [
+            move
+            for (table, move), own in zip(chunk, ids, strict=True)
+            if self._seen(server, table, move, own)
+        ]
+        return done or self._run(server, chunk, [_change_id() for _ in chunk])
+
+    def _run(
+        self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]], ids: Sequence[int]
+    ) -> list[Move]:
         statements: list[Statement] = []
         places = []
-        for table, move in chunk:
-            change_id = _change_id()
+        for (table, move), change_id in zip(chunk, ids, strict=True):
             places.append(len(statements))
             statements.append(self._update(server, table, move.stored, move.state, change_id))
             ours = self._ours(table, move.stored, change_id)
             statements += [sql.insert_if(server, self._shards.names[table], row, ours) for row in move.rows]
         results = server.run(statements, transaction=True, again=False)
         return [move for place, (_, move) in zip(places, chunk, strict=True) if results[place].matched == 1]
+
+    def _seen(self, server: DatabaseServer, table: int, move: Move, change_id: int) -> bool:
+        """Whether a row bears the mark of this change."""
+        ours = self._ours(table, move.stored, change_id)
+        return bool(server.run([Statement(f"SELECT 1 FROM {ours.sql}", ours.params)])[0].rows)
 
     def _alone(self, server: DatabaseServer, table: int, move: Move) -> list[Move]:
         """Make one move of which a job_id or an occurrence is there already.

@@ -1,4 +1,4 @@
-"""The services of a worker process for its tables: sweep, schedules, purge (also of the audit), former slots."""
+"""The services of a worker process for its tables: sweep, schedules, purge, former slots, purge of audit."""
 
 from __future__ import annotations
 
