@@ -47,6 +47,8 @@ REST, REST_BUSY = 3, 9
 HURRY_MS = 5_000
 """With an occurrence due within this time there is no rest."""
 RETRY_SECONDS = 1.0
+MOST_COMPLAINED = 1000
+"""Of how many schedules it remembers that their trouble was logged."""
 STUCK_MS = 30_000
 """When a schedule is tried again that this worker cannot move on. Another may understand it."""
 
@@ -115,7 +117,8 @@ class Scheduler:
                 self._unasked.extend(sorted(self._tables))
                 self._ask()
         except (StoreUnavailable, SchemaBehind) as exc:
-            self._complain("schedules_not_served", error=str(exc))
+            if self._unsaid("server"):
+                log.warning("schedules_not_served", error=str(exc))
             return RETRY_SECONDS
         after = self._clock.monotonic()
         factor = 0 if hurry else REST_BUSY if self._busy() else REST
@@ -194,7 +197,8 @@ class Scheduler:
     def _stuck(self, stored: Stored, now: int, why: str) -> Move:
         """Put a schedule off that cannot be moved on here."""
         SCHEDULES_STUCK.of().add()
-        self._complain("schedule_stuck", schedule=stored.name, error=why)
+        if self._unsaid(stored.name):
+            log.warning("schedule_stuck", schedule=stored.name, error=why)
         return Move(stored, stored.state._replace(look=now + STUCK_MS), [])
 
     def _tell(self, move: Move) -> None:
@@ -215,13 +219,15 @@ class Scheduler:
         for error in failed.values():
             if not isinstance(error, (Locked, SchemaBehind)):
                 raise error
-            self._complain("schedules_not_served", error=str(error))
+            if self._unsaid("table"):
+                log.warning("schedules_not_served", error=str(error))
 
-    def _complain(self, event: str, **values: str) -> None:
+    def _unsaid(self, what: str) -> bool:
+        """Whether this trouble has not been logged for a while; it is now."""
         now = self._clock.monotonic()
-        what = "/".join((event, *values.values()))
-        if now - self._complained.get(what, float("-inf")) > COMPLAIN_SECONDS:
-            if len(self._complained) > 1000:
-                self._complained.clear()
-            self._complained[what] = now
-            log.warning(event, **values)
+        if now - self._complained.get(what, float("-inf")) < COMPLAIN_SECONDS:
+            return False
+        if len(self._complained) > MOST_COMPLAINED:
+            self._complained.clear()
+        self._complained[what] = now
+        return True
