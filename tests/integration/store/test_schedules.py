@@ -135,7 +135,10 @@ def test_a_change_replaces_only_what_has_not_started(store: Store) -> None:
     # One that read it before changes nothing.
     assert store.schedules.change(stored, other, stored.state, planned) is None
     assert not store.schedules.delete(stored, planned)
-    assert not store.schedules.advance([take(store, stored, NOW + 20_000)]).done
+    late = take(store, stored, NOW + 20_000)
+    assert late.rows
+    assert not store.schedules.advance([late]).done
+    assert len(made(store, "edit")) == 3, "its tasks are written only with its row"
     fresh = store.schedules.get("edit")
     assert fresh is not None
     assert store.schedules.delete(fresh)
