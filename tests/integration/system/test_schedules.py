@@ -304,7 +304,7 @@ def test_what_is_declared_in_code_is_reconciled_by_name(bench: Bench) -> None:
         center.schedule("above", every=60)(handle)
 
 
-def test_ten_thousand_at_rest_are_not_read(bench: Bench) -> None:
+def test_schedules_at_rest_are_not_read(bench: Bench) -> None:
     """A look asks each table for one entry of its index; no row is read before it must be looked at."""
     for number in range(300):
         definition = Definition(f"rest{number}", "test.sync", every=timedelta(days=300))
