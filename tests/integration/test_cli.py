@@ -985,6 +985,7 @@ def test_schedules_on_the_command_line(toc: Toc) -> None:
     assert toc.json("schedule", "pause", "r")["paused"] is True
     assert toc.json("schedule", "resume", "r")["paused"] is False
     job_id = toc.json("schedule", "trigger", "r")["job_id"]
+    assert toc.json("audit", "--target", "r")[0]["action"] == "schedule.trigger"
     found = toc.json("find", "--biz-id", "r")
     assert [task["job_id"] for task in found] == [job_id]
     assert found[0]["attribute"]["a"] == 1

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import instant as shown_instant
 from toc.cli.output import print_json, say, show, show_one
-from toc.cli.values import Json, attribute, duration, instant, opened, who
-from toc.model.clock import from_ms, to_ms
+from toc.cli.values import Json, attribute, audited, duration, instant, opened, who
+from toc.model import wire
+from toc.model.clock import to_ms
 from toc.model.schedule import Dst, Missed, Overlap
 from toc.observe.log import get_logger
 
@@ -85,12 +85,14 @@ def create(
 
     Example: toc schedule create report.nightly --topic report.make --cron '0 2 * * *' --zone Europe/Berlin
     """
-    options = _options(
+    given = _given(
         cron=cron, zone=zone, every=every, anchor=anchor, dst=dst, missed=missed, window=window,
         overlap=overlap, jitter=jitter, attribute=attribute_json,
     )  # fmt: skip
+    options = _options(**given)
     with opened(account=True) as center:
-        schedule = center.schedules.create(name, topic=topic, paused=paused, **options)
+        with audited(center, "schedule.create", name, topic=topic, **given):
+            schedule = center.schedules.create(name, topic=topic, paused=paused, **options)
         log.info("schedule_created", by=who(), schedule=name, topic=topic)
     show_one(schedule_record(schedule), as_json=as_json)
 
@@ -153,12 +155,14 @@ def alter(
 
     Example: toc schedule alter report.nightly --cron '30 2 * * *'
     """
-    changes = _options(
+    given = _given(
         topic=topic, cron=cron, zone=zone, every=every, anchor=anchor, dst=dst, missed=missed, window=window,
         overlap=overlap, jitter=jitter, attribute=attribute_json,
     )  # fmt: skip
+    changes = _options(**given)
     with opened(account=True) as center:
-        schedule = center.schedules.alter(name, **changes)
+        with audited(center, "schedule.alter", name, **given):
+            schedule = center.schedules.alter(name, **changes)
         log.info("schedule_changed", by=who(), schedule=name, changes=", ".join(changes))
     show_one(schedule_record(schedule), as_json=as_json)
 
@@ -167,7 +171,8 @@ def alter(
 def pause(name: Name, as_json: Json = False) -> None:
     """Start no more occurrences. What is left out so is not made up for."""
     with opened(account=True) as center:
-        schedule = center.schedules.pause(name)
+        with audited(center, "schedule.pause", name):
+            schedule = center.schedules.pause(name)
         log.info("schedule_changed", by=who(), schedule=name, changes="paused")
     show_one(schedule_record(schedule), as_json=as_json)
 
@@ -176,7 +181,8 @@ def pause(name: Name, as_json: Json = False) -> None:
 def resume(name: Name, as_json: Json = False) -> None:
     """Go on with a paused schedule, from now."""
     with opened(account=True) as center:
-        schedule = center.schedules.resume(name)
+        with audited(center, "schedule.resume", name):
+            schedule = center.schedules.resume(name)
         log.info("schedule_changed", by=who(), schedule=name, changes="resumed")
     show_one(schedule_record(schedule), as_json=as_json)
 
@@ -185,7 +191,8 @@ def resume(name: Name, as_json: Json = False) -> None:
 def trigger(name: Name, as_json: Json = False) -> None:
     """Run a task of the schedule now, and print its job_id. Changes nothing else."""
     with opened(account=True) as center:
-        job_id = center.schedules.trigger(name)
+        with audited(center, "schedule.trigger", name):
+            job_id = center.schedules.trigger(name)
         log.info("schedule_triggered", by=who(), schedule=name, job_id=job_id)
     if as_json:
         print_json({"job_id": job_id})
@@ -212,11 +219,15 @@ def backfill(
     Example: toc schedule backfill report.nightly --from 2030-01-01T00:00Z --to 2030-01-31T00:00Z --dry-run
     """
     with opened(account=True) as center:
-        counts = center.schedules.backfill(name, instant(start), instant(end), rate=rate, dry_run=dry_run)
-        if not dry_run:
+        begin, until = instant(start), instant(end)
+        if dry_run:
+            counts = center.schedules.backfill(name, begin, until, rate=rate, dry_run=True)
+        else:
+            with audited(center, "schedule.backfill", name, start=start, end=end, rate=rate) as record:
+                counts = center.schedules.backfill(name, begin, until, rate=rate)
+                record |= counts._asdict()
             log.info("schedule_backfilled", by=who(), schedule=name, tasks=counts.submitted)
-    record = {**counts._asdict(), "dry_run": dry_run}
-    show_one(record, as_json=as_json)
+    show_one({**counts._asdict(), "dry_run": dry_run}, as_json=as_json)
 
 
 @app.command()
@@ -258,7 +269,8 @@ def delete(name: Name, as_json: Json = False) -> None:
     from toc.sdk.schedules import need
 
     with opened(account=True) as center:
-        deleted = center.schedules.delete(name)
+        with audited(center, "schedule.delete", name):
+            deleted = center.schedules.delete(name)
         if not deleted:
             need(None, name)
         log.info("schedule_deleted", by=who(), schedule=name)
@@ -273,7 +285,7 @@ def schedule_record(schedule: Schedule) -> dict[str, Any]:
     definition: Definition = schedule.definition
 
     def at(value: datetime | None) -> str | None:
-        return None if value is None else value.isoformat(timespec="milliseconds")
+        return None if value is None else wire.instant(to_ms(value))
 
     every = definition.every
     return {
@@ -311,17 +323,20 @@ def _when(record: dict[str, Any]) -> str:
 
 def _fires(fires: Sequence[Fire], *, as_json: bool) -> list[dict[str, Any]]:
     if as_json:
-        return [
-            {"nominal": fire.nominal.isoformat(), "due": shown_instant(to_ms(fire.due))} for fire in fires
-        ]
+        return [{"nominal": fire.nominal.isoformat(), "due": wire.instant(to_ms(fire.due))} for fire in fires]
     return [
         {
             "day": f"{fire.nominal:%a}",
             "nominal": fire.nominal.isoformat(),
-            "due (UTC)": from_ms(to_ms(fire.due)).isoformat(timespec="milliseconds"),
+            "due (UTC)": wire.instant(to_ms(fire.due)),
         }
         for fire in fires
     ]
+
+
+def _given(**options: str | None) -> dict[str, str]:
+    """Return the options that were given, as they were typed."""
+    return {name: str(value) for name, value in options.items() if value is not None}
 
 
 def _options(**given: Any) -> dict[str, Any]:

@@ -235,7 +235,7 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     schedules.alter("fill", attribute={"a": 1})
     assert len(bench.hours("fill")) == 8
     bench.until(40 * HOUR)
-    bench.center.store.purge([task.job_id for task in bench.tasks("fill")[5:8]])
+    bench.center.store.purge({task.job_id: -1 for task in bench.tasks("fill")[5:8]})
     # Four days from 1 on: those of the first day and half are older than the retention of one day.
     counts = schedules.backfill("fill", START + HOUR, START + 20 * HOUR, dry_run=True)
     assert counts == (20, 17, 3, 3)
