@@ -938,3 +938,65 @@ def test_bulk_changes_are_in_the_audit_with_what_became_of_them(
     ], "nothing was dead, so nothing was redriven"
     assert found[0]["result"]["cancelled"] == 3
     assert found[1]["details"]["selected"].startswith(f"topic={topic}")
+
+
+# --- schedules
+
+
+def test_schedules_on_the_command_line(toc: Toc) -> None:
+    toc.ok("topic", "create", "report.make", "--biz-type", 77, "--slots", 4)
+    assert "no topic" in toc.refused("schedule", "create", "r", "--topic", "none", "--every", "1h")
+    assert "give a schedule" in toc.refused("schedule", "create", "r", "--topic", "report.make")
+    assert "Mars" in toc.refused(
+        "schedule", "create", "r", "--topic", "report.make", "--cron", "0 2 * * *", "--zone", "Mars/Base"
+    )
+    made = toc.json(
+        "schedule", "create", "r", "--topic", "report.make", "--cron", "30 2 * * *",
+        "--zone", "Europe/Berlin", "--attribute", '{"a": 1}', "--overlap", "allow", "--jitter", "90s",
+    )  # fmt: skip
+    assert (made["cron"], made["zone"], made["jitter"], made["missed"]) == (
+        "30 2 * * *",
+        "Europe/Berlin",
+        90,
+        0,
+    )
+    assert isinstance(made["schedule_id"], str)
+    assert "exists already" in toc.refused(
+        "schedule", "create", "r", "--topic", "report.make", "--every", "1h"
+    )
+    fires = toc.json("schedule", "preview", "r", "--after", "2030-03-30T00:00Z", "--count", 3)
+    assert [fire["nominal"] for fire in fires] == [
+        "2030-03-30T02:30:00+01:00",
+        "2030-03-31T03:00:00+02:00",
+        "2030-04-01T02:30:00+02:00",
+    ]
+    assert len(toc.json("schedule", "preview", "r")) == 20
+    assert "2030-03-31T03:00:00+02:00" in toc.ok(
+        "schedule",
+        "preview",
+        "--cron",
+        "30 2 * * *",
+        "--zone",
+        "Europe/Berlin",
+        "--after",
+        "2030-03-30T12:00Z",
+    )
+    assert toc.json("schedule", "alter", "r", "--every", "1d", "--missed", "all")["missed_policy"] == "all"
+    assert toc.json("schedule", "pause", "r")["paused"] is True
+    assert toc.json("schedule", "resume", "r")["paused"] is False
+    job_id = toc.json("schedule", "trigger", "r")["job_id"]
+    assert toc.json("audit", "--target", "r")[0]["action"] == "schedule.trigger"
+    found = toc.json("find", "--biz-id", "r")
+    assert [task["job_id"] for task in found] == [job_id]
+    assert found[0]["attribute"]["a"] == 1
+    words = ("schedule", "backfill", "r", "--from", "2020-01-01T00:00Z", "--to", "2020-01-03T00:00Z")
+    assert toc.json(*words, "--dry-run")["submitted"] == 3
+    assert toc.json(*words, "--rate", 1000)["submitted"] == 3
+    assert toc.json(*words)["present"] == 3
+    assert [each["name"] for each in toc.json("schedule", "list")] == ["r"]
+    assert "every 1 day" in toc.ok("schedule", "list")
+    assert toc.json("schedule", "show", "r")["attribute"] == {"a": 1}
+    toc.ok("schedule", "delete", "r")
+    assert "no schedule" in toc.refused("schedule", "delete", "r")
+    assert "no schedule" in toc.refused("schedule", "show", "r")
+    assert toc.json("schedule", "list") == []

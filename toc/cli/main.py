@@ -16,6 +16,7 @@ from toc.cli import (
     doctor,
     gateway,
     index,
+    schedule,
     streams,
     task,
     template,
@@ -53,6 +54,7 @@ app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.reschedule)
 app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
 app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
 app.add_typer(template.app, name="template", rich_help_panel=_OPERATE)
+app.add_typer(schedule.app, name="schedule", rich_help_panel=_OPERATE)
 app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
 app.command(rich_help_panel=_OPERATE)(gateway.gateway)
 app.command(rich_help_panel=_OPERATE)(top.top)

@@ -111,6 +111,18 @@ class NotGranted(InvalidInput):
     """An access token would allow more than the one by which it is made."""
 
 
+class InvalidSchedule(InvalidInput):
+    """A schedule's name, rule or policy is out of range."""
+
+
+class UnknownSchedule(InvalidInput):
+    """There is no schedule with that name."""
+
+
+class ScheduleExists(InvalidInput):
+    """A schedule with that name exists already."""
+
+
 class DuplicateHandler(InvalidInput):
     """A second handler was registered for one topic."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
@@ -12,6 +12,8 @@ from toc.model.body import Body
 from toc.model.clock import from_ms
 from toc.model.errors import InvalidAttribute, InvalidExpiry, UnreadableTask
 
+SCHEDULED_FOR = "scheduled_for"
+"""The key of an attribute that holds the nominal time of a schedule's occurrence."""
 MAX_RETRY_SECONDS = 3653 * 86_400
 UNLIMITED = 65_535
 """``tries`` of a task that is tried without limit."""
@@ -124,6 +126,24 @@ class Task(NamedTuple):
     def body_length(self) -> int | None:
         """The body's length in bytes, None without one. Reads nothing."""
         return None if self.stored_body is None else self.stored_body.length
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The nominal time (aware UTC) of a schedule's occurrence, whose biz_id is the schedule's name.
+
+        None for any other task.
+        """
+        text = self.attribute.get(SCHEDULED_FOR)
+        try:
+            at = datetime.fromisoformat(text) if isinstance(text, str) else None
+        except ValueError:
+            return None
+        return at.astimezone(UTC) if at is not None and at.tzinfo is not None else None
+
+
+def scheduled_for_text(nominal: int) -> str:
+    """A nominal time (ms) as attributes and dedup_keys hold it: such texts sort like their times."""
+    return from_ms(nominal).strftime("%Y-%m-%dT%H:%M:%S.") + f"{nominal % 1000:03d}Z"
 
 
 class NewTask(NamedTuple):

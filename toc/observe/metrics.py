@@ -411,6 +411,22 @@ CONNECTIONS_CLOSED = _counter(
     "reason",
 )
 
+# --- schedules; the worker process that moves a schedule on counts
+
+SCHEDULE_FIRED = _counter("toc_schedule_occurrences", "Occurrences of schedules that became tasks.", "topic")
+SCHEDULE_SKIPPED = _counter(
+    "toc_schedule_skipped", "Occurrences that were skipped because the one before had not ended.", "topic"
+)
+SCHEDULE_MISSED = _counter(
+    "toc_schedule_missed",
+    "Occurrences that did not become tasks, because nobody made them within the window.",
+    "topic",
+)
+SCHEDULES_STUCK = _counter(
+    "toc_schedules_stuck",
+    "Times that a schedule could not be moved on: its topic, its time zone or its row is not understood.",
+)
+
 # --- the log
 
 LOG_LINES_DROPPED = _counter(

@@ -42,6 +42,7 @@ from toc.model.topic import Slot, check_topic_name
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
+from toc.sdk.schedules import Schedules
 from toc.sdk.submission import RowMaker, bodies_of, check_job_id, check_same_dedup
 from toc.store.store import Store
 
@@ -71,6 +72,15 @@ class TimeoutCenter:
         self.handlers: dict[str, Handler] = {}
         self._intake = RowMaker(self.clock, self.settings.max_delay, self.settings.max_body)
         self.tracing = Tracing.of(self.settings.traces)
+        self.schedules = Schedules(
+            store=self._placed_store,
+            catalog=lambda: self.catalog,
+            clock=self.clock,
+            submit=self.submit,
+            submit_many=self.submit_many,
+            index=self._index,
+        )
+        """Tasks that come again and again."""
         self._store: Store | None = None
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
@@ -155,6 +165,20 @@ class TimeoutCenter:
 
         def register(function: F) -> F:
             self.handlers[topic] = Handler.of(topic, function, batch)
+            self.schedules.handled.append((topic, function))
+            return function
+
+        return register
+
+    def schedule(self, name: str, *, topic: str | None = None, **options: Any) -> Callable[[F], F]:
+        """Declare a schedule at the handler that runs its tasks: above or below ``@center.handler``.
+
+        ``options`` are those of ``schedules.create``. A worker creates it when it starts, or changes it if it
+        differs; nothing deletes it. Raises InvalidSchedule.
+        """
+
+        def register(function: F) -> F:
+            self.schedules.declare(name, topic, function, **options)
             return function
 
         return register
@@ -386,6 +410,11 @@ class TimeoutCenter:
         _ = self.store, self.queues
         self._check_layout()
 
+    def _placed_store(self) -> Store:
+        """Return the store, checked as by ``_check_places``."""
+        self._check_places()
+        return self.store
+
     def _check_layout(self) -> None:
         """Raise SchemaBehind before a row is written or read in a table that no worker reads."""
         if not self._layout_checked:
@@ -528,6 +557,7 @@ def apart(center: TimeoutCenter) -> TimeoutCenter:
     """
     other = TimeoutCenter(center.settings, clock=center.clock)
     other.handlers, other.tracing, other._queues = center.handlers, center.tracing, center.queues
+    other.schedules.declared, other.schedules.handled = center.schedules.declared, center.schedules.handled
     return other
 
 

@@ -214,3 +214,11 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
         )  # fmt: skip
     what = f"{_COMMON},{','.join(_RARE)}" if rare else _COMMON
     return Statement(f"INSERT INTO {name} ({what}) VALUES {','.join(values)}", params)
+
+
+def insert_if(server: DatabaseServer, name: str, row: TaskRow, source: Statement) -> Statement:
+    """Return an INSERT of one row that takes effect if ``source``, a FROM clause with a condition, yields
+    a row."""
+    head, values = insert(server, name, [row])
+    into, _, rest = head.partition(" VALUES (")
+    return Statement(f"{into} SELECT {rest[:-1]} FROM {source.sql}", [*values, *source.params])

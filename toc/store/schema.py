@@ -39,7 +39,7 @@ MAX_ERROR_CHARS = 1024
 MAX_HISTORY_CHARS = 4000
 """Characters kept of a task's failed tries: the last fifteen or more."""
 
-REVISION = "0007"
+REVISION = "0008"
 """The oldest revision in ``migrations/`` that this code can use; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
@@ -110,6 +110,11 @@ def body_table_name(table: int) -> str:
     return f"timeout_body_{table:04d}"
 
 
+def schedule_table_name(table: int) -> str:
+    """``timeout_schedule_0011`` for 11."""
+    return f"timeout_schedule_{table:04d}"
+
+
 def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
     """Declare one of the task tables. TaskRow describes the columns."""
     return Table(
@@ -161,6 +166,39 @@ def body_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
         Column("version", _U32, primary_key=True, autoincrement=False),
         Column("content_type", String(255), nullable=False),
         Column("body", _BODY, nullable=False),
+        schema=schema,
+        **_OPTIONS,
+    )
+
+
+def schedule_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
+    """Declare the table of the schedules whose occurrences are in one task table.
+
+    ``definition`` is a JSON object (model.schedule.Definition); model.schedule.State describes the rest.
+    ``change_id`` is a random number of the last change, by which its transaction knows its own.
+    """
+    return Table(
+        schedule_table_name(table),
+        metadata,
+        Column("name", String(128), primary_key=True),
+        Column("schedule_id", _U64, nullable=False),
+        Column("definition", Text, nullable=False),
+        Column("version", _U32, nullable=False),
+        Column("change_id", _U64, nullable=False),
+        Column("paused", _TINY, nullable=False),
+        Column("after_time", Millis, nullable=False),
+        Column("next_time", Millis),
+        Column("look_time", Millis),
+        Column("buffered", Millis),
+        Column("last_job_id", _U64),
+        Column("fired", _U64, nullable=False),
+        Column("skipped", _U64, nullable=False),
+        Column("missed", _U64, nullable=False),
+        Column("missed_at", Millis),
+        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_modified", Millis, nullable=False),
+        # the only look at a schedule that rests is that for the least of these
+        Index(f"ix_look_{table:04d}", "look_time"),
         schema=schema,
         **_OPTIONS,
     )
@@ -313,6 +351,7 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
     for table in range(database, tables, databases):
         task_table(metadata, table)
         body_table(metadata, table)
+        schedule_table(metadata, table)
     request_table(metadata)
     if database == 0:
         for declare in (topic_table, identity_table, template_table, retired_table, token_table, audit_table):

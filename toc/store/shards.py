@@ -18,7 +18,7 @@ from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.sharding import MAX_TABLES, is_power_of_two, table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
-from toc.store.schema import body_table_name, task_table_name
+from toc.store.schema import body_table_name, schedule_table_name, task_table_name
 from toc.store.server import Crowded, DatabaseServer, Locked, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
@@ -152,6 +152,8 @@ class Shards:
         """The SQL name of each table."""
         self.body_names: list[str] = []
         """The SQL name of the table of bodies beside each table."""
+        self.schedule_names: list[str] = []
+        """The SQL name of the table of schedules beside each table."""
         block = layout.databases // len(self.servers)
         for table in range(layout.tables):
             database = table % layout.databases
@@ -161,6 +163,7 @@ class Shards:
             schema = layout.database_name(database)
             self.names.append(server.table(schema, task_table_name(table)))
             self.body_names.append(server.table(schema, body_table_name(table)))
+            self.schedule_names.append(server.table(schema, schedule_table_name(table)))
         self.health = {server: Health(server, self.names) for server in self.servers}
         self.topic_server = self.servers[0]
         self._threads = self._new_threads()

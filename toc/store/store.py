@@ -27,6 +27,7 @@ from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.pulls import Pulls
 from toc.store.scan import Scans
+from toc.store.schedules import ScheduleTable
 from toc.store.schema import (
     AUDIT_TABLE,
     IDENTITY_TABLE,
@@ -86,7 +87,9 @@ class Store(Batches):
         self.bodies = bodies.Bodies(shards)
         self.ended = Ended(shards)
         self.selections = Selections(shards)
-        self._submitter = Submitter(shards, JobIds(clock))
+        job_ids = JobIds(clock)
+        self._submitter = Submitter(shards, job_ids)
+        self.schedules = ScheduleTable(shards, job_ids, clock)
         self.scans = Scans(shards)
         self.pulls = Pulls(shards, self._stamp)
         first = shards.topic_server

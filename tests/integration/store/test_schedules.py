@@ -1,0 +1,190 @@
+"""The rows of schedules: whoever moves them on, each occurrence is one task."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from fault.kit.proxy import Proxy
+
+from toc.model.errors import ScheduleExists
+from toc.model.schedule import Definition, new_state, step
+from toc.model.sharding import BizId
+from toc.model.task import TaskRow, TaskStatus
+from toc.model.topic import Topic
+from toc.store import Store
+from toc.store.schedules import Move, Stored, occurrence_key
+
+TOPIC = Topic("t", 7, 16)
+NOW = 1_800_000_000_000
+ROOMY: dict[str, Any] = {"overlap": "allow"}
+
+
+def made(store: Store, name: str) -> list[TaskRow]:
+    return sorted(store.find(BizId.of(name)), key=lambda row: row.dedup_key or "")
+
+
+def new(store: Store, name: str, schedule_id: int = 11, now: int = NOW, **options: Any) -> Stored:
+    definition = Definition(name, "t", every=options.pop("every", 10), **(ROOMY | options))
+    return store.schedules.create(definition, new_state(definition, schedule_id, now))
+
+
+def take(store: Store, stored: Stored, now: int) -> Move:
+    ended = store.schedules.ended(stored)
+    return store.schedules.move(stored, step(stored.definition, stored.state, now, ended=ended), TOPIC)
+
+
+def test_a_row_is_read_as_it_was_written(store: Store) -> None:
+    stored = new(store, "read", attribute={"a": "%s é 'x'"}, jitter=2)
+    assert store.schedules.get("read") == stored
+    move = take(store, stored, NOW)
+    assert len(move.rows) == 3
+    moved = store.schedules.advance([move])
+    assert [done.stored.name for done in moved.done] == ["read"]
+    seen = store.schedules.get("read")
+    assert seen is not None
+    assert seen.state._replace(modified=0) == move.state._replace(version=1, modified=0)
+    rows = made(store, "read")
+    assert [row._replace(gmt_create=0, gmt_modified=0) for row in rows] == [
+        row._replace(gmt_create=0, gmt_modified=0) for row in move.rows
+    ]
+    assert store.schedules.named(["read", "none"])[0] == {"read": seen}
+    with pytest.raises(ScheduleExists):
+        new(store, "read", schedule_id=12)
+
+
+def test_of_many_that_move_a_schedule_on_one_does(store: Store) -> None:
+    """A hundred schedules, four threads that take the same steps at once, batch by batch, four times."""
+    names = [f"race{number}" for number in range(100)]
+    for name in names:
+        new(store, name, every=15)
+    for turn in range(4):
+        now = NOW + turn * 20_000
+        moves = [take(store, stored, now) for stored in store.schedules.named(names)[0].values()]
+        barrier, done = threading.Barrier(4), []
+
+        def advance(moves: list[Move], now: int, barrier: threading.Barrier, done: list[Move]) -> None:
+            again = [store.schedules.move(each.stored, step_of(each, now), TOPIC) for each in moves]
+            barrier.wait()
+            moved = store.schedules.advance(again)
+            assert not moved.failed
+            done += moved.done
+
+        def step_of(move: Move, now: int) -> Any:
+            return step(move.stored.definition, move.stored.state, now, ended=True)
+
+        threads = [threading.Thread(target=advance, args=(moves, now, barrier, done)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(move.stored.name for move in done) == sorted(move.stored.name for move in moves)
+    stored = store.schedules.named(names)[0]
+    for name in names:
+        keys = [row.dedup_key for row in made(store, name)]
+        wanted = [occurrence_key(11, NOW + number * 15_000) for number in range(len(keys) + 1)]
+        assert keys in (wanted[:-1], wanted[1:])
+        assert len(keys) == stored[name].state.fired == 6
+
+
+def test_an_occurrence_that_a_backfill_has_made_is_left_alone(store: Store) -> None:
+    stored = new(store, "filled")
+    move = take(store, stored, NOW)
+    store.insert(move.rows[1]._replace(job_id=move.rows[1].job_id + 1, attribute='{"first":1}'))
+    others = [take(store, new(store, f"beside{number}"), NOW) for number in range(3)]
+    moved = store.schedules.advance([*others, move])
+    assert len(moved.done) == 4
+    rows = made(store, "filled")
+    assert [row.dedup_key for row in rows] == [row.dedup_key for row in move.rows]
+    assert rows[1].attribute == '{"first":1}'
+    seen = store.schedules.get("filled")
+    assert seen is not None
+    assert (seen.state.fired, seen.state.last_job_id) == (2, rows[-1].job_id)
+
+
+def test_a_job_id_that_is_taken_costs_no_occurrence(store: Store) -> None:
+    stored = new(store, "clash")
+    move = take(store, stored, NOW)
+    store.insert(move.rows[-1]._replace(dedup_key=None, attribute='{"other":1}'))
+    assert len(store.schedules.advance([move]).done) == 1
+    assert len([row for row in made(store, "clash") if row.dedup_key]) == len(move.rows)
+    seen = store.schedules.get("clash")
+    assert seen is not None
+    assert seen.state.last_job_id in {row.job_id for row in made(store, "clash") if row.dedup_key}
+
+
+def test_a_change_replaces_only_what_has_not_started(store: Store) -> None:
+    stored = new(store, "edit")
+    moved = store.schedules.advance([take(store, stored, NOW)]).done[0]
+    stored = store.schedules.get("edit") or stored
+    first, second, third = moved.rows
+    store.cancel_many([second.job_id])
+    assert [each.job_id for each in store.schedules.planned(stored, 7, NOW + 9000)] == [
+        first.job_id,
+        third.job_id,
+    ]
+    planned = store.schedules.planned(stored, 7, NOW + 11_000)
+    assert [each.job_id for each in planned] == [third.job_id]
+    other = stored.definition.changed(attribute={"new": 1})
+    assert store.schedules.change(stored, other, stored.state._replace(after=NOW), planned) is not None
+    statuses = {row.job_id: (row.status, row.dedup_key) for row in made(store, "edit")}
+    assert statuses[third.job_id] == (TaskStatus.CANCELLED, None)
+    assert statuses[second.job_id] == (TaskStatus.CANCELLED, second.dedup_key)
+    assert statuses[first.job_id] == (TaskStatus.PENDING, first.dedup_key)
+    # One that read it before changes nothing.
+    assert store.schedules.change(stored, other, stored.state, planned) is None
+    assert not store.schedules.delete(stored, planned)
+    late = take(store, stored, NOW + 20_000)
+    assert late.rows
+    assert not store.schedules.advance([late]).done
+    assert len(made(store, "edit")) == 3, "its tasks are written only with its row"
+    fresh = store.schedules.get("edit")
+    assert fresh is not None
+    assert store.schedules.delete(fresh)
+    assert store.schedules.get("edit") is None
+
+
+def test_only_what_is_due_is_read(store: Store) -> None:
+    tables = range(4)
+    names = [f"rest{number}" for number in range(40)]
+    for number, name in enumerate(names):
+        new(store, name, now=NOW + 10**9 + number)
+    mine = [name for name in names if store.schedules.table_of(name) in tables]
+    looks = [NOW + 10**9 + int(name[4:]) for name in mine]
+    soonest, failed = store.schedules.soonest(tables)
+    assert not failed
+    for table in tables:
+        here = [
+            look for name, look in zip(mine, looks, strict=True) if store.schedules.table_of(name) == table
+        ]
+        assert soonest.get(table, 10**15) <= min(here, default=10**16)
+    due = store.schedules.due(tables, NOW + 10**9 + 20, 100)
+    found = {stored.name for stored, _ in due.rows if stored.name.startswith("rest")}
+    assert found == {name for name in mine if int(name[4:]) <= 20}
+    names_of_page = [stored.name for stored in store.schedules.page("rest", 1000)]
+    assert names_of_page == sorted(names_of_page)
+    assert set(names) <= set(names_of_page)
+    assert len(store.schedules.page("rest", 7)) == 7
+
+
+def test_a_reply_that_is_lost_at_commit_makes_no_occurrence_twice(through_proxy: Store, proxy: Proxy) -> None:
+    stored = new(through_proxy, "lost")
+    move = take(through_proxy, stored, NOW)
+    proxy.eat(b"UPDATE ")
+    assert len(through_proxy.schedules.advance([move]).done) == 1
+    assert proxy.stats.eaten == 1
+    seen = through_proxy.schedules.get("lost")
+    assert seen is not None
+    assert seen.state.version == 1
+    assert not through_proxy.schedules.advance([move]).done, "the same step again: it was taken"
+    changed = seen.definition.changed(attribute={"a": 1})
+    proxy.eat(b"UPDATE ")
+    assert through_proxy.schedules.change(seen, changed, seen.state) is not None
+    proxy.eat(b"INSERT INTO")
+    again = new(through_proxy, "lost2")
+    assert through_proxy.schedules.get("lost2") == again
+    proxy.eat(b"DELETE FROM")
+    assert through_proxy.schedules.delete(again)
+    assert proxy.stats.eaten == 4
+    assert [row.dedup_key for row in made(through_proxy, "lost")] == [row.dedup_key for row in move.rows]

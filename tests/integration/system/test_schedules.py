@@ -1,0 +1,327 @@
+"""Schedules on real servers, with a clock in the hands of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from math import ceil
+from typing import Any
+
+import pytest
+from harness.system import System
+
+from toc import CancelOutcome, TimeoutCenter
+from toc.maintenance.scheduler import Scheduler
+from toc.maintenance.sweep import Sweep
+from toc.model.clock import Clock, from_ms, to_ms
+from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
+from toc.model.schedule import Definition, new_state
+from toc.model.sharding import BizId
+from toc.model.task import Task, TaskStatus
+from toc.observe.metrics import SCHEDULE_MISSED, SCHEDULES_STUCK
+
+START = datetime(2030, 3, 29, 0, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+class Stopped(Clock):
+    """A clock that stands still until it is set. Later than now, so that nothing that it makes is due."""
+
+    def __init__(self) -> None:
+        self.ms = to_ms(START)
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def time(self) -> float:
+        return self.ms / 1000
+
+    def monotonic(self) -> float:
+        return self.ms / 1000
+
+
+class Bench:
+    """An application and the scheduler of all tables, by one clock."""
+
+    def __init__(self, system: System) -> None:
+        self.clock = Stopped()
+        system.create_topics(retention=86_400)
+        self.center = TimeoutCenter(system.settings, clock=self.clock)
+
+    def worker(self) -> Scheduler:
+        store, catalog = self.center.store, self.center.catalog
+        scheduler = Scheduler(store, catalog, Sweep(store, self.center.queues, catalog, self.clock))
+        catalog.refresh()
+        scheduler.add([table for tables in store.tables_of_server() for table in tables])
+        return scheduler
+
+    def until(self, later: timedelta, *, ended: bool = True) -> None:
+        """Let time pass while a worker works. ``ended``: each task ends a second after it was due."""
+        end = to_ms(START + later)
+        scheduler = self.worker()
+        while True:
+            if ended:
+                self.end_all()
+            step = ceil(scheduler.run_once() * 1000)
+            if step and self.clock.ms >= end:
+                return
+            self.clock.ms = min(self.clock.ms + step, end) if step else self.clock.ms
+
+    def end_all(self) -> None:
+        for row in self.rows():
+            if row.status == TaskStatus.PENDING and row.action_time <= self.clock.ms - 1000:
+                self.center.store.finish([(row.job_id, row.version)])
+
+    def rows(self) -> list[Any]:
+        store = self.center.store
+        pages = store.schedules.page()
+        return [row for stored in pages for row in store.find(BizId.of(stored.name))]
+
+    def tasks(self, name: str) -> list[Task]:
+        tasks = [task for task in self.center.find(biz_id=name) if task.status is not TaskStatus.CANCELLED]
+        return sorted(tasks, key=lambda task: task.scheduled_for or START)
+
+    def hours(self, name: str) -> list[float]:
+        """The nominal times of its tasks, in hours since START."""
+        return [((task.scheduled_for or START) - START) / HOUR for task in self.tasks(name)]
+
+
+@pytest.fixture
+def bench(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr("toc.maintenance.scheduler.LOOK_EVERY", 1800.0)  # days pass here
+    one = Bench(system)
+    yield one
+    one.center.close()
+
+
+def test_its_tasks_come_when_they_should(bench: Bench) -> None:
+    made = bench.center.schedules.create(
+        "berlin", topic="test.sync", cron="30 2 * * *", zone="Europe/Berlin", attribute={"for": "you"}
+    )
+    assert made.next_time == datetime(2030, 3, 29, 1, 30, tzinfo=UTC)
+    bench.until(timedelta(days=4))
+    tasks = bench.tasks("berlin")
+    fires = [fire.nominal for fire in bench.center.schedules.preview("berlin", count=4, after=START)]
+    assert [task.scheduled_for for task in tasks] == [task.action_time for task in tasks] == fires
+    assert [fire.isoformat() for fire in fires] == [
+        "2030-03-29T02:30:00+01:00",
+        "2030-03-30T02:30:00+01:00",
+        "2030-03-31T03:00:00+02:00",
+        "2030-04-01T02:30:00+02:00",
+    ]
+    assert tasks[0].attribute == {"for": "you", "scheduled_for": "2030-03-29T01:30:00.000Z"}
+    seen = bench.center.schedules.get("berlin")
+    assert seen is not None
+    assert (seen.fired, seen.skipped, seen.missed) == (4, 0, 0)
+    assert [each.name for each in bench.center.schedules.list()] == ["berlin"]
+
+
+def test_occurrences_are_in_the_index_before_they_are_due(bench: Bench) -> None:
+    bench.center.schedules.create("soon", topic="test.sync", every=HOUR)
+    bench.until(HOUR - timedelta(seconds=5))
+    (task,) = bench.tasks("soon")
+    topic = bench.center.catalog.get("test.sync")
+    row = bench.center.store.get(task.job_id)
+    assert row is not None
+    slot = topic.slot(row.slot_crc, row.slot_amount)
+    assert int(bench.center.queues.peek([slot])[slot].next_due) == to_ms(task.action_time)  # type: ignore[union-attr]
+    assert bench.center.cancel(task.job_id) is CancelOutcome.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("policy", "made", "missed"),
+    [("latest", [1, 3, 4], 1), ("all", [1, 2, 3, 4], 0), ("skip", [1, 4], 2)],
+)
+def test_a_stop_of_two_hours(bench: Bench, policy: str, made: list[float], missed: int) -> None:
+    """Nothing runs from half past one to half past three: handled by policy, shown and counted."""
+    bench.center.schedules.create(
+        "hourly", topic="test.sync", every=HOUR, missed=policy, overlap="allow", window=timedelta(minutes=20)
+    )
+    bench.until(1.5 * HOUR)
+    bench.clock.ms += 2 * 3_600_000
+    before = SCHEDULE_MISSED.of("test.sync").take()
+    assert before == 0
+    bench.until(4.5 * HOUR)
+    assert bench.hours("hourly") == made
+    seen = bench.center.schedules.get("hourly")
+    assert seen is not None
+    assert (seen.fired, seen.missed) == (len(made), missed)
+    assert seen.missed_at == (START + 3.5 * HOUR if missed else None)
+    assert SCHEDULE_MISSED.of("test.sync").take() == missed
+
+
+def test_a_stop_of_two_hours_within_the_window_makes_all_of_them(bench: Bench) -> None:
+    bench.center.schedules.create("hourly", topic="test.sync", every=HOUR, overlap="allow")
+    bench.until(1.5 * HOUR)
+    bench.clock.ms += 2 * 3_600_000
+    bench.until(4.5 * HOUR)
+    assert bench.hours("hourly") == [1, 2, 3, 4]
+    assert {task.action_time for task in bench.tasks("hourly")[1:3]} == {START + 3.5 * HOUR}
+
+
+def test_overlap_asks_the_row_of_the_task(bench: Bench) -> None:
+    for overlap in ("skip", "allow", "buffer_one"):
+        bench.center.schedules.create(overlap, topic="test.sync", every=HOUR, overlap=overlap)
+    bench.until(3.5 * HOUR, ended=False)
+    assert [bench.hours(name) for name in ("skip", "allow", "buffer_one")] == [[1], [1, 2, 3], [1]]
+    bench.until(4.5 * HOUR)
+    assert [bench.hours(name) for name in ("skip", "allow")] == [[1, 4], [1, 2, 3, 4]]
+    assert bench.hours("buffer_one") == [1, 2, 4]
+    assert [each.skipped for each in bench.center.schedules.list()] == [0, 1, 2]
+
+
+def test_an_edit_replaces_the_occurrence_that_has_not_started(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("edit", topic="test.sync", every=HOUR)
+    bench.until(1.5 * HOUR)
+    bench.until(2 * HOUR - timedelta(seconds=10))  # the occurrence of hour 2 is a task
+    assert bench.hours("edit") == [1, 2]
+    schedules.alter("edit", attribute={"new": True})
+    bench.until(2.5 * HOUR)
+    assert bench.hours("edit") == [1, 2]
+    assert [task.attribute.get("new") for task in bench.tasks("edit")] == [None, True]
+    bench.until(3 * HOUR - timedelta(seconds=10))
+    schedules.alter("edit", cron="30 * * * *")
+    bench.until(4 * HOUR)
+    assert bench.hours("edit") == [1, 2, 3.5]
+    bench.until(4.5 * HOUR - timedelta(milliseconds=500))  # too near: it is left as it is
+    schedules.alter("edit", topic="test.async", every=HOUR)
+    bench.until(5.5 * HOUR)
+    assert bench.hours("edit") == [1, 2, 3.5, 4.5, 5]
+    assert [task.topic for task in bench.tasks("edit")][-2:] == ["test.sync", "test.async"]
+    counted = schedules.get("edit")
+    assert counted is not None
+    assert counted.fired == 5
+
+
+def test_pause_resume_and_delete(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("p", topic="test.sync", every=HOUR)
+    with pytest.raises(ScheduleExists):
+        schedules.create("p", topic="test.sync", every=HOUR)
+    bench.until(2 * HOUR - timedelta(seconds=10))
+    assert schedules.pause("p").paused
+    bench.until(4.5 * HOUR)
+    assert bench.hours("p") == [1]
+    assert not schedules.resume("p").paused
+    bench.until(6 * HOUR - timedelta(seconds=10))
+    assert bench.hours("p") == [1, 5, 6]
+    assert schedules.delete("p")
+    assert not schedules.delete("p")
+    bench.until(8 * HOUR)
+    assert bench.hours("p") == [1, 5]
+    for use in (schedules.pause, schedules.trigger, schedules.preview):
+        with pytest.raises(UnknownSchedule):
+            use("p")
+    # One of the same name is another: its occurrences are new ones.
+    schedules.create("p", topic="test.sync", every=HOUR)
+    bench.until(9.5 * HOUR)
+    assert bench.hours("p") == [1, 5, 9]
+
+
+def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("fill", topic="test.sync", every=HOUR, overlap="allow")
+    bench.until(3.5 * HOUR)
+    with_dry_run = schedules.backfill("fill", START - 4 * HOUR, START + 30 * HOUR, dry_run=True)
+    assert with_dry_run == schedules.backfill("fill", START - 4 * HOUR, START + 30 * HOUR, rate=2)
+    assert with_dry_run == (8, 3, 5, 0)
+    assert bench.hours("fill") == [-4, -3, -2, -1, 0, 1, 2, 3]
+    gaps = [task.action_time - from_ms(bench.clock.ms) for task in bench.tasks("fill")[:5]]
+    assert [round(gap / timedelta(seconds=1), 1) for gap in gaps] == [0, 0.5, 1, 1.5, 2]
+    again = schedules.backfill("fill", START - 4 * HOUR, START + 30 * HOUR)
+    assert again == (8, 8, 0, 0)
+    # An edit leaves the backfilled ones alone; purged ones run again, and the preview counts them.
+    schedules.alter("fill", attribute={"a": 1})
+    assert len(bench.hours("fill")) == 8
+    bench.until(40 * HOUR)
+    bench.center.store.purge({task.job_id: -1 for task in bench.tasks("fill")[5:8]})
+    # Four days from 1 on: those of the first day and half are older than the retention of one day.
+    counts = schedules.backfill("fill", START + HOUR, START + 20 * HOUR, dry_run=True)
+    assert counts == (20, 17, 3, 3)
+
+
+def test_trigger_changes_nothing_else(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("t", topic="test.sync", every=HOUR, attribute={"a": 1}, paused=True)
+    job_id = schedules.trigger("t")
+    task = bench.center.get(job_id)
+    assert task is not None
+    assert (task.biz_id, task.attribute["a"], task.scheduled_for) == ("t", 1, START)
+    bench.until(3 * HOUR)
+    assert len(bench.tasks("t")) == 1
+
+
+def test_what_cannot_be_moved_on_holds_up_no_other(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    with pytest.raises(UnknownTopic):
+        schedules.create("orphan", topic="none", every=HOUR)
+    with pytest.raises(InvalidSchedule):
+        schedules.create("orphan", topic="test.sync", every=HOUR, zone="Nowhere")
+    for number in range(30):
+        schedules.create(f"orphan{number}", topic="test.doomed", every=HOUR)
+        schedules.create(f"fine{number}", topic="test.sync", every=HOUR)
+    catalog = bench.center.catalog
+    without = {name: topic for name, topic in catalog.known().items() if name != "test.doomed"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "known", lambda: without)
+        patch.setattr(catalog, "refresh", lambda: without)
+        bench.until(1.5 * HOUR)
+        assert all(bench.hours(f"fine{number}") == [1] for number in range(30))
+        assert not any(bench.hours(f"orphan{number}") for number in range(30))
+    assert SCHEDULES_STUCK.of().take() > 0
+    bench.until(2.5 * HOUR)
+    assert all(bench.hours(f"orphan{number}") == [1, 2] for number in range(30)), "late, but not lost"
+
+
+def test_what_is_declared_in_code_is_reconciled_by_name(bench: Bench) -> None:
+    center = bench.center
+
+    @center.schedule("above", every=timedelta(minutes=5))
+    @center.handler("test.sync")
+    def handle(task: Task) -> None: ...
+
+    @center.handler("test.async")
+    @center.schedule("below", cron="0 9 * * *", zone="Europe/Berlin")
+    @center.schedule("second", cron="0 10 * * *", topic="test.batch")
+    def other(task: Task) -> None: ...
+
+    center.schedules.create("by-hand", topic="test.sync", every=HOUR)
+    center.schedules.create("above", topic="test.sync", every=HOUR)
+    center.schedules.pause("above")
+    assert center.schedules.reconcile() == {}
+    found = {each.name: each for each in center.schedules.list()}
+    assert found.keys() == {"above", "below", "second", "by-hand"}
+    assert found["above"].definition.every == timedelta(minutes=5)
+    assert found["above"].paused, "what an operator has paused stays so"
+    topics = ("test.async", "test.batch")
+    assert (found["below"].definition.topic, found["second"].definition.topic) == topics
+    assert center.schedules.reconcile() == {}
+    assert [each.modified for each in center.schedules.list()] == [
+        found[name].modified for name in sorted(found)
+    ]
+    with pytest.raises(InvalidSchedule, match="twice"):
+        center.schedule("above", every=60)(handle)
+
+
+def test_schedules_at_rest_are_not_read(bench: Bench) -> None:
+    """A look asks each table for one entry of its index; no row is read before it must be looked at."""
+    for number in range(300):
+        definition = Definition(f"rest{number}", "test.sync", every=timedelta(days=300))
+        bench.center.store.schedules.create(definition, new_state(definition, number, bench.clock.ms))
+    bench.until(timedelta(seconds=60))
+    read = 0
+    due = bench.center.store.schedules.due
+
+    def counted(*args: Any) -> Any:
+        nonlocal read
+        found = due(*args)
+        read += len(found.rows)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.center.store.schedules, "due", counted)
+        bench.until(timedelta(hours=20))
+        assert read == 0
+        bench.until(timedelta(hours=30))
+        assert read == 300, "once a day each is planned anew, as the rules of its zone may have changed"

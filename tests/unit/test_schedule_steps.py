@@ -1,0 +1,204 @@
+"""What a step of a schedule does, policy by policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidAttribute, InvalidSchedule
+from toc.model.schedule import LEAD_MS, Definition, State, new_state, preview, step
+from toc.model.task import Task, TaskStatus
+
+START = to_ms(datetime(2026, 1, 1, tzinfo=UTC))
+MINUTE, HOUR = 60_000, 3_600_000
+
+
+def hourly(**options: Any) -> Definition:
+    return Definition("report", "report.make", every=timedelta(hours=1), **options)
+
+
+class Run(NamedTuple):
+    made: list[tuple[int, int]]  # (nominal, when), both since START
+    state: State
+
+
+def run(
+    definition: Definition,
+    until: int,
+    *,
+    down: tuple[int, int] = (0, 0),
+    ended: Callable[[int, int], bool] = lambda _due, _now: True,
+) -> Run:
+    """Take every step that is due from START on, one after the other, except while everything is down.
+
+    ``ended`` tells from when the last occurrence was due, and from the time (both since START), whether it
+    has ended; one that is not due has not.
+    """
+    state, now, made, last = new_state(definition, 1, START), START, [], START
+    while now <= START + until:
+        taken = step(definition, state, now, ended=last <= now and ended(last - START, now - START))
+        made += [(occurrence.nominal - START, occurrence.due - START) for occurrence in taken.made]
+        last = taken.made[-1].due if taken.made else last
+        state = taken.state
+        assert state.look is not None
+        assert state.look > now, "a step leads forward"
+        now = state.look
+        if START + down[0] <= now < START + down[1]:
+            now = START + down[1]
+    return Run(made, state)
+
+
+def hours(found: Run) -> list[float]:
+    return [nominal / HOUR for nominal, _ in found.made]
+
+
+def test_each_occurrence_is_made_once_ahead_of_its_time() -> None:
+    found = run(hourly(), 24 * HOUR)
+    assert hours(found) == list(range(1, 25))
+    assert all(nominal == due for nominal, due in found.made)
+    assert (found.state.fired, found.state.skipped, found.state.missed) == (24, 0, 0)
+
+
+@pytest.mark.parametrize("policy", ["latest", "all", "skip"])
+def test_after_a_stop_within_the_window_all_run_late(policy: str) -> None:
+    found = run(hourly(missed=policy, overlap="allow"), 6 * HOUR, down=(90 * MINUTE, 210 * MINUTE))
+    assert hours(found) == [1, 2, 3, 4, 5, 6]
+    assert [due for _, due in found.made][1:3] == [210 * MINUTE] * 2
+    assert found.state.missed == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "made", "missed"),
+    [("latest", [1, 3, 4, 5, 6], 1), ("all", [1, 2, 3, 4, 5, 6], 0), ("skip", [1, 4, 5, 6], 2)],
+)
+def test_a_stop_of_two_hours_is_handled_by_policy_and_counted(
+    policy: str, made: list[int], missed: int
+) -> None:
+    definition = hourly(missed=policy, overlap="allow", window=timedelta(minutes=30))
+    found = run(definition, 6 * HOUR, down=(90 * MINUTE, 210 * MINUTE))
+    assert hours(found) == made
+    assert found.state.missed == missed
+    assert found.state.missed_at == (START + 210 * MINUTE if missed else None)
+
+
+def test_no_more_than_a_thousand_are_made_after_a_long_stop() -> None:
+    definition = Definition("often", "t", every=60, missed="all", overlap="allow")
+    found = run(definition, 0)
+    late = step(definition, found.state, START + 5000 * MINUTE, ended=True)
+    assert len(late.made) == 1000
+    assert late.made[0].nominal == START + 4001 * MINUTE
+    assert late.state.missed == 4000
+    assert late.state.after == START + 5000 * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("overlap", "made", "skipped"),
+    # The task of hour 2 runs until half past 4.
+    [("allow", [1, 2, 3, 4, 5, 6], 0), ("skip", [1, 2, 5, 6], 2), ("buffer_one", [1, 2, 3, 5, 6], 1)],
+)
+def test_overlap_is_judged_when_an_occurrence_is_due(overlap: str, made: list[int], skipped: int) -> None:
+    found = run(
+        hourly(overlap=overlap),
+        6 * HOUR,
+        ended=lambda due, now: due != 2 * HOUR or now >= 270 * MINUTE,
+    )
+    assert hours(found) == made
+    assert found.state.skipped == skipped
+    if overlap == "buffer_one":
+        assert 270 * MINUTE <= dict(found.made)[3 * HOUR] <= 271 * MINUTE, "it runs once the other has ended"
+
+
+def test_one_that_ends_just_before_the_next_is_due_is_not_in_its_way() -> None:
+    found = run(hourly(), 6 * HOUR, ended=lambda due, now: now - due >= 3_600_000 - 50)
+    assert hours(found) == [1, 2, 3, 4, 5, 6]
+
+
+def test_jitter_follows_from_the_name_and_keeps_the_nominal_time() -> None:
+    offsets = {Definition(f"s{n}", "t", every=3600, jitter=600).offset for n in range(200)}
+    assert len(offsets) > 190
+    assert 0 <= min(offsets) < 60_000 < 540_000 < max(offsets) <= 600_000
+    definition = hourly(jitter=timedelta(minutes=10))
+    found = run(definition, 5 * HOUR)
+    assert [due - nominal for nominal, due in found.made] == [definition.offset] * len(found.made)
+    fire = preview(definition, START, 1)[0]
+    assert (fire.due - fire.nominal) / timedelta(milliseconds=1) == definition.offset
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    every=st.integers(1, 5000),
+    jitter=st.integers(0, 400),
+    overlap=st.sampled_from(["allow", "skip", "buffer_one"]),
+    delays=st.lists(st.integers(0, 40_000), min_size=1, max_size=30),
+)
+def test_each_occurrence_is_made_skipped_waiting_or_to_come(
+    every: int, jitter: int, overlap: str, delays: list[int]
+) -> None:
+    """However late the steps come, and whatever has ended: all are accounted for, in order, none twice."""
+    definition = Definition("any", "t", every=every, jitter=jitter, overlap=overlap)
+    state, now, made = new_state(definition, 1, START), START, []
+    for number, delay in enumerate(delays):
+        taken = step(definition, state, now, ended=number % 3 != 0)
+        made += taken.made
+        state = taken.state
+        assert state.look is not None
+        now = max(state.look, now) + delay
+    nominals = [occurrence.nominal for occurrence in made]
+    first = next(definition.calendar.after(START - definition.offset))
+    decided = 0 if state.after < first else (state.after - first) // (every * 1000) + 1
+    assert len(set(nominals)) == len(nominals) == state.fired
+    assert nominals == sorted(nominals)
+    assert decided == state.fired + state.skipped + state.missed + (state.buffered is not None)
+    assert all(occurrence.due >= occurrence.nominal + definition.offset for occurrence in made)
+
+
+def test_what_is_due_within_the_lead_is_a_task_already() -> None:
+    definition = hourly()
+    state = run(definition, 0).state
+    assert state.look == START + HOUR - LEAD_MS
+    assert [made.due for made in step(definition, state, state.look, ended=True).made] == [START + HOUR]
+
+
+def test_a_definition_survives_its_row() -> None:
+    definition = Definition(
+        "n", "t", cron="0 9 * * MON-FRI", zone="Europe/Berlin", dst="skip", missed="all", overlap="allow",
+        window=7200, jitter=1.5, attribute={"a": [1, "é"]},
+    )  # fmt: skip
+    assert Definition.of_json("n", definition.to_json()) == definition
+    changed = definition.changed(every=60)
+    assert (changed.cron, changed.every) == (None, timedelta(seconds=60))
+    assert changed.changed(cron="* * * * *").every is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"cron": "* * * * *", "every": 60}, {"every": 0.5}, {"every": 60, "overlap": "maybe"},
+     {"every": 60, "window": 1}, {"every": 60, "jitter": 10**6}, {"every": "soon"}, {"every": float("nan")},
+     {"every": 60, "anchor": datetime(2026, 1, 1)}, {"every": 60, "attribute": {"scheduled_for": 1}},  # noqa: DTZ001
+     {"cron": 5}, {"every": True}],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSchedule):
+        Definition("n", "t", **options)
+
+
+def test_names_and_attributes_are_checked() -> None:
+    for name in ("", "a b", "a/b", "x" * 129, 7):
+        with pytest.raises(InvalidSchedule):
+            Definition(name, "t", every=60)  # type: ignore[arg-type]
+    with pytest.raises(InvalidAttribute):
+        Definition("n", "t", every=60, attribute={"text": "x" * 4050})  # with its nominal time, too long
+
+
+def test_a_handler_is_told_the_nominal_time() -> None:
+    attribute = {"scheduled_for": "2026-03-29T01:30:00.000Z"}
+    task = Task(1, "t", "n", 1, TaskStatus.PENDING, datetime.now(UTC), attribute, 1, 0)
+    assert task.scheduled_for == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
+    assert task._replace(attribute={}).scheduled_for is None
+    assert task._replace(attribute={"scheduled_for": "now"}).scheduled_for is None

@@ -1,0 +1,233 @@
+"""Moves schedules on: makes their occurrences tasks, shortly before these are due.
+
+The worker that sweeps a table serves its schedules, by time alone. There is no leader, and nothing breaks if
+two workers do the same: each step is guarded by the version of the row.
+
+A schedule at rest costs nothing: every ``LOOK_EVERY`` a table is asked for the least time at which one of its
+schedules must be looked at, one entry of an index. A table is read when that time comes, which this thread
+sleeps for exactly. Nobody has to tell it of a schedule that is new or changed: whoever does that takes the
+first step, and the next is further away than ``LOOK_EVERY``; if it is not, it comes a little late once.
+
+Occurrences are made ``LEAD_MS`` ahead, in steps with rests, so that tasks that are due come first. Each
+server of the task table has its own Scheduler, so that one that hangs holds up no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from toc.failpoint import failpoint
+from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
+from toc.model.schedule import step
+from toc.model.topic import Topic
+from toc.observe.log import get_logger
+from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
+from toc.store.scan import DueRow
+from toc.store.schedules import Move, Stored
+from toc.store.server import Locked
+from toc.store.shards import Trouble
+from toc.store.store import Store
+
+log = get_logger(__name__)
+
+LOOK_EVERY = 10.0
+"""How often each table is asked when its next schedule must be looked at."""
+PROBES_PER_STEP = 200
+"""Tables that one step asks: a few milliseconds of the server's time."""
+TABLES_PER_STEP = 16
+ROWS_PER_STEP = 48
+"""Schedules that one step moves on, about."""
+REST, REST_BUSY = 3, 9
+"""The rest after a step, as a multiple of its time; ``REST_BUSY`` while more is due than can start."""
+HURRY_MS = 5_000
+"""With an occurrence due within this time there is no rest."""
+RETRY_SECONDS = 1.0
+MOST_COMPLAINED = 1000
+"""Of how many schedules it remembers that their trouble was logged."""
+STUCK_MS = 30_000
+"""When a schedule is tried again that this worker cannot move on. Another may understand it."""
+
+
+class Scheduler:
+    """The schedules of this worker's tables of one server.
+
+    ``wake`` makes its thread call ``run_once`` now; ``busy`` tells whether more tasks are due here than can
+    start at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        catalog: TopicCatalog,
+        sweep: Sweep,
+        wake: Callable[[], None] = lambda: None,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._schedules = store.schedules
+        self._catalog = catalog
+        self._sweep = sweep
+        self._clock: Clock = sweep.clock
+        self._wake = wake
+        self._busy = busy
+        self._tables: frozenset[int] = frozenset()
+        self._unasked: deque[int] = deque()
+        """Tables that this round has yet to ask."""
+        self._round_at = float("-inf")
+        """When the next round of asking begins (monotonic)."""
+        self._agenda: dict[int, int] = {}
+        """When each table must be read (ms); none if it holds no schedule."""
+        self._refreshed = float("-inf")
+        """When the topics were last read for one that was unknown (monotonic)."""
+        self._complained: dict[str, float] = {}
+
+    def add(self, tables: Iterable[int]) -> None:
+        """Serve the schedules of these tables from now on."""
+        more = frozenset(tables) - self._tables
+        self._tables |= more
+        self._unasked.extendleft(sorted(more))
+        self._wake()
+
+    def remove(self, tables: Iterable[int]) -> None:
+        """Leave these tables to another worker."""
+        self._tables -= frozenset(tables)
+
+    def run_once(self) -> float:
+        """Take a step: move on what must be looked at, or ask some tables. Returns the seconds until the next
+        is due."""
+        if not self._tables:
+            return LOOK_EVERY
+        began = self._clock.monotonic()
+        now = self._clock.now_ms()
+        waiting = sorted(
+            (at, table) for table, at in list(self._agenda.items()) if at <= now and table in self._tables
+        )
+        hurry = False
+        try:
+            if waiting:
+                hurry = self._move_on([table for _, table in waiting[:TABLES_PER_STEP]], now)
+            elif self._unasked:
+                self._ask()
+            elif self._round_at <= began:
+                self._round_at = began + LOOK_EVERY
+                self._unasked.extend(sorted(self._tables))
+                self._ask()
+        except (StoreUnavailable, SchemaBehind) as exc:
+            if self._unsaid("server"):
+                log.warning("schedules_not_served", error=str(exc))
+            return RETRY_SECONDS
+        after = self._clock.monotonic()
+        factor = 0 if hurry else REST_BUSY if self._busy() else REST
+        rest = factor * (after - began)
+        if self._unasked:
+            return rest
+        agenda = [at for table, at in list(self._agenda.items()) if table in self._tables]
+        until = (min(agenda) - self._clock.now_ms()) / 1000 if agenda else LOOK_EVERY
+        return max(rest, min(until, self._round_at - after), 0.0)
+
+    def _ask(self) -> None:
+        """Ask the next tables when they must be read."""
+        tables = {self._unasked.popleft() for _ in range(min(PROBES_PER_STEP, len(self._unasked)))}
+        tables &= self._tables
+        soonest, failed = self._schedules.soonest(tables)
+        for table in tables - failed.keys():
+            self._agenda.pop(table, None)
+        self._agenda |= soonest
+        self._note_failed(failed)
+
+    def _move_on(self, tables: list[int], now: int) -> bool:
+        """Move on schedules of these tables that must be looked at. Returns whether more are in a hurry."""
+        limit = max(ROWS_PER_STEP // len(tables), 4)
+        due = self._schedules.due(tables, now, limit)
+        moves = []
+        hurry = False
+        for stored, ended in due.rows:
+            move = self._move(stored, now, ended=ended)
+            if move is not None:
+                moves.append(move)
+                planned = stored.state.next_time
+                hurry |= bool(move.rows) and planned is not None and planned - now < HURRY_MS
+        failpoint("schedule.rows-read")
+        moved = self._schedules.advance(moves)
+        failpoint("schedule.rows-written")
+        for move in moved.done:
+            self._tell(move)
+        rows = [row for move in moved.done for row in move.rows]
+        if rows:
+            self._sweep.add(
+                (
+                    DueRow(row.job_id, row.biz_type, row.next_time, 0, row.slot_crc, row.slot_amount)
+                    for row in rows
+                ),
+                missing=True,
+            )
+        # Ask again when they must be read, unless that is known to be now.
+        unknown = set(tables) - due.more - due.failed.keys()
+        soonest, failed = self._schedules.soonest(unknown)
+        for table in unknown - failed.keys():
+            self._agenda.pop(table, None)
+        self._agenda |= soonest
+        failed_tables = {self._schedules.table_of(name): error for name, error in moved.failed.items()}
+        self._note_failed({**failed_tables, **due.failed, **failed})
+        return hurry and bool(due.more)
+
+    def _move(self, stored: Stored, now: int, *, ended: bool) -> Move | None:
+        try:
+            definition = stored.definition
+            topic = self._topic(definition.topic)
+        except InvalidSchedule as exc:
+            return self._stuck(stored, now, str(exc))
+        if topic is None:
+            return self._stuck(stored, now, f"there is no topic {definition.topic!r}")
+        return self._schedules.move(stored, step(definition, stored.state, now, ended=ended), topic)
+
+    def _topic(self, name: str) -> Topic | None:
+        topic = self._catalog.known().get(name)
+        at = self._clock.monotonic()
+        if topic is None and at - self._refreshed > RETRY_SECONDS:
+            self._refreshed = at
+            with contextlib.suppress(StoreUnavailable, SchemaBehind):
+                topic = self._catalog.refresh().get(name)
+        return topic
+
+    def _stuck(self, stored: Stored, now: int, why: str) -> Move:
+        """Put a schedule off that cannot be moved on here."""
+        SCHEDULES_STUCK.of().add()
+        if self._unsaid(stored.name):
+            log.warning("schedule_stuck", schedule=stored.name, error=why)
+        return Move(stored, stored.state._replace(look=now + STUCK_MS), [])
+
+    def _tell(self, move: Move) -> None:
+        before, after = move.stored.state, move.state
+        missed, skipped = after.missed - before.missed, after.skipped - before.skipped
+        if move.rows or missed or skipped:
+            topic = move.stored.definition.topic
+            SCHEDULE_FIRED.of(topic).add(len(move.rows))
+            SCHEDULE_SKIPPED.of(topic).add(skipped)
+            SCHEDULE_MISSED.of(topic).add(missed)
+        if missed:
+            log.warning("schedule_missed", schedule=move.stored.name, occurrences=missed, made=len(move.rows))
+
+    def _note_failed(self, failed: Mapping[int, Trouble]) -> None:
+        """Try tables again in a moment that did not answer. Raises if it is the server."""
+        later = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
+        self._agenda |= dict.fromkeys(failed, later)
+        for error in failed.values():
+            if not isinstance(error, (Locked, SchemaBehind)):
+                raise error
+            if self._unsaid("table"):
+                log.warning("schedules_not_served", error=str(error))
+
+    def _unsaid(self, what: str) -> bool:
+        """Whether this trouble has not been logged for a while; it is now."""
+        now = self._clock.monotonic()
+        if now - self._complained.get(what, float("-inf")) < COMPLAIN_SECONDS:
+            return False
+        if len(self._complained) > MOST_COMPLAINED:
+            self._complained.clear()
+        self._complained[what] = now
+        return True

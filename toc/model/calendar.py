@@ -1,0 +1,220 @@
+"""When a schedule fires: cron expressions in a time zone, and intervals in UTC. Instants are milliseconds.
+
+Cron expressions are parsed and matched by cronsim. How they meet a change of a zone's offset is that of
+Debian's cron, as cronsim describes it:
+
+- A fixed time (neither its minutes nor its hours begin with ``*``) in a gap runs right after the gap; one
+  that comes twice runs the first time.
+- All others run whenever the clock on the wall matches, so they have no gap and run twice where an hour does.
+
+cronsim is asked in local times without a zone, and this file turns these into instants: cronsim's own
+conversion loses an hour where the gap is at midnight (Santiago), for expressions whose minutes are ``*``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple, Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from toc.model.clock import from_ms, to_ms
+from toc.model.errors import InvalidSchedule, shown
+
+MOST_COUNTED = 10_000
+"""Most occurrences that are counted one by one: a fifth of a second."""
+_DAY = timedelta(days=1)
+_LAST_YEAR = 9000
+
+
+class Calendar(Protocol):
+    """The instants (ms) of an endless series."""
+
+    def after(self, instant: int) -> Iterator[int]:
+        """The occurrences later than ``instant``, in order."""
+        ...
+
+    def latest(self, after: int, until: int, most: int) -> Latest:
+        """The last ``most`` occurrences in (after, until]."""
+        ...
+
+
+class Latest(NamedTuple):
+    """The last occurrences of a range, the first one of it, and how many there are in all.
+
+    A cron expression is counted up to ``MOST_COUNTED``.
+    """
+
+    last: list[int]
+    first: int | None
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """``anchor`` + n * ``period``, in UTC and from the anchor on; both in milliseconds."""
+
+    period: int
+    anchor: int
+
+    def after(self, instant: int) -> Iterator[int]:
+        """The occurrences later than ``instant``, in order."""
+        number = self._number_after(instant)
+        while True:
+            yield self.anchor + number * self.period
+            number += 1
+
+    def latest(self, after: int, until: int, most: int) -> Latest:
+        """The last ``most`` occurrences in (after, until]."""
+        begin, end = self._number_after(after), self._number_after(until)
+        if begin >= end:
+            return Latest([], None, 0)
+        numbers = range(max(begin, end - most), end)
+        return Latest(
+            [self.anchor + number * self.period for number in numbers],
+            self.anchor + begin * self.period,
+            end - begin,
+        )
+
+    def _number_after(self, instant: int) -> int:
+        return max((instant - self.anchor) // self.period + 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron expression of five fields (six: with seconds first) in a time zone.
+
+    ``skip_gaps``: a fixed time that a gap leaves out does not run that day. Raises InvalidSchedule.
+    """
+
+    expression: str
+    zone: str = "UTC"
+    skip_gaps: bool = False
+
+    def __post_init__(self) -> None:
+        zone_named(self.zone)
+        try:
+            next(CronSim(self.expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - local time
+        except CronSimError as exc:
+            raise InvalidSchedule(f"cron expression {shown(self.expression)}: {exc}") from exc
+        except StopIteration:
+            raise InvalidSchedule(
+                f"cron expression {shown(self.expression)} names a date that never comes"
+            ) from None
+
+    def after(self, instant: int) -> Iterator[int]:
+        """The occurrences later than ``instant``, in order."""
+        for found in self._fixed(instant) if self._is_fixed else self._wild(instant):
+            if found > instant:  # a time that comes twice is over when it comes again
+                instant = found
+                yield found
+
+    def latest(self, after: int, until: int, most: int) -> Latest:
+        """The last ``most`` occurrences in (after, until]."""
+        found: list[int] = []
+        for instant in islice(self.after(after), MOST_COUNTED + 1):
+            if instant > until:
+                return Latest(found[-most:], found[0] if found else None, len(found))
+            found.append(instant)
+        # Too many to go through them all: from the end, in ranges that double until they hold enough.
+        span = most * 60_000
+        while True:
+            last: list[int] = []
+            for instant in self.after(max(after, until - span)):
+                if instant > until:
+                    break
+                last.append(instant)
+            if len(last) >= most or until - span <= after:
+                return Latest(last[-most:], found[0], MOST_COUNTED)
+            span *= 2
+
+    @property
+    def _is_fixed(self) -> bool:
+        fields = self.expression.split()
+        return len(fields) == 5 and not fields[0].startswith("*") and not fields[1].startswith("*")
+
+    def _fixed(self, instant: int) -> Iterator[int]:
+        """Each local time once: the first time it comes, or right after the gap that leaves it out."""
+        zone = zone_named(self.zone)
+        local = from_ms(instant).astimezone(zone).replace(tzinfo=None, fold=0)
+        for wanted in _matching(self.expression, local):
+            at = wanted.replace(tzinfo=zone).astimezone(UTC)
+            if at.astimezone(zone).replace(tzinfo=None, fold=0) != wanted:
+                if self.skip_gaps:
+                    continue
+                at = _gap_end(wanted, zone)
+            yield to_ms(at)
+
+    def _wild(self, instant: int) -> Iterator[int]:
+        """Each instant at which the clock on the wall matches.
+
+        Goes from one change of the zone's offset to the next: in between, local time runs like UTC.
+        """
+        zone = zone_named(self.zone)
+        start = from_ms(instant)
+        local = start.replace(tzinfo=None) + _offset(start, zone)
+        while True:
+            offset = _offset(start, zone)
+            known = start  # the offset is the same from start to here
+            for wanted in _matching(self.expression, local):
+                at = (wanted - offset).replace(tzinfo=UTC)
+                while known < at and _offset(ahead := min(known + _DAY, at), zone) == offset:
+                    known = ahead
+                if known < at:
+                    break
+                yield to_ms(at)
+            else:
+                return
+            start = _change(known, min(known + _DAY, at), zone)
+            # A second back, as the next one may be at the change itself.
+            local = start.replace(tzinfo=None) + _offset(start, zone) - timedelta(seconds=1)
+
+
+def _matching(expression: str, local: datetime) -> Iterator[datetime]:
+    """The local times after ``local`` that match the expression."""
+    for found in CronSim(expression, local):
+        if found.year > _LAST_YEAR:
+            return
+        yield found
+
+
+def _offset(at: datetime, zone: ZoneInfo) -> timedelta:
+    offset = at.astimezone(zone).utcoffset()
+    assert offset is not None  # noqa: S101 - for the type checker
+    return offset
+
+
+def _gap_end(wanted: datetime, zone: ZoneInfo) -> datetime:
+    """The end of the gap that leaves out the local time ``wanted``."""
+    before = wanted.replace(tzinfo=zone, fold=0).utcoffset()
+    after = wanted.replace(tzinfo=zone, fold=1).utcoffset()
+    assert before is not None and after is not None  # noqa: S101, PT018 - for the type checker
+    return _change((wanted - after).replace(tzinfo=UTC), (wanted - before).replace(tzinfo=UTC), zone)
+
+
+def _change(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
+    """The second in (low, high] at which the zone's offset changes."""
+    before = _offset(low, zone)
+    while (seconds := int((high - low).total_seconds())) > 1:
+        middle = low + timedelta(seconds=seconds // 2)
+        if _offset(middle, zone) == before:
+            low = middle
+        else:
+            high = middle
+    return high.replace(microsecond=0)
+
+
+@lru_cache(1024)
+def zone_named(name: str) -> ZoneInfo:
+    """The time zone of a name such as Europe/Berlin. Raises InvalidSchedule."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as exc:
+        raise InvalidSchedule(
+            f"there is no time zone {shown(name)} here; write a name such as Europe/Berlin, or UTC"
+        ) from exc

@@ -1,0 +1,363 @@
+"""Schedules: what makes tasks again and again. Pure; times are milliseconds since 1970 UTC.
+
+A schedule is a definition (when, which topic, what to do about trouble) and a state: the row. Its task for
+one nominal time is an *occurrence*. ``step`` is the only way forward: it says which occurrences come into
+being now, and the row after that. It depends on time, never on the run of a task; only whether the one before
+has ended counts, where the overlap policy asks for it.
+
+    ahead    an occurrence becomes a task up to LEAD_MS before it is due, so that a host that dies in the
+             meantime, or a burst of others, does not make it late
+    overlap  is judged when the occurrence is due. One whose predecessor has ended by LEAD_MS before that
+             needs no further look. Otherwise the row is looked at again until then, and last when it is due
+    late     what could not become a task in time does so late. After a stop longer than ``window`` it is
+             *missed*, and the policy decides
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple, Self
+
+from toc.model.calendar import Calendar, Cron, Interval, zone_named
+from toc.model.clock import from_ms, to_ms
+from toc.model.errors import InvalidSchedule, shown
+from toc.model.sharding import crc32
+from toc.model.task import SCHEDULED_FOR, decode_attribute, encode_attribute, scheduled_for_text
+from toc.model.topic import check_topic_name
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+LEAD_MS = 30_000
+"""How long before an occurrence is due its task is made: longer than a table is without an owner after its
+host has died."""
+MOST_AHEAD = 100
+"""Most occurrences that one step makes ahead."""
+MOST_MISSED = 1000
+"""Most late occurrences that one step makes."""
+PLAN_AGAIN_MS = 86_400_000
+"""After this time the next occurrence is computed anew: the rules of its zone may have changed."""
+LEAST_PERIOD = timedelta(seconds=1)
+LEAST_WINDOW = timedelta(minutes=1)
+"""Anything shorter could be a worker that died."""
+MOST_JITTER = timedelta(days=1)
+LONGEST = timedelta(days=3660)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BUFFER_LOOK_MS = (1000, 30_000)
+"""How often the predecessor of a waiting occurrence is looked at: a tenth of the wait, within these."""
+_DAY = timedelta(days=1)
+
+
+class Dst(StrEnum):
+    """What becomes of a fixed time in a gap, as clocks are put forward."""
+
+    CRON = "cron"
+    """It runs right after the gap."""
+    SKIP = "skip"
+    """It does not run that day."""
+
+
+class Missed(StrEnum):
+    """What becomes of late occurrences after a stop longer than ``window``."""
+
+    LATEST = "latest"
+    """The last one runs."""
+    ALL = "all"
+    """All run, 1,000 at most: the last ones."""
+    SKIP = "skip"
+    """None runs."""
+
+
+class Overlap(StrEnum):
+    """What becomes of an occurrence that is due while the task of the one before has not ended."""
+
+    SKIP = "skip"
+    """It does not run."""
+    ALLOW = "allow"
+    """It runs beside it."""
+    BUFFER_ONE = "buffer_one"
+    """It runs after it, if no other waits for that."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a schedule does. Give ``cron`` or ``every``. Raises InvalidSchedule.
+
+    ``cron`` has five fields, or six with seconds first, and holds in ``zone``. ``every`` is a period from
+    ``anchor`` on, in UTC. ``jitter`` delays every occurrence by the same part of itself, which follows from
+    the name. ``attribute`` is the task's; it gets the nominal time as ``scheduled_for`` besides.
+    """
+
+    name: str
+    topic: str
+    cron: str | None = None
+    every: timedelta | None = None
+    anchor: datetime = EPOCH
+    zone: str = "UTC"
+    dst: Dst = Dst.CRON
+    missed: Missed = Missed.LATEST
+    window: timedelta = _DAY
+    overlap: Overlap = Overlap.SKIP
+    jitter: timedelta = timedelta(0)
+    attribute: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_schedule_name(self.name)
+        check_topic_name(self.topic)
+        for name, kind in (("dst", Dst), ("missed", Missed), ("overlap", Overlap)):
+            _set(self, name, _policy(name, kind, getattr(self, name)))
+        for name in ("every", "window", "jitter"):
+            if getattr(self, name) is not None:
+                _set(self, name, _duration(name, getattr(self, name)))
+        if not isinstance(self.anchor, datetime) or self.anchor.utcoffset() is None:
+            raise InvalidSchedule(f"anchor must be a datetime with a time zone, not {shown(self.anchor)}")
+        _set(self, "anchor", from_ms(to_ms(self.anchor)))
+        if (self.cron is None) == (self.every is None):
+            raise InvalidSchedule("give a schedule a cron expression or a period (every), not both")
+        if self.cron is not None and not isinstance(self.cron, str):
+            raise InvalidSchedule(f"cron must be a str, not {type(self.cron).__name__}")
+        if self.every is not None and not LEAST_PERIOD <= self.every <= LONGEST:
+            raise InvalidSchedule(f"every = {self.every} is not between {LEAST_PERIOD} and {LONGEST}")
+        if not LEAST_WINDOW <= self.window <= LONGEST:
+            raise InvalidSchedule(f"window = {self.window} is not between {LEAST_WINDOW} and {LONGEST}")
+        if not timedelta(0) <= self.jitter <= MOST_JITTER:
+            raise InvalidSchedule(f"jitter = {self.jitter} is not between 0 and {MOST_JITTER}")
+        if SCHEDULED_FOR in (self.attribute or {}):
+            raise InvalidSchedule(
+                f"attribute[{SCHEDULED_FOR!r}] is set to the nominal time of each occurrence"
+            )
+        self.occurrence_attribute(0)  # with it, the attribute must fit
+        _set(self, "attribute", decode_attribute(encode_attribute(self.attribute)))
+        _ = self.calendar, zone_named(self.zone)
+
+    @cached_property
+    def calendar(self) -> Calendar:
+        """When it fires."""
+        if self.every is not None:
+            return Interval(_ms(self.every), to_ms(self.anchor))
+        return Cron(self.cron or "", self.zone, self.dst is Dst.SKIP)
+
+    @cached_property
+    def offset(self) -> int:
+        """How long (ms) after its nominal time every occurrence is due."""
+        return crc32(self.name) * 2_654_435_761 % 2**32 % (_ms(self.jitter) + 1)
+
+    def occurrence_attribute(self, nominal: int) -> str:
+        """The attribute, as stored, of the occurrence of a nominal time."""
+        return encode_attribute({**self.attribute, SCHEDULED_FOR: scheduled_for_text(nominal)})
+
+    def changed(self, **changes: Any) -> Self:
+        """Return the definition with changes; a new cron expression replaces a period and vice versa."""
+        for one, other in (("cron", "every"), ("every", "cron")):
+            if changes.get(one) is not None:
+                changes.setdefault(other, None)
+        unknown = changes.keys() - {each.name for each in fields(self)} | ({"name"} & changes.keys())
+        if unknown:
+            raise InvalidSchedule(f"{', '.join(sorted(unknown))} of a schedule cannot be changed")
+        return replace(self, **changes)
+
+    def to_json(self) -> str:
+        """The definition, without its name, as stored."""
+        values: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, timedelta):
+                value = _ms(value)
+            elif isinstance(value, datetime):
+                value = to_ms(value)
+            values[each.name] = value
+        del values["name"]
+        return json.dumps(values, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def of_json(cls, name: str, text: str) -> Self:
+        """Read what ``to_json`` wrote. Raises InvalidSchedule if this host cannot follow it."""
+        try:
+            values = json.loads(text)
+            for key in ("every", "window", "jitter"):
+                if values[key] is not None:
+                    values[key] = timedelta(milliseconds=values[key])
+            values["anchor"] = from_ms(values["anchor"])
+            return cls(name, **values)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+            if isinstance(exc, InvalidSchedule):
+                raise
+            raise InvalidSchedule(
+                f"the row of schedule {name!r} cannot be read ({type(exc).__name__}): a later version of "
+                "toc, or another program, has written it"
+            ) from exc
+
+
+class State(NamedTuple):
+    """The rest of a schedule's row. Instants are milliseconds.
+
+    Everything up to the nominal time ``after`` is decided. ``next_time`` is the next nominal time, ``look``
+    when the row must be looked at (None: it is paused). ``buffered`` is the nominal time of an occurrence
+    that waits for the one before. ``last_job_id`` is the task of the last occurrence. ``fired``, ``skipped``
+    (for overlap) and ``missed`` count occurrences; ``missed_at`` is when the last stop was noticed.
+    """
+
+    schedule_id: int
+    version: int
+    paused: bool
+    after: int
+    next_time: int | None
+    look: int | None
+    buffered: int | None
+    last_job_id: int | None
+    fired: int
+    skipped: int
+    missed: int
+    missed_at: int | None
+    created: int
+    modified: int
+
+
+class Occurrence(NamedTuple):
+    """One task of a schedule: its nominal time, and when it is due."""
+
+    nominal: int
+    due: int
+
+
+class Step(NamedTuple):
+    """What happens to a schedule now: the occurrences to make, in order, and its row after that."""
+
+    made: list[Occurrence]
+    state: State
+
+
+def new_state(definition: Definition, schedule_id: int, now: int, *, paused: bool = False) -> State:
+    """Return the state of a schedule that begins now."""
+    after = now - definition.offset
+    look = None if paused else now
+    following = next(definition.calendar.after(after), None)
+    return State(schedule_id, 0, paused, after, following, look, None, None, 0, 0, 0, None, now, now)
+
+
+def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step:
+    """Return what is to be done at ``now``. ``ended``: whether the task of the last occurrence has ended."""
+    offset, overlap, calendar = definition.offset, definition.overlap, definition.calendar
+    free = ended or overlap is Overlap.ALLOW
+    made: list[Occurrence] = []
+    buffered, skipped, missed, missed_at = state.buffered, state.skipped, state.missed, state.missed_at
+
+    def make(nominal: int) -> None:
+        nonlocal free
+        made.append(Occurrence(nominal, max(nominal + offset, now)))
+        free = overlap is Overlap.ALLOW
+
+    if buffered is not None and free:
+        make(buffered)
+        buffered = None
+    late = calendar.latest(state.after, now - offset, MOST_MISSED)
+    after = late.last[-1] if late.last else state.after
+    for nominal in (kept := _kept(definition, late.last, late.first, late.total, now)):
+        if free:
+            make(nominal)
+        elif overlap is Overlap.BUFFER_ONE and buffered is None:
+            buffered = nominal
+        else:
+            skipped += 1
+    if late.total > len(kept):
+        missed, missed_at = missed + late.total - len(kept), now
+    upcoming = calendar.after(after)
+    following = next(upcoming, None)
+    while following is not None and free and following + offset - now <= LEAD_MS and len(made) < MOST_AHEAD:
+        make(following)
+        after, following = following, next(upcoming, None)
+    look = now + PLAN_AGAIN_MS
+    if following is not None:
+        look = min(look, _look(now, following + offset, made, free=free))
+    if buffered is not None:
+        least, most = _BUFFER_LOOK_MS
+        look = min(look, now + min(max((now - buffered) // 10, least), most))
+    after_this = state._replace(
+        after=after,
+        next_time=following,
+        look=look,
+        buffered=buffered,
+        fired=state.fired + len(made),
+        skipped=skipped,
+        missed=missed,
+        missed_at=missed_at,
+    )
+    return Step(made, after_this)
+
+
+def _kept(definition: Definition, late: list[int], first: int | None, count: int, now: int) -> list[int]:
+    """The late occurrences that are not missed."""
+    if first is None:
+        return []
+    if count <= MOST_MISSED and now - (first + definition.offset) <= _ms(definition.window):
+        return late
+    if definition.missed is Missed.ALL:
+        return late
+    return late[-1:] if definition.missed is Missed.LATEST else []
+
+
+def _look(now: int, due: int, made: list[Occurrence], *, free: bool) -> int:
+    """When to look again for an occurrence that is due later."""
+    ahead = max(due - LEAD_MS, now)
+    if free:
+        return ahead
+    # It depends on its predecessor, which cannot have ended before it was due.
+    ahead = max(ahead, min(made[-1].due + 1000, due)) if made else ahead
+    return ahead if ahead > now else min(due, now + max((due - now) // 2, 1000))
+
+
+class Fire(NamedTuple):
+    """A time at which a schedule fires: the nominal time in its zone, and when the task is due (UTC)."""
+
+    nominal: datetime
+    due: datetime
+
+
+def preview(definition: Definition, after: int, count: int = 20) -> list[Fire]:
+    """Return the next occurrences later than ``after`` (ms)."""
+    zone = zone_named(definition.zone)
+    return [
+        Fire(from_ms(nominal).astimezone(zone), from_ms(nominal + definition.offset))
+        for nominal in islice(definition.calendar.after(after - definition.offset), count)
+    ]
+
+
+def check_schedule_name(name: object) -> str:
+    """Return ``name`` if it is a valid name of a schedule. Raises InvalidSchedule."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidSchedule(
+            f"{shown(name)} is not a name of a schedule: letters, digits, '.', '_' and '-', at most 128, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def _policy(name: str, kind: type[Dst] | type[Missed] | type[Overlap], value: object) -> StrEnum:
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise InvalidSchedule(f"{name} must be one of {', '.join(kind)}, not {shown(value)}") from None
+
+
+def _duration(name: str, value: object) -> timedelta:
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            value = timedelta(seconds=value)
+        if isinstance(value, timedelta):
+            return timedelta(milliseconds=_ms(value))
+    except (OverflowError, ValueError):
+        pass
+    raise InvalidSchedule(f"{name} must be a timedelta or seconds, not {shown(value)}")
+
+
+def _ms(duration: timedelta) -> int:
+    return duration // timedelta(milliseconds=1)
+
+
+def _set(definition: Definition, name: str, value: object) -> None:
+    object.__setattr__(definition, name, value)  # it is frozen, and in the making

@@ -1,0 +1,460 @@
+"""Schedules, for applications and operators: create, change, look at, fire now, fire for the past.
+
+Rows are written first, as everywhere: a schedule and its occurrences in one transaction, then the index. A
+change takes the first step itself, so it holds from the moment it returns, and the workers go on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock, from_ms, to_ms
+from toc.model.errors import (
+    InvalidSchedule,
+    NaiveDatetime,
+    ScheduleExists,
+    StoreUnavailable,
+    TocError,
+    UnknownSchedule,
+    shown,
+)
+from toc.model.schedule import (
+    EPOCH,
+    Definition,
+    Dst,
+    Fire,
+    Missed,
+    Overlap,
+    State,
+    check_schedule_name,
+    new_state,
+    preview,
+    step,
+)
+from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
+from toc.model.topic import Topic
+from toc.store.schedules import Planned, Stored, occurrence_key
+from toc.store.store import Store
+
+TRIES = 10
+NEAR_MS = 1000
+"""An occurrence due within this time (ms) is left as it is by a change: its task may be starting."""
+MOST_BACKFILL = 100_000
+BACKFILL_RATE = 10.0
+BACKFILL_PAGE = 1000
+_DAY = timedelta(days=1)
+Found = TypeVar("Found")
+
+
+class Schedule(NamedTuple):
+    """A schedule as it stands. Times are aware UTC.
+
+    ``next_time`` is the next nominal time that is not a task yet. ``fired`` counts occurrences that became
+    tasks, ``skipped`` those that did not because the one before had not ended, ``missed`` those left out
+    after a stop, the last of which was noticed at ``missed_at``. ``buffered`` is the nominal time of an
+    occurrence that waits for the one before. ``last_job_id`` is the last occurrence's task.
+    """
+
+    name: str
+    schedule_id: int
+    definition: Definition
+    paused: bool
+    next_time: datetime | None
+    buffered: datetime | None
+    last_job_id: int | None
+    fired: int
+    skipped: int
+    missed: int
+    missed_at: datetime | None
+    created: datetime
+    modified: datetime
+
+
+class Backfill(NamedTuple):
+    """What a backfill does, or would do.
+
+    ``occurrences`` are those of the range. ``present`` have a task and are left alone. ``submitted`` had
+    none. Of these, ``may_have_run`` are so old that their tasks may have run and been purged: they run again.
+    """
+
+    occurrences: int
+    present: int
+    submitted: int
+    may_have_run: int
+
+
+class Declared(NamedTuple):
+    """A schedule declared in code; without a topic, that of the function's handler."""
+
+    name: str
+    topic: str | None
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+
+
+class Schedules:
+    """``center.schedules``. Thread-safe.
+
+    Any method that asks a server raises StoreUnavailable when the server of that schedule does not answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Callable[[], Store],
+        catalog: Callable[[], TopicCatalog],
+        clock: Clock,
+        submit: Callable[..., int],
+        submit_many: Callable[[Iterable[NewTask]], list[int]],
+        index: Callable[[Iterable[TaskRow]], None],
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._submit = submit
+        self._submit_many = submit_many
+        self._index = index
+        self.declared: list[Declared] = []
+        """What ``@center.schedule`` declares."""
+        self.handled: list[tuple[str, Callable[..., Any]]] = []
+        """The topics with their handlers, as registered."""
+
+    # --- create, look up
+
+    def create(
+        self,
+        name: str,
+        *,
+        topic: str,
+        cron: str | None = None,
+        every: timedelta | float | None = None,
+        anchor: datetime = EPOCH,
+        zone: str = "UTC",
+        dst: Dst | str = Dst.CRON,
+        missed: Missed | str = Missed.LATEST,
+        window: timedelta | float = _DAY,
+        overlap: Overlap | str = Overlap.SKIP,
+        jitter: timedelta | float = 0,
+        attribute: Mapping[str, Any] | None = None,
+        paused: bool = False,
+    ) -> Schedule:
+        """Create a schedule: from now on a task of ``topic`` with the biz_id ``name`` at each of its times.
+
+        ``Definition`` explains the rest; numbers are seconds. Raises InvalidSchedule, UnknownTopic or
+        ScheduleExists before anything is written.
+        """
+        definition = define(
+            name, topic=topic, cron=cron, every=every, anchor=anchor, zone=zone, dst=dst, missed=missed,
+            window=window, overlap=overlap, jitter=jitter, attribute=attribute,
+        )  # fmt: skip
+        return self._create(definition, paused=paused)
+
+    def get(self, name: str) -> Schedule | None:
+        """Return a schedule, or None."""
+        stored = self._store().schedules.get(check_schedule_name(name))
+        return None if stored is None else _schedule(stored)
+
+    def preview(self, name: str, *, count: int = 20, after: datetime | None = None) -> list[Fire]:
+        """Return the next times at which a schedule fires, paused or not; ``after`` defaults to now."""
+        stored = self._stored(name)
+        return preview(stored.definition, _instant("after", after, self._clock.now_ms()), count)
+
+    def list(self, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+        """Return schedules by name: the first ``limit`` whose name is greater than ``after``.
+
+        Leaves out rows that this version does not understand. Needs every server.
+        """
+        found: list[Schedule] = []
+        while len(found) < limit:
+            page = self._store().schedules.page(after, limit)
+            for stored in page:
+                try:
+                    found.append(_schedule(stored))
+                except InvalidSchedule:
+                    continue
+            if len(page) < limit:
+                break
+            after = page[-1].name
+        return found[:limit]
+
+    # --- change
+
+    def alter(self, name: str, **changes: Any) -> Schedule:
+        """Change a schedule, by the names of ``create``'s parameters.
+
+        The next occurrence is replaced if it has not started, and within a second of its time it is left as
+        it is. Raises InvalidSchedule, UnknownSchedule or UnknownTopic.
+        """
+        return self._change(name, lambda definition: definition.changed(**changes))
+
+    def pause(self, name: str) -> Schedule:
+        """Start no more occurrences. Those that are left out so are not counted. Raises UnknownSchedule."""
+        return self._change(name, lambda definition: definition, paused=True)
+
+    def resume(self, name: str) -> Schedule:
+        """Go on from now. Raises UnknownSchedule."""
+        return self._change(name, lambda definition: definition, paused=False)
+
+    def delete(self, name: str) -> bool:
+        """Delete a schedule and cancel its next occurrence. Returns whether there was one."""
+        table = self._store().schedules
+        for _ in range(TRIES):
+            stored = table.get(check_schedule_name(name))
+            if stored is None:
+                return False
+            try:
+                planned = self._planned(stored, self._clock.now_ms())
+            except InvalidSchedule:  # of a later version: its occurrences run, it does not
+                planned = []
+            if table.delete(stored, planned):
+                return True
+        raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
+
+    # --- fire besides
+
+    def trigger(self, name: str) -> int:
+        """Submit a task of the schedule now, paused or not, and return its job_id.
+
+        Changes nothing else; its nominal time is now. Raises UnknownSchedule, SubmitUnknown.
+        """
+        definition = self._stored(name).definition
+        nominal = scheduled_for_text(self._clock.now_ms())
+        return self._submit(
+            definition.topic,
+            biz_id=name,
+            delay=timedelta(milliseconds=1),  # topics may refuse a task that is due now
+            attribute={**definition.attribute, SCHEDULED_FOR: nominal},
+        )
+
+    def backfill(
+        self,
+        name: str,
+        start: datetime,
+        end: datetime,
+        *,
+        rate: float = BACKFILL_RATE,
+        dry_run: bool = False,
+    ) -> Backfill:
+        """Submit the occurrences of the past, nominally due in [start, end], that have no task.
+
+        They become due one after the other, ``rate`` a second, beside each other if they must. Repeating it
+        is safe while their tasks are kept. ``dry_run`` only counts. Raises UnknownSchedule, InvalidSchedule,
+        PartialSubmit.
+        """
+        stored = self._stored(name)
+        definition, now = stored.definition, self._clock.now_ms()
+        begin, until = _instant("start", start), min(_instant("end", end), now - definition.offset)
+        if not rate > 0:
+            raise InvalidSchedule(f"rate = {rate} must be more than 0 a second")
+        topic = self._catalog().get(definition.topic)
+        kept_since = now - topic.retention * 1000
+        occurrences = present = submitted = may_have_run = 0
+        for page in _pages(definition, begin - 1, until):
+            occurrences += len(page)
+            if occurrences > MOST_BACKFILL:
+                raise InvalidSchedule(
+                    f"these are more than {MOST_BACKFILL} occurrences; take a shorter range"
+                )
+        for page in _pages(definition, begin - 1, until):
+            there = self._store().schedules.present(stored, topic.biz_type, page)
+            lacking = [nominal for nominal in page if nominal not in there]
+            present += len(there)
+            may_have_run += sum(stored.state.created <= nominal < kept_since for nominal in lacking)
+            if not dry_run and lacking:
+                self._submit_many(
+                    NewTask(
+                        definition.topic,
+                        name,
+                        timedelta(milliseconds=1 + int((submitted + number) * 1000 / rate)),
+                        attribute={**definition.attribute, SCHEDULED_FOR: scheduled_for_text(nominal)},
+                        dedup_key=occurrence_key(stored.state.schedule_id, nominal),
+                    )
+                    for number, nominal in enumerate(lacking)
+                )
+            submitted += len(lacking)
+        return Backfill(occurrences, present, submitted, may_have_run)
+
+    # --- declared in code
+
+    def declare(self, name: str, topic: str | None, function: Callable[..., Any], **options: Any) -> None:
+        """Note a schedule for ``reconcile``. Raises InvalidSchedule, also if it is declared twice."""
+        if any(declared.name == name for declared in self.declared):
+            raise InvalidSchedule(f"schedule {name!r} is declared twice")
+        define(name, topic=topic or "unknown", **options)
+        self.declared.append(Declared(name, topic, function, options))
+
+    def reconcile(self) -> dict[str, TocError]:
+        """Create the declared schedules that are not there, and change those that differ. Deletes none.
+
+        A worker does it when it starts. Returns by name what could not be done.
+        """
+        failed: dict[str, TocError] = {}
+        wanted: dict[str, Definition] = {}
+        for declared in self.declared:
+            try:
+                topic = declared.topic or self._topic_of(declared)
+                wanted[declared.name] = define(declared.name, topic=topic, **declared.options)
+            except TocError as exc:
+                failed[declared.name] = exc
+        there, away = self._store().schedules.named(wanted)
+        failed |= away
+        for name in wanted.keys() - away.keys():
+            try:
+                self._reconcile(wanted[name], there.get(name))
+            except TocError as exc:
+                failed[name] = exc
+        return failed
+
+    def _reconcile(self, wanted: Definition, stored: Stored | None) -> None:
+        if stored is None:
+            try:
+                self._create(wanted, paused=False)
+            except ScheduleExists:  # by another process that starts
+                self._change(wanted.name, lambda _: wanted)
+        elif stored.text != wanted.to_json():
+            self._change(wanted.name, lambda _: wanted)
+
+    def _topic_of(self, declared: Declared) -> str:
+        topics = [topic for topic, function in self.handled if function is declared.function]
+        if len(topics) != 1:
+            raise InvalidSchedule(
+                f"schedule {declared.name!r} is declared at a function that is the handler of "
+                f"{len(topics)} topics; give it a topic"
+            )
+        return topics[0]
+
+    # --- inside
+
+    def _create(self, definition: Definition, *, paused: bool) -> Schedule:
+        self._catalog().get(definition.topic)
+        state = new_state(definition, secrets.randbits(63), self._clock.now_ms(), paused=paused)
+        return _schedule(self._step(self._store().schedules.create(definition, state)))
+
+    def _change(
+        self, name: str, to: Callable[[Definition], Definition], *, paused: bool | None = None
+    ) -> Schedule:
+        table = self._store().schedules
+        for _ in range(TRIES):
+            stored = self._step(self._stored(name), NEAR_MS)
+            definition, state = to(stored.definition), stored.state
+            pausing = state.paused if paused is None else paused
+            if definition.to_json() == stored.text and pausing == state.paused:
+                return _schedule(stored)
+            if definition.topic != stored.definition.topic:
+                self._catalog().get(definition.topic)
+            now = self._clock.now_ms()
+            planned = self._planned(stored, now)
+            decided = planned[0].nominal - 1 if planned else state.after
+            after = max(now - definition.offset, decided)
+            keeps = definition.overlap is Overlap.BUFFER_ONE
+            state = state._replace(
+                paused=pausing,
+                after=after,
+                next_time=next(definition.calendar.after(after), None),
+                look=None if pausing else now,
+                buffered=state.buffered if keeps else None,
+                fired=state.fired - len(planned),
+            )
+            changed = table.change(stored, definition, state, planned)
+            if changed is not None:
+                return _schedule(self._step(changed))
+        raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
+
+    def _step(self, stored: Stored, ahead: int = 0) -> Stored:
+        """Take the step that is due within ``ahead`` ms, and index its tasks. Returns the row after it.
+
+        If another process has taken it, or the topic is gone, there is none to take: workers go on.
+        """
+        table, now = self._store().schedules, self._clock.now_ms()
+        look = stored.state.look
+        topic = self._topic(stored.definition.topic)
+        if look is None or look > now + ahead or topic is None:
+            return stored
+        taken = step(stored.definition, stored.state, now, ended=table.ended(stored))
+        moved = table.advance([table.move(stored, taken, topic)])
+        for error in moved.failed.values():
+            raise error
+        for move in moved.done:
+            with contextlib.suppress(StoreUnavailable):  # the sweep does it
+                self._index(move.rows)
+            return Stored(stored.name, stored.text, move.state._replace(version=stored.state.version + 1))
+        return table.get(stored.name) or stored
+
+    def _planned(self, stored: Stored, now: int) -> Sequence[Planned]:
+        topic = self._topic(stored.definition.topic)
+        if topic is None:
+            return []
+        return self._store().schedules.planned(stored, topic.biz_type, now + NEAR_MS)
+
+    def _topic(self, name: str) -> Topic | None:
+        return self._catalog().known().get(name) or self._catalog().refresh().get(name)
+
+    def _stored(self, name: str) -> Stored:
+        return need(self._store().schedules.get(check_schedule_name(name)), name)
+
+
+def need(found: Found | None, name: str) -> Found:
+    """Return what was found under the name of a schedule. Raises UnknownSchedule if that is nothing."""
+    if found is None:
+        raise UnknownSchedule(f"there is no schedule {name!r}; `toc schedule list` shows all")
+    return found
+
+
+def define(
+    name: str, *, topic: str, attribute: Mapping[str, Any] | None = None, **options: Any
+) -> Definition:
+    """Return a checked definition. Raises InvalidSchedule."""
+    try:
+        return Definition(name, topic, attribute=attribute or {}, **options)
+    except TypeError as exc:
+        raise InvalidSchedule(str(exc).removeprefix("Definition.__init__() ")) from exc
+
+
+def _schedule(stored: Stored) -> Schedule:
+    state: State = stored.state
+
+    def at(instant: int | None) -> datetime | None:
+        return None if instant is None else from_ms(instant)
+
+    return Schedule(
+        stored.name,
+        state.schedule_id,
+        stored.definition,
+        state.paused,
+        at(state.next_time),
+        at(state.buffered),
+        state.last_job_id,
+        state.fired,
+        state.skipped,
+        state.missed,
+        at(state.missed_at),
+        from_ms(state.created),
+        from_ms(state.modified),
+    )
+
+
+def _pages(definition: Definition, after: int, until: int) -> Iterable[Sequence[int]]:
+    """The occurrences in (after, until], in pages."""
+    while True:
+        page = [at for at in islice(definition.calendar.after(after), BACKFILL_PAGE) if at <= until]
+        if page:
+            yield page
+        if len(page) < BACKFILL_PAGE:
+            return
+        after = page[-1]
+
+
+def _instant(name: str, value: datetime | None, default: int = 0) -> int:
+    if value is None:
+        return default
+    if not isinstance(value, datetime):
+        raise InvalidSchedule(f"{name} must be a datetime, not {shown(value)}")
+    if value.utcoffset() is None:
+        raise NaiveDatetime(f"{name} {value.isoformat()} has no time zone")
+    return to_ms(value)
