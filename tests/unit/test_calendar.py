@@ -83,8 +83,8 @@ def test_it_fires_when_debians_cron_does(expression: str, zone: str, data: st.Da
         found.append(from_ms(at))
     assert found == expected
     # Wherever one begins, the rest is the same: each step of a schedule computes anew.
-    for at in found[:5] + found[-2:]:
-        assert from_ms(next(cron.after(to_ms(at) - 1))) == at
+    for fired in found[:5] + found[-2:]:
+        assert from_ms(next(cron.after(to_ms(fired) - 1))) == fired
     assert cron.latest(to_ms(start), to_ms(end), 7) == Latest(
         [to_ms(at) for at in expected[-7:]], to_ms(expected[0]) if expected else None, len(expected)
     )

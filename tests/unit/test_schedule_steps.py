@@ -23,6 +23,11 @@ def hourly(**options: Any) -> Definition:
     return Definition("report", "report.make", every=timedelta(hours=1), **options)
 
 
+def defined(name: str, **options: Any) -> Definition:
+    """With durations as seconds and policies as text, as callers may give them."""
+    return Definition(name, "t", **options)
+
+
 class Run(NamedTuple):
     made: list[tuple[int, int]]  # (nominal, when), both since START
     state: State
@@ -88,7 +93,7 @@ def test_a_stop_of_two_hours_is_handled_by_policy_and_counted(
 
 
 def test_no_more_than_a_thousand_are_made_after_a_long_stop() -> None:
-    definition = Definition("often", "t", every=60, missed="all", overlap="allow")
+    definition = defined("often", every=60, missed="all", overlap="allow")
     found = run(definition, 0)
     late = step(definition, found.state, START + 5000 * MINUTE, ended=True)
     assert len(late.made) == 1000
@@ -120,7 +125,7 @@ def test_one_that_ends_just_before_the_next_is_due_is_not_in_its_way() -> None:
 
 
 def test_jitter_follows_from_the_name_and_keeps_the_nominal_time() -> None:
-    offsets = {Definition(f"s{n}", "t", every=3600, jitter=600).offset for n in range(200)}
+    offsets = {defined(f"s{n}", every=3600, jitter=600).offset for n in range(200)}
     assert len(offsets) > 190
     assert 0 <= min(offsets) < 60_000 < 540_000 < max(offsets) <= 600_000
     definition = hourly(jitter=timedelta(minutes=10))
@@ -141,7 +146,7 @@ def test_each_occurrence_is_made_skipped_waiting_or_to_come(
     every: int, jitter: int, overlap: str, delays: list[int]
 ) -> None:
     """However late the steps come, and whatever has ended: all are accounted for, in order, none twice."""
-    definition = Definition("any", "t", every=every, jitter=jitter, overlap=overlap)
+    definition = defined("any", every=every, jitter=jitter, overlap=overlap)
     state, now, made = new_state(definition, 1, START), START, []
     for number, delay in enumerate(delays):
         taken = step(definition, state, now, ended=number % 3 != 0)
@@ -166,8 +171,8 @@ def test_what_is_due_within_the_lead_is_a_task_already() -> None:
 
 
 def test_a_definition_survives_its_row() -> None:
-    definition = Definition(
-        "n", "t", cron="0 9 * * MON-FRI", zone="Europe/Berlin", dst="skip", missed="all", overlap="allow",
+    definition = defined(
+        "n", cron="0 9 * * MON-FRI", zone="Europe/Berlin", dst="skip", missed="all", overlap="allow",
         window=7200, jitter=1.5, attribute={"a": [1, "é"]},
     )  # fmt: skip
     assert Definition.of_json("n", definition.to_json()) == definition
@@ -193,7 +198,7 @@ def test_names_and_attributes_are_checked() -> None:
         with pytest.raises(InvalidSchedule):
             Definition(name, "t", every=60)  # type: ignore[arg-type]
     with pytest.raises(InvalidAttribute):
-        Definition("n", "t", every=60, attribute={"text": "x" * 4050})  # with its nominal time, too long
+        defined("n", every=60, attribute={"text": "x" * 4050})  # with its nominal time, too long
 
 
 def test_a_handler_is_told_the_nominal_time() -> None:

@@ -62,7 +62,8 @@ def test_of_many_that_move_a_schedule_on_one_does(store: Store) -> None:
     for turn in range(4):
         now = NOW + turn * 20_000
         moves = [take(store, stored, now) for stored in store.schedules.named(names)[0].values()]
-        barrier, done = threading.Barrier(4), []
+        barrier = threading.Barrier(4)
+        done: list[Move] = []
 
         def advance(moves: list[Move], now: int, barrier: threading.Barrier, done: list[Move]) -> None:
             again = [store.schedules.move(each.stored, step_of(each, now), TOPIC) for each in moves]

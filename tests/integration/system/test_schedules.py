@@ -124,7 +124,7 @@ def test_occurrences_are_in_the_index_before_they_are_due(bench: Bench) -> None:
     row = bench.center.store.get(task.job_id)
     assert row is not None
     slot = topic.slot(row.slot_crc, row.slot_amount)
-    assert int(bench.center.queues.peek([slot])[slot].next_due) == to_ms(task.action_time)  # type: ignore[union-attr]
+    assert int(bench.center.queues.peek([slot])[slot].next_due) == to_ms(task.action_time)  # type: ignore[arg-type,union-attr]
     assert bench.center.cancel(task.job_id) is CancelOutcome.CANCELLED
 
 
