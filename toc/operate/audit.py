@@ -36,7 +36,7 @@ def audited(
     ``by`` is ``user@host`` at the command line, the token's name at a gateway. Raises StoreUnavailable before
     the block is entered if the intent cannot be written.
     """
-    action_id = secrets.token_hex(16)
+    action_id, target = secrets.token_hex(16), _storable(target)
     try:
         store.audit.intend(action_id, by, action, target, _text(details))
     except StoreUnavailable as exc:
@@ -63,5 +63,10 @@ def audited(
 
 def _text(values: dict[str, Any]) -> str:
     """Return values as JSON that fits its column."""
-    text = json.dumps(values, ensure_ascii=False, default=str)
+    text = _storable(json.dumps(values, ensure_ascii=False, default=str))
     return text if len(text) <= MOST_TEXT else json.dumps({"too_long": len(text), "begins": text[:2000]})
+
+
+def _storable(text: str) -> str:
+    """Escape lone surrogates, which UTF-8 cannot encode: what was typed may be no text."""
+    return text.encode(errors="backslashreplace").decode()

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from toc.model.errors import StoreUnavailable
+from toc.model.errors import InvalidInput, StoreUnavailable
 from toc.sockets import none_left
 from toc.store.pool import Busy, Pool, PooledConnection
 
@@ -106,6 +106,8 @@ class DatabaseServer(ABC):
             except Transient as exc:
                 if attempt == TRIES - 1 or (isinstance(exc, Locked) and not outwait):
                     raise
+            except UnicodeEncodeError:
+                raise InvalidInput("a text has a lone surrogate, which UTF-8 cannot encode") from None
             except Lost:
                 if not again or attempt or time.monotonic() - started > LOST_FAST_SECONDS:
                     raise
