@@ -28,6 +28,8 @@ NAMES: dict[str, str] = {
     "pull.handed-out": "tasks are handed out on their rows; no consumer has heard of it",
     "pull.answered": "consumers are told; the entries are still prepared",
     "pull.acked": "a consumer's tasks are processed; it is not told, and their entries exist",
+    "schedule.rows-read": "a step of schedules is decided and not written",
+    "schedule.rows-written": "schedules are moved on, their occurrences are not in the index",
     "sweep.rows-read": "the sweep has read rows and has not added them to the index",
 }
 """Each failpoint and its place in the code."""

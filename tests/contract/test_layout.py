@@ -37,7 +37,7 @@ def test_the_tables_are_spread_over_the_databases_by_number_and_topics_live_in_t
             r"timeout\_%",
         )
     }
-    kinds = ("task", "body")
+    kinds = ("task", "body", "schedule")
     expected = {(f"{contract.prefix}{n % 2}", f"timeout_{kind}_{n:04d}") for n in range(8) for kind in kinds}
     assert expected <= found
     assert {name for name in found - expected if re.search(r"\d$", name[1])} == set(), "a table too many"

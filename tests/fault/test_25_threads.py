@@ -22,6 +22,7 @@ APP = "fault.broken.thread_dies:center"
 KNOWN = {
     *("main", "poll", "handler", "async-handlers", "finish-0", "keepalive", "quarantine", "reclaim", "watch"),
     *("sweep-0", "retention", "former-slots", "wake", "catalog", "leases-0", "fallback", "dead", "beat"),
+    *("bodies-0", "schedules-0", "declared-schedules", "audit-retention"),
 }
 """Threads that a worker process has."""
 

@@ -355,7 +355,13 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
     try:
         with TimeoutCenter() as center:
             for number, (topic, kind) in enumerate(
-                {"member.remind": "timed", "order.audit": "instant"}.items(), start=2
+                {
+                    "member.remind": "timed",
+                    "order.audit": "instant",
+                    "invoice.send": "timed",
+                    "feed.poll": "timed",
+                }.items(),
+                start=2,
             ):
                 center.store.topics.create(Topic(topic, number, 4, topic_type=TopicType(kind)))
         for recipe in recipes:
@@ -369,4 +375,10 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
             names["provider"].shutdown()  # its thread
         engine.dispose()
         patch.undo()
-    assert set(names["center"].handlers) == {"order.close", "payment.check", "order.confirm", "member.remind"}
+    assert set(names["center"].handlers) == {
+        "order.close",
+        "payment.check",
+        "order.confirm",
+        "member.remind",
+        "report.make",
+    }

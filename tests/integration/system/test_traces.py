@@ -122,7 +122,7 @@ def test_submit_and_every_try_of_a_task_are_one_trace_that_tells_nothing_of_the_
 def test_a_submit_that_fails_is_a_span_with_an_error_and_its_class_alone(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_row: object) -> int:
+    def refuse(_row: object, _contents: object) -> int:
         raise StoreUnavailable(f"all about {CANARY}")
 
     monkeypatch.setattr(center.store, "insert", refuse)
