@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from toc.gateway.problems import FORBIDDEN, UNKNOWN_TASK, UNKNOWN_TOPIC, Problem
 from toc.model import access
 from toc.model.access import Access, Token
+from toc.model.pattern import EVERYTHING
 from toc.model.sharding import valid_job_id
 from toc.model.task import TaskRow
 from toc.operate.audit import audited
@@ -67,6 +68,16 @@ class Asked:
         """Whether the call's token may make it on a topic."""
         return self.token.may(self.call.access, topic) is Access.ALLOWED
 
+    def topic_of(self, row: TaskRow) -> str | None:
+        """Return the name of a task's topic, or None if the token may not see it.
+
+        Tasks of deleted topics belong to nobody's patterns: who may see every topic sees them.
+        """
+        name = self.service.topic_name(row)
+        if name is None:
+            return f"biz_type-{row.biz_type}" if EVERYTHING in self.token.topics else None
+        return name if self.may(name) else None
+
     @property
     def topic(self) -> str:
         """The topic that the path names. Raises Problem (404) if the token may not know of it."""
@@ -81,8 +92,9 @@ class Asked:
         job_id = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else 0
         row = await self.service.batcher.get(job_id) if valid_job_id(job_id) else None
         if row is not None:
-            topic = self.service.topic_name(row)
-            if self.may(topic):
+            await self.service.read_through([row])
+            topic = self.topic_of(row)
+            if topic is not None:
                 return row, topic
         raise Problem(UNKNOWN_TASK, "there is no such task; finished ones are purged after their retention")
 
@@ -95,9 +107,9 @@ class Asked:
         try:
             yield
         except BaseException as exc:
-            await service.at_topics(_end_badly, record, exc)
+            await service.after_change(_end_badly, record, exc)
             raise
-        await service.at_topics(record.__exit__, None, None, None)
+        await service.after_change(record.__exit__, None, None, None)
 
 
 def _end_badly(record: AbstractContextManager[Any], error: BaseException) -> None:

@@ -44,14 +44,14 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in."""
         super().connection_made(transport)
-        self.joined_at = self.loop.time()
-        self.requests = 0
         self.head_bytes = 0
         self.arriving_since = 0.0
         """When the first byte of an incomplete request came; 0.0 while there is none."""
         self.in_head = True
         self.unread_since = 0.0
         """Since when the client reads nothing of an answer; 0.0 while it reads."""
+        self.idle_since = self.loop.time()
+        """Since when nothing is asked and nothing arrives; 0.0 else."""
         self.crowd.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -63,6 +63,7 @@ class Connection(HttpToolsProtocol):
         """Take what has arrived."""
         if not self.arriving_since:
             self.arriving_since = self.loop.time()
+            self.idle_since = 0.0
             self.crowd.idle.pop(self, None)
         if self.in_head:
             self.head_bytes += len(data)
@@ -81,7 +82,6 @@ class Connection(HttpToolsProtocol):
         """Begin with a request."""
         self.in_head = False
         self.head_bytes = 0
-        self.requests += 1
         if self.transport.is_closing():
             return
         if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
@@ -94,11 +94,18 @@ class Connection(HttpToolsProtocol):
         self.in_head = True
         self.arriving_since = 0.0
         super().on_message_complete()
+        self._rest()
 
     def on_response_complete(self) -> None:
         """Note that a request is answered."""
         super().on_response_complete()
-        if not self.arriving_since and not self.pipeline:
+        self._rest()
+
+    def _rest(self) -> None:
+        """Become idle if nothing is asked. A request may be answered before it has arrived whole."""
+        answered = self.cycle is None or self.cycle.response_complete
+        if answered and not self.arriving_since and not self.pipeline:
+            self.idle_since = self.loop.time()
             self.crowd.idle[self] = None
 
     def pause_writing(self) -> None:
@@ -118,10 +125,9 @@ class Connection(HttpToolsProtocol):
     def look(self, now: float) -> None:
         """Close it if its client is too slow."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        # uvicorn's own time-out begins after an answer
-        silent = not self.requests and not self.arriving_since
+        # uvicorn's own time-out ends with what still arrives of a request that was answered before.
         if (self.unread_since and now - self.unread_since > READ_SECONDS) or (
-            silent and now - self.joined_at > KEEP_ALIVE_SECONDS
+            self.idle_since and now - self.idle_since > KEEP_ALIVE_SECONDS
         ):
             self.close("slow")
         elif self.arriving_since and now - self.arriving_since > (

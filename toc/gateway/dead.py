@@ -43,7 +43,7 @@ async def list_dead(asked: Asked) -> Answer:
     found = await service.at_all(
         service.center.store.selections.page, wanted, tasks.place(asked.query.next), asked.query.limit
     )
-    return Answer(tasks.shown_page(asked, found))
+    return Answer(await tasks.shown_page(asked, found))
 
 
 async def redrive(asked: Asked) -> Answer:
@@ -62,10 +62,11 @@ async def _bulk(
     service = asked.service
     job_ids = sorted({int(text) for text in asked.body.job_ids})
     rows = await service.at_all(service.center.store.read, job_ids)
+    await service.read_through(rows.values())
     chosen = [
         job_id
         for job_id, row in rows.items()
-        if row.status == TaskStatus.DEAD and asked.may(service.topic_name(row))
+        if row.status == TaskStatus.DEAD and asked.topic_of(row) is not None
     ]
 
     def run() -> dict[str, int]:

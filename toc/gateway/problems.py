@@ -91,6 +91,9 @@ _OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.InvalidAttribute: (INVALID, "attribute"),
     e.InvalidBizId: (INVALID, "biz_id"),
     e.InvalidTopic: (INVALID, "topic"),
+    e.InvalidTries: (INVALID, "tries"),
+    e.InvalidExpiry: (INVALID, "expires_at"),
+    e.InvalidBody: (INVALID, "body"),
     e.InvalidInput: (INVALID, None),
     e.UnknownTopic: (UNKNOWN_TOPIC, None),
     e.UnknownTemplate: (UNKNOWN, None),
@@ -124,7 +127,9 @@ _WHERE: dict[type[e.TocError], str] = {
 
 def problem_of(error: e.TocError) -> Problem:
     """Return how an error is answered."""
-    kind, field = next(_OF[cls] for cls in type(error).__mro__ if cls in _OF)
+    kind, field = next((_OF[cls] for cls in type(error).__mro__ if cls in _OF), (INTERNAL, None))
+    if kind is INTERNAL:
+        return Problem(kind, f"it cannot answer a {type(error).__name__}; its log says more")
     if isinstance(error, e.SubmitUnknown):
         detail = "the task may or may not be stored: repeat the request with the same dedup_key"
         return Problem(kind, detail, job_id=str(error.job_id))

@@ -74,8 +74,7 @@ class Gateway:
             key=arguments.tls_key,
         )
         loop.add_reader(self._link.fileno(), self._listen)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: None)  # the daemon decides
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # of Ctrl-C the daemon tells
         loop.add_signal_handler(signal.SIGTERM, self._stop)
         tasks = [loop.create_task(crowd.look_on()), loop.create_task(self._beat())]
         listener = socket.socket(fileno=arguments.listen)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from toc.model.errors import Busy, StoreUnavailable
+from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError
 from toc.model.pattern import EVERYTHING
 from toc.model.task import TaskRow
 from toc.operate.templates import ensure_topic
@@ -57,6 +58,12 @@ class Service:
         """Run what asks the first database: topics, templates, tokens, the audit."""
         return await self._run("first", do, *args, **kwargs)
 
+    async def after_change(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run what follows a change that was made, at the first database: never refused, and its failure does
+        not become the change's."""
+        with suppress(TocError):
+            await self._begin("first", partial(do, *args, **kwargs))
+
     async def at_all(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks all database servers."""
         return await self._run("all", do, *args, **kwargs)
@@ -68,11 +75,14 @@ class Service:
     async def _run(self, place: str, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         if self._asked[place] >= THREADS + MOST_WAITING:
             raise Busy("too many requests wait for a server; try again in a moment")
+        return await self._begin(place, partial(do, *args, **kwargs))
+
+    async def _begin(self, place: str, do: Callable[[], R]) -> R:
         threads = self._threads.get(place)
         if threads is None:
             threads = self._threads[place] = ThreadPoolExecutor(THREADS, f"toc-{place}")
         self._asked[place] += 1
-        work = self._loop.run_in_executor(threads, partial(do, *args, **kwargs))
+        work = self._loop.run_in_executor(threads, do)
         work.add_done_callback(lambda _: self._ended(place))
         return await asyncio.shield(work)
 
@@ -86,10 +96,17 @@ class Service:
         if name not in self.center.catalog.known():
             await self.at_topics(ensure_topic, self.center, name, by=by)
 
-    def topic_name(self, row: TaskRow) -> str:
-        """Return the name of a task's topic, as far as it is known."""
+    async def read_through(self, rows: Iterable[TaskRow]) -> None:
+        """Read the topics again if one of a task is unknown: another process may just have created it."""
+        known = self.center.catalog.known_type
+        if any(known(row.biz_type) is None for row in rows):
+            with suppress(StoreUnavailable, SchemaBehind):
+                await self.batcher.read_topics()
+
+    def topic_name(self, row: TaskRow) -> str | None:
+        """Return the name of a task's topic; None if there is none, as of a deleted topic."""
         topic = self.center.catalog.known_type(row.biz_type)
-        return topic.name if topic else f"biz_type-{row.biz_type}"
+        return topic.name if topic else None
 
     def visible_types(self, asked: Asked) -> tuple[int, ...] | None:
         """Return the biz_types of the topics that a token may see; None if it may see all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
@@ -169,14 +170,15 @@ async def search(asked: Asked) -> Answer:
     wanted = selection(asked, query.status)
     page = service.center.store.selections.page
     found = await service.at_all(page, wanted, place(query.next), query.limit)
-    return Answer(shown_page(asked, found))
+    return Answer(await shown_page(asked, found))
 
 
-def shown_page(asked: Asked, found: Found) -> Page:
+async def shown_page(asked: Asked, found: Found) -> Page:
     """Show a page as far as its token may see it."""
-    shown = [(row, asked.service.topic_name(row)) for row in found.rows]
+    await asked.service.read_through(found.rows)
+    shown = [(row, asked.topic_of(row)) for row in found.rows]
     return {
-        "tasks": [show.task(row, topic) for row, topic in shown if asked.may(topic)],
+        "tasks": [show.task(row, topic) for row, topic in shown if topic is not None],
         "next": None if found.next is None else f"{found.next[0]}.{found.next[1]}",
     }
 
@@ -189,8 +191,8 @@ def selection(asked: Asked, status: str | None) -> Selection:
     if query.topic is not None:
         topic = service.center.catalog.known().get(query.topic) if asked.may(query.topic) else None
         types = () if topic is None else (topic.biz_type,)
-    since = None if query.due_after is None else max(0, to_ms(query.due_after))
-    before = None if query.due_before is None else max(0, to_ms(query.due_before))
+    since = None if query.due_after is None else _within(to_ms(query.due_after))
+    before = None if query.due_before is None else _within(to_ms(query.due_before))
     if since is not None and before is not None and since >= before:
         raise Problem(INVALID, "due_after is not before due_before", field="due_after")
     biz_id = str(query.biz_id) if query.text and query.biz_id is not None else query.biz_id
@@ -202,6 +204,11 @@ def selection(asked: Asked, status: str | None) -> Selection:
         before=before,
         error=query.error,
     )
+
+
+def _within(instant: int) -> int:
+    """Return the nearest instant (ms) that a row can have."""
+    return min(max(0, instant), END_OF_TIME)
 
 
 def place(text: str | None) -> Place | None:
@@ -219,10 +226,11 @@ def place(text: str | None) -> Place | None:
 
 
 class NewDeadline(Model):
-    """A new deadline: one of the two."""
+    """A new deadline, a delay or an action_time; a task that expires before it needs a later expires_at."""
 
     delay: Seconds | None = None
     action_time: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
+    expires_at: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
 
 
 class Changed(TypedDict):
@@ -252,7 +260,7 @@ async def reschedule(asked: Asked) -> Answer:
     else:
         at = body.action_time
     outcome = await asked.service.at_task(
-        row.job_id, lambda job_id: center.reschedule(job_id, action_time=at), row.job_id
+        row.job_id, partial(center.reschedule, action_time=at, expires_at=body.expires_at), row.job_id
     )
     return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
 

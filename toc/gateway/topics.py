@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import Field, create_model
@@ -11,6 +12,7 @@ from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.gateway.problems import FORBIDDEN, INVALID, Problem
 from toc.model.access import Call
+from toc.model.errors import TocError
 from toc.model.template import POLICIES
 from toc.model.topic import Topic
 from toc.operate import admin
@@ -73,7 +75,8 @@ async def create(asked: Asked) -> Answer:
         topic = await asked.service.at_topics(
             lambda: admin.create_topic(asked.service.center, name, **values)
         )
-    await asked.service.batcher.read_topics()
+    with suppress(TocError):  # it is made; this view of it may be a second old
+        await asked.service.batcher.read_topics()
     return Answer(show.topic(topic), 201)
 
 
@@ -89,7 +92,8 @@ async def alter(asked: Asked) -> Answer:
             topic = await asked.service.at_topics(change_delivery, center, name, delivery)
         else:
             topic = await asked.service.at_topics(admin.alter_topic, center.store, name, changes)
-    await asked.service.batcher.read_topics()
+    with suppress(TocError):  # it is made; this view of it may be a second old
+        await asked.service.batcher.read_topics()
     return Answer(show.topic(topic))
 
 

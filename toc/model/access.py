@@ -18,9 +18,9 @@ from types import MappingProxyType
 from toc.model.errors import InvalidInput, NotGranted, shown
 from toc.model.pattern import EVERYTHING, any_matches, check_pattern, covers
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_PATTERNS = 100
-MOST_RATE = 1_000_000.0
+LEAST_RATE, MOST_RATE = 0.001, 1_000_000.0
 
 
 class Role(StrEnum):
@@ -167,8 +167,8 @@ class Token:
             raise InvalidInput(f"a token needs 1 to {MOST_PATTERNS} patterns of topics, '*' for all")
         for pattern in self.topics:
             check_pattern(pattern)
-        if self.rate is not None and not (isfinite(self.rate) and 0 < self.rate <= MOST_RATE):
-            raise InvalidInput(f"rate must be more than 0 and at most {MOST_RATE:g} requests a second")
+        if self.rate is not None and not (isfinite(self.rate) and LEAST_RATE <= self.rate <= MOST_RATE):
+            raise InvalidInput(f"rate must be {LEAST_RATE:g} to {MOST_RATE:g} requests a second")
 
     def lives(self, now_ms: int) -> bool:
         """Whether it is neither revoked nor expired."""

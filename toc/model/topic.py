@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from math import isfinite
 from typing import Any, NamedTuple, Self
 
 from toc.model.errors import InvalidTopic, shown
@@ -112,7 +111,7 @@ class Topic:
         _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
         for name in ("backoff_base", "backoff_cap"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not isfinite(value) or not 0 <= value <= 86_400:
+            if not isinstance(value, (int, float)) or not 0 <= value <= 86_400:  # nor NaN
                 raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {shown(value)}")
 
     @classmethod

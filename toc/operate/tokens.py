@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from toc.model.access import Role, Token, check_grant
 from toc.model.clock import Clock
-from toc.model.errors import InvalidInput, NotGranted, TocError, TokensUnavailable
+from toc.model.errors import InvalidInput, TocError, TokensUnavailable, UnknownToken
 from toc.observe.log import get_logger
 from toc.store.store import Store
 from toc.store.tokens import State, TokenTable
@@ -71,13 +71,11 @@ def create_token(
 
 
 def revoke_token(store: Store, name: str, *, giver: Token | None = None) -> Token:
-    """End a token for good. Raises UnknownToken, and NotGranted if it has more than ``giver``."""
+    """End a token for good. Raises UnknownToken, also for one that has more than ``giver``."""
     if giver is not None:
         other = next((token for token in store.tokens.list() if token.name == name), None)
-        if other is not None and not giver.covers(other):
-            raise NotGranted(
-                f"token {giver.name!r} cannot revoke {name!r}, which has more than it has itself"
-            )
+        if other is None or not giver.covers(other):  # it may hold what this version does not understand
+            raise UnknownToken(f"there is no token {name!r}; `toc token list` shows all")
     return store.tokens.revoke(name)
 
 

@@ -26,12 +26,13 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from toc.failpoint import failpoint
+from toc.model import features
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, SubmitUnknown, TocError, UnknownTopic
 from toc.model.task import NewTask, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.submission import check_job_id
+from toc.sdk.submission import check_job_id, features_of
 
 MOST_TOGETHER = 500
 """Most items of a batch."""
@@ -335,7 +336,12 @@ class Batcher:
     async def row(self, task: NewTask) -> TaskRow:
         """Return the row of a new task. Raises InvalidInput."""
         topic = await self.topic(task.topic)
-        return self.center._intake.row(task, lambda _name: topic)
+        row = self.center._intake.row(task, lambda _name: topic)
+        for feature in features_of(row):
+            if self.center.catalog.lacking.get(feature.value) != ():
+                await self.read_topics()
+                features.check(feature, self.center.catalog.lacking)
+        return row
 
     async def _submit(self, row: TaskRow) -> int:
         return await self._submits[self.center.store.server_of(row.job_id)].ask(row, _size(row))

@@ -43,7 +43,7 @@ from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
 from toc.sdk.schedules import Schedules
-from toc.sdk.submission import RowMaker, bodies_of, check_job_id, check_same_dedup
+from toc.sdk.submission import RowMaker, bodies_of, check_job_id, check_same_dedup, features_of
 from toc.store.store import Store
 
 if TYPE_CHECKING:
@@ -304,6 +304,8 @@ class TimeoutCenter:
         topic = self.catalog.of_type(row.biz_type)
         due = self._intake.deadline(topic, None, action_time)
         expiry = self._intake.expiry(expires_at, due)
+        if expiry:
+            self.require(Feature.EXPIRES_AT)
         changed, row = self.store.reschedule(job_id, due, expires_at=expiry)
         failpoint("reschedule.row-written")
         if row is None:
@@ -454,7 +456,10 @@ class TimeoutCenter:
         return job_ids
 
     def _row(self, task: NewTask) -> TaskRow:
-        return self._intake.row(task, lambda name: self.catalog.get(name))
+        row = self._intake.row(task, lambda name: self.catalog.get(name))
+        for feature in features_of(row):
+            self.require(feature)
+        return row
 
     def _task(self, row: TaskRow) -> Task:
         body = None

@@ -19,6 +19,7 @@ from toc.model.errors import (
     TopicClosed,
     shown,
 )
+from toc.model.features import Feature
 from toc.model.sharding import BizId, JobIds, check_key, crc32, valid_job_id
 from toc.model.task import UNLIMITED, NewTask, TaskRow, TaskStatus, check_expiry, encode_attribute
 from toc.model.topic import Topic, TopicType
@@ -134,6 +135,18 @@ class RowMaker:
                 f"{self._max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)"
             )
         return due
+
+
+def features_of(row: TaskRow) -> list[Feature]:
+    """Return what every member must know, lest it ignore what this task asks for."""
+    features = []
+    if row.body_sha256 is not None:
+        features.append(Feature.BODIES)
+    if row.tries:
+        features.append(Feature.TRIES)
+    if row.expires_at:
+        features.append(Feature.EXPIRES_AT)
+    return features
 
 
 def check_job_id(job_id: int) -> int:

@@ -16,6 +16,8 @@ from toc.gateway.app import CALLS
 from toc.gateway.calls import HttpCall
 from toc.model.access import CLUSTER_CALLS, MATRIX, Role
 from toc.model.task import TaskStatus
+from toc.model.topic import Topic
+from toc.store.server import Statement
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
@@ -138,8 +140,6 @@ def test_dead_tasks_are_listed_redriven_and_purged(shared: Gateway) -> None:
     center = shared.system.center
     job_ids = [int(shared.submit("test.doomed", biz_id=n).body["job_id"]) for n in range(4)]
     names = [center.store._shards.names[center.store._shards.table_of(one)] for one in job_ids]
-    from toc.store.server import Statement
-
     for job_id, name in zip(job_ids, names, strict=True):
         server = center.store._shards.servers[0]
         server.run([Statement(f"UPDATE {name} SET status=4,last_error='boom' WHERE job_id={job_id}")])
@@ -191,18 +191,50 @@ def test_what_is_outside_the_patterns_of_a_token_is_not_there(shared: Gateway, c
     }
     body = bodies.get(call.body.__name__, {}) if call.body is not None else None
     answer = shared.call(call.method, path, body, token="sync-only")
-    if call.access in CLUSTER_CALLS or call.name in (
-        "POST /v1/topics",
-        "POST /v1/tokens",
-        "DELETE /v1/tokens/{name}",
-    ):
+    if call.access in CLUSTER_CALLS or call.name in ("POST /v1/topics", "POST /v1/tokens"):
         assert answer.status == 403
+    elif call.name == "DELETE /v1/tokens/{name}":
+        unknown = shared.call("DELETE", "/v1/tokens/nobody", token="sync-only")
+        assert (answer.status, answer.body["detail"]) == (
+            404,
+            unknown.body["detail"].replace("nobody", "all"),
+        )
+        assert shared.call("GET", "/v1/topics").status == 200, "it still holds"
     elif "{" in call.path:
         assert (answer.status, answer.body["detail"][:16]) == (404, "there is no such")
     else:  # a list, or a bulk call that leaves alone what it may not see
         assert "test.batch" not in str(answer.body)
         assert job_id not in str(answer.body)
     assert shared.system.row(int(job_id)).status == TaskStatus.PENDING
+
+
+def test_a_topic_that_another_process_has_just_made_is_known_and_what_has_none_is_for_who_sees_all(
+    shared: Gateway,
+) -> None:
+    shared.make_token("narrow", "admin", topics=("new.*", "biz_type-*"))
+    center = shared.system.center
+    center.store.topics.create(Topic("new.topic", 88, 2))
+    center.catalog.refresh()
+    job_id = center.submit("new.topic", biz_id=1, delay=60)
+    assert shared.call("GET", f"/v1/tasks/{job_id}", token="narrow").body["topic"] == "new.topic"
+    orphan = shared.submit("test.sync", biz_id=2).body["job_id"]
+    name = center.store._shards.names[center.store._shards.table_of(int(orphan))]
+    center.store._shards.servers[0].run([Statement(f"UPDATE {name} SET biz_type=999 WHERE job_id={orphan}")])
+    assert shared.call("GET", f"/v1/tasks/{orphan}", token="narrow").status == 404
+    assert shared.call("DELETE", f"/v1/tasks/{orphan}", token="narrow").status == 404
+    assert shared.call("GET", f"/v1/tasks/{orphan}").body["topic"] == "biz_type-999"
+
+
+def test_a_task_that_expires_is_moved_with_a_later_end(shared: Gateway) -> None:
+    end, later = (datetime.now(UTC) + timedelta(hours=hours) for hours in (2, 3))
+    job_id = shared.submit(biz_id=1, expires_at=end.isoformat()).body["job_id"]
+    moved: dict[str, Any] = {"action_time": later.isoformat()}
+    refused = shared.call("PATCH", f"/v1/tasks/{job_id}", moved)
+    assert (refused.status, refused.body["field"]) == (422, "expires_at")
+    moved["expires_at"] = later.isoformat()
+    assert shared.call("PATCH", f"/v1/tasks/{job_id}", moved).body["outcome"] == "rescheduled"
+    far = "9999-12-31T23:59:59-14:00"  # a day that MySQL does not know
+    assert shared.call("GET", f"/v1/tasks?due_before={far}&limit=1").status == 200
 
 
 def test_a_token_is_needed_shown_once_limited_and_ends_within_a_second(shared: Gateway) -> None:

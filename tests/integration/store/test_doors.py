@@ -225,8 +225,9 @@ def test_a_token_is_in_force_from_its_creation_to_its_end_and_stored_nowhere(sto
     assert book.find(other.secret) is not None
     with pytest.raises(NotGranted, match="role admin, topics"):
         create_token(store, "more", roles=[Role.ADMIN], topics=["*"], clock=clock, by="x", giver=made.token)
-    with pytest.raises(NotGranted):
+    with pytest.raises(UnknownToken):
         revoke_token(store, "root", giver=made.token)
+    assert {token.name: token.revoked_at for token in store.tokens.list()}["root"] is None
     assert revoke_token(store, "root").revoked_at is not None
     first = store.tokens.list()
     revoke_token(store, "root")

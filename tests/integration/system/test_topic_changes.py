@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import secured
 from harness.system import System
 
-from toc import TimeoutCenter
+from toc import NewTask, TimeoutCenter
 from toc.coordination.znodes import Paths
 from toc.dev.local.servers import RedisServer, ZooKeeper
 from toc.model.errors import FeatureNotReady, TocError, TopicClosed, TopicInUse, UnknownTopic
 from toc.model.features import KNOWN, Feature
 from toc.model.topic import Delivery, Topic
 from toc.operate import admin, topics
+from toc.sdk.batcher import Batcher
 
 
 def _pause(system: System, name: str) -> None:
@@ -168,10 +172,36 @@ def test_a_feature_waits_until_the_last_member_of_an_earlier_version_is_gone(
         hosts.wait(refused, "the old member is seen", 10)
         with pytest.raises(FeatureNotReady):
             admin.create_topic(center, "pulled", biz_type=9, slot_amount=2, delivery=Delivery.PULL)
-        center.submit("test.sync", biz_id=1, delay=60)  # what needs no feature is not held up
+        job_id = center.submit("test.sync", biz_id=1, delay=60)  # what needs no feature is not held up
+        at = datetime.now(UTC) + timedelta(hours=1)
+        wants: list[dict[str, Any]] = [{"body": b""}, {"tries": 3}, {"expires_at": at}]
+        for more in wants:
+            task = NewTask("test.sync", 2, 60, **more)
+            with pytest.raises(FeatureNotReady, match="old-host"):
+                center.submit("test.sync", biz_id=2, delay=60, **more)
+            with pytest.raises(FeatureNotReady, match="old-host"):
+                center.submit_many([NewTask("test.sync", 2, 60), task])
+            with pytest.raises(FeatureNotReady, match="old-host"):
+                asyncio.run(_in_batches(center, task))
+        with pytest.raises(FeatureNotReady, match="old-host"):
+            center.reschedule(job_id, action_time=at, expires_at=at)
+        assert center.find(biz_id=2) == []
+        assert asyncio.run(_in_batches(center, NewTask("test.sync", 2, 60)))
         onlooker.delete(f"{workers}/old-host-0")
         hosts.wait(lambda: not refused(), "it is gone", 10)
         admin.create_topic(center, "pulled", biz_type=9, slot_amount=2, delivery=Delivery.PULL)
+        for more in wants:
+            assert asyncio.run(_in_batches(center, NewTask("test.sync", 2, 60, **more)))
+            center.submit("test.sync", biz_id=2, delay=60, **more)
+        center.reschedule(job_id, action_time=at, expires_at=at)
     finally:
         onlooker.stop()
         onlooker.close()
+
+
+async def _in_batches(center: TimeoutCenter, task: NewTask) -> int:
+    batcher = Batcher(center)
+    try:
+        return await batcher.submit(task)
+    finally:
+        await batcher.close()

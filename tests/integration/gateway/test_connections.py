@@ -1,0 +1,43 @@
+"""Connections that no request uses any more end, however their last request came."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from toc.gateway import connections
+
+
+async def refuse(_scope: Any, _receive: Any, send: Any) -> None:
+    """Answer without reading the body."""
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize("rest", [b"{}", b""], ids=["the body comes after the answer", "no body"])
+def test_a_connection_whose_request_was_answered_before_it_was_complete_ends_too(
+    monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    monkeypatch.setattr(connections, "KEEP_ALIVE_SECONDS", 1)
+
+    async def steps() -> None:
+        crowd = connections.Crowd()
+        server = connections.server(refuse, crowd, shutdown_deadline=1, certificate=None, key=None)
+        listener = socket.create_server(("127.0.0.1", 0))
+        tasks = [asyncio.create_task(crowd.look_on()), asyncio.create_task(server.serve([listener]))]
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(rest))
+        assert await reader.readuntil(b"\r\n\r\n")
+        writer.write(rest)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        assert not crowd.all
+        writer.close()
+        server.should_exit = True
+        await tasks[1]
+        tasks[0].cancel()
+
+    asyncio.run(steps())
