@@ -80,7 +80,10 @@ Concurrency = Annotated[
 ]
 DeliveryKind = Annotated[
     Delivery | None,
-    typer.Option("--delivery", help="Who starts its tasks: handler (default), pull or webhook."),
+    typer.Option(
+        "--delivery",
+        help="Who starts its tasks: handler (default); pull and webhook wait until a door serves them.",
+    ),
 ]
 
 
@@ -218,7 +221,7 @@ def alter(
     Its delivery can be changed while it is paused and nothing of it is prepared or leased.
 
     Examples: toc topic alter order.close --slots 16 --backoff-cap 5m
-              toc topic alter order.close --delivery pull --wait
+              toc topic alter order.close --delivery handler --wait
     """
     changes = policies(
         topic_type=topic_type,
