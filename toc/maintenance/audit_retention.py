@@ -14,6 +14,7 @@ log = get_logger(__name__)
 
 EVERY_SECONDS = 600.0
 PAUSE_SECONDS = 1.0
+LOOK_SECONDS = 60.0
 """Between two deletes while there is more."""
 
 
@@ -39,7 +40,7 @@ class AuditRetention:
         """One step. Returns the seconds until the next."""
         now = self._clock.monotonic()
         if not self._mine or now < self._next_at:
-            return PAUSE_SECONDS
+            return LOOK_SECONDS
         self._next_at = now + EVERY_SECONDS
         try:
             deleted = self._store.audit.purge(self._clock.now_ms() - self._keep_ms)

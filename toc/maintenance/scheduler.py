@@ -14,7 +14,6 @@ server of the task table has its own Scheduler, so that one that hangs holds up 
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
@@ -24,7 +23,6 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
 from toc.model.schedule import step
-from toc.model.topic import Topic
 from toc.observe.log import get_logger
 from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
 from toc.store.scan import DueRow
@@ -81,7 +79,6 @@ class Scheduler:
         """When the next round of asking begins (monotonic)."""
         self._agenda: dict[int, int] = {}
         """When each table must be read (ms); none if it holds no schedule."""
-        self._refreshed = float("-inf")
         """When the topics were last read for one that was unknown (monotonic)."""
         self._complained: dict[str, float] = {}
 
@@ -178,21 +175,12 @@ class Scheduler:
     def _move(self, stored: Stored, now: int, *, ended: bool) -> Move | None:
         try:
             definition = stored.definition
-            topic = self._topic(definition.topic)
+            topic = self._catalog.known().get(definition.topic)  # asking for it would wait for its server
         except InvalidSchedule as exc:
             return self._stuck(stored, now, str(exc))
-        if topic is None:
-            return self._stuck(stored, now, f"there is no topic {definition.topic!r}")
+        if topic is None or topic.closed:
+            return self._stuck(stored, now, f"there is no topic {definition.topic!r} that takes tasks")
         return self._schedules.move(stored, step(definition, stored.state, now, ended=ended), topic)
-
-    def _topic(self, name: str) -> Topic | None:
-        topic = self._catalog.known().get(name)
-        at = self._clock.monotonic()
-        if topic is None and at - self._refreshed > RETRY_SECONDS:
-            self._refreshed = at
-            with contextlib.suppress(StoreUnavailable, SchemaBehind):
-                topic = self._catalog.refresh().get(name)
-        return topic
 
     def _stuck(self, stored: Stored, now: int, why: str) -> Move:
         """Put a schedule off that cannot be moved on here."""

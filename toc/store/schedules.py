@@ -23,7 +23,7 @@ from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
 from toc.model.topic import Topic
 from toc.store import rows as sql
-from toc.store.server import LOST_FAST_SECONDS, DatabaseServer, Duplicate, Lost, Param, Statement
+from toc.store.server import LOST_FAST_SECONDS, DatabaseServer, Duplicate, Lost, Param, Statement, Transient
 from toc.store.shards import Shards, Trouble
 
 TRIES = 5
@@ -466,7 +466,7 @@ class ScheduleTable:
                 return self._send(server, [(table, move)])
             except Duplicate:
                 continue
-        raise StoreUnavailable(f"{server.name}: schedule {move.stored.name!r} keeps changing; try again")
+        raise Transient(f"{server.name}: schedule {move.stored.name!r} keeps changing; try again")
 
     def _keyed(
         self, server: DatabaseServer, table: int, name: str, biz_type: int, keys: Sequence[bytes]

@@ -104,9 +104,10 @@ class Submitter:
             self._insert_together(server, {index: rows[index] for index in todo}, contents, outcomes)
         for index, first in twins.items():
             outcome = outcomes[first]
-            outcomes[index] = (
-                outcome if not isinstance(outcome, int) else _same(rows[index], rows[first], outcome)
-            )
+            if isinstance(outcome, int):
+                outcomes[index] = _same(rows[index], rows[first], outcome)
+            elif not isinstance(outcome, DedupConflict):  # which need not be this row's
+                outcomes[index] = outcome
         return outcomes
 
     def _sort_out(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from functools import partial
 
@@ -22,7 +23,6 @@ log = get_logger(__name__)
 
 DECLARE_AGAIN_SECONDS = 5.0
 """When the schedules that the application declares are compared again, if a server did not answer."""
-DECLARED_SECONDS = 3600.0
 
 
 class TableServices:
@@ -82,12 +82,13 @@ class TableServices:
 
 
 def declare(center: TimeoutCenter) -> float:
-    """Create or change the schedules that the application declares. Returns the seconds until the next time.
+    """Create or change the schedules that the application declares, once: what operators change later stands
+    until another worker starts. Returns the seconds until the next time.
 
     Servers that do not answer hold up nothing but the schedules that belong to them.
     """
     if not center.schedules.declared:
-        return DECLARED_SECONDS
+        return threading.TIMEOUT_MAX
     try:
         failed = center.schedules.reconcile()
     except TocError as exc:
@@ -95,4 +96,4 @@ def declare(center: TimeoutCenter) -> float:
         return DECLARE_AGAIN_SECONDS
     for name, error in failed.items():
         log.warning("schedules_not_declared", schedule=name, error=str(error))
-    return DECLARE_AGAIN_SECONDS if failed else DECLARED_SECONDS
+    return DECLARE_AGAIN_SECONDS if failed else threading.TIMEOUT_MAX

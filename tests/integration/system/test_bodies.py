@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -130,6 +132,52 @@ def test_a_try_whose_body_cannot_be_read_now_is_put_away_uncharged(
     worker.end_and_finish()
     row = system.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+
+
+@contextmanager
+def locked_body(system: System, job_id: int) -> Iterator[None]:
+    """The row of a task can be read, its body cannot."""
+    table = (job_id >> 12 & 1023) % 8
+    engine = create_engine(system.settings.database_urls[0])
+    with engine.connect() as connection:
+        name = f"{system.settings.database_prefix}{table % 2}.timeout_body_{table:04d}"
+        connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
+        yield
+        connection.exec_driver_sql("UNLOCK TABLES")
+    engine.dispose()
+
+
+def test_a_try_that_was_lost_while_its_body_was_read_does_not_begin(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system, b"body")
+    worker.take()
+    entry = worker.inflight.get(job_id)
+    assert entry is not None
+    with locked_body(system, job_id):
+        worker.start()
+        entry.lost = True  # a heartbeat finds that another worker has the entry
+    assert until(lambda: worker.inflight.get(job_id) is not entry, PATIENCE)
+    assert (worker.runs, system.row(job_id).attempts) == ([], 0)
+
+
+@pytest.mark.parametrize("topic", ["test.sync", "test.async"])
+def test_waiting_for_a_body_is_no_run_time(system: System, topic: str) -> None:
+    system.create_topics(max_runtime=1)
+    daemon = system.start(processes=1)
+    workers = daemon.workers()
+    system.center.catalog.refresh()
+    job_id = system.center.submit(topic, biz_id=1, delay=1.0, body=b"body")
+    with locked_body(system, job_id):
+        system.wait(lambda: bool(daemon.events("bodies_not_read")), "it was waited for", 10)
+        assert not threading.Event().wait(7)  # longer than max_runtime and the grace of its end
+        others = [system.center.submit("test.sync", biz_id=n, delay=0.1) for n in range(2, 6)]
+        system.wait(lambda: not system.pending(others), "others run", 5)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has run", 15)
+    row = system.row(job_id)
+    assert (row.attempts, row.crashes, row.last_error) == (0, 0, None)
+    assert daemon.workers() == workers
 
 
 def test_a_body_that_is_missing_is_a_failed_try_that_says_so(

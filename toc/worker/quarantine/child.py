@@ -22,6 +22,8 @@ ALIVE_SECONDS = 3.0
 """A child that sent a heartbeat this recently does not count as silent."""
 FLUSH_SECONDS = 0.001
 """Pause while the child reads what was sent."""
+TAKE_SECONDS = 10.0
+"""How long it may take to do so."""
 
 
 class IsolatedProcess:
@@ -63,9 +65,15 @@ class IsolatedProcess:
         """Whether it has sent no heartbeat for too long: its task blocks the interpreter."""
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. It may be long: its task's body is part of it."""
+        """Send a message. It may be long: its task's body is part of it. A process that does not take it is
+        killed.
+        """
         self._link.send(kind, **fields)
+        until = time.monotonic() + TAKE_SECONDS
         while not self._link.flush() and not self.dead:
+            if time.monotonic() > until:
+                self.kill()
+                return
             time.sleep(FLUSH_SECONDS)
 
     def hear(self, seconds: float, patience: float | None = None) -> dict[str, Any] | None:

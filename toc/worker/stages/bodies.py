@@ -1,4 +1,4 @@
-"""Bodies: what a try needs beside its row, read when it starts.
+"""Bodies: what a try needs beside its row, read just before it starts.
 
 One thread per database server reads what is wanted at that moment, in round trips of bounded bytes. So only
 running tries hold bodies, and a server that hangs holds up no thread but this one for long.
@@ -48,6 +48,8 @@ class _Request:
         self.told = told
         """Called after each answer."""
         self.found: dict[int, Content | Trouble | None] = {}
+        self.over = False
+        """Whether nobody waits for further answers."""
 
     @property
     def complete(self) -> bool:
@@ -68,35 +70,42 @@ class BodyReader:
             Loop(f"bodies-{number}", partial(self._read, wanted))
             for number, wanted in enumerate(self._wanted)
         ]
-        self._patience = SILENT_SECONDS if len(self.loops) > 1 else SILENT_ALONE_SECONDS
+        self.patience = SILENT_SECONDS if len(self.loops) > 1 else SILENT_ALONE_SECONDS
+        """How long a try waits for a server that sends no body, in seconds."""
 
     def fetch(self, entries: Sequence[Entry]) -> Fetched:
-        """Return those of these started entries that may run, and their bodies. The others are settled."""
+        """Return those of these entries that may start, and their bodies. The others are settled."""
         answers: SimpleQueue[None] = SimpleQueue()
         request = _Request(entries, lambda: answers.put(None))
         self._ask(request)
         try:
             while not request.complete:
-                answers.get(timeout=self._patience)
+                answers.get(timeout=self.patience)
         except Empty:
             pass
         return self._fetched(request)
 
-    def fetch_soon(self, entries: Sequence[Entry], then: Callable[[Fetched], None]) -> None:
-        """Call ``then`` with what ``fetch`` returns, on another thread."""
+    def fetch_soon(self, entries: Sequence[Entry], then: Callable[[Fetched], None]) -> Callable[[], None]:
+        """Call ``then`` once with what ``fetch`` returns, on another thread.
 
+        Returns a function that ends the waiting: to be called after ``patience``, on any thread.
+        """
         once = deque([None])
+
+        def end() -> None:
+            try:
+                once.pop()
+            except IndexError:  # another thread has ended it
+                return
+            then(self._fetched(request))
 
         def told() -> None:
             if request.complete:
-                try:
-                    once.pop()
-                except IndexError:  # another server's thread has seen it too
-                    return
-                then(self._fetched(request))
+                end()
 
         request = _Request(entries, told)
         self._ask(request)
+        return end
 
     def _ask(self, request: _Request) -> None:
         numbers = set()
@@ -112,22 +121,25 @@ class BodyReader:
         part: list[tuple[Entry, _Request]] = []
         size = 0
         while wanted and (not part or size + wanted[0][0].row.body_length <= BODY_BYTES):
-            part.append(wanted.popleft())
-            size += part[-1][0].row.body_length
+            one = wanted.popleft()
+            if not one[1].over:
+                part.append(one)
+                size += one[0].row.body_length
         if not part:
             return IDLE_SECONDS
         rows = {entry.job_id: entry.row.version for entry, _ in part}
         answers = self._store.bodies.read(rows, gated=True)
         for entry, request in part:
-            one = answers.get(entry.job_id)
-            request.found[entry.job_id] = answers.unanswered.get(entry.job_id) if one is None else one
+            content = answers.get(entry.job_id)
+            request.found[entry.job_id] = answers.unanswered.get(entry.job_id) if content is None else content
         for request in {id(request): request for _, request in part}.values():
             request.told()
         return 0.0 if wanted else IDLE_SECONDS
 
     def _fetched(self, request: _Request) -> Fetched:
         """Sort the entries of a request, whose later answers do not count any more."""
-        found, now = dict(request.found), self._clock.monotonic()
+        request.over = True
+        found = dict(request.found)
         ready: list[Entry] = []
         bodies: dict[int, Body] = {}
         gone: list[Entry] = []
@@ -143,11 +155,15 @@ class BodyReader:
                 ready.append(entry)
             else:
                 (gone if content is None and entry.job_id in found else unread).append(entry)
-        for entry in ready:
-            if entry.started:
-                entry.started = now  # its handler starts now
-        if gone or unread:
-            self._store.soon(partial(self._give_up, gone, unread))  # this thread must not wait
+        # This thread must not wait; nor may what runs there wait for its own threads, as a call to several
+        # servers would.
+        for number in range(len(self.loops)):
+            lost, late = (
+                [entry for entry in part if self._store.server_of(entry.job_id) == number]
+                for part in (gone, unread)
+            )
+            if lost or late:
+                self._store.soon(partial(self._give_up, lost, late))
         return ready, bodies
 
     def _give_up(self, gone: Iterable[Entry], unread: Iterable[Entry]) -> None:

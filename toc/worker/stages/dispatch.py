@@ -350,12 +350,13 @@ class Dispatcher:
         took = 0.0
         while batch := self._take(batch, took):
             started = self.clock.monotonic()
-            due = self._due_now(batch, started)
-            bodies = NONE
-            for entry in due:
+            whole, bodies = batch, NONE
+            for entry in batch:
                 if entry.row.body_length >= 0:
-                    due, bodies = self.bodies.fetch(due)
+                    # Before the last look: reading takes time, in which others may have taken the entry.
+                    whole, bodies = self.bodies.fetch(batch)
                     break
+            due = self._due_now(whole, self.clock.monotonic())
             if due and due[0].handler.batch is not None:
                 self._run_batch(due, bodies)
             elif due:
@@ -461,16 +462,21 @@ class Dispatcher:
                 taken = [line.waiting.popleft() for _ in range(min(most, len(line.waiting)))]
             if not taken:
                 return
-            due = self._due_now(taken, self.clock.monotonic())
-            if len(due) < len(taken):
-                self._async_done(line, len(taken) - len(due))
+            plain = [entry for entry in taken if entry.row.body_length < 0]
+            due = self._due_now(plain, self.clock.monotonic())
+            if len(due) < len(plain):
+                self._async_done(line, len(plain) - len(due))
             for first in range(0, len(due), line.size):
-                batch = due[first : first + line.size]
                 line.calls += 1
-                if all(entry.row.body_length < 0 for entry in batch):
-                    self._begin_batch(line, batch, NONE)
-                    continue
-                self.bodies.fetch_soon(batch, partial(self._have_fetched, line, len(batch)))
+                self._begin_batch(line, due[first : first + line.size], NONE)
+            if len(plain) == len(taken):
+                continue
+            rest = [entry for entry in taken if entry.row.body_length >= 0]
+            for first in range(0, len(rest), line.size):
+                batch = rest[first : first + line.size]
+                line.calls += 1
+                give_up = self.bodies.fetch_soon(batch, partial(self._have_fetched, line, len(batch)))
+                self._loop.call_later(self.bodies.patience, give_up)
 
     def _have_fetched(self, line: _AsyncLine, count: int, fetched: Fetched) -> None:
         """Have the event loop begin a batch whose bodies are here."""
@@ -479,11 +485,12 @@ class Dispatcher:
 
     def _begin_fetched(self, fetched: tuple[_AsyncLine, int, Fetched]) -> None:
         """Begin what is left of a batch of ``count`` entries, now that their bodies are here."""
-        line, count, (batch, bodies) = fetched
-        if len(batch) < count:
-            self._async_done(line, count - len(batch))
-        if batch:
-            self._begin_batch(line, batch, bodies)
+        line, count, (whole, bodies) = fetched
+        due = self._due_now(whole, self.clock.monotonic())  # after the reading: the last look
+        if len(due) < count:
+            self._async_done(line, count - len(due))
+        if due:
+            self._begin_batch(line, due, bodies)
             return
         line.calls -= 1
         if line.waiting:
