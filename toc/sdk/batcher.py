@@ -28,7 +28,15 @@ from typing import Any, Generic, TypeVar
 from toc.failpoint import failpoint
 from toc.model import features
 from toc.model.catalog import REFRESH_SECONDS
-from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, SubmitUnknown, TocError, UnknownTopic
+from toc.model.errors import (
+    Busy,
+    InvalidBody,
+    SchemaBehind,
+    StoreUnavailable,
+    SubmitUnknown,
+    TocError,
+    UnknownTopic,
+)
 from toc.model.task import NewTask, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.sdk.client import TimeoutCenter
@@ -337,6 +345,8 @@ class Batcher:
         """Return the row of a new task. Raises InvalidInput."""
         topic = await self.topic(task.topic)
         row = self.center._intake.row(task, lambda _name: topic)
+        if row.body_sha256 is not None:
+            raise InvalidBody("tasks with a body go by TimeoutCenter.submit, not in batches of many callers")
         for feature in features_of(row):
             if self.center.catalog.lacking.get(feature.value) != ():
                 await self.read_topics()

@@ -161,6 +161,19 @@ def test_a_dedup_key_repeated_inside_one_call_is_found_before_anything_is_writte
     assert store.find(BizId.of(first.biz_id)) == [first]
 
 
+def test_callers_of_one_batch_with_one_dedup_key_have_outcomes_of_their_own(
+    store: Store, new_row: NewRow
+) -> None:
+    first = new_row(dedup_key="k", attribute='{"a":1}')
+    store.insert(first)
+    other = first._replace(job_id=first.job_id ^ 1, attribute='{"a":2}')
+    again = first._replace(job_id=first.job_id ^ 2)
+    conflict, same = store.insert_each([other, again])
+    assert isinstance(conflict, DedupConflict)
+    assert same in (None, first.job_id), "not another caller's conflict; None: to be stored by itself"
+    assert store.insert_alone(again) == first.job_id
+
+
 def test_fifty_threads_with_one_dedup_key_make_one_row(store: Store, new_row: NewRow) -> None:
     biz_id = new_row().biz_id
     rows = [new_row(biz_id, dedup_key="close") for _ in range(50)]

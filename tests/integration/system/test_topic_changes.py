@@ -16,7 +16,7 @@ from harness.system import System
 from toc import NewTask, TimeoutCenter
 from toc.coordination.znodes import Paths
 from toc.dev.local.servers import RedisServer, ZooKeeper
-from toc.model.errors import FeatureNotReady, TocError, TopicClosed, TopicInUse, UnknownTopic
+from toc.model.errors import FeatureNotReady, InvalidBody, TocError, TopicClosed, TopicInUse, UnknownTopic
 from toc.model.features import KNOWN, Feature
 from toc.model.topic import Delivery, Topic
 from toc.operate import admin, topics
@@ -181,7 +181,7 @@ def test_a_feature_waits_until_the_last_member_of_an_earlier_version_is_gone(
                 center.submit("test.sync", biz_id=2, delay=60, **more)
             with pytest.raises(FeatureNotReady, match="old-host"):
                 center.submit_many([NewTask("test.sync", 2, 60), task])
-            with pytest.raises(FeatureNotReady, match="old-host"):
+            with pytest.raises(InvalidBody if "body" in more else FeatureNotReady):
                 asyncio.run(_in_batches(center, task))
         with pytest.raises(FeatureNotReady, match="old-host"):
             center.reschedule(job_id, action_time=at, expires_at=at)
@@ -191,7 +191,8 @@ def test_a_feature_waits_until_the_last_member_of_an_earlier_version_is_gone(
         hosts.wait(lambda: not refused(), "it is gone", 10)
         admin.create_topic(center, "pulled", biz_type=9, slot_amount=2, delivery=Delivery.PULL)
         for more in wants:
-            assert asyncio.run(_in_batches(center, NewTask("test.sync", 2, 60, **more)))
+            if "body" not in more:
+                assert asyncio.run(_in_batches(center, NewTask("test.sync", 2, 60, **more)))
             center.submit("test.sync", biz_id=2, delay=60, **more)
         center.reschedule(job_id, action_time=at, expires_at=at)
     finally:
