@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -34,6 +34,7 @@ from pydantic_settings import (
 
 from toc.model.errors import ConfigError, shown
 from toc.model.sharding import MAX_TABLES, is_power_of_two
+from toc.model.target import Allow
 from toc.model.topic import NAME, NAMESPACE, NAMESPACE_HINT
 from toc.observe.log import redact
 
@@ -55,6 +56,7 @@ URL_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
 """Values of a flag in a server URL, in lower case."""
+_KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _ADDRESS = re.compile(r"(?:[^\s:/@\[\]]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _ZOOKEEPER = re.compile(r"(?:[^\s/@]+@)?[^\s,/@?]+(?:,[^\s,/@?]+)*(?:/[^\s,?]+)?(?:\?\S+)?")
@@ -147,6 +149,16 @@ class Settings(BaseSettings):
     )
     """HTTP address of a daemon's /metrics, /livez and /readyz. Unset: none."""
 
+    secret_key: Annotated[list[SecretStr], NoDecode] = Field(
+        [], description="keys that `toc secrets key` prints, separated by commas"
+    )
+    """Keys by which the secrets of webhook targets are encrypted: by the first; the others still read. Unset:
+    webhooks wait."""
+    webhook_allow: Annotated[list[str], NoDecode] = Field(
+        [], description="origins such as http://10.0.0.7:8080 and networks such as 10.0.0.0/8"
+    )
+    """What webhooks may reach beside public addresses by https on port 443."""
+
     audit_retention: float = Field(31_536_000.0, ge=60, le=TEN_YEARS, description="seconds, 60 to ten years")
     """For how long the audit of operators' changes is kept. A year by default."""
 
@@ -232,9 +244,9 @@ class Settings(BaseSettings):
             raise ValueError(f"expected {expected}")
         return value
 
-    @field_validator("log_topics", mode="before")
+    @field_validator("log_topics", "secret_key", "webhook_allow", mode="before")
     @classmethod
-    def _split_topics(cls, value: Any) -> Any:
+    def _split_list(cls, value: Any) -> Any:
         return (
             [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         )
@@ -246,6 +258,20 @@ class Settings(BaseSettings):
             if not NAME.fullmatch(topic):
                 raise ValueError(f"{topic!r} is not a topic name")
         return topics
+
+    @field_validator("secret_key")
+    @classmethod
+    def _check_keys(cls, keys: list[SecretStr]) -> list[SecretStr]:
+        for key in keys:
+            if not _KEY.fullmatch(key.get_secret_value()):
+                raise ValueError("expected keys of 44 characters each, as `toc secrets key` prints them")
+        return keys
+
+    @field_validator("webhook_allow")
+    @classmethod
+    def _check_allow(cls, entries: list[str]) -> list[str]:
+        Allow(entries)
+        return entries
 
     @field_validator("log_level", "log_format", mode="before")
     @classmethod
@@ -286,6 +312,11 @@ class Settings(BaseSettings):
             )
         return self.database_urls
 
+    @property
+    def allow(self) -> Allow:
+        """What webhooks may reach beside public addresses."""
+        return Allow(self.webhook_allow)
+
     def need_redis_url(self) -> str:
         """Return the Redis URL. Raises ConfigError if it is not set."""
         if self.redis_url is None:
@@ -301,6 +332,7 @@ class Settings(BaseSettings):
         shown["database_urls"] = [redact(url) for url in self.database_urls]
         shown["redis_url"] = self.redis_url and redact(self.redis_url)
         shown["zookeeper"] = self.zookeeper and _shown(self.zookeeper)
+        shown["secret_key"] = ["***" for _ in self.secret_key]
         return shown
 
     def __repr_args__(self) -> Any:
@@ -367,7 +399,7 @@ def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return f"{name!r} is not a setting{_nearest(name, list(Settings.model_fields))}"
     variable = f"TOC_{name.upper()}"
-    value = error["input"]
+    value = "***" if name == "secret_key" else error["input"]
     show = _shown_url if name in ("database_urls", "redis_url", "zookeeper") else _shown
     parts = value if isinstance(value, list) else [value]
     shown = _short(", ".join(show(str(part)) for part in parts))

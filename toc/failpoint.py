@@ -27,9 +27,12 @@ NAMES: dict[str, str] = {
     "pull.taken": "a gateway has taken entries (prepare) and has not handed them out",
     "pull.handed-out": "tasks are handed out on their rows; no consumer has heard of it",
     "pull.answered": "consumers are told; the entries are still prepared",
+    "pull.sent": "an answer with tasks is written to its client, which is not recorded",
     "pull.acked": "a consumer's tasks are processed; it is not told, and their entries exist",
     "schedule.rows-read": "a step of schedules is decided and not written",
     "schedule.rows-written": "schedules are moved on, their occurrences are not in the index",
+    "import.stored": "an import has stored a batch of jobs; dead letters among them are not marked as dead",
+    "webhook.answered": "a webhook was answered; its row is not written",
     "sweep.rows-read": "the sweep has read rows and has not added them to the index",
 }
 """Each failpoint and its place in the code."""

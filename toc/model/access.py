@@ -159,16 +159,17 @@ class Token:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise InvalidInput(
                 f"{shown(self.name)} is not a name of a token: letters, digits, '.', '_', '@' and '-', at "
-                f"most 64"
+                f"most 64",
+                "name",
             )
         if not self.roles:
-            raise InvalidInput(f"a token needs a role: {', '.join(Role)}")
+            raise InvalidInput(f"a token needs a role: {', '.join(Role)}", "roles")
         if not 1 <= len(self.topics) <= MOST_PATTERNS:
-            raise InvalidInput(f"a token needs 1 to {MOST_PATTERNS} patterns of topics, '*' for all")
+            raise InvalidInput(f"a token needs 1 to {MOST_PATTERNS} patterns of topics; '*' is all", "topics")
         for pattern in self.topics:
-            check_pattern(pattern)
+            check_pattern(pattern, "topics")
         if self.rate is not None and not (isfinite(self.rate) and LEAST_RATE <= self.rate <= MOST_RATE):
-            raise InvalidInput(f"rate must be {LEAST_RATE:g} to {MOST_RATE:g} requests a second")
+            raise InvalidInput(f"rate must be {LEAST_RATE:g} to {MOST_RATE:g} requests a second", "rate")
 
     def lives(self, now_ms: int) -> bool:
         """Whether it is neither revoked nor expired."""

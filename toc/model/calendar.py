@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
@@ -28,20 +28,12 @@ from toc.model.errors import InvalidSchedule, shown
 
 MOST_COUNTED = 10_000
 """Most occurrences that are counted one by one: a fifth of a second."""
+MOST_CRON = 1000
+"""Most characters of a cron expression."""
 _DAY = timedelta(days=1)
 _LAST_YEAR = 9000
-
-
-class Calendar(Protocol):
-    """The instants (ms) of an endless series."""
-
-    def after(self, instant: int) -> Iterator[int]:
-        """The occurrences later than ``instant``, in order."""
-        ...
-
-    def latest(self, after: int, until: int, most: int) -> Latest:
-        """The last ``most`` occurrences in (after, until]."""
-        ...
+END = to_ms(datetime(_LAST_YEAR, 12, 31, 23, 59, 59, tzinfo=UTC))
+"""No occurrence is later: beyond, zones and dates come to their end."""
 
 
 class Latest(NamedTuple):
@@ -65,8 +57,8 @@ class Interval:
     def after(self, instant: int) -> Iterator[int]:
         """The occurrences later than ``instant``, in order."""
         number = self._number_after(instant)
-        while True:
-            yield self.anchor + number * self.period
+        while (found := self.anchor + number * self.period) <= END:
+            yield found
             number += 1
 
     def latest(self, after: int, until: int, most: int) -> Latest:
@@ -98,13 +90,15 @@ class Cron:
 
     def __post_init__(self) -> None:
         zone_named(self.zone)
+        if len(self.expression) > MOST_CRON:
+            raise InvalidSchedule(f"a cron expression has at most {MOST_CRON} characters", "cron")
         try:
             next(CronSim(self.expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - local time
         except CronSimError as exc:
-            raise InvalidSchedule(f"cron expression {shown(self.expression)}: {exc}") from exc
+            raise InvalidSchedule(f"cron expression {shown(self.expression)}: {exc}", "cron") from exc
         except StopIteration:
             raise InvalidSchedule(
-                f"cron expression {shown(self.expression)} names a date that never comes"
+                f"cron expression {shown(self.expression)} names a date that never comes", "cron"
             ) from None
 
     def after(self, instant: int) -> Iterator[int]:
@@ -175,6 +169,10 @@ class Cron:
             local = start.replace(tzinfo=None) + _offset(start, zone) - timedelta(seconds=1)
 
 
+Calendar = Interval | Cron
+"""The instants (ms) of a series, until ``END`` or some hours longer."""
+
+
 def _matching(expression: str, local: datetime) -> Iterator[datetime]:
     """The local times after ``local`` that match the expression."""
     for found in CronSim(expression, local):
@@ -216,5 +214,5 @@ def zone_named(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as exc:
         raise InvalidSchedule(
-            f"there is no time zone {shown(name)} here; write a name such as Europe/Berlin, or UTC"
+            f"there is no time zone {shown(name)} here; write a name such as Europe/Berlin, or UTC", "zone"
         ) from exc

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from toc.model import features
 from toc.model.clock import Clock
-from toc.model.errors import SchemaBehind, StoreUnavailable, UnknownTopic
+from toc.model.errors import StoreUnavailable, TocError, UnknownTopic
 from toc.model.features import Feature
 from toc.model.topic import Topic, check_topic_name
 
@@ -18,6 +17,9 @@ REFRESH_SECONDS = 2.0
 
 NOTICED_SECONDS = REFRESH_SECONDS + 0.5
 """After this many seconds every worker that reaches MySQL has read the topic table again."""
+
+UNKNOWN_SECONDS = 2.0
+"""Seconds a caller waits for the topic table, if he needs a topic that this process does not know."""
 
 PATIENCE_SECONDS = 0.02
 """Seconds a caller with a stale view of a known topic waits for the refresh."""
@@ -30,6 +32,25 @@ class TopicsRead(NamedTuple):
     lacking: features.Lacking = features.NOBODY_LACKS
 
 
+class _Reading(threading.Thread):
+    """One read of the topic table, begun at ``began`` (monotonic seconds)."""
+
+    def __init__(self, read: Callable[[], object], began: float) -> None:
+        super().__init__(name="toc-topics", daemon=True)
+        self.began = began
+        self.error: BaseException | None = None
+        self._read = read
+
+    def run(self) -> None:
+        """Read; keep the error."""
+        try:
+            self._read()
+        except BaseException as exc:
+            self.error = exc
+            if not isinstance(exc, TocError):
+                raise
+
+
 class TopicCatalog:
     """Topics by name and by biz_type. Thread-safe.
 
@@ -40,15 +61,16 @@ class TopicCatalog:
         self._read = read
         self._clock = clock
         self._read_at = float("-inf")
-        self._refreshing: threading.Thread | None = None
+        self._reading: _Reading | None = None
+        """The last read on a thread of its own."""
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
         """By name and by biz_type. Replaced in one assignment, so no lock is needed."""
-        self._lacking: features.Lacking = {}
+        self.lacking: features.Lacking = {}
         """Which members lack which features, as of the last read."""
 
     def refresh(self) -> dict[str, Topic]:
         """Read the topic table now. Raises StoreUnavailable, and keeps the old view then."""
-        topics, self._lacking = self._read()
+        topics, self.lacking = self._read()
         self._show(topics)
         self._read_at = self._clock.monotonic()
         return self.known()
@@ -64,7 +86,7 @@ class TopicCatalog:
         if topic is None:
             check_topic_name(name)
         if topic is None:
-            topic = self.refresh().get(name)
+            topic = self.read_through().get(name)
         elif self._stale():
             self._refresh_soon()
             topic = self.known().get(name)
@@ -74,41 +96,28 @@ class TopicCatalog:
             )
         return topic
 
-    @property
-    def lacking(self) -> features.Lacking:
-        """Which members lack which features, as last read."""
-        return self._lacking
-
     def require(self, feature: Feature) -> None:
         """Raise FeatureNotReady unless every member of the cluster knows a feature.
 
         Costs nothing while they do: it is read together with the topics. Before it refuses, it reads again,
         and may raise StoreUnavailable.
         """
-        if self._lacking.get(feature.value) == () and not self._stale():
+        if self.lacking.get(feature.value) == () and not self._stale():
             return
-        if self._lacking.get(feature.value) == ():
+        if self.lacking.get(feature.value) == ():
             self._refresh_soon()
         else:
             self.refresh()
-        features.check(feature, self._lacking)
+        features.check(feature, self.lacking)
 
     def _refresh_soon(self) -> None:
         """Refresh in the background and wait at most PATIENCE_SECONDS: a slightly stale view is good enough.
 
         The topic table's server may be out of reach while the server of the caller's task is fine.
         """
-        refreshing = self._refreshing
-        if refreshing is None or not refreshing.is_alive():
+        if self._reading is None or not self._reading.is_alive():
             self._read_at = self._clock.monotonic()  # also limits how often an unreachable server is tried
-            refreshing = threading.Thread(target=self._try_refresh, name="toc-topics", daemon=True)
-            refreshing.start()
-            self._refreshing = refreshing
-            refreshing.join(PATIENCE_SECONDS)
-
-    def _try_refresh(self) -> None:
-        with contextlib.suppress(StoreUnavailable, SchemaBehind):
-            self.refresh()
+            self._read_soon().join(PATIENCE_SECONDS)
 
     def known_type(self, biz_type: int) -> Topic | None:
         """Return the topic of ``biz_type`` as last read, or None. Never reads the table."""
@@ -118,9 +127,35 @@ class TopicCatalog:
         """Return the topic of ``biz_type``, or None. Raises StoreUnavailable."""
         topic = self.known_type(biz_type)
         if topic is None:
-            self.refresh()
+            self.read_through()
             topic = self.known_type(biz_type)
         return topic
+
+    def read_through(self) -> dict[str, Topic]:
+        """Read the topic table for a topic that is not known. Raises StoreUnavailable, at the latest after
+        UNKNOWN_SECONDS.
+
+        Callers share reads. While one hangs, those who come later wait no longer for it than the first.
+        """
+        asked = self._clock.monotonic()
+        while True:
+            reading = self._reading
+            if reading is None or not reading.is_alive():
+                reading = self._read_soon()
+            reading.join(max(reading.began + UNKNOWN_SECONDS - self._clock.monotonic(), 0.0))
+            if reading.is_alive():
+                raise StoreUnavailable(
+                    f"the topic table has not answered within {UNKNOWN_SECONDS:g} s; try again in a moment"
+                )
+            if reading.began >= asked:  # else it may have come too early
+                if reading.error is not None:
+                    raise reading.error
+                return self.known()
+
+    def _read_soon(self) -> _Reading:
+        reading = self._reading = _Reading(self.refresh, self._clock.monotonic())
+        reading.start()
+        return reading
 
     def known(self) -> dict[str, Topic]:
         """Return the topics by name as last read."""

@@ -9,6 +9,7 @@ MAX_CLOCK_SKEW_MS = 100
 """Milliseconds the clocks of servers and workers may differ before toc stops trusting one of them."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_KEYS = 1000
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -30,6 +31,25 @@ class Clock:
     def monotonic(self) -> float:
         """Seconds on a clock that is never set back. Only differences are meaningful."""
         return monotonic()
+
+
+class Seldom:
+    """Says yes once in so many ``seconds``, for each key: for what would be logged over and over."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._said: dict[object, float] = {}
+
+    def __call__(self, key: object = None) -> bool:
+        """Whether it is time again."""
+        now = self._clock.monotonic()
+        if now - self._said.get(key, float("-inf")) < self._seconds:
+            return False
+        if len(self._said) >= _MOST_KEYS:
+            self._said.clear()
+        self._said[key] = now
+        return True
 
 
 def to_ms(instant: datetime) -> int:

@@ -34,9 +34,14 @@ class TocError(Exception):
 
 
 class InvalidInput(TocError, ValueError):
-    """A value was refused before anything was written."""
+    """A value was refused before anything was written. ``field`` is which, by its parameter's name, if the
+    class does not tell."""
 
     exit_code = 2
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class NaiveDatetime(InvalidInput):
@@ -104,7 +109,15 @@ class UnknownToken(InvalidInput):
 
 
 class NameTaken(InvalidInput):
-    """A template or access token of that name exists already. Names of revoked tokens stay taken."""
+    """A template, access token or target of that name exists already. Names of revoked tokens stay taken."""
+
+
+class InvalidTarget(InvalidInput):
+    """A webhook target's name, URL, header or limit is out of range, or a URL that a task names."""
+
+
+class UnknownTarget(InvalidInput):
+    """There is no webhook target with that name."""
 
 
 class NotGranted(InvalidInput):
@@ -145,6 +158,14 @@ class DedupConflict(InvalidInput):
     def __init__(self, message: str, job_id: int | None = None) -> None:
         super().__init__(message)
         self.job_id = job_id
+
+
+class TaskExists(DedupConflict):
+    """A submit with ``on_conflict="error"`` names a dedup_key that a task has. ``job_id`` is that task's."""
+
+
+class RequestReused(InvalidInput):
+    """The name of a request (Idempotency-Key) was used for another request within the last day."""
 
 
 class InvalidLease(InvalidInput):
@@ -189,6 +210,13 @@ class TooManyTopics(TocError):
 
 class TopicInUse(TocError):
     """A topic is not paused, or has tasks that forbid the change."""
+
+
+class SecretsLocked(TocError):
+    """The secrets of webhook targets cannot be read or written: TOC_SECRET_KEY is not set, or has not the
+    key by which they were written."""
+
+    exit_code = 3
 
 
 class FeatureNotReady(TocError):

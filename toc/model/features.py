@@ -9,7 +9,11 @@ the topics, so asking costs a submit nothing.
     a feature without hosts every member knows it
     a feature with hosts    they do not know it
 
-A member of an earlier version that joins later has the features refused again, within some seconds.
+A member of an earlier version that joins later has the features refused again, also if it comes to lead:
+then every other daemon tells what it lacks. At most 1.2 s pass until that is noticed, 2 s until it is written
+and 2 s until every process has read it. Three things are not noticed: members of earlier versions alone, with
+no daemon of this one; one that runs without ZooKeeper; and, while the topic table is away, anything, as each
+process goes by what it read last. So who goes back to an earlier version first stops using the features.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from toc.model.errors import InvalidHandler
+from toc.model.sharding import is_whole
+from toc.model.topic import Delivery, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +19,28 @@ class Handler:
     ``batch`` is None for a handler of single tasks, else the largest list it takes. A handler that returns
     has processed its task; a handler that raises has failed the try. A batch handler may return a dict of
     job_id to exception (that task failed) or None (processed). Tasks not in the dict are processed.
+    ``delivery`` is that of the topics which it serves; an application's are delivered to handlers.
+    ``elsewhere``, of handlers that share it, says how many of their tasks only wait for others to answer: of
+    tasks that wait for this process itself, few are taken ahead.
     """
 
     topic: str
     call: Callable[..., Any]
     batch: int | None
     is_async: bool
+    delivery: Delivery = Delivery.HANDLER
+    elsewhere: Callable[[], int] | None = None
+
+    def serves(self, topic: Topic) -> bool:
+        """Whether tasks of ``topic`` may start here: it is not paused, and they are delivered this way."""
+        return not topic.paused and topic.delivery is self.delivery
 
     @classmethod
     def of(cls, topic: str, call: object, batch: int | None) -> Handler:
         """Describe ``call``. Raises InvalidHandler if it cannot be called with one argument."""
         if not callable(call):
             raise InvalidHandler(f"the handler of {topic!r} is a {type(call).__name__}, not a function")
-        if batch is not None and (
-            isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 1000
-        ):
+        if batch is not None and not is_whole(batch, 1, 1000):
             raise InvalidHandler(f"batch must be a whole number from 1 to 1000, not {batch!r}")
         try:
             inspect.signature(call).bind(None)

@@ -12,12 +12,13 @@ _PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,127}")
 EVERYTHING = "*"
 
 
-def check_pattern(pattern: object) -> str:
-    """Return ``pattern`` if it is one. Raises InvalidInput."""
+def check_pattern(pattern: object, field: str = "pattern") -> str:
+    """Return ``pattern``, which ``field`` holds, if it is one. Raises InvalidInput."""
     if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
         raise InvalidInput(
             f"{shown(pattern)} is not a pattern of topics: letters, digits, '.', '_', '-' and '*' for any "
-            f"of these, at most 128, such as 'shop.*'"
+            f"of these, at most 128, such as 'shop.*'",
+            field,
         )
     return pattern
 

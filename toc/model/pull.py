@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from toc.model.body import Body
 from toc.model.errors import InvalidLease, shown
-from toc.model.task import Task, TaskStatus, TryRow
+from toc.model.task import Task, TaskStatus, task_of
 
 _FORMAT = struct.Struct(">BQIQH16s")
 _EDITION = 1
@@ -78,6 +78,7 @@ class PullRow(NamedTuple):
     now: int
     nonce: bytes
     biz_key: str | None
+    dedup_key: str | None
     attribute: str
 
     @property
@@ -87,23 +88,7 @@ class PullRow(NamedTuple):
 
     def to_task(self, topic: str, body: Body | None) -> Task:
         """Return the Task of the try that was handed out. Raises UnreadableTask."""
-        row = TryRow(
-            self.job_id,
-            self.biz_id,
-            self.biz_type,
-            self.status,
-            self.action_time,
-            self.next_time,
-            self.version,
-            max(self.attempts - 1, 0),
-            self.crashes,
-            0,
-            self.biz_key,
-            self.attribute,
-            self.tries,
-            self.expires_at,
-        )
-        return row.to_task(topic, body)
+        return task_of(self._replace(attempts=max(self.attempts - 1, 0)), TaskStatus.PENDING, topic, body)
 
 
 class AckOutcome(Enum):

@@ -14,6 +14,20 @@ from toc.model.task import MAX_RETRY_SECONDS, Dead, Retry
 MAX_ERROR_CHARS = 1000
 
 
+class Sent(NamedTuple):
+    """A request that a try has made: the status of its answer (0: none), and how long it took, in ms."""
+
+    status: int
+    ms: int
+
+
+class Delivered(NamedTuple):
+    """What the handler of webhooks returns, for the history: the request, and what its receiver answered."""
+
+    sent: Sent
+    text: str
+
+
 class Raised(NamedTuple):
     """How a try failed, or why it did not start."""
 
@@ -31,6 +45,10 @@ class Raised(NamedTuple):
     """Another handler caused the failure (``Disturbed``)."""
     expired: bool = False
     """No try was started, as the task had expired."""
+    until: int | None = None
+    """The try did not take place (``Postponed``): the task waits until then (ms)."""
+    sent: Sent | None = None
+    """The request that the try made, if it was a webhook's."""
 
 
 EXPIRED = Raised("Expired", "", expired=True)
@@ -44,10 +62,40 @@ class Disturbed(Exception):
     """
 
 
+class Postponed(Exception):
+    """The try could not take place now, for a reason outside its task. Nothing is charged.
+
+    The task waits until ``until`` (ms), which is written to its row.
+    """
+
+    def __init__(self, until: int, reason: str) -> None:
+        super().__init__(reason)
+        self.until = until
+
+
+class Undelivered(Exception):
+    """A webhook's request failed. The text is what its receiver answered, or why there was no answer.
+
+    ``dead``: it can never succeed. ``after_ms``: when to try again, instead of the topic's backoff.
+    """
+
+    def __init__(self, text: str, sent: Sent, *, dead: bool = False, after_ms: int | None = None) -> None:
+        super().__init__(text)
+        self.sent = sent
+        self.dead = dead
+        self.after_ms = after_ms
+
+
 def raised(error: BaseException) -> Raised:
     """Convert an exception to text, however it misbehaves. May take as long as the exception's own code
     does."""
     kind = type(error)
+    if isinstance(error, Postponed):
+        return Raised("Postponed", str(error), until=error.until)
+    if isinstance(error, Undelivered):
+        return Raised(
+            "Undelivered", str(error)[:MAX_ERROR_CHARS], error.dead, error.after_ms, sent=error.sent
+        )
     name = type.__dict__["__name__"].__get__(kind)[:MAX_ERROR_CHARS]  # a metaclass may give any name
     dead, retry = issubclass(kind, Dead), issubclass(kind, Retry)
     text = _text(error)

@@ -16,7 +16,6 @@ has ended counts, where the overlap policy asks for it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -25,14 +24,14 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
-from toc.model.calendar import Calendar, Cron, Interval, zone_named
+from toc.model.calendar import END, Calendar, Cron, Interval, zone_named
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, shown
 from toc.model.sharding import crc32
+from toc.model.target import check_not_reserved
 from toc.model.task import SCHEDULED_FOR, decode_attribute, encode_attribute, scheduled_for_text
-from toc.model.topic import check_topic_name
+from toc.model.topic import NAME, NAME_HINT, check_topic_name
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LEAD_MS = 30_000
 """How long before an occurrence is due its task is made: longer than a table is without an owner after its
 host has died."""
@@ -115,22 +114,28 @@ class Definition:
             if getattr(self, name) is not None:
                 _set(self, name, _duration(name, getattr(self, name)))
         if not isinstance(self.anchor, datetime) or self.anchor.utcoffset() is None:
-            raise InvalidSchedule(f"anchor must be a datetime with a time zone, not {shown(self.anchor)}")
-        _set(self, "anchor", from_ms(to_ms(self.anchor)))
+            raise InvalidSchedule(
+                f"anchor must be a datetime with a time zone, not {shown(self.anchor)}", "anchor"
+            )
+        try:
+            _set(self, "anchor", from_ms(to_ms(self.anchor)))
+        except OverflowError:
+            raise InvalidSchedule(
+                f"anchor = {self.anchor.isoformat()} is not in the years 1 to 9999 in UTC", "anchor"
+            ) from None
         if (self.cron is None) == (self.every is None):
-            raise InvalidSchedule("give a schedule a cron expression or a period (every), not both")
+            raise InvalidSchedule("give a schedule a cron expression or a period (every), not both", "cron")
         if self.cron is not None and not isinstance(self.cron, str):
-            raise InvalidSchedule(f"cron must be a str, not {type(self.cron).__name__}")
-        if self.every is not None and not LEAST_PERIOD <= self.every <= LONGEST:
-            raise InvalidSchedule(f"every = {self.every} is not between {LEAST_PERIOD} and {LONGEST}")
-        if not LEAST_WINDOW <= self.window <= LONGEST:
-            raise InvalidSchedule(f"window = {self.window} is not between {LEAST_WINDOW} and {LONGEST}")
-        if not timedelta(0) <= self.jitter <= MOST_JITTER:
-            raise InvalidSchedule(f"jitter = {self.jitter} is not between 0 and {MOST_JITTER}")
+            raise InvalidSchedule(f"cron must be a str, not {type(self.cron).__name__}", "cron")
+        if self.every is not None:
+            _within("every", self.every, LEAST_PERIOD, LONGEST)
+        _within("window", self.window, LEAST_WINDOW, LONGEST)
+        _within("jitter", self.jitter, timedelta(0), MOST_JITTER)
         if SCHEDULED_FOR in (self.attribute or {}):
             raise InvalidSchedule(
-                f"attribute[{SCHEDULED_FOR!r}] is set to the nominal time of each occurrence"
+                f"attribute[{SCHEDULED_FOR!r}] is set to the nominal time of each occurrence", "attribute"
             )
+        check_not_reserved(self.attribute)
         self.occurrence_attribute(0)  # with it, the attribute must fit
         _set(self, "attribute", decode_attribute(encode_attribute(self.attribute)))
         _ = self.calendar, zone_named(self.zone)
@@ -330,18 +335,22 @@ def preview(definition: Definition, after: int, count: int = 20) -> list[Fire]:
 def check_schedule_name(name: object) -> str:
     """Return ``name`` if it is a valid name of a schedule. Raises InvalidSchedule."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidSchedule(
-            f"{shown(name)} is not a name of a schedule: letters, digits, '.', '_' and '-', at most 128, "
-            "beginning with a letter or digit"
-        )
+        raise InvalidSchedule(f"{shown(name)} is not a name of a schedule: {NAME_HINT}", "name")
     return name
+
+
+def check_instant(at: datetime) -> datetime:
+    """Return ``at`` if calendars can begin there. Raises InvalidSchedule."""
+    if not 0 <= to_ms(at) <= END:
+        raise InvalidSchedule(f"{at.isoformat()} is not in the years 1970 to 9000")
+    return at
 
 
 def _policy(name: str, kind: type[Dst] | type[Missed] | type[Overlap], value: object) -> StrEnum:
     try:
         return kind(str(value))
     except ValueError:
-        raise InvalidSchedule(f"{name} must be one of {', '.join(kind)}, not {shown(value)}") from None
+        raise InvalidSchedule(f"{name} must be one of {', '.join(kind)}, not {shown(value)}", name) from None
 
 
 def _duration(name: str, value: object) -> timedelta:
@@ -352,7 +361,12 @@ def _duration(name: str, value: object) -> timedelta:
             return timedelta(milliseconds=_ms(value))
     except (OverflowError, ValueError):
         pass
-    raise InvalidSchedule(f"{name} must be a timedelta or seconds, not {shown(value)}")
+    raise InvalidSchedule(f"{name} must be a timedelta or seconds, not {shown(value)}", name)
+
+
+def _within(name: str, value: timedelta, low: timedelta, high: timedelta) -> None:
+    if not low <= value <= high:
+        raise InvalidSchedule(f"{name} = {value} is not between {low or 0} and {high}", name)
 
 
 def _ms(duration: timedelta) -> int:

@@ -89,9 +89,14 @@ def table_of_job(job_id: int, tables: int) -> int:
     return (job_id >> 12 & (MAX_TABLES - 1)) % tables
 
 
+def is_whole(value: object, low: int, high: int) -> bool:
+    """Whether ``value`` is an int, and no bool, in low .. high."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
 def valid_job_id(job_id: object) -> bool:
     """Whether ``job_id`` has a possible value: an int in 1 .. 2**63-1."""
-    return isinstance(job_id, int) and not isinstance(job_id, bool) and 0 < job_id <= MAX_BIZ_ID
+    return is_whole(job_id, 1, MAX_BIZ_ID)
 
 
 class JobIds:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from enum import Enum, IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.model.body import Body
 from toc.model.clock import from_ms
 from toc.model.errors import InvalidAttribute, InvalidExpiry, UnreadableTask
+from toc.model.wire import instant
+
+if TYPE_CHECKING:
+    from toc.model.pull import PullRow
 
 SCHEDULED_FOR = "scheduled_for"
 """The key of an attribute that holds the nominal time of a schedule's occurrence."""
@@ -63,6 +68,60 @@ class RescheduleOutcome(Enum):
     """No such task exists."""
 
 
+class OnConflict(StrEnum):
+    """What a submit does if a task with its dedup_key is stored."""
+
+    KEEP = "keep"
+    """Leaves that task as it is; a conflict if its attribute or body differs."""
+    ERROR = "error"
+    """Is refused."""
+    REPLACE = "replace"
+    """Gives that task the new time and content if it is pending; else stores a new task."""
+
+
+class PutOutcome(Enum):
+    """The outcome of a ``put``."""
+
+    NEW = "new"
+    """A task was stored. One that had ended has lost its dedup_key to it."""
+    KEPT = "kept"
+    """The task with this dedup_key is as it was."""
+    REPLACED = "replaced"
+    """The task that was pending has the new time and content. No try had started for the old time."""
+    MAY_HAVE_STARTED = "may_have_started"
+    """Replaced, but a try for the old time may be running or may have run. None starts for the new time
+    before that one's lease has ended."""
+
+
+class Put(NamedTuple):
+    """The task that a ``put`` stored, kept or replaced, and which of these it was."""
+
+    job_id: int
+    outcome: PutOutcome
+
+
+class Request(NamedTuple):
+    """The name of a request to submit: repeated within a day, it gets the first answer and changes nothing.
+
+    ``key`` is a hash of the name and of who may use it, ``payload`` a hash of all that was asked for.
+    ``part``: one task's part of a request for many, whose name was claimed for all (``Store.requests``).
+    """
+
+    key: bytes
+    payload: bytes
+    part: bool = False
+
+    @classmethod
+    def of(cls, scope: str, name: str, payload: bytes) -> Request:
+        """Return the request that ``scope`` (such as a caller's name and path) calls ``name``."""
+        whose = len(scope.encode()).to_bytes(4) + scope.encode() + name.encode()
+        return cls(hashlib.sha256(whose).digest(), hashlib.sha256(payload).digest())
+
+    def part_of(self, number: int) -> Request:
+        """Return the part that asks for the task of this number."""
+        return Request(hashlib.sha256(self.key + b"%d" % number).digest(), self.payload, True)
+
+
 class Retry(Exception):
     """Raised by a handler: this try failed; run the task again after ``after`` (a number is seconds).
 
@@ -93,7 +152,8 @@ class Task(NamedTuple):
     ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the running or next try,
     starting at 1. ``biz_id`` is the int or text that was submitted. ``version`` counts reschedules and
     redrives. ``tries`` are all its tries; 0: those of its topic; 65,535: without limit. No try starts after
-    ``expires_at`` (aware UTC); ``expired``: that is why it ended.
+    ``expires_at`` (aware UTC); ``expired``: that is why it ended. ``redrives``: how many of ``version`` are
+    redrives; 0 unless the task is that of a try.
 
     A handler has the ``body`` at hand. Of a task that was looked up, it is read when it is first asked for.
     """
@@ -111,6 +171,7 @@ class Task(NamedTuple):
     expires_at: datetime | None = None
     expired: bool = False
     stored_body: Body | None = None
+    redrives: int = 0
 
     @property
     def body(self) -> bytes | None:
@@ -143,14 +204,16 @@ class Task(NamedTuple):
 
 def scheduled_for_text(nominal: int) -> str:
     """A nominal time (ms) as attributes and dedup_keys hold it: such texts sort like their times."""
-    return from_ms(nominal).strftime("%Y-%m-%dT%H:%M:%S.") + f"{nominal % 1000:03d}Z"
+    return instant(nominal)
 
 
 class NewTask(NamedTuple):
     """A task to submit. Give ``delay`` or ``action_time``, not both. On an instant topic, neither means now.
 
     ``delay`` is a timedelta or a number of seconds. ``tries`` and ``expires_at`` are those of Task.
-    ``content_type`` is the body's, by default application/octet-stream.
+    ``content_type`` is the body's, by default application/octet-stream. ``on_conflict`` is an OnConflict.
+    ``target`` names the webhook target that the task is sent to, instead of its topic's. ``url`` is one of
+    its own, or with a target a path of that.
     """
 
     topic: str
@@ -164,6 +227,9 @@ class NewTask(NamedTuple):
     expires_at: datetime | None = None
     body: bytes | None = None
     content_type: str | None = None
+    on_conflict: str = OnConflict.KEEP
+    target: str | None = None
+    url: str | None = None
 
 
 class TaskRow(NamedTuple):
@@ -205,7 +271,7 @@ class TaskRow(NamedTuple):
 
     def to_task(self, topic: str, body: Body | None = None) -> Task:
         """Return the row as callers see it, with its body if it has one. Raises UnreadableTask."""
-        return _task(self, self.status, topic, body, expired=bool(self.expired))
+        return task_of(self, self.status, topic, body, expired=bool(self.expired))
 
 
 class TryRow(NamedTuple):
@@ -214,7 +280,7 @@ class TryRow(NamedTuple):
     Fields as in TaskRow. ``lease`` is 0 if no other worker has a lease on the row, the milliseconds left of a
     live worker's lease, or -1 if the lease's worker died or fell silent. ``begun`` is read only of rows that
     expire: 1 if the row has a last error, so that a try has begun even if it charged nothing. ``body_length``
-    is -1 without a body.
+    is -1 without a body. ``redrives`` are those among the changes that ``version`` counts.
     """
 
     job_id: int
@@ -233,15 +299,18 @@ class TryRow(NamedTuple):
     expires_at: int = 0
     begun: int = 0
     body_length: int = -1
+    redrives: int = 0
 
     def to_task(self, topic: str, body: Body | None = None) -> Task:
         """Return the Task for the handler of a row known to be pending. Raises UnreadableTask."""
-        return _task(self, TaskStatus.PENDING, topic, body)
+        return task_of(self, TaskStatus.PENDING, topic, body, redrives=self.redrives)
 
 
-def _task(
-    row: TaskRow | TryRow, status: int, topic: str, body: Body | None, *, expired: bool = False
-) -> Task:
+def task_of(
+    row: TaskRow | TryRow | PullRow, status: int, topic: str, body: Body | None, *,
+    expired: bool = False, redrives: int = 0,
+) -> Task:  # fmt: skip
+    """Return the Task of a row. Raises UnreadableTask."""
     try:
         return Task(
             row.job_id,
@@ -257,6 +326,7 @@ def _task(
             from_ms(row.expires_at) if row.expires_at else None,
             expired,
             body,
+            redrives,
         )
     except (ValueError, OverflowError, RecursionError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute

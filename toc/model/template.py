@@ -8,6 +8,7 @@ from typing import Any
 
 from toc.model.errors import InvalidInput, InvalidTopic, shown
 from toc.model.pattern import check_pattern, matches
+from toc.model.sharding import is_whole
 from toc.model.topic import Topic
 
 MOST_TOPICS = 10_000
@@ -16,7 +17,7 @@ MOST_TOPICS = 10_000
 POLICIES = frozenset(
     {
         "slot_amount", "topic_type", "retries", "backoff", "backoff_base", "backoff_cap", "prepare_timeout",
-        "max_runtime", "horizon", "retention", "concurrency", "delivery",
+        "max_runtime", "horizon", "retention", "concurrency", "delivery", "target",
     }
 )  # fmt: skip
 """The fields of a topic that a template sets."""
@@ -36,15 +37,15 @@ class Template:
 
     def __post_init__(self) -> None:
         check_pattern(self.pattern)
-        most = self.most_topics
-        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MOST_TOPICS:
+        if not is_whole(self.most_topics, 1, MOST_TOPICS):
             raise InvalidInput(
-                f"most_topics must be a whole number from 1 to {MOST_TOPICS}, not {shown(most)}"
+                f"most_topics must be a whole number from 1 to {MOST_TOPICS}, not {shown(self.most_topics)}",
+                "most_topics",
             )
         if unknown := sorted(self.policies.keys() - POLICIES):
-            raise InvalidInput(f"a template cannot set {', '.join(unknown)}")
+            raise InvalidInput(f"a template cannot set {', '.join(unknown)}", "policies")
         if "slot_amount" not in self.policies:
-            raise InvalidInput("a template needs a slot_amount")
+            raise InvalidInput("a template needs a slot_amount", "policies")
         self.topic("t", 0)  # raises if a policy is out of range
 
     def topic(self, name: str, biz_type: int) -> Topic:

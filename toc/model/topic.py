@@ -10,9 +10,10 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from toc.model.errors import InvalidTopic, shown
-from toc.model.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two
+from toc.model.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two, is_whole
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NAME_HINT = "letters, digits, '.', '_' and '-', at most 128, beginning with a letter or digit"
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 MAX_RETRIES = 31
@@ -71,7 +72,7 @@ class Topic:
     ``former_slots``: after slot_amount was lowered, the largest slot_amount that a pending row may still
     have; 0 if none. ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all
     workers together start per second; 0: unlimited. ``delivery``: who starts its tasks. ``closed``: it is
-    being deleted and takes no new task.
+    being deleted and takes no new task. ``target``: the webhook target of those that name no other.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Topic:
     resumed_at: int = 0
     delivery: Delivery = Delivery.HANDLER
     closed: bool = False
+    target: str = ""
 
     def __post_init__(self) -> None:
         check_topic_name(self.name)
@@ -109,6 +111,8 @@ class Topic:
         _whole("former_slots", self.former_slots, 0, MAX_TABLES)
         _whole("resume_rate", self.resume_rate, 0, 1_000_000)
         _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
+        if self.target != "" and not (isinstance(self.target, str) and NAME.fullmatch(self.target)):
+            raise InvalidTopic(f"target {shown(self.target)} is not the name of a webhook target")
         for name in ("backoff_base", "backoff_cap"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value <= 86_400:  # nor NaN
@@ -135,11 +139,6 @@ class Topic:
     def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
         """Return the slot for a slot_crc, under the slot_amount stored in the row (default: the topic's)."""
         return Slot(self.name, crc % (slot_amount or self.slot_amount))
-
-    @property
-    def to_handlers(self) -> bool:
-        """Whether workers may start its tasks: it is not paused, and its tasks are delivered to handlers."""
-        return not self.paused and self.delivery is Delivery.HANDLER
 
     @property
     def consumed(self) -> int:
@@ -173,13 +172,10 @@ class Topic:
 def check_topic_name(name: object) -> str:
     """Return ``name`` if it is a legal topic name. Raises InvalidTopic."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidTopic(
-            f"{shown(name)} is not a topic name: letters, digits, '.', '_' and '-', at most 128, "
-            f"beginning with a letter or digit"
-        )
+        raise InvalidTopic(f"{shown(name)} is not a topic name: {NAME_HINT}")
     return name
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if not is_whole(value, low, high):
         raise InvalidTopic(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")

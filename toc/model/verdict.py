@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.pull import LEASE_ENDED, PullRow
-from toc.model.raised import Raised
+from toc.model.raised import Raised, Sent
 from toc.model.scores import store_score
 from toc.model.task import MAX_ATTEMPTS, UNLIMITED, TaskRow, TaskStatus, TryRow
 from toc.model.topic import MAX_RETRIES, Delivery, Topic
@@ -145,6 +145,8 @@ class Failure(NamedTuple):
     """Whether the task ends because it has expired."""
     started: bool = True
     """Whether a try has ever started. If not, the task ends as cancelled instead of dead."""
+    sent: Sent | None = None
+    """The request that the try made, for the history."""
 
     @classmethod
     def of(
@@ -157,11 +159,12 @@ class Failure(NamedTuple):
         error: str | None = None,
         expired: bool = False,
         started: bool = True,
+        sent: Sent | None = None,
     ) -> Failure:
         """Build the change to these values. It applies only while the row is unchanged."""
         return cls(
             row.job_id, row.version, row.attempts, row.crashes, attempts, crashes, next_time, error, expired,
-            started,
+            started, sent,
         )  # fmt: skip
 
 
@@ -180,9 +183,20 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     off uses up nothing but counts as a crash, so that a task to which that happens repeatedly runs alone.
 
     A task whose next try would be due after it has expired is dead at once.
+
+    A try that was postponed did not take place: it uses up nothing, and the row keeps its crash count, since
+    (attempts, crashes, version) must not come round. A task that expires meanwhile is looked at then.
     """
     if raised.expired:
         return Outcome(after_expiry(row, now), dead=True)
+    if raised.until is not None:  # [rule: postponed]
+        until = min(raised.until, row.expires_at + 1) if row.expires_at else raised.until
+        return Outcome(
+            Failure.of(
+                row, attempts=row.attempts, crashes=row.crashes, next_time=max(now, until, row.action_time)
+            ),
+            dead=False,
+        )
     if raised.disturbed:
         attempts, dead, crashes = row.attempts, False, min(row.crashes + 1, MAX_CRASHES)
     else:
@@ -196,7 +210,13 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     next_time = max(now + delay, row.action_time)  # also if the clock was set back
     expired = not dead and has_expired(row, next_time)
     failure = Failure.of(
-        row, attempts=attempts, crashes=crashes, next_time=next_time, error=raised.text, expired=expired
+        row,
+        attempts=attempts,
+        crashes=crashes,
+        next_time=next_time,
+        error=raised.text,
+        expired=expired,
+        sent=raised.sent,
     )
     return Outcome(failure, dead or expired)
 
@@ -232,7 +252,8 @@ def after_crash(
     known to be ``dead``: the entry's tries may be stale, its owner may still run it, and the owner's late
     failure must find a changed row.
 
-    Two are not counted: a suspect, because the quarantine counts its runs when they begin; and a row that a
+    Two are not counted: a suspect, because the quarantine counts its runs when they begin (a webhook runs no
+    handler of the application, so it is never one); and a row that a
     live worker has leased, because that worker has lost Redis and still runs the task.
 
     Nor does the death of a gateway change anything: what it has handed out, its row says.
@@ -242,7 +263,8 @@ def after_crash(
     if row is None or row.status != TaskStatus.PENDING or row.lease > 0:  # [rule: reclaim-waits]
         return None
     written = topic.remaining(row.attempts) != remaining
-    if row.next_time > now or is_suspect(row, max_crashes) or (written and dead):  # [rule: crash-counted]
+    suspect = is_suspect(row, max_crashes) and topic.delivery is Delivery.HANDLER
+    if row.next_time > now or suspect or (written and dead):  # [rule: crash-counted]
         return None
     attempts, error = row.attempts, None
     if not written:
