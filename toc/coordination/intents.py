@@ -85,9 +85,8 @@ def read_intents(
     """
 
     def wishes(directory: str) -> list[tuple[str, dict[str, Any]]]:
-        names = session.children(paths.directory(directory), watch(directory))
-        nodes = session.read(paths.node(directory, name) for name in names)
-        return [(name, decode(node.data)) for name, node in zip(names, nodes, strict=True) if node]
+        nodes = session.nodes(paths.directory(directory), watch(directory))
+        return [(name, decode(node.data)) for name, node in nodes.items()]
 
     drains = {name: Drain(name, *_origin(values)) for name, values in wishes("drain")}
     pins: dict[Slot, Pin] = {}
@@ -106,9 +105,8 @@ def read_intents(
 
 def read_members(session: Session, paths: Paths, watch: Watch | None = None) -> list[Member]:
     """Read the workers that are alive, with the weights that their daemons gave them."""
-    names = session.children(paths.directory("workers"), watch)
-    nodes = session.read(paths.node("workers", name) for name in names)
-    found = [member_of(name, node.data) for name, node in zip(names, nodes, strict=True) if node]
+    nodes = session.nodes(paths.directory("workers"), watch)
+    found = [member_of(name, node.data) for name, node in nodes.items()]
     return [member for member in found if member is not None]
 
 

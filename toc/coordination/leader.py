@@ -18,13 +18,14 @@ from toc.coordination.local import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
 from toc.coordination.znodes import Assigned, Paths, assignment_data, decode, encode, slot_of
 from toc.model.clock import Clock
-from toc.model.features import Lacking, lacking
+from toc.model.features import KNOWN, Lacking, lacking
 from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
 INPUTS = ("workers", *intents.DIRECTORIES)
-"""The directories that the assignment depends on; only the leader watches them."""
+"""The directories that the assignment depends on; only the leader watches them. Under a leader of a version
+before features all watch ``workers``."""
 
 DEBOUNCE = 0.15
 """Seconds from a change until all inputs are read, and until they are read again if they had changed."""
@@ -65,6 +66,8 @@ class Leader:
         self._topics: dict[str, int] | None = None
         self._deliveries: dict[str, str] = {}
         self._lacking: Lacking | None = None
+        self._mute = False
+        """Whether another leads that does not tell what members lack: one of a version before features."""
         self._token = ""
         self._gathered = 0.0
         """Until when to wait for missing workers."""
@@ -82,8 +85,9 @@ class Leader:
 
     @property
     def lacking(self) -> Lacking | None:
-        """Which members lack which features, as of the last assignment; None if this daemon does not lead."""
-        return self._lacking if self.leading else None
+        """Which members lack which features, as of the last assignment; None if the leader tells that, and is
+        another."""
+        return self._lacking if self.leading or self._mute else None
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
         """Set what to assign; before the first call nothing is. Returns whether it changed."""
@@ -114,7 +118,7 @@ class Leader:
         directory = self.paths.directory("leader")
         names = self.session.children(directory, self.watches["leader"])
         if not any(name.startswith(self._token) for name in names):
-            data = encode(daemon=self.name)
+            data = encode(daemon=self.name, features=sorted(KNOWN))
             self.session.create_sequential(self.paths.node("leader", self._token), data)
             names = self.session.children(directory, self.watches["leader"])
         first = min(names, key=lambda name: name.rpartition("-")[2], default="")
@@ -124,6 +128,11 @@ class Leader:
             self._lacking = None
             log.info("leading", host=self.host)
             self.inputs_changed()
+        others = [self.paths.node("leader", first)] if first and not self.leading else []
+        node = next(iter(self.session.read(others)), None)
+        self._mute = node is not None and "features" not in decode(node.data)
+        if self._mute:
+            self.inputs_changed()
 
     def step(self, assignment: dict[str, Assigned], dead: frozenset[str]) -> tuple[float | None, bool]:
         """Update ``assignment``, in ZooKeeper and here, if due. ``dead``: workers known to be dead.
@@ -132,6 +141,9 @@ class Leader:
         was refused.
         """
         if self._node is None:
+            if self._mute and self._due is not None:
+                members = intents.read_members(self.session, self.paths, self.watches["workers"])
+                self._lacking = lacking((member.host, member.features) for member in members)
             self._due = None
             return None, False
         now = time.monotonic()
@@ -161,9 +173,10 @@ class Leader:
         # Topics without an assignment, new or lost, begin with the claims of their workers.
         previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
         previous |= {topic: each.owners for topic, each in assignment.items()}
-        named = {owner for owners in previous.values() for owner in owners if owner}
-        missing = named - dead - {member.worker_id for member in workers}
-        if now < self._gathered and (missing or not named):
+        owners_before = [owner for owners in previous.values() for owner in owners]
+        missing = set(filter(None, owners_before)) - dead - {member.worker_id for member in workers}
+        # Who had a slot that nobody has claimed may not have told yet, as after a loss of all nodes.
+        if now < self._gathered and (missing or None in owners_before or not owners_before):
             self._due = min(now + GATHER_LOOK, self._gathered)
             return True
         # Not before: until those that live have registered again, too little would be lacking.

@@ -179,11 +179,9 @@ def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
     held = shares((slot.topic, claim.worker_id) for slot, claim in read_claims(session, paths).items())
     candidates = session.children(paths.directory("leader"))
     leader = min(candidates, key=lambda name: name.rpartition("-")[2], default="").rpartition("-")[0]
-    names = session.children(paths.directory("workers"))
     rows = []
-    for name, node in zip(names, session.read(paths.node("workers", name) for name in names), strict=True):
-        member = node and member_of(name, node.data)
-        if node and member:
+    for name, node in session.nodes(paths.directory("workers")).items():
+        if member := member_of(name, node.data):
             drain, weight = wanted.drains.get(member.host), wanted.weights.get(member.host)
             rows.append(
                 WorkerRow(
@@ -210,17 +208,15 @@ def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
 
 
 def _read_assignment(session: Session, paths: Paths) -> dict[str, list[str | None]]:
-    names = session.children(paths.directory("assignment"))
-    nodes = session.read(paths.node("assignment", name) for name in names)
-    return {name: owners_of(node.data) for name, node in zip(names, nodes, strict=True) if node}
+    nodes = session.nodes(paths.directory("assignment"))
+    return {name: owners_of(node.data) for name, node in nodes.items()}
 
 
 def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
     """The owner of each held slot. Raises CoordinationUnavailable."""
-    names = session.children(paths.directory("slots"))
     claims = {}
-    for name, node in zip(names, session.read(paths.node("slots", name) for name in names), strict=True):
-        slot, values = slot_of(name), decode(node.data) if node else {}
+    for name, node in session.nodes(paths.directory("slots")).items():
+        slot, values = slot_of(name), decode(node.data)
         if slot is not None and values:
             claims[slot] = SlotOwner(str(values.get("worker_id")), instant(values, "since"))
     return claims

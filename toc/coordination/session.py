@@ -247,6 +247,12 @@ class Session:
         [result] = self._all([methodcaller("get_children_async", path, watch)])
         return [] if isinstance(result, Exception) else sorted(result)
 
+    def nodes(self, directory: str, watch: Watch | None = None) -> dict[str, Znode]:
+        """Return the nodes in a directory, by name, sorted; ``watch`` as for ``children``."""
+        names = self.children(directory, watch)
+        found = self.read(f"{directory}/{name}" for name in names)
+        return {name: node for name, node in zip(names, found, strict=True) if node}
+
     def open_to_all(self, paths: Iterable[str]) -> list[str]:
         """Return those nodes that any client may change."""
         asked = list(paths)

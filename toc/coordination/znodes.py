@@ -9,7 +9,7 @@
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
-        leader/{session}-{n}  ephemeral   {daemon: name}; the lowest n leads
+        leader/{session}-{n}  ephemeral   {daemon: name, features: [...]}; the lowest n leads
         drain/{host}                      {by, at}: an operator wants no slots there
         pin/{topic}_{n}                   {target, by, at}: an operator wants the slot on that worker or host
         weight/{host}                     {weight, by, at}: an operator wants each worker there to weigh that

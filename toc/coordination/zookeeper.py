@@ -233,7 +233,8 @@ class ZooKeeperCoordinator:
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 
     def lacking(self) -> Lacking | None:
-        """If this daemon leads, which members lack which features, as far as known."""
+        """Which members lack which features, as far as known, if this daemon leads or the leader does not
+        tell."""
         return self._leader.lacking if self._session.id is not None else None
 
     def step(self) -> float | None:
@@ -414,15 +415,11 @@ class ZooKeeperCoordinator:
             self._ours.update(gone)
             self._departed += [_Departed(name, self._host, known_dead=True) for name in gone]
         if gone or leaders:
-            paths = [
-                self._paths.node("leader", name)
-                for name in self._session.children(self._paths.directory("leader"))
-            ]
-            nodes = self._session.read(paths)
-            daemons = [str(decode(node.data).get("daemon")) if node else "" for node in nodes]
+            nodes = self._session.nodes(self._paths.directory("leader"))
+            daemons = {name: str(decode(node.data).get("daemon")) for name, node in nodes.items()}
             self._session.delete(
-                path
-                for path, daemon in zip(paths, daemons, strict=True)
+                self._paths.node("leader", name)
+                for name, daemon in daemons.items()
                 if daemon != self._name and self._neighbourhood.proves_gone(daemon)
             )
 

@@ -26,12 +26,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 from redis.exceptions import AskError, InvalidResponse, RedisError
 
 from toc.index.connections import NONSENSE, Command, RedisNode, RedisNodes, Wire
+from toc.index.keys import SlotKeys
 from toc.index.refusals import Then, meaning_of
 from toc.model.errors import IndexUnavailable
 
@@ -64,18 +67,33 @@ _KINDS: dict[str, type[IndexUnavailable]] = {"OOM": IndexFull, "WRONGTYPE": Inde
 
 
 class Script:
-    """A Lua file of this package."""
+    """A Lua file of this package. ``keys`` are its KEYS: fields of SlotKeys, if they are those of one slot.
 
-    def __init__(self, name: str) -> None:
+    With ``wakes``, its first argument is the slot's channel.
+    """
+
+    def __init__(self, name: str, *keys: str, wakes: bool = False) -> None:
         self.name = name
         self.source = (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        places = [SlotKeys._fields.index(key) for key in (*keys, *(["channel"] if wakes else []))]
+        self._names: Callable[[SlotKeys], tuple[str, ...]] = itemgetter(
+            *(places if len(places) > 1 else (slice(place, place + 1) for place in places or [0]))
+        )
+        self._count = len(keys)
 
-    def call(
-        self, hash_slot: int, keys: Sequence[str], *words: str | bytes | int | float, again: bool = True
-    ) -> Call:
-        """Build a call of this script."""
-        return Call(hash_slot, ("EVALSHA", self.sha, len(keys), *keys, *words), self, again)
+    def of(self, keys: SlotKeys, *words: str | bytes | int | float, again: bool = True) -> Call:
+        """Build a call of this script for a slot."""
+        command = ("EVALSHA", self.sha, self._count, *self._names(keys), *words)
+        return Call(keys.hash_slot, command, self, again)
+
+    def of_all(self, slots: Sequence[SlotKeys]) -> Call:
+        """Build a call of this script for many slots, which share a hash slot in a cluster."""
+        return self.call(slots[0].hash_slot, list(chain.from_iterable(map(self._names, slots))))
+
+    def call(self, hash_slot: int, keys: Sequence[str], *words: str | bytes | int | float) -> Call:
+        """Build a call of this script for these keys."""
+        return Call(hash_slot, ("EVALSHA", self.sha, len(keys), *keys, *words), self)
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@
     waiting         waiting_{order.close_3}        what its worker has taken and cannot start: since when
     wake channel    wake_{order.close_3}           pub/sub: the new first score of the StoreQueue
     owner           toc_owner                      hash: whose queues these are; one for all slots
+    permits         permits_{webhook_shop}         who may have how many requests in flight to target "shop"
 
 The braces are a cluster hash tag: the keys of one slot are on one node, the slots of a topic on many. With a
 namespace, ``ns:`` precedes the topic, inside the tag, and ``toc_owner``.
@@ -64,3 +65,9 @@ def check_namespace(namespace: str | None) -> str | None:
 def owner_key(namespace: str | None = None) -> str:
     """The hash with the owner of these queues: ``toc_owner``."""
     return f"{namespace}:toc_owner" if namespace else "toc_owner"
+
+
+def permits_key(target: str, namespace: str | None = None) -> str:
+    """The shares of a webhook target's limits: ``permits_{webhook_shop}``."""
+    name = f"webhook_{target}"
+    return f"permits_{{{namespace}:{name}}}" if namespace else f"permits_{{{name}}}"

@@ -216,3 +216,41 @@ def holders(flat: list[bytes]) -> dict[int, str]:
     """Parse a hash or list of number, worker, ... into claim numbers and workers, without the counter."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return {int(number): worker.decode(errors="replace") for number, worker in pairs if number.isdigit()}
+
+
+class PermitRequest(NamedTuple):
+    """What a process asks of a webhook target's limits; the ARGV of permits.lua."""
+
+    holder: str
+    limit: int
+    held: int
+    wanted: int
+    life_ms: int
+    rate: float = 0.0
+    burst: float = 0.0
+    asked: int = 0
+    era: int = 0
+    opened: int = 0
+    left_ms: int = 0
+    probe: int = 0
+
+
+class Permits(NamedTuple):
+    """What it was given: requests in flight; requests that may begin, and the ms until the next one may.
+
+    ``holders``: how many processes send to that target. The rest is the state of its breaker.
+    """
+
+    granted: int
+    begin: int
+    pause_ms: int
+    holders: int
+    era: int = 0
+    opened: int = 0
+    left_ms: int = 0
+    probe: int = 0
+
+    @classmethod
+    def of(cls, reply: list[int]) -> Permits:
+        """Parse the reply of permits.lua."""
+        return cls(*map(int, reply))

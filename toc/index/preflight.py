@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -20,11 +20,13 @@ from toc.model.finding import Finding, Level, clock_finding
 from toc.model.topic import Slot
 
 _MIN_MAJOR = 7
+_OLDEST = f"Redis or Valkey {_MIN_MAJOR}"
 _ANOTHER = "set another TOC_NAMESPACE, or use another Redis, for one of the two"
 _BRING_BACK = "bring it back, or promote a replica"
 _NO_SLOT = Slot("toc.operate.doctor", 0)
 """A slot that no topic uses, for testing rights."""
 NEARLY_FULL = 0.8
+_MEMORY = ("used_memory", "maxmemory")
 _COVERAGE: Command = ("CONFIG", "GET", "cluster-require-full-coverage")
 """Often forbidden; the answer is then unknown."""
 
@@ -142,16 +144,11 @@ def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding
         return {}, [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
     facts = _facts(info)
     wrong = [
-        _version(facts),
-        _role(facts),
-        _memory(facts),
-        _full(facts),
-        _persistence(facts, save),
-        _last_save(facts),
-        _cluster(facts, {} if isinstance(cluster, RedisError) else _facts(cluster), kind),
-        _coverage(coverage, kind),
+        *_server(facts),
+        *_persistence(facts, save),
+        *_cluster(facts, {} if isinstance(cluster, RedisError) else _facts(cluster), coverage, kind),
     ]
-    return facts, [Finding(found[0], server, found[1], found[2]) for found in wrong if found]
+    return facts, [Finding(level, server, what, do) for level, what, do in wrong]
 
 
 def _rights(node: RedisNode, queues: Queues) -> Finding:
@@ -214,7 +211,7 @@ def _probes(keys: SlotKeys, kind: Topology) -> dict[str, Command]:
     return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # last: no other command may follow it
 
 
-_Wrong = tuple[Level, str, str] | None
+_Wrong = Iterator[tuple[Level, str, str]]
 
 
 def _facts(info: bytes) -> dict[str, str]:
@@ -228,96 +225,68 @@ def _name(facts: dict[str, str]) -> str:
     return f"{name} {facts.get('valkey_version') or facts.get('redis_version') or 'of an unknown version'}"
 
 
-def _version(facts: dict[str, str]) -> _Wrong:
-    version = _name(facts).partition(" ")[2]
+def _server(facts: dict[str, str]) -> _Wrong:
+    name, _, version = _name(facts).partition(" ")
     major = version.partition(".")[0]
-    if major.isdecimal() and int(major) >= _MIN_MAJOR:
-        return None
-    return (
-        Level.REFUSE,
-        f"it is {_name(facts)}",
-        f"use Redis or Valkey {_MIN_MAJOR} or later: older ones cannot remove entries when memory is full",
-    )
-
-
-def _role(facts: dict[str, str]) -> _Wrong:
-    role = facts.get("role", "unknown")
-    if role == "master":
-        return None
-    return (
-        Level.REFUSE,
-        f"its role is {role}, not master",
-        "point TOC_REDIS_URL at the master, or let sentinels find it with redis+sentinel://",
-    )
-
-
-def _memory(facts: dict[str, str]) -> _Wrong:
-    policy = facts.get("maxmemory_policy", "unknown")
-    if policy == "noeviction":
-        return None
-    return (
-        Level.REFUSE,
-        f"its maxmemory_policy is {policy}: it would drop whole queues when memory is full",
-        "set maxmemory-policy noeviction",
-    )
-
-
-def _full(facts: dict[str, str]) -> _Wrong:
-    used, most = facts.get("used_memory", ""), facts.get("maxmemory", "")
-    if not used.isdecimal() or not most.isdecimal() or int(most) == 0 or int(used) < NEARLY_FULL * int(most):
-        return None
-    return (
-        Level.WARN,
-        f"{100 * int(used) / int(most):.0f} % of its maxmemory is used; when it is full, nothing is indexed",
-        "give it more memory, add nodes, or lower the horizon of topics",
-    )
+    if not major.isdecimal() or int(major) < _MIN_MAJOR:
+        yield (
+            Level.REFUSE,
+            f"it is {name} {version}",
+            f"use {_OLDEST} or later: older ones cannot remove entries when memory is full",
+        )
+    role, policy = facts.get("role", "unknown"), facts.get("maxmemory_policy", "unknown")
+    if role != "master":
+        yield (
+            Level.REFUSE,
+            f"its role is {role}, not master",
+            "point TOC_REDIS_URL at the master, or let sentinels find it with redis+sentinel://",
+        )
+    if policy != "noeviction":
+        yield (
+            Level.REFUSE,
+            f"its maxmemory_policy is {policy}: it would drop whole queues when memory is full",
+            "set maxmemory-policy noeviction",
+        )
+    used, most = (int(facts[name]) if facts.get(name, "").isdecimal() else 0 for name in _MEMORY)
+    if most and used >= NEARLY_FULL * most:
+        yield (
+            Level.WARN,
+            f"{100 * used / most:.0f} % of its maxmemory is used; when it is full, nothing is indexed",
+            "give it more memory, add nodes, or lower the horizon of topics",
+        )
 
 
 def _persistence(facts: dict[str, str], save: Any) -> _Wrong:
-    if facts.get("aof_enabled") == "1":
-        return None
     snapshots = bool(save[1]) if isinstance(save, list) and len(save) == 2 else False
-    if snapshots or facts.get("rdb_saves", "0") != "0" or facts.get("rdb_last_bgsave_time_sec", "-1") != "-1":
-        return None
-    return (
-        Level.WARN,
-        "it writes neither an append-only file nor, as far as toc can see, snapshots",
-        "set appendonly yes: without it, the index is rebuilt from the task table after every restart",
-    )
-
-
-def _last_save(facts: dict[str, str]) -> _Wrong:
+    saved = facts.get("rdb_saves", "0") != "0" or facts.get("rdb_last_bgsave_time_sec", "-1") != "-1"
+    if facts.get("aof_enabled") != "1" and not snapshots and not saved:
+        yield (
+            Level.WARN,
+            "it writes neither an append-only file nor, as far as toc can see, snapshots",
+            "set appendonly yes: without it, the index is rebuilt from the task table after every restart",
+        )
     for name in ("rdb_last_bgsave_status", "aof_last_write_status"):
         if facts.get(name, "ok") != "ok":
-            return (
-                Level.WARN,
-                f"its {name} is {facts[name]}: it may refuse writes",
-                "check its disk and log",
-            )
-    return None
+            yield Level.WARN, f"its {name} is {facts[name]}: it may refuse writes", "check its disk and log"
+            return
 
 
-def _coverage(setting: Any, kind: Topology) -> _Wrong:
-    if kind is not Topology.CLUSTER or not isinstance(setting, list) or setting[1:] != [b"yes"]:
-        return None
-    return (
-        Level.WARN,
-        "cluster-require-full-coverage is yes: when one node is down, all of them stop",
-        "set cluster-require-full-coverage no",
-    )
-
-
-def _cluster(facts: dict[str, str], cluster: dict[str, str], kind: Topology) -> _Wrong:
+def _cluster(facts: dict[str, str], cluster: dict[str, str], coverage: Any, kind: Topology) -> _Wrong:
     if facts.get("cluster_enabled") != "1":
-        return None
-    if kind is not Topology.CLUSTER:
-        return (Level.WARN, "it is a node of a cluster", "begin TOC_REDIS_URL with redis+cluster://")
-    if cluster.get("cluster_slots_assigned", "16384") != "16384":
-        return (
+        pass
+    elif kind is not Topology.CLUSTER:
+        yield Level.WARN, "it is a node of a cluster", "begin TOC_REDIS_URL with redis+cluster://"
+    elif (assigned := cluster.get("cluster_slots_assigned", "16384")) != "16384":
+        yield (
             Level.REFUSE,
-            f"its cluster serves {cluster['cluster_slots_assigned']} of 16384 hash slots",
+            f"its cluster serves {assigned} of 16384 hash slots",
             "assign the others: redis-cli --cluster fix",
         )
-    if cluster.get("cluster_state", "ok") != "ok":
-        return (Level.WARN, f"its cluster_state is {cluster['cluster_state']}", "check CLUSTER NODES")
-    return None
+    elif (state := cluster.get("cluster_state", "ok")) != "ok":
+        yield Level.WARN, f"its cluster_state is {state}", "check CLUSTER NODES"
+    if kind is Topology.CLUSTER and isinstance(coverage, list) and coverage[1:] == [b"yes"]:
+        yield (
+            Level.WARN,
+            "cluster-require-full-coverage is yes: when one node is down, all of them stop",
+            "set cluster-require-full-coverage no",
+        )

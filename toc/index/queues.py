@@ -28,7 +28,7 @@ from redis.crc import key_slot
 
 from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, Script, understood
 from toc.index.connections import RedisNodes
-from toc.index.keys import SlotKeys, check_namespace, owner_key
+from toc.index.keys import SlotKeys, check_namespace, owner_key, permits_key
 from toc.index.members import first_due, shown, sort_out
 from toc.index.messages import (
     CancelReply,
@@ -38,6 +38,8 @@ from toc.index.messages import (
     Generation,
     Owner,
     Peek,
+    PermitRequest,
+    Permits,
     Prepared,
     PrepareRequest,
     Waiting,
@@ -51,31 +53,40 @@ from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS
 
-_ADD = Script("add")
-_PREPARE = Script("prepare")
-_EXTEND = Script("extend")
-_COMMIT = Script("commit")
-_ROLLBACK = Script("rollback")
-_BURY = Script("bury")
-_RESTORE_DEAD = Script("restore_dead")
-_CANCEL = Script("cancel")
-_RESCHEDULE = Script("reschedule")
-_REDRIVE = Script("redrive")
-_EXPIRED = Script("expired")
-_HELD = Script("held")
-_PEEK = Script("peek")
-_DEPTH = Script("depth")
-_CLAIM = Script("claim")
-_UNCLAIM = Script("unclaim")
-_REACH = Script("reach")
+_ADD = Script("add", "store", "prepare", wakes=True)
+_PREPARE = Script("prepare", "store", "prepare")
+_EXTEND = Script("extend", "prepare")
+_COMMIT = Script("commit", "prepare")
+_ROLLBACK = Script("rollback", "store", "prepare", wakes=True)
+_BURY = Script("bury", "dead", "prepare")
+_RESTORE_DEAD = Script("restore_dead", "dead", "store", "prepare")
+_CANCEL = Script("cancel", "store", "prepare")
+_RESCHEDULE = Script("reschedule", "store", "prepare", wakes=True)
+_REDRIVE = Script("redrive", "store", "dead", "prepare", wakes=True)
+_EXPIRED = Script("expired", "prepare")
+_HELD = Script("held", "prepare")
+_PEEK = Script("peek", "store", "prepare", "dead", "waiting")
+_DEPTH = Script("depth", "store", "prepare", "dead", "waiting")
+_CLAIM = Script("claim", "claims")
+_UNCLAIM = Script("unclaim", "claims")
+_REACH = Script("reach", "generation", "claims", "store", "prepare", "dead")
 _OWN = Script("own")
-_WAITING = Script("waiting")
+_WAITING = Script("waiting", "waiting")
+_PERMITS = Script("permits")
 
 Result = TypeVar("Result")
 
 _STORE_QUEUE = attrgetter("store")
 _PREPARE_QUEUE = attrgetter("prepare")
 _DEAD_QUEUE = attrgetter("dead")
+
+
+def _command(name: str, key: Callable[[SlotKeys], str]) -> Callable[..., Call]:
+    """Return what builds a call of a command on one key of a slot, of the slot's keys and more words."""
+    return lambda keys, *words: Call(keys.hash_slot, (name, key(keys), *words))
+
+
+_RANGE_OF_DEAD = _command("ZRANGE", _DEAD_QUEUE)
 
 log = get_logger(__name__)
 
@@ -117,13 +128,14 @@ class Queues:
         self._calls = Calls(self.nodes)
         self._keys: dict[Slot, SlotKeys] = {}
 
-    def within(self, patience: float) -> Self:
+    def within(self, patience: float, *, alone: float | None = None) -> Self:
         """Return this index, over the same connections, with a patience (seconds) for one node of a cluster.
 
-        Calls without a reply by then get an IndexSlow. A single server is waited for.
+        Calls without a reply by then get an IndexSlow. A single server is waited for, at most ``alone``
+        seconds if that is given.
         """
         other = copy.copy(self)
-        other._calls = Calls(self.nodes, patience if self.nodes.clustered else None)
+        other._calls = Calls(self.nodes, patience if self.nodes.clustered else alone)
         return other
 
     def __repr__(self) -> str:
@@ -147,11 +159,7 @@ class Queues:
 
         Returns how many were added or became earlier. IndexFull when Redis is at its maxmemory.
         """
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return _ADD.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, *words)
-
-        return self._in_batches(entries, call, sum)
+        return self._in_batches(entries, _ADD.of, sum)
 
     def lacking(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
@@ -161,21 +169,9 @@ class Queues:
 
         Costs the server a fraction of adding entries that are there already.
         """
-        calls: dict[Slot, list[Call]] = {}
-        for slot, items in entries.items():
-            keys = self.keys(slot)
-            ids = [job_id for job_id, _ in items]
-            calls[slot] = [
-                Call(keys.hash_slot, ("ZMSCORE", keys.store, *ids[start : start + MAX_IDS]))
-                for start in range(0, len(ids), MAX_IDS)
-            ]
-        self._calls.run(list(chain.from_iterable(calls.values())))
-        lacking: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
-        for slot, parts in calls.items():
-            failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
-            asked = partial(_lacking, entries[slot])
-            lacking[slot] = understood([part.result for part in parts], asked) if failed is None else failed
-        return lacking
+        ids = {slot: [(job_id,) for job_id, _ in items] for slot, items in entries.items()}
+        scores = self._in_batches(ids, _command("ZMSCORE", _STORE_QUEUE), _chained)
+        return {slot: understood(found, partial(_lacking, entries[slot])) for slot, found in scores.items()}
 
     def prepare(
         self,
@@ -191,9 +187,7 @@ class Queues:
         """
         calls = {}
         for slot, limit, retries, claim in requests:
-            keys = self.keys(slot)
-            words = (min(limit, MAX_IDS), retries, claim)
-            calls[slot] = _PREPARE.call(keys.hash_slot, (keys.store, keys.prepare), *words, again=False)
+            calls[slot] = _PREPARE.of(self.keys(slot), min(limit, MAX_IDS), retries, claim, again=False)
         if late is None:
             self._calls.run(list(calls.values()))
             return self._prepared(calls)
@@ -219,11 +213,7 @@ class Queues:
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Keep (job_id, fencing token) alive. False: the token no longer matches."""
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return _EXTEND.call(keys.hash_slot, (keys.prepare,), *words)
-
-        return self._in_batches(entries, call, _flags)
+        return self._in_batches(entries, _EXTEND.of, _flags)
 
     def commit(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
@@ -235,31 +225,19 @@ class Queues:
 
         False: the token no longer matches, or a first send whose reply was lost has removed the entry.
         """
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return _COMMIT.call(keys.hash_slot, (keys.prepare,), *words)
-
-        return self._in_batches(entries, call, _flags)
+        return self._in_batches(entries, _COMMIT.of, _flags)
 
     def rollback(
         self, entries: Mapping[Slot, Sequence[tuple[int, float, float]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Move (job_id, fencing token, StoreQueue score) back to the StoreQueues. False as in ``commit``."""
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return _ROLLBACK.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, *words)
-
-        return self._in_batches(entries, call, _flags)
+        return self._in_batches(entries, _ROLLBACK.of, _flags)
 
     def bury(
         self, entries: Mapping[Slot, Sequence[tuple[int, float, int]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Move (job_id, fencing token, millisecond of death) to the DeadQueues. False as in ``commit``."""
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return _BURY.call(keys.hash_slot, (keys.dead, keys.prepare), *words)
-
-        return self._in_batches(entries, call, _flags)
+        return self._in_batches(entries, _BURY.of, _flags)
 
     def restore_dead(
         self, entries: Mapping[Slot, Sequence[tuple[int, int]]]
@@ -269,34 +247,21 @@ class Queues:
 
         Leaves prepared ids alone. Returns how many were missing.
         """
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return _RESTORE_DEAD.call(keys.hash_slot, (keys.dead, keys.store, keys.prepare), *words)
-
-        return self._in_batches(entries, call, sum)
+        return self._in_batches(entries, _RESTORE_DEAD.of, sum)
 
     def redrive(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, int | IndexUnavailable]:
         """Move (job_id, StoreQueue score) out of the DeadQueues. Returns how many were there."""
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return _REDRIVE.call(keys.hash_slot, (keys.store, keys.dead, keys.prepare), keys.channel, *words)
-
-        return self._in_batches(entries, call, sum)
+        return self._in_batches(entries, _REDRIVE.of, sum)
 
     def cancel(self, slot: Slot, job_id: int) -> CancelReply:
         """Remove one id from the StoreQueue. Raises IndexUnavailable."""
-        keys = self.keys(slot)
-        call = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
-        return self._calls.only(call, CancelReply.of)
+        return self._calls.only(_CANCEL.of(self.keys(slot), job_id), CancelReply.of)
 
     def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, CancelReply | IndexUnavailable]:
         """Remove ids, each with its slot, from their StoreQueues."""
-        calls = {}
-        for job_id, slot in slots.items():
-            keys = self.keys(slot)
-            calls[job_id] = _CANCEL.call(keys.hash_slot, (keys.store, keys.prepare), job_id)
+        calls = {job_id: _CANCEL.of(self.keys(slot), job_id) for job_id, slot in slots.items()}
         return self._calls.one_each(calls, CancelReply.of)
 
     def reschedule(self, slot: Slot, job_id: int, score: float) -> CancelReply:
@@ -304,9 +269,7 @@ class Queues:
 
         Raises IndexUnavailable.
         """
-        keys = self.keys(slot)
-        call = _RESCHEDULE.call(keys.hash_slot, (keys.store, keys.prepare), keys.channel, job_id, score)
-        return self._calls.only(call, CancelReply.of)
+        return self._calls.only(_RESCHEDULE.of(self.keys(slot), job_id, score), CancelReply.of)
 
     def forget(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Remove ids of tasks that have ended from the StoreQueues. Returns how many were there."""
@@ -322,10 +285,10 @@ class Queues:
         self, requests: Sequence[ExpiredRequest]
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
         """List (job_id, PrepareQueue score) of entries that must be rolled back. Moves none."""
-        calls = {}
-        for slot, timeout_s, _, limit in requests:
-            keys = self.keys(slot)
-            calls[slot] = _EXPIRED.call(keys.hash_slot, (keys.prepare,), timeout_s, min(limit, MAX_IDS))
+        calls = {
+            slot: _EXPIRED.of(self.keys(slot), timeout_s, min(limit, MAX_IDS))
+            for slot, timeout_s, _, limit in requests
+        }
         listed: dict[Slot, list[bytes] | IndexUnavailable] = self._calls.one_each(calls, list)
         self._add_held(listed, {request.slot: request.claims for request in requests if request.claims})
         expired: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
@@ -346,10 +309,9 @@ class Queues:
         """Add the entries under these claim numbers, page by page, until each slot is complete."""
         cursors = dict.fromkeys(claims, b"0")
         while cursors:
-            calls = {}
-            for slot, cursor in cursors.items():
-                keys = self.keys(slot)
-                calls[slot] = _HELD.call(keys.hash_slot, (keys.prepare,), cursor, *claims[slot])
+            calls = {
+                slot: _HELD.of(self.keys(slot), cursor, *claims[slot]) for slot, cursor in cursors.items()
+            }
             cursors = {}
             for slot, page in self._calls.one_each(calls, _page).items():
                 found = listed[slot]
@@ -365,31 +327,17 @@ class Queues:
 
     def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
         """Return when each slot is next due, and how many entries it has."""
-        return self._together(
-            _PEEK,
-            slots,
-            lambda keys: (keys.store, keys.prepare, keys.dead, keys.waiting),
-            lambda call: Peek.each_of(call.result),
-        )
+        return self._together(_PEEK, slots, lambda call: Peek.each_of(call.result))
 
     def depths(self, slots: Iterable[Slot]) -> dict[Slot, Depth | IndexUnavailable]:
         """Return the number of entries of each slot and how many are due, for metrics. Costs more than
         ``peek``."""
-        calls = {}
-        for slot in slots:
-            keys = self.keys(slot)
-            calls[slot] = _DEPTH.call(keys.hash_slot, (keys.store, keys.prepare, keys.dead, keys.waiting))
-        return self._calls.one_each(calls, Depth.of)
+        return self._calls.one_each({slot: _DEPTH.of(self.keys(slot)) for slot in slots}, Depth.of)
 
     def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
         """Return the ids that are in the PrepareQueues."""
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return Call(keys.hash_slot, ("ZMSCORE", keys.prepare, *words))
-
-        scores = self._in_batches(
-            {slot: [(one,) for one in some] for slot, some in ids.items()}, call, _chained
-        )
+        alone = {slot: [(one,) for one in some] for slot, some in ids.items()}
+        scores = self._in_batches(alone, _command("ZMSCORE", _PREPARE_QUEUE), _chained)
         return {
             slot: found
             if isinstance(found, IndexUnavailable)
@@ -413,19 +361,17 @@ class Queues:
     def dead(self, slot: Slot, limit: int) -> list[tuple[int, int]]:
         """Return (job_id, millisecond of death) from the DeadQueue, last death first. Raises
         IndexUnavailable."""
-        keys = self.keys(slot)
-        words = ("ZRANGE", keys.dead, 0, limit - 1, "REV", "WITHSCORES")
-        entries, strays = self._calls.only(Call(keys.hash_slot, words), sort_out)
+        call = _RANGE_OF_DEAD(self.keys(slot), 0, limit - 1, "REV", "WITHSCORES")
+        entries, strays = self._calls.only(call, sort_out)
         self._drop({slot: strays}, _DEAD_QUEUE)
         return [(job_id, int(score)) for job_id, score in entries]
 
     def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> dict[Slot, list[int] | IndexUnavailable]:
         """Return up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
-        calls = {}
-        for slot, rank in ranks.items():
-            keys = self.keys(slot)
-            words = ("ZRANGE", keys.dead, rank, rank + limit - 1, "WITHSCORES")
-            calls[slot] = Call(keys.hash_slot, words)
+        calls = {
+            slot: _RANGE_OF_DEAD(self.keys(slot), rank, rank + limit - 1, "WITHSCORES")
+            for slot, rank in ranks.items()
+        }
         pages: dict[Slot, list[int] | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
         for slot, reply in self._calls.one_each(calls, sort_out).items():
@@ -443,9 +389,8 @@ class Queues:
         """Publish what a worker has taken of these slots and cannot start yet; None for nothing."""
         calls = {}
         for slot, note in notes.items():
-            keys = self.keys(slot)
             words = ("0 0", 1) if note is None else (f"{note.since} {note.tasks}", note.seconds * 1000)
-            calls[slot] = _WAITING.call(keys.hash_slot, (keys.waiting,), *words)
+            calls[slot] = _WAITING.of(self.keys(slot), *words)
         return self._calls.one_each(calls, bool)
 
     def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:
@@ -455,26 +400,21 @@ class Queues:
         """
         calls = {}
         for slot in slots:
-            keys = self.keys(slot)
             start = random.randrange(CLAIMS)  # noqa: S311 - spreads, guards nothing
-            calls[slot] = _CLAIM.call(keys.hash_slot, (keys.claims,), worker_id, start)
+            calls[slot] = _CLAIM.of(self.keys(slot), worker_id, start)
         return self._calls.one_each(calls, Claim.of)
 
     def claims(self, slots: Iterable[Slot]) -> dict[Slot, dict[int, str] | IndexUnavailable]:
         """Return the claim numbers of each slot and their workers, including dead workers not yet cleared."""
-        calls = {}
-        for slot in slots:
-            keys = self.keys(slot)
-            calls[slot] = Call(keys.hash_slot, ("HGETALL", keys.claims))
+        read = _command("HGETALL", attrgetter("claims"))
+        calls = {slot: read(self.keys(slot)) for slot in slots}
         return self._calls.one_each(calls, holders)
 
     def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Release claim numbers. Returns how many were held."""
-
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return _UNCLAIM.call(keys.hash_slot, (keys.claims,), *words)
-
-        return self._in_batches({slot: [(n,) for n in held] for slot, held in numbers.items()}, call, sum)
+        return self._in_batches(
+            {slot: [(n,) for n in held] for slot, held in numbers.items()}, _UNCLAIM.of, sum
+        )
 
     def forget_slots(self, slots: Iterable[Slot]) -> list[IndexUnavailable]:
         """Remove all keys of slots whose topic was deleted. Returns what failed.
@@ -498,7 +438,6 @@ class Queues:
         return self._together(
             _REACH,
             slots,
-            lambda keys: (keys.generation, keys.claims, keys.store, keys.prepare, keys.dead),
             lambda call: (_generation(found, call.run_id) for found in call.result),
         )
 
@@ -507,10 +446,8 @@ class Queues:
 
         If the server was replaced meanwhile, the two differ and the slot is rebuilt once more.
         """
-        calls = {}
-        for slot, run_id in rebuilt.items():
-            keys = self.keys(slot)
-            calls[slot] = Call(keys.hash_slot, ("SET", keys.generation, run_id))
+        write = _command("SET", attrgetter("generation"))
+        calls = {slot: write(self.keys(slot), run_id) for slot, run_id in rebuilt.items()}
         return self._calls.one_each(calls, bool)
 
     # --- the owner of the index -----------------------------------------------------------------------------
@@ -527,6 +464,15 @@ class Queues:
         hash_slot = key_slot(key.encode())
         now = self._calls.only(Call(hash_slot, ("TIME",)), lambda reply: int(reply[0]))
         return self._calls.only(Call(hash_slot, ("HGETALL", key)), lambda reply: Owner.stored(reply, now))
+
+    def permits(self, asked: Mapping[str, PermitRequest]) -> dict[str, Permits | IndexUnavailable]:
+        """Ask for shares of the limits of webhook targets, by name. Never raises because of a server."""
+        calls = {}
+        for name, request in asked.items():
+            key = permits_key(name, self.namespace)
+            calls[name] = _PERMITS.call(key_slot(key.encode()), (key,), *request)
+        self._calls.run(list(calls.values()))
+        return {name: understood(call.result, Permits.of) for name, call in calls.items()}
 
     def refuse(self, why: str | None) -> None:
         """Make every call fail with this reason, without sending it; None allows calls again."""
@@ -552,7 +498,6 @@ class Queues:
         self,
         script: Script,
         slots: Iterable[Slot],
-        names: Callable[[SlotKeys], Sequence[str]],
         read: Callable[[Call], Iterable[Result | IndexUnavailable]],
         size: int = SLOTS_TOGETHER,
     ) -> dict[Slot, Result | IndexUnavailable]:
@@ -568,7 +513,7 @@ class Queues:
         calls = []
         for part in parts:
             keys = [self.keys(slot) for slot in part]
-            calls.append(script.call(keys[0].hash_slot, list(chain.from_iterable(map(names, keys)))))
+            calls.append(script.of_all(keys))
         self._calls.run(calls)
         found: dict[Slot, Result | IndexUnavailable] = {}
         for part, call in zip(parts, calls, strict=True):
@@ -576,7 +521,7 @@ class Queues:
             if not isinstance(answers, IndexUnavailable):
                 found.update(answers)
             elif call.run_id and len(part) > 1:  # the server replied
-                found |= self._together(script, part, names, read, size=1)
+                found |= self._together(script, part, read, size=1)
             else:
                 found |= dict.fromkeys(part, answers)
         return found
@@ -594,22 +539,20 @@ class Queues:
     def _remove(
         self, members: Mapping[Slot, Sequence[int | bytes]], queue: Callable[[SlotKeys], str]
     ) -> dict[Slot, int | IndexUnavailable]:
-        def call(keys: SlotKeys, words: Iterable[Any]) -> Call:
-            return Call(keys.hash_slot, ("ZREM", queue(keys), *words))
-
-        return self._in_batches({slot: [(one,) for one in some] for slot, some in members.items()}, call, sum)
+        alone = {slot: [(one,) for one in some] for slot, some in members.items()}
+        return self._in_batches(alone, _command("ZREM", queue), sum)
 
     def _in_batches(
         self,
         entries: Mapping[Slot, Sequence[tuple[int | float | bytes, ...]]],
-        call: Callable[[SlotKeys, Iterable[Any]], Call],
+        call: Callable[..., Call],
         unite: Callable[[list[Any]], Result],
     ) -> dict[Slot, Result | IndexUnavailable]:
         calls: dict[Slot, list[Call]] = {}
         for slot, items in entries.items():
             keys = self.keys(slot)
             calls[slot] = [
-                call(keys, chain.from_iterable(items[start : start + MAX_IDS]))
+                call(keys, *chain.from_iterable(items[start : start + MAX_IDS]))
                 for start in range(0, len(items), MAX_IDS)
             ]
         self._calls.run(list(chain.from_iterable(calls.values())))
@@ -635,12 +578,9 @@ def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
     return bytes(cursor), list(held)
 
 
-def _lacking(items: Sequence[tuple[int, float]], parts: list[list[bytes | None]]) -> list[tuple[int, float]]:
+def _lacking(items: Sequence[tuple[int, float]], found: list[bytes | None]) -> list[tuple[int, float]]:
     """Return those (job_id, score) that are not there at that score or earlier, given the scores found."""
-    standing = chain.from_iterable(parts)
-    return [
-        item for item, score in zip(items, standing, strict=True) if score is None or float(score) > item[1]
-    ]
+    return [item for item, score in zip(items, found, strict=True) if score is None or float(score) > item[1]]
 
 
 def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) -> Result:

@@ -4,21 +4,19 @@ Rows are only ever added, and deleted when their retention is over. ``action_id`
 intent without a result: the program ended in between, or could not write it.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from toc.model.clock import Clock
-from toc.store.server import DatabaseServer, Param, Statement
+from toc.store import rows as sql
+from toc.store.first import FirstTable
+from toc.store.server import Param, Statement
 
 INTENT, RESULT = "intent", "result"
 MOST_ACTOR, MOST_ACTION, MOST_TARGET = 128, 64, 255
-MOST_TEXT = 16_000
-"""Longest details or result, in characters: a TEXT holds 65,535 bytes."""
-PURGED_TOGETHER = 1000
+MOST_TEXT = 65_535
+"""Longest details or result, in bytes of UTF-8: what a TEXT holds."""
 
 
 class AuditRow(NamedTuple):
@@ -38,21 +36,16 @@ class AuditRow(NamedTuple):
     result: str | None
 
 
-class AuditTable:
+class AuditTable(FirstTable):
     """The table of the audit. Any method raises StoreUnavailable or SchemaBehind."""
-
-    def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
-        self._server = server
-        self._table = table
-        self._clock = clock
 
     def intend(self, action_id: str, actor: str, action: str, target: str, details: str) -> None:
         """Record what is about to be done."""
-        self._add(action_id, INTENT, actor, action, target, details, None)
+        self._record(action_id, INTENT, actor, action, target, details, None)
 
     def conclude(self, action_id: str, actor: str, action: str, target: str, result: str) -> None:
         """Record what came of it."""
-        self._add(action_id, RESULT, actor, action, target, "{}", result)
+        self._record(action_id, RESULT, actor, action, target, "{}", result)
 
     def list(
         self,
@@ -82,7 +75,7 @@ class AuditTable:
             f"SELECT audit_id,action_id,{at},actor,action,target,details FROM {self._table} "
             f"WHERE {' AND '.join(marks)} ORDER BY audit_id DESC LIMIT {limit:d}"
         )
-        begun = self._server.run([Statement(select, params)])[0].rows
+        begun = self._rows(select, params)
         if not begun:
             return []
         ids = [row[1] for row in begun]
@@ -90,33 +83,20 @@ class AuditTable:
             f"SELECT action_id,{at},result FROM {self._table} WHERE phase='{RESULT}' "
             f"AND audit_id>{min(row[0] for row in begun):d} AND action_id IN ({','.join(['%s'] * len(ids))})"
         )
-        ends = {row[0]: row[1:] for row in self._server.run([Statement(select, ids)])[0].rows}
+        ends = {row[0]: row[1:] for row in self._rows(select, ids)}
         return [AuditRow(*row, *ends.get(row[1], (None, None))) for row in begun]
 
     def purge(self, before: int) -> int:
-        """Delete the oldest rows from before ``before`` (ms), PURGED_TOGETHER at most. Returns how many."""
-        oldest = (
-            f"SELECT audit_id FROM {self._table} WHERE gmt_create<{self._server.instant(before)} "
-            f"ORDER BY gmt_create LIMIT {PURGED_TOGETHER:d}"
-        )
-        delete = f"DELETE FROM {self._table} WHERE audit_id IN (SELECT audit_id FROM ({oldest}) AS oldest)"
-        return self._server.run([Statement(delete)])[0].matched
+        """Delete the oldest rows from before ``before`` (ms). Returns how many."""
+        return sql.delete_oldest(self._server, self._table, "audit_id", before)
 
-    def _add(
-        self,
-        action_id: str,
-        phase: str,
-        actor: str,
-        action: str,
-        target: str,
-        details: str,
-        result: str | None,
+    def _record(
+        self, action_id: str, phase: str, actor: str, action: str, target: str, *more: str | None
     ) -> None:
-        now = self._server.instant(self._clock.now_ms())
         insert = (
             f"INSERT INTO {self._table} (action_id,phase,actor,action,target,details,result,gmt_create) "
-            f"VALUES (%s,%s,%s,%s,%s,%s,%s,{now})"
+            f"VALUES (%s,%s,%s,%s,%s,%s,%s,{self._now()})"
         )
         cut = (actor[:MOST_ACTOR], action[:MOST_ACTION], target[:MOST_TARGET])
         # Written twice after a lost answer, it says the same twice: readers join by action_id.
-        self._server.run([Statement(insert, [action_id, phase, *cut, details, result])])
+        self._server.run([Statement(insert, [action_id, phase, *cut, *more])])

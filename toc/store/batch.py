@@ -1,77 +1,38 @@
-"""Many tasks in one round trip per server: read, finish, fail, die, redrive, scan.
+"""Many tasks in one round trip per server: read, finish, fail, die, redrive, count.
 
 Every update is guarded by what its caller had read, so it can be sent twice, and every outcome of a guard has
 a name. A row that ends (status 2, 3, 4) gets the time of its end as next_time: the index (status, next_time)
 then serves the sweep (toc.store.scan), the list of dead letters and the purge.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from enum import Enum
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from toc.model.clock import Clock
-from toc.model.errors import SchemaBehind, StoreUnavailable
-from toc.model.task import TaskRow, TaskStatus, TryRow
+from toc.model.raised import Delivered
+from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store import bodies
 from toc.store import rows as sql
-from toc.store.health import PATIENCE_SECONDS, Ail, drain
 from toc.store.history import FailedTry, line
 from toc.store.leases import NO_LEASE, Leases
+from toc.store.pulls import FREE
 from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
-from toc.store.server import DatabaseServer, Exchange, Result, Statement
-from toc.store.shards import Answers, Parts, Shards, Trouble
+from toc.store.server import DatabaseServer, Result, Statement
+from toc.store.shards import Answers, Shards, Trouble
+from toc.store.tries import Tries
 
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
 
 
-R = TypeVar("R")
-
-SLICE_SECONDS = 0.001
-"""Seconds to wait for each of several servers before looking at the next one."""
-
-TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
-"""Callback that gets the ids whose rows were to be read, and the answers."""
-
-
-class Owing(StoreUnavailable):
-    """The server still owes answers to other callers; those will show whether it is out of reach.
-
-    ``seconds``: when it will have answered, for a far server; None: the answers are overdue.
-    """
-
-    def __init__(self, text: str, seconds: float | None) -> None:
-        super().__init__(text)
-        self.seconds = seconds
-
-
-class _Begun(NamedTuple):
-    """A request to one server for the rows of these ids, by table."""
-
-    server: DatabaseServer
-    ids: Mapping[int, Sequence[int]]
-    exchange: Exchange | None
-    future: Future[Answers[TryRow]] | None
-    """Replaces the exchange if there was no idle connection."""
-    at: float
-    """When the request was sent, on the monotonic clock."""
-
-    def answered(self, seconds: float) -> bool:
-        """Wait at most ``seconds``. Returns whether the answers are there."""
-        if self.exchange is not None:
-            return self.exchange.answered(seconds)
-        assert self.future is not None  # noqa: S101 - it is one of the two
-        return bool(wait([self.future], seconds).done)
+SentTries = Mapping[int, tuple[int, Delivered]]
+"""Of webhooks that were delivered, by job_id: the number of the try, and what was answered."""
+NOT_SENT: SentTries = {}
 
 
 class OpenTasks(NamedTuple):
@@ -115,164 +76,30 @@ _ENDED = {
 }
 
 
-class Batches:
+class Batches(Tries):
     """The part of the Store that works on many tasks. Thread-safe."""
 
     def __init__(self, shards: Shards, leases: Leases, clock: Clock) -> None:
-        self._shards = shards
-        self.leases = leases
+        super().__init__(shards, leases)
         self._clock = clock
         self._last_stamp = 0
-        self._try_columns = {server: sql.try_columns(server) for server in shards.servers}
 
     # --- reading -------------------------------------------------------------------------------------------
 
     def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
         """Return the existing rows by job_id."""
-        parts = self._shards.each(self._shards.group(job_ids), self._read, gated=False).whole()
-        return {job_id: row for part in parts for job_id, row in part.items()}
+        return self._shards.each(self._shards.group(job_ids), self._read, gated=False).joined().whole()
 
     def read_each(self, job_ids: Iterable[int]) -> Answers[TaskRow]:
         """Return the existing rows by job_id; does not wait for a server known to be away."""
-        return _joined(self._shards.each(self._shards.group(job_ids), self._read))
-
-    def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
-        """Return the columns that a try needs, by job_id."""
-        return self._tries(self._shards.group(job_ids))
-
-    def _tries(self, ids: Mapping[DatabaseServer, Mapping[int, Sequence[int]]]) -> Answers[TryRow]:
-        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TryRow]:
-            results = server.run(self._select_tries(server, ids), outwait=False)
-            return self.leases.judged(server, sql.try_rows(results))
-
-        parts = self._shards.each(ids, read)
-        return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
-
-    def _select_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
-        return sql.select_by_id(server, self._try_columns[server], self._shards.names, ids)
-
-    def check_tries(self, job_ids: Iterable[int], take: TakeTries) -> None:
-        """Read the rows for tries without waiting: ``take`` gets the ids of each server, and its answers.
-
-        ``take`` is called as answers come. For a server without an answer within PATIENCE_SECONDS it is
-        called later, on another thread; for one of several servers that is usually slow, always so. Until
-        then that server gets no further requests: its ids are reported as not answered.
-        """
-        begun: list[_Begun] = []
-        for server, ids in self._shards.group(job_ids).items():
-            health = self._shards.health[server]
-            free: Mapping[int, Sequence[int]] = ids
-            if health.troubled:
-                free, failed = health.sort_out(ids, writes=False)
-                if free and health.owing:
-                    seconds = health.owing_seconds if health.slow else None
-                    error = Owing(f"{server.name}: has not answered yet", seconds)
-                    free, failed = {}, dict.fromkeys(ids, error)
-                _refuse(ids, failed, take)
-            if not free:
-                continue
-            one = self._begin_tries(server, free)
-            if health.slow and len(self._shards.servers) > 1:
-                self._take_later(one, take)
-            else:
-                begun.append(one)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        patience = PATIENCE_SECONDS if len(begun) == 1 else SLICE_SECONDS
-        while begun:
-            late = time.monotonic() >= deadline
-            waiting = []
-            for one in begun:
-                if self._answered(one, 0.0 if late else patience):
-                    self._take_tries(one, take)
-                elif late:
-                    self._take_later(one, take)
-                else:
-                    waiting.append(one)
-            begun = waiting
-
-    def _answered(self, one: _Begun, seconds: float) -> bool:
-        """Wait at most ``seconds``. Returns whether the answers are there, and records the time in the
-        health."""
-        if not one.answered(seconds):
-            return False
-        if one.exchange is not None:
-            self._shards.health[one.server].answered(time.monotonic() - one.at)
-        return True
-
-    def _take_later(self, one: _Begun, take: TakeTries) -> None:
-        """Let another thread wait for the answers."""
-        self._shards.health[one.server].owes(1, one.at)
-        self._shards.soon(partial(self._wait_for_tries, one, take))
-
-    def _begin_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> _Begun:
-        exchange, at = None, time.monotonic()
-        # Rows that fail here are read once more, on a thread that may wait.
-        with contextlib.suppress(StoreUnavailable):
-            exchange = server.begin(self._select_tries(server, ids))
-        if exchange is not None:
-            return _Begun(server, ids, exchange, None, at)
-        return _Begun(server, ids, None, self._shards.soon(lambda: self._tries({server: ids})), at)
-
-    def _take_tries(self, one: _Begun, take: TakeTries) -> None:
-        """Pass on the answers, which are there."""
-        server, ids, exchange, future, _ = one
-        asked = [job_id for part in ids.values() for job_id in part]
-        if future is not None:
-            take(asked, future.result())
-            return
-        assert exchange is not None  # noqa: S101 - it is one of the two
-        try:
-            rows = sql.try_rows(exchange.results())
-        except (StoreUnavailable, SchemaBehind):
-            # Usually a broken connection.
-            self._shards.soon(lambda: take(asked, self._tries({server: ids})))
-            return
-        foreign = any(map(self.leases.of_others, rows))
-        if foreign and len(self._shards.servers) > 1:
-            self._shards.soon(lambda: take(asked, self._judged(server, asked, rows)))
-        elif foreign:
-            take(asked, self._judged(server, asked, rows))
-        else:
-            # A worker ignores its own leases: it runs under them what it takes from the table.
-            take(asked, Answers({row.job_id: row for row in self.leases.judged(server, rows)}))
-
-    def _judged(self, server: DatabaseServer, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
-        try:
-            return Answers({row.job_id: row for row in self.leases.judged(server, rows)})
-        except (StoreUnavailable, SchemaBehind) as exc:
-            return Answers({}, dict.fromkeys(ids, exc))
-
-    def _wait_for_tries(self, one: _Begun, take: TakeTries) -> None:
-        """Find out why a server does not answer. Take what is available, and wait for the rest."""
-        server, ids, exchange, _, at = one
-        health = self._shards.health[server]
-        if self._answered(one, max(at + health.patience - time.monotonic(), 0.0)):
-            health.owes(-1)
-            self._take_tries(one, take)
-            return
-        locked = False
-        try:
-            ail = health.examine(exchange, partial(self._answered, one))
-            if ail is Ail.LOCKED and exchange is not None:
-                health.find_locked(ids, writes=False)
-                free, failed = health.sort_out(ids, writes=False)
-                locked = bool(failed)
-                _refuse(ids, failed, take)
-                if locked and free:  # these need not wait for the others
-                    take([job_id for part in free.values() for job_id in part], self._tries({server: free}))
-            if not locked:
-                self._take_tries(one, take)
-        finally:
-            health.owes(-1)
-        if locked and exchange is not None:
-            drain(exchange)
+        return self._shards.each(self._shards.group(job_ids), self._read).joined()
 
     def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
         """Return those tables in which a pending row of a biz_type has a larger slot_amount.
 
         Reads every pending row of the tables that have none.
         """
-        where = _above(biz_type, slot_amount)
+        where = f"status={PENDING} AND biz_type={biz_type:d} AND slot_amount>{slot_amount:d}"
         results = self._scan(
             tables, lambda table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
         )
@@ -324,22 +151,26 @@ class Batches:
 
     # --- guarded changes -------------------------------------------------------------------------------
 
-    def finish(self, items: Iterable[tuple[int, int]]) -> Answers[Finish]:
+    def finish(self, items: Iterable[tuple[int, int]], sent: SentTries = NOT_SENT) -> Answers[Finish]:
         """Mark tasks, given as (job_id, version), as processed if they are pending under that version.
 
-        The result has an outcome for every job_id.
+        What ``sent`` holds of them is added to their histories. The result has an outcome for every job_id.
         """
         versions = dict(items)
         now = self._stamp()
-        parts = self._shards.each(
+        return self._shards.each(
             self._shards.group(versions),
-            lambda server, ids: self._finish(server, ids, versions, now),
+            lambda server, ids: self._finish(server, ids, versions, now, sent),
             writes=True,
-        )
-        return _joined(parts)
+        ).joined()
 
     def _finish(
-        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], versions: Mapping[int, int], now: int
+        self,
+        server: DatabaseServer,
+        ids: Mapping[int, Sequence[int]],
+        versions: Mapping[int, int],
+        now: int,
+        sent: SentTries,
     ) -> dict[int, Finish]:
         groups: dict[tuple[int, int], list[int]] = {}
         for table, part in ids.items():
@@ -350,7 +181,8 @@ class Batches:
             [
                 Statement(
                     f"UPDATE {self._shards.names[table]} SET status={PROCESSED},next_time={ended},"
-                    f"gmt_modified={ended} WHERE job_id IN ({sql.numbers(part)}) "
+                    f"gmt_modified={ended}{_delivered(server, part, sent, version, now)} "
+                    f"WHERE job_id IN ({sql.numbers(part)}) "
                     f"AND status={PENDING} AND version={version:d}"  # [rule: success-fence]
                 )
                 for (table, version), part in groups.items()
@@ -374,7 +206,8 @@ class Batches:
                     cases[job_id] = Finish.MISSING
                 elif row.status != PROCESSED or row.gmt_modified != now:  # else: by this call
                     cases[job_id] = _ENDED.get(row.status, Finish.MISSING)  # a status that toc does not write
-        self._mark_tried(server, self._shards.group(_those(cases, Finish.CANCELLED)).get(server, {}))
+        cancelled = [job_id for job_id, case in cases.items() if case is Finish.CANCELLED]
+        self._mark_tried(server, self._shards.group(cancelled).get(server, {}))
         return cases
 
     def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
@@ -403,7 +236,7 @@ class Batches:
             lambda server, item: (
                 f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
-                f"{_noted(server, item, now)}"
+                f"{_noted(server, item, now, item.next_time)}"
             ),
             lease,
         )
@@ -448,7 +281,7 @@ class Batches:
             results = server.run(
                 [
                     Statement(
-                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},{lease}"
+                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},{lease},{FREE}"
                         f"{'' if item.error is None else ',last_error=%s'} "
                         # [rule: failure-fence]
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
@@ -465,7 +298,7 @@ class Batches:
                 for (_table, item), result in zip(order, results, strict=True)
             }
 
-        return _joined(self._shards.each(self._shards.group(by_id), send, writes=True))
+        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
     def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
         """Record on cancelled rows that a try may have started (attempts >= 1).
@@ -482,38 +315,35 @@ class Batches:
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
-            server.run(
-                [
-                    Statement(
-                        f"UPDATE {self._shards.names[table]} SET last_error=COALESCE(last_error,%s) "
-                        f"WHERE job_id IN ({sql.numbers(part)}) AND status IN ({PENDING},{CANCELLED})",
-                        (_error_text(what),),
-                    )
-                    for table, part in ids.items()
-                ],
-                transaction=True,
-                outwait=False,
-            )
+            sets, where = "last_error=COALESCE(last_error,%s)", f"status IN ({PENDING},{CANCELLED})"
+            updates = sql.update_by_id(self._shards.names, ids, sets, where, [_error_text(what)])
+            server.run(updates, transaction=True, outwait=False)
 
         return self._shards.each(self._shards.group(job_ids), send, writes=True).failed
 
-    def redrive(self, job_ids: Iterable[int], now_ms: int) -> list[TaskRow]:
+    def redrive(
+        self, job_ids: Iterable[int], now_ms: int, *, tries: int | None = None, expires_at: int = 0
+    ) -> list[TaskRow]:
         """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
 
-        They no longer expire.
-        Returns the changed rows.
+        ``tries``: from now on they have so many (None: as many as before). ``expires_at`` (ms; 0: never) is
+        not before ``now_ms``. Returns the changed rows.
         """
         changed = self._stamp()
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
             now, stamp, what = server.instant(now_ms), server.instant(changed), sql.columns(server)
+            expiry = server.instant(expires_at) if expires_at else "NULL"
+            own = "" if tries is None else f"tries={tries:d},"
             statements = []
             for table, part in ids.items():
                 name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
                 statements.append(
                     Statement(  # [rule: new-version]
-                        f"UPDATE {name} SET status={PENDING},version=version+1,attempts=0,crashes=0,"
-                        f"expires_at=NULL,expired=0,next_time={now},gmt_modified={stamp},{NO_LEASE} "
+                        f"UPDATE {name} SET status={PENDING},version=version+1,"
+                        f"redrives=redrives+(redrives<65535),attempts=0,crashes=0,"
+                        f"{own}expires_at={expiry},expired=0,next_time={now},"
+                        f"gmt_modified={stamp},{NO_LEASE},{FREE} "
                         f"WHERE {where} AND status={DEAD}"
                     )
                 )
@@ -556,48 +386,36 @@ class Batches:
         return [result for part in parts.whole() for result in part]
 
     def _mark_tried(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
-        if ids:
-            server.run(
-                [
-                    Statement(
-                        f"UPDATE {self._shards.names[table]} SET attempts={server.greatest}(attempts,1) "
-                        f"WHERE job_id IN ({sql.numbers(part)}) AND status={CANCELLED}"
-                    )
-                    for table, part in ids.items()
-                ],
-                transaction=True,
-                outwait=False,
-            )
+        tried = f"attempts={server.greatest}(attempts,1)"
+        updates = sql.update_by_id(self._shards.names, ids, tried, f"status={CANCELLED}")
+        server.run(updates, transaction=True, outwait=False)
 
 
-def _refuse(ids: Mapping[int, Sequence[int]], failed: Mapping[int, Trouble], take: TakeTries) -> None:
-    """Report the ids of these tables as not answered."""
-    if failed:
-        refused = {job_id: error for table, error in failed.items() for job_id in ids[table]}
-        take(list(refused), Answers({}, refused))
-
-
-def _joined(parts: Parts[dict[int, R]]) -> Answers[R]:
-    """Join the answers of all parts."""
-    return Answers(
-        {job_id: answer for part in parts.results for job_id, answer in part.items()}, parts.failed
-    )
-
-
-def _above(biz_type: int, slot_amount: int) -> str:
-    return f"status={PENDING} AND biz_type={biz_type:d} AND slot_amount>{slot_amount:d}"
-
-
-def _those(cases: Mapping[int, Finish], case: Finish) -> list[int]:
-    return [job_id for job_id, other in cases.items() if other is case]
-
-
-def _noted(server: DatabaseServer, item: Failure, now: int) -> str:
-    """Return the SQL that adds a failed try to the row's history."""
+def _noted(server: DatabaseServer, item: Failure, now: int, following: int = 0) -> str:
+    """Return the SQL that adds a failed try to the history. ``following``: when the next is due (ms)."""
     if item.error is None:
         return ""
     failed = FailedTry(item.new_attempts, item.new_crashes, item.version, now, item.error)
+    if item.sent is not None:
+        failed = failed._replace(status=item.sent.status, ms=item.sent.ms, next=following)
     return f",history={server.appended('history', line(failed), MAX_HISTORY_CHARS)}"
+
+
+def _delivered(
+    server: DatabaseServer,
+    job_ids: Iterable[int],
+    sent: SentTries,
+    version: int,
+    now: int,
+) -> str:
+    """Return the SQL that adds the tries of those tasks that were sent to their histories."""
+    cases = []
+    for job_id in job_ids:
+        if job_id in sent:
+            attempt, (request, text) = sent[job_id]
+            noted = line(FailedTry(attempt, 0, version, now, text, request.status, request.ms, 0))
+            cases.append(f"WHEN {job_id:d} THEN {server.appended('history', noted, MAX_HISTORY_CHARS)}")
+    return f",history=CASE job_id {' '.join(cases)} ELSE history END" if cases else ""
 
 
 def _error_text(error: str) -> str:

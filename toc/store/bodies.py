@@ -4,8 +4,6 @@ A body's version is always its row's: it is written, moved and deleted in the tr
 row. A reader names the version that it saw in the row; if that body is gone, the row has changed since.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,8 +48,7 @@ class Bodies:
             )
             return _contents(results, wanted)
 
-        parts = self._shards.each(self._shards.group(wanted), send, gated=gated)
-        return Answers({job_id: one for part in parts.results for job_id, one in part.items()}, parts.failed)
+        return self._shards.each(self._shards.group(wanted), send, gated=gated).joined()
 
 
 def _contents(results: Iterable[Result], wanted: Mapping[int, int]) -> dict[int, Content]:
@@ -89,6 +86,25 @@ def follow(name: str, task_name: str, job_ids: Iterable[int]) -> Statement:
     return Statement(
         f"UPDATE {name} SET version=version+1 WHERE job_id IN ({sql.numbers(job_ids)}) "
         f"AND version+1=(SELECT {task_name}.version FROM {task_name} WHERE {task_name}.job_id={name}.job_id)"
+    )
+
+
+def insert_if(
+    name: str, task_name: str, job_id: int, version: int, sha256: bytes, content: Content
+) -> Statement:
+    """Return the INSERT of one body that takes effect if its row has this version and names it."""
+    return Statement(
+        f"INSERT INTO {name} (job_id,version,content_type,body) SELECT job_id,version,%s,%s FROM {task_name} "
+        f"WHERE job_id={job_id:d} AND version={version:d} AND body_sha256=X'{sha256.hex()}'",
+        content,
+    )
+
+
+def delete_former(name: str, task_name: str, job_id: int) -> Statement:
+    """Return the DELETE of a task's bodies of versions before that of its row."""
+    return Statement(
+        f"DELETE FROM {name} WHERE job_id={job_id:d} AND version<"
+        f"(SELECT {task_name}.version FROM {task_name} WHERE {task_name}.job_id={job_id:d})"
     )
 
 

@@ -4,8 +4,6 @@ A finished row has the time of its end as next_time, so the index (status, next_
 job_id, yields the oldest first. A page is bounded by what it reads, not by what it finds.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,11 +46,11 @@ class Ended:
 
         For each (table, status): the rows after its place, in order, at most ``limit``.
         """
-        by_table: dict[int, list[tuple[int, Place]]] = {}
+        by_table: dict[int, Mapping[int, Place]] = {}
         for (table, status), place in after.items():
-            by_table.setdefault(table, []).append((status, place))
+            by_table[table] = {**by_table.get(table, {}), status: place}
 
-        def read(server: DatabaseServer, part: Mapping[int, Sequence[tuple[int, Place]]]) -> list[EndedRow]:
+        def read(server: DatabaseServer, part: Mapping[int, Mapping[int, Place]]) -> list[EndedRow]:
             selects = [
                 f"SELECT {table:d} AS tab,status,job_id,biz_type,{server.milliseconds('next_time')} AS ended,"
                 f"COALESCE(body_length,-1) AS body "
@@ -61,7 +59,7 @@ class Ended:
                 f"AND (next_time>{server.instant(ended)} OR job_id>{job_id:d}) "
                 f"ORDER BY next_time,job_id LIMIT {limit:d}"
                 for table, places in part.items()
-                for status, (ended, job_id) in places
+                for status, (ended, job_id) in places.items()
             ]
             results = server.run(sql.unions(server, selects), outwait=False)
             return [EndedRow._make(row) for result in results for row in result.rows]
@@ -73,7 +71,7 @@ class Ended:
         )
         return rows, parts.failed
 
-    def delete(self, sizes: Mapping[int, int], statuses: Collection[int]) -> int:
+    def delete(self, sizes: Mapping[int, int], statuses: Collection[int] = FINAL) -> int:
         """Delete those rows that have one of these statuses, and their bodies. Returns how many were deleted.
 
         ``sizes`` is job_id -> bytes of its body, -1 without one: a transaction deletes a bounded number of

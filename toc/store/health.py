@@ -9,8 +9,6 @@ servers and tables. A thread probes marked ones until they answer again, and the
     frozen    a table that can be read and not written
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers (toc.store.server)
-
 from __future__ import annotations
 
 import contextlib

@@ -1,9 +1,13 @@
-"""The failed tries kept on a row: one line of JSON each, newest last, oldest cut off.
+"""The tries kept on a row: failed ones, and those of webhooks. One line of JSON each, newest last, oldest cut
+off.
 
     {"attempt":2,"crashes":0,"version":0,"at":1700000000000,"error":"ConnectionError: refused"}
 
 ``attempt`` is the number of tries used up then, ``crashes`` the consecutive tries that had ended with their
-worker, ``at`` milliseconds. To change the format, add keys and accept lines without them.
+worker, ``at`` milliseconds. A webhook's line has more: the ``status`` of the answer (0: none), the ``ms``
+that the request took, and when the ``next`` try was due (milliseconds; 0: none). Where ``status`` is 2xx the
+try succeeded, and ``error`` is the beginning of the answer. To change the format, add keys and accept lines
+without them.
 """
 
 from __future__ import annotations
@@ -16,21 +20,27 @@ LINE_CHARS = 200
 
 
 class FailedTry(NamedTuple):
-    """A failed try or a crash. ``at`` is in milliseconds."""
+    """A failed try or a crash, or a webhook's try that succeeded. ``at`` is in milliseconds.
+
+    The last three are those of webhooks.
+    """
 
     attempt: int
     crashes: int
     version: int
     at: int
     error: str
+    status: int | None = None
+    ms: int | None = None
+    next: int | None = None
 
 
 def line(failed: FailedTry) -> str:
     """Encode a failed try as appended to the row."""
     error = failed.error[:LINE_CHARS].encode(errors="replace").decode()
-    return (
-        json.dumps(failed._replace(error=error)._asdict(), ensure_ascii=False, separators=(",", ":")) + "\n"
-    )
+    values = failed._replace(error=error)._asdict()
+    known = {name: value for name, value in values.items() if value is not None}
+    return json.dumps(known, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def parse(text: str | None) -> list[FailedTry]:
@@ -39,7 +49,8 @@ def parse(text: str | None) -> list[FailedTry]:
     for each in (text or "").split("\n"):
         try:
             values = json.loads(each)
-            found.append(FailedTry(*(values[name] for name in FailedTry._fields)))
+            first = (values[name] for name in FailedTry._fields[:5])
+            found.append(FailedTry(*first, *(values.get(name) for name in FailedTry._fields[5:])))
         except (ValueError, KeyError, TypeError):  # the first line, cut off, or foreign data
             continue
     return found

@@ -6,8 +6,6 @@ task without Redis, before its handler starts. ``lease_owner`` is a number made 
 server, so workers agree about each lease whatever their own clocks say.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 import hashlib
@@ -151,17 +149,8 @@ class Leases:
         ids = list(job_ids)
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
-            server.run(
-                [
-                    Statement(
-                        f"UPDATE {self._shards.names[table]} SET {NO_LEASE} "
-                        f"WHERE job_id IN ({sql.numbers(part)}) AND lease_owner={self._me:d}"
-                    )
-                    for table, part in ids.items()
-                ],
-                transaction=True,
-                outwait=False,
-            )
+            updates = sql.update_by_id(self._shards.names, ids, NO_LEASE, f"lease_owner={self._me:d}")
+            server.run(updates, transaction=True, outwait=False)
 
         failed = self._shards.each(self._shards.group(ids), send, writes=True).failed
         return Answers({job_id: None for job_id in ids if job_id not in failed}, failed)

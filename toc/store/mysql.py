@@ -387,7 +387,7 @@ class MySqlServer(DatabaseServer):
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
         """A SELECT with MIN over an index, which is answered while planning: half the cost of LIMIT 1."""
         return (
-            f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "  # noqa: S608 - our own names, and numbers
+            f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "
             f"HAVING MIN(next_time)<{end}"
         )
 
@@ -395,6 +395,10 @@ class MySqlServer(DatabaseServer):
         """A locking read. The index is named, lest a small table be read, and locked, row by row."""
         lock = "LOCK IN SHARE MODE" if wait else "FOR UPDATE NOWAIT"  # the only NOWAIT that both kinds know
         return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} {lock}"
+
+    def or_lock(self, insert: str) -> str:
+        """An INSERT with an update that changes nothing: a duplicate of a primary key is locked alone."""
+        return f"{insert} ON DUPLICATE KEY UPDATE payload=payload"
 
     def union(self, selects: Iterable[str]) -> str:
         """A UNION ALL with parentheses around each select, which SQLite does not know."""

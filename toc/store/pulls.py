@@ -6,8 +6,6 @@ need to know; when ttr has ended it is due like any other row. The clock of the 
 whether a lease lives.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +26,23 @@ DEAD = int(TaskStatus.DEAD)
 
 FREE = "pull_nonce=NULL,pull_began=NULL,pull_written=0"
 """Assignments that end a row's hand-out."""
+
+
+def moved(server: DatabaseServer, due: str) -> str:
+    """Return the assignments that give a pending row another deadline, and end its hand-out.
+
+    ``due`` is an SQL instant. While a consumer has the task, the deadline comes not before that lease would
+    have ended. ``lease_until``, without an owner, keeps until when, for whoever moves the row once more.
+    """
+    now = server.from_now(0)
+    held = f"WHEN pull_nonce IS NOT NULL AND next_time>{now} THEN next_time"
+    asked = f"WHEN lease_owner IS NULL AND lease_until>{now} THEN lease_until"
+    # MySQL assigns from left to right, SQLite at once: nothing reads what stands to its left and was changed.
+    return (  # [rule: consumer-first]
+        f"lease_until=CASE {held} ELSE lease_until END,"
+        f"next_time={server.greatest}({due},CASE {held} {asked} ELSE {due} END),{FREE}"
+    )
+
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_modified"})
 _ENDED = {
@@ -161,8 +176,7 @@ class Pulls:
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
             return self._ack(server, ids, by_id, stamp)
 
-        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
-        return Answers({one: what for part in parts.results for one, what in part.items()}, parts.failed)
+        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
     def _ack(
         self,
@@ -255,8 +269,7 @@ class Pulls:
             rows = {row.job_id: row for row in _rows(results[len(updates) :])}
             return {job_id: _changed(rows.get(job_id), stamp) for part in ids.values() for job_id in part}
 
-        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
-        return Answers({one: row for part in parts.results for one, row in part.items()}, parts.failed)
+        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
     def extend(self, items: Iterable[tuple[PullLease, int, int]]) -> Answers[int | None]:
         """Let living leases last for ``ttr_ms`` from now, but at most ``most_ms`` since their hand-out; never
@@ -294,8 +307,29 @@ class Pulls:
                     found[row.job_id] = row.next_time
             return found
 
-        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
-        return Answers({one: until for part in parts.results for one, until in part.items()}, parts.failed)
+        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
+
+    def lapsed(self, biz_type: int, retries: int, limit: int) -> list[PullRow]:
+        """Return at most ``limit`` tasks of each table whose last ttr has ended, or which have expired.
+
+        ``retries`` is the topic's. Reads all its due tasks, at most.
+        """
+
+        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[PullRow]:
+            now, names = server.from_now(0), self._shards.names
+            last = f"pull_written=1 AND attempts>=CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
+            selects = [
+                f"SELECT {self._columns[server]} FROM {names[table]} WHERE status={PENDING} "
+                f"AND next_time<={now} AND biz_type={biz_type:d} "
+                f"AND ((pull_nonce IS NOT NULL AND {last}) OR expires_at<{now}) LIMIT {limit:d}"
+                for table in part
+            ]
+            return _rows(server.run(sql.unions(server, selects)))
+
+        tables = dict.fromkeys(range(self._shards.tables))
+        return [
+            row for part in self._shards.each(self._shards.group_tables(tables), send).whole() for row in part
+        ]
 
     def end(self, items: Iterable[PullEnd]) -> Answers[bool]:
         """End tasks whose last ttr has ended, or which have expired, if their rows are as they were read.
@@ -332,8 +366,7 @@ class Pulls:
                 for job_id in wanted
             }
 
-        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
-        return Answers({one: done for part in parts.results for one, done in part.items()}, parts.failed)
+        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
     # --- shared
 
@@ -353,9 +386,10 @@ def _columns(server: DatabaseServer) -> str:
         "now": server.milliseconds(server.from_now(0)) if server.greatest != "MAX" else _SQLITE_NOW,
         "nonce": "CASE WHEN pull_nonce IS NULL THEN '' ELSE HEX(pull_nonce) END",
         "biz_key": "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
+        "dedup_key": "CASE WHEN dedup_key IS NULL THEN '-' ELSE HEX(dedup_key) END",
     }
     parts = [
-        instead.get(name) or (server.milliseconds(name) if name in _INSTANTS else name)
+        instead.get(name) or (sql.column(server, name) if name in _INSTANTS else name)
         for name in PullRow._fields
     ]
     return server.joined(parts)
@@ -372,10 +406,14 @@ def _rows(results: Iterable[Result]) -> list[PullRow]:
         for result in results:
             for (text,) in result.rows:
                 parts = text.split(",", _PARTS - 1)
-                *numbers, nonce, key, attribute = parts
-                biz_key = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
-                rows.append(PullRow._make([*map(int, numbers), bytes.fromhex(nonce), biz_key, attribute]))
+                *numbers, nonce, biz_key, dedup_key, attribute = parts
+                keys = _key(biz_key), _key(dedup_key)
+                rows.append(PullRow._make([*map(int, numbers), bytes.fromhex(nonce), *keys, attribute]))
     return rows
+
+
+def _key(text: str) -> str | None:
+    return None if text == "-" else bytes.fromhex(text).decode(errors="replace")
 
 
 def _by_version(

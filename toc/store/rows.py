@@ -1,7 +1,5 @@
 """SQL to read, insert and find task rows. Uses no connection."""
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,9 +9,11 @@ from functools import cache
 from typing import Any
 
 from toc.model.task import TaskRow, TryRow
-from toc.store.server import DatabaseServer, Result, Statement, Transient
+from toc.store.server import DatabaseServer, Param, Result, Statement, Transient
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
+NO_INSTANT = -(10**15)
+"""Milliseconds, in place of a value that is no instant."""
 _BINARY = frozenset({"biz_key", "dedup_key"})
 _NUMBERS = tuple(
     place
@@ -30,6 +30,8 @@ UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
 KEYS = 200
 """Dedup keys in one SELECT; SQLite's expressions may be 1,000 deep."""
+PURGED_TOGETHER = 1000
+"""Records that one statement deletes at most."""
 
 
 def columns(server: DatabaseServer, **instead: str) -> str:
@@ -38,9 +40,13 @@ def columns(server: DatabaseServer, **instead: str) -> str:
 
 
 def column(server: DatabaseServer, name: str) -> str:
-    """The expression to SELECT for one column, in the type that TaskRow has."""
+    """The expression to SELECT for one column, in the type that TaskRow has.
+
+    What is no instant, such as the date 0000-00-00, is read as one that no calendar has: the task is
+    unreadable, and its neighbours are not.
+    """
     if name in _INSTANTS:
-        return server.milliseconds(name)
+        return f"COALESCE({server.milliseconds(name)},{NO_INSTANT:d})"
     if name == "expires_at":
         return f"COALESCE({server.milliseconds(name)},0)"
     return server.text(name) if name in _BINARY else name
@@ -54,14 +60,21 @@ def try_columns(server: DatabaseServer) -> str:
     """
     numbers = TryRow._fields[: TryRow._fields.index("lease")]
     rare = server.joined(
-        ["tries", column(server, "expires_at"), "(last_error IS NOT NULL)", "COALESCE(body_length,-1)"],
+        [
+            "tries",
+            column(server, "expires_at"),
+            "(last_error IS NOT NULL)",
+            "COALESCE(body_length,-1)",
+            "redrives",
+        ],
         by=":",
     )
+    plain = "tries=0 AND expires_at IS NULL AND body_length IS NULL AND redrives=0"
     return server.joined(
         [
-            *(server.milliseconds(name) if name in _INSTANTS else name for name in numbers),
+            *(column(server, name) if name in _INSTANTS else name for name in numbers),
             "COALESCE(lease_owner,0)",
-            f"CASE WHEN tries=0 AND expires_at IS NULL AND body_length IS NULL THEN '-' ELSE {rare} END",
+            f"CASE WHEN {plain} THEN '-' ELSE {rare} END",
             "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
             "attribute",
         ]
@@ -77,7 +90,7 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
                 parts = text.split(",", 12)
                 rare, key, attribute = parts[10:]
                 biz_key = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
-                more = (0, 0, 0, -1) if rare == "-" else map(int, rare.split(":"))
+                more = (0, 0, 0, -1, 0) if rare == "-" else map(int, rare.split(":"))
                 parts[:10] = map(int, parts[:10])
                 parts[10:] = biz_key, attribute, *more
                 rows.append(TryRow._make(parts))
@@ -151,6 +164,20 @@ def select_by_id(
     )
 
 
+def update_by_id(
+    names: Sequence[str],
+    ids: Mapping[int, Sequence[int]],
+    sets: str,
+    where: str,
+    params: Sequence[Param] = (),
+) -> list[Statement]:
+    """Return updates of those of the rows of these job_ids, given by table, for which ``where`` holds."""
+    return [
+        Statement(f"UPDATE {names[table]} SET {sets} WHERE job_id IN ({numbers(part)}) AND {where}", params)
+        for table, part in ids.items()
+    ]
+
+
 def select_by_dedup(
     server: DatabaseServer, name: str, rows: Sequence[TaskRow], *, wait: bool = True
 ) -> list[Statement]:
@@ -222,3 +249,14 @@ def insert_if(server: DatabaseServer, name: str, row: TaskRow, source: Statement
     head, values = insert(server, name, [row])
     into, _, rest = head.partition(" VALUES (")
     return Statement(f"{into} SELECT {rest[:-1]} FROM {source.sql}", [*values, *source.params])
+
+
+def delete_oldest(server: DatabaseServer, name: str, key: str, before: int) -> int:
+    """Delete the oldest records of a table with this key column from before ``before`` (ms),
+    PURGED_TOGETHER at most. Returns how many."""
+    oldest = (
+        f"SELECT {key} FROM {name} WHERE gmt_create<{server.instant(before)} "
+        f"ORDER BY gmt_create LIMIT {PURGED_TOGETHER:d}"
+    )
+    delete = f"DELETE FROM {name} WHERE {key} IN (SELECT {key} FROM ({oldest}) AS oldest)"
+    return server.run([Statement(delete)])[0].matched

@@ -4,8 +4,6 @@ All queries use the index (status, next_time), whose entries end with job_id: a 
 a page begins after one. No page reads more than it returns, even if many rows share an instant.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ the tasks, which are written only if the row was changed by the same transaction
 So any process may move any schedule on, at any time and at once.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 import secrets
@@ -241,13 +239,7 @@ class ScheduleTable:
         table = self.table_of(stored.name)
         server = self._shards.server_of[table]
         keys = {occurrence_key(stored.state.schedule_id, nominal).encode(): nominal for nominal in nominals}
-        found = set()
-        ordered = list(keys)
-        for first in range(0, len(ordered), sql.KEYS):
-            part = ordered[first : first + sql.KEYS]
-            for _, key in self._keyed(server, table, stored.name, biz_type, part):
-                found.add(keys[key])
-        return found
+        return {keys[key] for _, key in self._keyed(server, table, stored.name, biz_type, list(keys))}
 
     # --- writing
 
@@ -445,13 +437,8 @@ class ScheduleTable:
         for _ in range(TRIES):
             keys = [(row.dedup_key or "").encode() for row in move.rows]
             biz_type = move.rows[0].biz_type if move.rows else 0
-            there = {
-                key: job_id
-                for first in range(0, len(keys), sql.KEYS)
-                for job_id, key in self._keyed(
-                    server, table, move.stored.name, biz_type, keys[first : first + sql.KEYS]
-                )
-            }
+            found = self._keyed(server, table, move.stored.name, biz_type, keys)
+            there = {key: job_id for job_id, key in found}
             crc = crc32(move.stored.name)
             rows = [
                 row._replace(job_id=self._job_ids.make(crc))
@@ -472,17 +459,16 @@ class ScheduleTable:
         self, server: DatabaseServer, table: int, name: str, biz_type: int, keys: Sequence[bytes]
     ) -> list[tuple[int, bytes]]:
         """The job_id and dedup_key of the occurrences with these keys."""
-        if not keys:
-            return []
-        marks = ",".join(["%s"] * len(keys))
-        select = Statement(
+        select = (
             f"SELECT job_id,{server.text('dedup_key')} FROM {self._shards.names[table]} "
-            f"WHERE biz_id={BizId.of(name).number:d} AND biz_type={biz_type:d} AND dedup_key IN ({marks})",
-            keys,
+            f"WHERE biz_id={BizId.of(name).number:d} AND biz_type={biz_type:d} AND dedup_key IN"
         )
-        (result,) = server.run([select])
+        parts = [keys[first : first + sql.KEYS] for first in range(0, len(keys), sql.KEYS)]
+        results = server.run(
+            [Statement(f"{select} ({','.join(['%s'] * len(part))})", part) for part in parts]
+        )
         with sql.understood():
-            return [(int(job_id), str(key).encode()) for job_id, key in result.rows]
+            return [(int(job_id), str(key).encode()) for result in results for job_id, key in result.rows]
 
     def _ours(self, table: int, stored: Stored, change_id: int) -> Statement:
         """The FROM clause that yields a row if the transaction that it is part of has changed the row."""

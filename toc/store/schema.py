@@ -39,7 +39,7 @@ MAX_ERROR_CHARS = 1024
 MAX_HISTORY_CHARS = 4000
 """Characters kept of a task's failed tries: the last fifteen or more."""
 
-REVISION = "0008"
+REVISION = "0009"
 """The oldest revision in ``migrations/`` that this code can use; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
@@ -48,6 +48,7 @@ TEMPLATE_TABLE = "timeout_template"
 RETIRED_TABLE = "timeout_retired"
 TOKEN_TABLE = "timeout_token"  # noqa: S105 - a name
 AUDIT_TABLE = "timeout_audit"
+TARGET_TABLE = "timeout_target"
 REQUEST_TABLE = "timeout_request"
 
 
@@ -148,6 +149,7 @@ def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
         Column("pull_nonce", _binary(16)),
         Column("pull_began", Millis),
         Column("pull_written", _TINY, nullable=False, server_default=text("0")),
+        Column("redrives", _U16, nullable=False, server_default=text("0")),
         # also serves "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # for the sweep (pending and due) and the list of the dead, newest first
@@ -248,6 +250,7 @@ def topic_table(metadata: MetaData) -> Table:
         Column("resumed_at", _U64, nullable=False, server_default=text("0")),
         Column("delivery", String(16), nullable=False, server_default=text("'handler'")),
         Column("closed", _TINY, nullable=False, server_default=text("0")),
+        Column("target", String(128), nullable=False, server_default=text("''")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
         **_OPTIONS,
     )
@@ -307,6 +310,30 @@ def token_table(metadata: MetaData) -> Table:
     )
 
 
+def target_table(metadata: MetaData) -> Table:
+    """Declare the table of webhook targets, in the first database.
+
+    ``settings`` is JSON: timeout, concurrency, rate, dead_on, header_names. ``sealed`` holds secrets and
+    headers as an encrypted JSON object. ``change_id`` is a random number of the last change.
+    """
+    return Table(
+        TARGET_TABLE,
+        metadata,
+        Column("name", String(128), primary_key=True),
+        Column("url", Text, nullable=False),
+        Column("settings", Text, nullable=False),
+        Column("paused", _TINY, nullable=False),
+        Column("paused_by", String(128), nullable=False),
+        Column("paused_why", String(255), nullable=False),
+        Column("previous_until", Millis),
+        Column("sealed", Text, nullable=False),
+        Column("change_id", _U64, nullable=False),
+        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_modified", Millis, nullable=False),
+        **_OPTIONS,
+    )
+
+
 def audit_table(metadata: MetaData) -> Table:
     """Declare the table of operators' actions, in the first database: a row of intent, one of the result.
 
@@ -354,6 +381,14 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
         schedule_table(metadata, table)
     request_table(metadata)
     if database == 0:
-        for declare in (topic_table, identity_table, template_table, retired_table, token_table, audit_table):
+        for declare in (
+            topic_table,
+            identity_table,
+            template_table,
+            retired_table,
+            token_table,
+            audit_table,
+            target_table,
+        ):
             declare(metadata)
     return metadata

@@ -4,8 +4,6 @@ To show some, the newest come first. To act on all, their ids are collected tabl
 next_time. A statement reads a bounded number of rows, however few match.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are hexadecimal literals
-
 from __future__ import annotations
 
 from array import array
@@ -46,6 +44,7 @@ class Selection:
     error: str | None = None
     biz_types: Sequence[int] | None = None
     """Only these; a caller may see no others."""
+    dedup_key: str | None = None
 
 
 class Page(NamedTuple):
@@ -75,19 +74,14 @@ class Selections:
                 (row[0], row[1]) for result in server.run(sql.unions(server, selects)) for row in result.rows
             ]
 
-        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
-            what = sql.columns(server)
-            return sql.task_rows(server.run(sql.select_by_id(server, what, self._shards.names, ids)))
-
         of_server = self._shards.group_tables(dict.fromkeys(self._tables(wanted)))
         names = self._shards.names
         parts = self._shards.each(
             of_server, lambda server, part: select(server, [names[table] for table in part])
         ).whole()
         places = sorted((place for part in parts for place in part), reverse=True)[:limit]
-        found = self._shards.each(self._shards.group(job_id for _, job_id in places), read).whole()
-        rows = [row for part in found for row in part if row.status == wanted.status]
-        return sorted(rows, key=lambda row: (row.next_time, row.job_id), reverse=True)
+        rows = self._rows(job_id for _, job_id in places)
+        return [row for row in reversed(rows) if row.status == wanted.status]
 
     def page(self, wanted: Selection, after: Place | None, limit: int) -> Page:
         """Return at most ``limit`` rows after a place, the earliest next_time first; of a biz_id, by job_id.
@@ -145,6 +139,18 @@ class Selections:
 
         found = self._shards.each(self._shards.group(job_ids), read).whole()
         return sorted((row for part in found for row in part), key=lambda row: (row.next_time, row.job_id))
+
+    def count(self, wanted: Selection) -> int:
+        """Return how many rows are selected. Reads all rows of the status and the times."""
+
+        def read(server: DatabaseServer, part: Mapping[int, None]) -> int:
+            where = " AND ".join([_range(server, wanted, END_OF_TIME), *_marks(wanted)])
+            names = self._shards.names
+            selects = [f"SELECT COUNT(*) FROM {names[table]} WHERE {where}" for table in part]
+            return sum(row[0] for result in server.run(sql.unions(server, selects)) for row in result.rows)
+
+        tables = self._shards.group_tables(dict.fromkeys(self._tables(wanted)))
+        return sum(self._shards.each(tables, read).whole())
 
     def ids(self, wanted: Selection) -> array[int]:
         """Return the job_ids of all selected rows. Holds eight bytes each."""
@@ -225,6 +231,8 @@ def _marks(wanted: Selection) -> list[str]:
     if wanted.biz is not None:
         key = "IS NULL" if wanted.biz.key is None else f"= X'{wanted.biz.key.encode().hex()}'"
         marks.append(f"biz_id={wanted.biz.number:d} AND biz_key {key}")
+    if wanted.dedup_key is not None:
+        marks.append(f"dedup_key=X'{wanted.dedup_key.encode().hex()}'")
     if wanted.error is not None:
         marks.append(f"INSTR(last_error,X'{wanted.error.encode(errors='replace').hex()}')>0")
     return marks

@@ -305,6 +305,10 @@ class DatabaseServer(ABC):
         """
 
     @abstractmethod
+    def or_lock(self, insert: str) -> str:
+        """Return an INSERT that, where its key exists, locks that row instead, and no other."""
+
+    @abstractmethod
     def union(self, selects: Iterable[str]) -> str:
         """Return a UNION ALL of selects that may have their own ORDER BY and LIMIT."""
 

@@ -18,13 +18,14 @@ from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.sharding import MAX_TABLES, is_power_of_two, table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
-from toc.store.schema import body_table_name, schedule_table_name, task_table_name
+from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
 from toc.store.server import Crowded, DatabaseServer, Locked, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
 
 T = TypeVar("T")
 R = TypeVar("R")
+V = TypeVar("V")
 
 Trouble = StoreUnavailable | SchemaBehind
 """Why a part of the task table did not answer."""
@@ -108,6 +109,10 @@ class Parts(Generic[R]):
             raise error
         return self.results
 
+    def joined(self: Parts[dict[int, V]]) -> Answers[V]:
+        """The answers by job_id, if those of each part are."""
+        return Answers({one: answer for part in self.results for one, answer in part.items()}, self.failed)
+
     def fail(self, tables: Mapping[int, T], errors: Mapping[int, Trouble]) -> None:
         """Record the failure of these tables' parts: of all ids, if a part is a list of ids."""
         for table, error in errors.items():
@@ -152,6 +157,8 @@ class Shards:
         """The SQL name of each table."""
         self.body_names: list[str] = []
         """The SQL name of the table of bodies beside each table."""
+        self.request_names: list[str] = []
+        """The SQL name of the table of requests in each table's database."""
         self.schedule_names: list[str] = []
         """The SQL name of the table of schedules beside each table."""
         block = layout.databases // len(self.servers)
@@ -163,6 +170,7 @@ class Shards:
             schema = layout.database_name(database)
             self.names.append(server.table(schema, task_table_name(table)))
             self.body_names.append(server.table(schema, body_table_name(table)))
+            self.request_names.append(server.table(schema, REQUEST_TABLE))
             self.schedule_names.append(server.table(schema, schedule_table_name(table)))
         self.health = {server: Health(server, self.names) for server in self.servers}
         self.topic_server = self.servers[0]

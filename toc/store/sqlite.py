@@ -6,8 +6,6 @@ BEGIN IMMEDIATE, so that none fails half-way, and wait for each other up to the 
 a sync per submit.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 import random
@@ -207,6 +205,10 @@ class SqliteServer(DatabaseServer):
     def by_whole_keys(self, name: str, where: str, *, wait: bool = True) -> str:  # noqa: ARG002
         """A plain FROM: SQLite has one writer at a time, so no other insert is in progress."""
         return f"{name} WHERE {where}"
+
+    def or_lock(self, insert: str) -> str:
+        """An INSERT OR IGNORE: its transaction is the only one that writes."""
+        return insert.replace("INSERT", "INSERT OR IGNORE", 1)
 
     def union(self, selects: Iterable[str]) -> str:
         """A UNION ALL of subqueries: only these may have their own ORDER BY and LIMIT."""

@@ -1,53 +1,53 @@
 """The task table as all upper layers see it: one object, plain values in and out."""
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
-
-from sqlalchemy import Connection
 
 from toc.model.body import NO_BODIES, Contents
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable, TocError
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
-from toc.model.task import TaskRow, TaskStatus, check_expiry
+from toc.model.task import OnConflict, Put, Request, TaskRow, check_expiry
 from toc.store import bodies, fitness
 from toc.store import rows as sql
 from toc.store.audit import AuditTable
 from toc.store.batch import CANCELLED, PENDING, Batches
 from toc.store.check import require, require_layout
-from toc.store.ended import FINAL, Ended
+from toc.store.ended import Ended
 from toc.store.history import FailedTry, parse
 from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
+from toc.store.plan import Stored, ToPut, new_version, seen_columns, seen_rows
 from toc.store.pulls import Pulls
+from toc.store.put import Outcome, Puts
+from toc.store.requests import Requests
 from toc.store.scan import Scans
 from toc.store.schedules import ScheduleTable
 from toc.store.schema import (
     AUDIT_TABLE,
     IDENTITY_TABLE,
     RETIRED_TABLE,
+    TARGET_TABLE,
     TEMPLATE_TABLE,
     TOKEN_TABLE,
     TOPIC_TABLE,
 )
+from toc.store.secretbox import SecretBox
 from toc.store.select import Selections
-from toc.store.server import TRIES, DatabaseServer, Statement
+from toc.store.server import LOST_FAST_SECONDS, TRIES, DatabaseServer, Lost, Statement
 from toc.store.shards import Layout, Shards
-from toc.store.submit import Submitter, Then
+from toc.store.submit import Submitter
+from toc.store.targets import TargetTable
 from toc.store.templates import TemplateTable
 from toc.store.tokens import TokenTable
 from toc.store.topics import TopicTable
 
 R = TypeVar("R")
-
-TRIED_BEFORE = "a try for a former time had begun"
-"""last_error of a tried task without another error, after a new deadline has restored all tries."""
 
 
 class Store(Batches):
@@ -55,7 +55,8 @@ class Store(Batches):
 
     Connects on first use; thread-safe; usable after a fork. Timeouts are seconds. ``urls`` are SQLAlchemy
     URLs, each of which takes a block of the databases, in order; or one sqlite:/// URL. ``pool_size`` bounds
-    the connections to each server. Raises ConfigError.
+    the connections to each server. ``secret_keys`` encrypt the secrets of webhook targets. Raises
+    ConfigError.
 
     Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
     has not been run. Methods over many tasks (``Batches``) send one batch to each server. Methods
@@ -75,6 +76,7 @@ class Store(Batches):
         read_timeout: float = 10.0,
         write_timeout: float = 10.0,
         pool_size: int = 8,
+        secret_keys: Sequence[str] = (),
     ) -> None:
         shards = Shards(
             Layout(urls, databases, tables, prefix),
@@ -88,7 +90,12 @@ class Store(Batches):
         self.ended = Ended(shards)
         self.selections = Selections(shards)
         job_ids = JobIds(clock)
-        self._submitter = Submitter(shards, job_ids)
+        submitter = self._submitter = Submitter(shards, job_ids)
+        self.insert, self.insert_each = submitter.insert, submitter.insert_each
+        self.insert_alone, self.insert_many = submitter.insert_alone, submitter.insert_many
+        self.insert_with = submitter.insert_with
+        self.requests = Requests(shards, databases)
+        self._puts = Puts(shards, job_ids, self._stamp, self.requests)
         self.schedules = ScheduleTable(shards, job_ids, clock)
         self.scans = Scans(shards)
         self.pulls = Pulls(shards, self._stamp)
@@ -103,6 +110,7 @@ class Store(Batches):
         self.identity = IdentityTable(first, shards.first(IDENTITY_TABLE), clock)
         self.templates = TemplateTable(first, shards.first(TEMPLATE_TABLE), self.topics, clock)
         self.tokens = TokenTable(first, shards.first(TOKEN_TABLE), clock)
+        self.targets = TargetTable(first, shards.first(TARGET_TABLE), SecretBox(secret_keys), clock)
         self.audit = AuditTable(first, shards.first(AUDIT_TABLE), clock)
 
     def close(self) -> None:
@@ -161,48 +169,42 @@ class Store(Batches):
                 found[server.name] = exc
         return found
 
-    # --- inserting -----------------------------------------------------------------------------------------
+    # --- storing -------------------------------------------------------------------------------------------
 
-    def insert(self, row: TaskRow, contents: Contents = NO_BODIES) -> int:
-        """Store and commit a row, with its body if it names one. Returns its job_id.
-
-        That is ``row.job_id``, a new one if that was taken, or that of the first task with this dedup_key.
-        Raises DedupConflict, SubmitUnknown (the connection broke at commit and stayed broken).
-        """
-        return self._submitter.insert(row, contents)
-
-    def insert_each(
-        self, rows: Sequence[TaskRow], contents: Contents = NO_BODIES
-    ) -> list[int | TocError | None]:
-        """Store rows of different callers, all of one server, in one transaction. Returns each one's outcome:
-        its job_id, its error, or None if it must be inserted by itself, so that no other waits for it."""
-        return self._submitter.insert_each(rows, contents)
-
-    def insert_alone(self, row: TaskRow, contents: Contents = NO_BODIES) -> int | TocError:
-        """Store one row. Returns its job_id or its error; does not wait for a server known to be away."""
-        return self._submitter.insert_alone(row, contents)
-
-    def insert_many(
+    def put(
         self,
-        rows: Sequence[TaskRow],
-        then: Then = lambda _rows, _job_ids: None,
+        row: TaskRow,
         contents: Contents = NO_BODIES,
-    ) -> list[int]:
-        """Store rows, in chunks of up to 1,000 (less with bodies) per transaction and round trip. Returns
-        job_ids in order.
+        *,
+        on_conflict: OnConflict = OnConflict.REPLACE,
+        across: Collection[int] = (),
+        request: Request | None = None,
+    ) -> Stored:
+        """Store a row, or do with the task that has its dedup_key what ``on_conflict`` says.
 
-        ``then`` gets the rows of each chunk and their job_ids, perhaps on another thread, while the next
-        chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
-        anything is written; PartialSubmit when a server failed after some were.
+        ``across`` are further biz_types under which the dedup_key names the same task. A ``request`` that was
+        answered before gets the same answer. Raises DedupConflict, TaskExists, RequestReused, InvalidExpiry,
+        SubmitUnknown.
         """
-        return self._submitter.insert_many(rows, then, contents)
+        return self._puts.put(ToPut(row, contents, on_conflict, across, request))
 
-    def insert_with(self, connection: Connection, row: TaskRow, contents: Contents = NO_BODIES) -> int:
-        """Store a row in the caller's open transaction, which this never ends. Returns its job_id.
+    def put_each(self, wanted: Sequence[ToPut]) -> list[Outcome]:
+        """Put rows of different callers, all of one server, together. Returns each one's outcome.
 
-        Raises WrongShardConnection unless the connection leads to the server of the row's table.
+        None: certainly nothing, because of another or of a lock; ``put_alone`` it.
         """
-        return self._submitter.insert_with(connection, row, contents)
+        return self._puts.put_each(wanted)
+
+    def put_alone(self, one: ToPut) -> Stored | TocError:
+        """Do as ``put``, and return an error; does not wait for a server known to be away."""
+        return self._puts.put_alone(one)
+
+    def answer_to(self, request: Request, biz: BizId) -> Put | None:
+        """Return the answer that a request about a task of this biz_id got before, None if there is none.
+
+        Raises RequestReused.
+        """
+        return self.requests.answer(request, biz.crc % self._shards.tables)
 
     # --- one task ------------------------------------------------------------------------------------------
 
@@ -210,15 +212,22 @@ class Store(Batches):
         """Return the row of a job_id, or None."""
         return self.read([job_id]).get(job_id)
 
-    def find(self, biz: BizId, biz_type: int | None = None) -> list[TaskRow]:
-        """Return all rows of a biz_id, of one biz_type or of all, oldest first."""
+    def server_of_biz(self, biz: BizId) -> int:
+        """Return the number, as in ``tables_of_server``, of the server that holds the tasks of a biz_id."""
+        return self._shards.number_of[biz.crc % self._shards.tables]
+
+    def find(self, biz: BizId, biz_type: int | None = None, dedup_key: str | None = None) -> list[TaskRow]:
+        """Return all rows of a biz_id, of one biz_type or of all, of one dedup_key or all, oldest first."""
         table = biz.crc % self._shards.tables
         server = self._shards.server_of[table]
         where = f"biz_id={biz.number:d}" + ("" if biz_type is None else f" AND biz_type={biz_type:d}")
         where += " AND biz_key IS NULL" if biz.key is None else " AND biz_key=%s"
+        params = [] if biz.key is None else [biz.key.encode()]
+        if dedup_key is not None:
+            where += " AND dedup_key=%s"
+            params.append(dedup_key.encode())
         select = f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {where}"
-        rows = sql.task_rows(server.run([Statement(select, () if biz.key is None else (biz.key.encode(),))]))
-        return sorted(rows)
+        return sorted(sql.task_rows(server.run([Statement(select, params)])))
 
     def cancel_many(self, job_ids: Iterable[int]) -> dict[int, tuple[bool, TaskRow]]:
         """Cancel those tasks that are pending, in one transaction per server, one by one.
@@ -261,43 +270,42 @@ class Store(Batches):
         """Give a pending task a new deadline (ms), all its tries, and version + 1.
 
         It expires at ``expires_at`` (ms) from then on; 0: as before. Returns whether this call did it, and
-        the row as it was before; a leased row counts as tried. The lease stays: the try for the old deadline
-        may be running. Raises InvalidExpiry if the task would expire before its new deadline.
+        the row as it was before; a leased row counts as tried. The lease of a worker stays: the try for the
+        old deadline may be running. That of a consumer ends, and the task is due not before it would have
+        ended. Raises InvalidExpiry if the task would expire before its new deadline, StoreUnavailable also if
+        the answer was lost and another change has come since: then nobody can tell.
         """
         table = self._shards.table_of(job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
-        due, now = server.instant(action_time), self._stamp()
-        select = Statement(
-            f"SELECT lease_owner IS NOT NULL,{sql.columns(server)} FROM {name} WHERE job_id={job_id:d}"
-        )
+        now = self._stamp()
+        select = Statement(f"SELECT {seen_columns(server)} FROM {name} WHERE job_id={job_id:d}")
+        expiry = f"expires_at={server.instant(expires_at)}," if expires_at else ""
+        unsure: TaskRow | None = None
+        cause: StoreUnavailable | None = None
         for _ in range(TRIES):
-            found = server.run([select])[0].rows
-            row = sql.task_row(found[0][1:]) if found else None
+            found = seen_rows(server.run([select]))
+            row = found[0].row if found else None
+            if unsure is not None and row is not None and row.version > unsure.version:
+                if row.version > unsure.version + 1:
+                    break
+                if (row.action_time, row.expires_at) == (action_time, expires_at or unsure.expires_at):
+                    return True, unsure  # a try for the new deadline may have changed the rest
             if row is None or row.status != PENDING:
                 return False, row
             check_expiry(expires_at or row.expires_at, action_time)
-            leased = bool(found[0][0])
-            before = row._replace(attempts=max(row.attempts, 1)) if leased else row
-            tried = before.attempts or before.crashes  # a new deadline resets both, but a cancel must know
-            update = Statement(  # [rule: new-version]
-                f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},next_time={due},"
-                f"{f'expires_at={server.instant(expires_at)},' if expires_at else ''}"
-                f"{'last_error=COALESCE(last_error,%s),' if tried else ''}"
-                f"gmt_modified={server.instant(now)} WHERE job_id={job_id:d} AND status={PENDING} "
-                f"AND version={row.version:d} AND attempts={row.attempts:d} AND crashes={row.crashes:d}"
-                f"{'' if leased else ' AND lease_owner IS NULL'}",
-                (TRIED_BEFORE,) if tried else (),
-            )
-            statements = [update]
+            before = row._replace(attempts=max(row.attempts, 1)) if found[0].leased else row
+            statements = [new_version(server, name, found[0], action_time, now, expiry)]
             if row.body_sha256 is not None:
                 statements.append(bodies.follow(self._shards.body_names[table], name, [job_id]))
-            if server.run(statements, transaction=True)[0].matched == 1:
-                return True, before
-            after = self.get(job_id)
-            own = (row.version + 1, now, action_time)
-            if after is not None and (after.version, after.gmt_modified, after.action_time) == own:
-                return True, before  # done by this call, whose first answer was lost
-        raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; try again")
+            began = time.monotonic()
+            try:
+                if server.run(statements, transaction=True, again=False)[0].matched == 1:
+                    return True, before
+            except Lost as exc:
+                if time.monotonic() - began > LOST_FAST_SECONDS:
+                    raise
+                unsure, cause = before, exc
+        raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; look at it") from cause
 
     def history(self, job_id: int) -> list[FailedTry]:
         """Return the kept failed tries of a task, oldest first; [] if there is no such task."""
@@ -305,17 +313,3 @@ class Store(Batches):
         server, name = self._shards.server_of[table], self._shards.names[table]
         rows = server.run([Statement(f"SELECT history FROM {name} WHERE job_id={job_id:d}")])[0].rows
         return parse(rows[0][0]) if rows else []
-
-    # --- purging -------------------------------------------------------------------------------------------
-
-    def purge(self, sizes: Mapping[int, int]) -> int:
-        """Delete those rows that are processed or cancelled, with their bodies. Returns how many were
-        deleted.
-
-        ``sizes`` is job_id -> bytes of its body, -1 without one.
-        """
-        return self.ended.delete(sizes, FINAL)
-
-    def purge_dead(self, sizes: Mapping[int, int]) -> int:
-        """Delete those rows that are dead, as ``purge`` does."""
-        return self.ended.delete(sizes, (TaskStatus.DEAD,))

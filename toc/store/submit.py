@@ -10,13 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, MetaData, Table, select
 from sqlalchemy import insert as core_insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from toc.model.body import Contents
+from toc.model.body import NO_BODIES, Contents
 from toc.model.errors import (
     DedupConflict,
     PartialSubmit,
@@ -52,6 +52,7 @@ THREADS = 8
 
 Then = Callable[[Sequence[TaskRow], Sequence[int]], None]
 """Callback for rows that are stored under these job_ids."""
+R = TypeVar("R")
 DedupKey = tuple[int, int, str]
 Declare = Callable[[MetaData, int, str | None], Table]
 
@@ -81,15 +82,21 @@ class Submitter:
         """End the threads. May be called twice; the object stays usable."""
         self._threads.close()
 
-    def insert(self, row: TaskRow, contents: Contents) -> int:
-        """Store one row in one round trip and return its job_id. Raises DedupConflict, SubmitUnknown."""
+    def insert(self, row: TaskRow, contents: Contents = NO_BODIES) -> int:
+        """Store and commit a row, with its body if it names one, in one round trip. Returns its job_id.
+
+        That is ``row.job_id``, a new one if that was taken, or that of the first task with this dedup_key.
+        Raises DedupConflict, SubmitUnknown (the connection broke at commit and stayed broken).
+        """
         server = self._shards.server_of[self._shards.table_of(row.job_id)]
         try:
             return self._store(server, [row], contents)[0]
         except _Ambiguous as exc:
             raise SubmitUnknown(exc.job_ids[0]) from exc.__cause__
 
-    def insert_each(self, rows: Sequence[TaskRow], contents: Contents) -> list[int | TocError | None]:
+    def insert_each(
+        self, rows: Sequence[TaskRow], contents: Contents = NO_BODIES
+    ) -> list[int | TocError | None]:
         """Store rows of different callers, all of one server, in one transaction. Returns each one's outcome.
 
         An outcome is the job_id or the error. None: certainly not stored, because of another row or because
@@ -114,11 +121,7 @@ class Submitter:
         self, server: DatabaseServer, rows: Sequence[TaskRow], outcomes: list[int | TocError | None]
     ) -> tuple[list[int], dict[int, int]]:
         """Decide what needs no insert. Returns the rows to insert, and which repeat another's dedup_key."""
-        first: dict[DedupKey, int] = {}
-        twins: dict[int, int] = {}
-        for index, row in enumerate(rows):
-            if row.dedup_key is not None and (earlier := first.setdefault(_key(row), index)) != index:
-                twins[index] = earlier
+        twins = _twins(rows)
         todo = [index for index in range(len(rows)) if index not in twins]
         health = self._shards.health[server]
         if health.troubled:
@@ -130,18 +133,13 @@ class Submitter:
         keyed = self._keyed(rows[index] for index in todo)
         if keyed:
             # Without waiting: another program may keep a transaction open in which it has inserted the key.
-            names = self._shards.names
-            looks = [
-                look
-                for table, part in keyed.items()
-                for look in sql.select_by_dedup(server, names[table], part, wait=False)
-            ]
+            looks = self._looks(server, keyed, wait=False)
             try:
                 found = {_key(row): row for row in sql.task_rows(server.run(looks, outwait=False))}
             except Locked:
                 return [index for index in todo if rows[index].dedup_key is None], twins
             except (StoreUnavailable, SchemaBehind) as exc:
-                self._note(server, exc)
+                note_away(self._shards, server, exc)
                 for index in todo:
                     outcomes[index] = None if isinstance(exc, (Transient, SchemaBehind)) else exc
                 return [], twins
@@ -165,7 +163,7 @@ class Submitter:
             stored = [
                 exc.done[n] if n in exc.done else SubmitUnknown(exc.unknown[n]) for n in range(len(part))
             ]
-            self._note(server, exc.__cause__)
+            note_away(self._shards, server, exc.__cause__)
         except Locked:
             health = self._shards.health[server]
             tables = {self._shards.table_of(row.job_id): None for row in part}
@@ -175,34 +173,31 @@ class Submitter:
         except (Transient, SchemaBehind, DedupConflict):  # of one of them; nothing is stored
             stored = [None] * len(part)
         except StoreUnavailable as exc:
-            self._note(server, exc)
+            note_away(self._shards, server, exc)
             stored = [exc] * len(part)
         for index, outcome in zip(rows, stored, strict=True):
             outcomes[index] = outcome
 
-    def insert_alone(self, row: TaskRow, contents: Contents) -> int | TocError:
+    def insert_alone(self, row: TaskRow, contents: Contents = NO_BODIES) -> int | TocError:
         """Store one row. Returns its job_id or its error; does not wait for a server known to be away."""
-        server = self._shards.server_of[self._shards.table_of(row.job_id)]
-        health = self._shards.health[server]
-        if health.troubled:
-            table = self._shards.table_of(row.job_id)
-            _, failed = health.sort_out({table: None}, writes=True)
-            if failed:
-                return failed[table]
-        try:
-            return self.insert(row, contents)
-        except TocError as exc:
-            self._note(server, exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
-            return exc
+        return alone(self._shards, row, lambda: self.insert(row, contents))
 
-    def _note(self, server: DatabaseServer, error: BaseException | None) -> None:
-        """Mark a server that is out of reach, so that no other caller waits for it."""
-        if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, Crowded)):
-            self._shards.health[server].mark_away(error)
+    def insert_many(
+        self,
+        rows: Sequence[TaskRow],
+        then: Then = lambda _rows, _job_ids: None,
+        contents: Contents = NO_BODIES,
+    ) -> list[int]:
+        """Store rows, in chunks of up to 1,000 (less with bodies) per transaction and round trip. Returns
+        job_ids in order.
 
-    def insert_many(self, rows: Sequence[TaskRow], then: Then, contents: Contents) -> list[int]:
-        """Store rows in chunks and return their job_ids in order. Raises DedupConflict, PartialSubmit."""
-        same_as = _repeated_keys(rows)
+        ``then`` gets the rows of each chunk and their job_ids, perhaps on another thread, while the next
+        chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
+        anything is written; PartialSubmit when a server failed after some were.
+        """
+        same_as = _twins(rows)
+        for index, earlier in same_as.items():
+            same_task(rows[index], rows[earlier], stored=False)
         stored: dict[int, int] = {}
         self._find_stored([index for index in range(len(rows)) if index not in same_as], rows, stored)
         todo = [index for index in range(len(rows)) if index not in same_as and index not in stored]
@@ -275,7 +270,7 @@ class Submitter:
         for index in keyed:
             other = found.get(_key(rows[index]))
             if other is not None:
-                stored[index] = _same_task(rows[index], other)
+                stored[index] = same_task(rows[index], other)
 
     def _chunks(
         self, indexes: Iterable[int], rows: Sequence[TaskRow]
@@ -370,8 +365,8 @@ class Submitter:
         for index, row in todo.items():
             other = by_key.get(_key(row)) if row.dedup_key is not None else None
             if other is not None:
-                done[index] = _same_task(row, other)
-            elif sent and row.job_id in by_id and _equal(row, by_id[row.job_id]):  # [rule: resend]
+                done[index] = same_task(row, other)
+            elif sent and row.job_id in by_id and equal(row, by_id[row.job_id]):  # [rule: resend]
                 done[index] = row.job_id
             elif row.job_id in taken:
                 remaining[index] = self._renamed(row)
@@ -391,9 +386,11 @@ class Submitter:
                 keyed.setdefault(self._shards.table_of(row.job_id), []).append(row)
         return keyed
 
-    def _looks(self, server: DatabaseServer, keyed: dict[int, list[TaskRow]]) -> list[Statement]:
+    def _looks(
+        self, server: DatabaseServer, keyed: dict[int, list[TaskRow]], *, wait: bool = True
+    ) -> list[Statement]:
         """Return statements that read the rows with these dedup_keys, after waiting for transactions that
-        insert one.
+        insert one, unless ``wait`` is False.
 
         An INSERT would wait too; but then, and afterwards in a caller's transaction, it locks the gap before
         the row as well, and with it every biz_id in between.
@@ -402,7 +399,7 @@ class Submitter:
         return [
             statement
             for table, part in keyed.items()
-            for statement in sql.select_by_dedup(server, names[table], part)
+            for statement in sql.select_by_dedup(server, names[table], part, wait=wait)
         ]
 
     def _by_dedup(self, server: DatabaseServer, keyed: dict[int, list[TaskRow]]) -> dict[DedupKey, TaskRow]:
@@ -410,8 +407,11 @@ class Submitter:
 
     # --- in the caller's transaction ---------------------------------------------------------------------
 
-    def insert_with(self, connection: Connection, row: TaskRow, contents: Contents) -> int:
-        """Insert in the caller's transaction, which this never ends. Raises WrongShardConnection."""
+    def insert_with(self, connection: Connection, row: TaskRow, contents: Contents = NO_BODIES) -> int:
+        """Store a row in the caller's open transaction, which this never ends. Returns its job_id.
+
+        Raises WrongShardConnection unless the connection leads to the server of the row's table.
+        """
         table = self._shards.table_of(row.job_id)
         server = self._shards.server_of[table]
         core = self._core_table(task_table, table)
@@ -423,7 +423,7 @@ class Submitter:
                     other = _look(connection, core, row)
                     other = other or self._by_dedup(server, self._keyed([row])).get(_key(row))
                     if other is not None:
-                        return _same_task(row, other)
+                        return same_task(row, other)
                 if clashed:  # and not with another's dedup_key, so the job_id is taken
                     row = self._renamed(row)
                 try:
@@ -476,6 +476,28 @@ class Submitter:
         return core
 
 
+def alone(shards: Shards, row: TaskRow, store: Callable[[], R]) -> R | TocError:
+    """Return what ``store`` returns, or its error; it is not called while the row's server is known to be
+    away or its table locked."""
+    table = shards.table_of(row.job_id)
+    server = shards.server_of[table]
+    if shards.health[server].troubled:
+        _, failed = shards.health[server].sort_out({table: None}, writes=True)
+        if failed:
+            return failed[table]
+    try:
+        return store()
+    except TocError as exc:
+        note_away(shards, server, exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
+        return exc
+
+
+def note_away(shards: Shards, server: DatabaseServer, error: BaseException | None) -> None:
+    """Mark a server that is out of reach, so that no other caller waits for it."""
+    if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, Crowded)):
+        shards.health[server].mark_away(error)
+
+
 def _look(connection: Connection, core: Table, row: TaskRow) -> TaskRow | None:
     """Return the row with this dedup_key if the caller's transaction sees one, above all its own.
 
@@ -511,30 +533,26 @@ def _key(row: TaskRow) -> DedupKey:
     return row.biz_type, row.biz_id, row.dedup_key or ""
 
 
-def _repeated_keys(rows: Sequence[TaskRow]) -> dict[int, int]:
-    """Return which rows repeat the dedup_key of an earlier one, by position. Raises DedupConflict."""
+def _twins(rows: Sequence[TaskRow]) -> dict[int, int]:
+    """Return which rows repeat the dedup_key of an earlier one, by position."""
     first: dict[DedupKey, int] = {}
-    same_as: dict[int, int] = {}
-    for index, row in enumerate(rows):
-        if row.dedup_key is None:
-            continue
-        earlier = first.setdefault(_key(row), index)
-        if earlier != index:
-            _same_task(row, rows[earlier], stored=False)
-            same_as[index] = earlier
-    return same_as
+    return {
+        index: earlier
+        for index, row in enumerate(rows)
+        if row.dedup_key is not None and (earlier := first.setdefault(_key(row), index)) != index
+    }
 
 
 def _same(row: TaskRow, other: TaskRow, job_id: int) -> int | DedupConflict:
     """Return the job_id of the stored task ``other`` that has this row's dedup_key, or the conflict."""
     try:
-        _same_task(row, other._replace(job_id=job_id))
+        same_task(row, other._replace(job_id=job_id))
     except DedupConflict as exc:
         return exc
     return job_id
 
 
-def _same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
+def same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
     """Return the job_id of the task that has this row's dedup_key. Raises DedupConflict if it differs."""
     same = row.attribute == other.attribute and row.biz_key == other.biz_key
     if same and row.body_sha256 == other.body_sha256:
@@ -547,7 +565,7 @@ def _same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
     )
 
 
-def _equal(row: TaskRow, other: TaskRow) -> bool:
+def equal(row: TaskRow, other: TaskRow) -> bool:
     """Whether ``other`` is ``row`` as submitted, whatever changed since."""
     return all(
         getattr(row, name) == getattr(other, name)

@@ -1,7 +1,5 @@
 """The table of topic templates, and the creation of topics by them."""
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 import json
@@ -9,36 +7,40 @@ from collections.abc import Mapping
 from typing import Any
 
 from toc.model.clock import Clock
-from toc.model.errors import InvalidInput, NameTaken, StoreUnavailable, UnknownTemplate
+from toc.model.errors import InvalidInput, UnknownTemplate, shown
 from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.observe.log import get_logger
-from toc.store.server import DatabaseServer, Duplicate, Param, Statement
+from toc.store.first import TRIES, FirstTable
+from toc.store.server import DatabaseServer, Statement
 from toc.store.topics import TopicTable
 
 log = get_logger(__name__)
 
-_TRIES = 5
 
-
-class TemplateTable:
+class TemplateTable(FirstTable):
     """The templates. Any method raises StoreUnavailable or SchemaBehind."""
 
     def __init__(self, server: DatabaseServer, table: str, topics: TopicTable, clock: Clock) -> None:
-        self._server = server
+        super().__init__(server, table, clock)
         self._topics = topics
-        self._table = table
-        self._clock = clock
 
     def list(self) -> list[Template]:
         """Return all templates, by pattern."""
         return list(self.versions())
 
+    def get(self, pattern: str) -> Template:
+        """Return one. Raises UnknownTemplate."""
+        found = next((each for each in self.list() if each.pattern == pattern), None)
+        if found is None:
+            raise UnknownTemplate(f"there is no template {shown(pattern)}; `toc template list` shows all")
+        return found
+
     def versions(self) -> dict[Template, int]:
         """Return all templates by pattern, each with its version, which guards what is done by it."""
         select = f"SELECT pattern,policies,most_topics,version FROM {self._table} ORDER BY pattern"
         found: dict[Template, int] = {}
-        for pattern, policies, most, version in self._server.run([Statement(select)])[0].rows:
+        for pattern, policies, most, version in self._rows(select):
             try:
                 found[Template(pattern, json.loads(policies), most)] = version
             except (ValueError, TypeError, InvalidInput) as exc:  # of a later version, or edited by hand
@@ -47,43 +49,37 @@ class TemplateTable:
 
     def create(self, template: Template) -> None:
         """Add a template. Raises NameTaken."""
-        now = self._server.instant(self._clock.now_ms())
+        now = self._now()
         insert = (
             f"INSERT INTO {self._table} (pattern,policies,most_topics,gmt_create,gmt_modified,version) "
             f"VALUES (%s,%s,{template.most_topics:d},{now},{now},0)"
         )
-        try:
-            self._server.run(
-                [Statement(insert, [template.pattern, json.dumps(dict(template.policies))])], again=False
-            )
-        except Duplicate as exc:
-            raise NameTaken(f"there is a template {template.pattern!r} already; alter it") from exc
+        texts = [template.pattern, json.dumps(dict(template.policies))]
+        self._add(insert, texts, f"there is a template {template.pattern!r} already; alter it")
 
     def alter(self, pattern: str, policies: Mapping[str, Any], most_topics: int | None) -> Template:
         """Change policies of a template, or its cap. Topics that it has made stay as they are.
 
         Raises UnknownTemplate and InvalidInput.
         """
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             found = next((each for each in self.versions().items() if each[0].pattern == pattern), None)
             if found is None:
                 raise UnknownTemplate(f"there is no template {pattern!r}; `toc template list` shows all")
             template, version = found
             changed = template.altered(policies, most_topics)
-            now = self._server.instant(self._clock.now_ms())
-            params: list[Param] = [json.dumps(dict(changed.policies)), pattern]
+            params = [json.dumps(dict(changed.policies)), pattern]
             update = (
                 f"UPDATE {self._table} SET policies=%s,most_topics={changed.most_topics:d},"
-                f"gmt_modified={now},version=version+1 WHERE pattern=%s AND version={version:d}"
+                f"gmt_modified={self._now()},version=version+1 WHERE pattern=%s AND version={version:d}"
             )
-            if self._server.run([Statement(update, params)], again=False)[0].matched == 1:
+            if self._write(update, params) == 1:
                 return changed
-        raise StoreUnavailable(f"{self._server.name}: template {pattern!r} keeps changing; try again")
+        raise self._keeps_changing(f"template {pattern!r}")
 
     def delete(self, pattern: str) -> None:
         """Remove a template. Topics that it has made stay. Raises UnknownTemplate."""
-        delete = f"DELETE FROM {self._table} WHERE pattern=%s"
-        if not self._server.run([Statement(delete, [pattern])], again=False)[0].matched:
+        if not self._write(f"DELETE FROM {self._table} WHERE pattern=%s", [pattern]):
             raise UnknownTemplate(f"there is no template {pattern!r}; `toc template list` shows all")
 
     def create_topic(self, topic: Topic, pattern: str, version: int) -> bool:

@@ -4,18 +4,16 @@ A row stays for good: the name of a revoked token is not used again, so that the
 change adds one to a version, so (number of rows, sum of versions) is another after every change.
 """
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
 from toc.model.access import Role, Token
-from toc.model.clock import Clock
-from toc.model.errors import InvalidInput, NameTaken, UnknownToken
+from toc.model.errors import InvalidInput, UnknownToken
 from toc.observe.log import get_logger
-from toc.store.server import DatabaseServer, Duplicate, Param, Statement
+from toc.store.first import FirstTable
+from toc.store.server import Param, Statement
 
 log = get_logger(__name__)
 
@@ -23,13 +21,8 @@ State = tuple[int, int]
 """The number of tokens and the sum of their versions."""
 
 
-class TokenTable:
+class TokenTable(FirstTable):
     """The tokens. Any method raises StoreUnavailable or SchemaBehind."""
-
-    def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
-        self._server = server
-        self._table = table
-        self._clock = clock
 
     def create(self, token: Token, sha256: bytes) -> None:
         """Add a token. Raises NameTaken."""
@@ -48,16 +41,12 @@ class TokenTable:
             limits,
             token.created_by,
         ]
-        try:
-            self._server.run([Statement(insert, texts)], again=False)
-        except Duplicate as exc:
-            raise NameTaken(f"there is, or was, a token {token.name!r} already; give another name") from exc
+        self._add(insert, texts, f"there is, or was, a token {token.name!r} already; give another name")
 
     def revoke(self, name: str) -> Token:
         """End a token for good and return it. Revoking it again changes nothing. Raises UnknownToken."""
-        now = self._server.instant(self._clock.now_ms())
         update = (
-            f"UPDATE {self._table} SET revoked_at={now},version=version+1 "
+            f"UPDATE {self._table} SET revoked_at={self._now()},version=version+1 "
             "WHERE name=%s AND revoked_at IS NULL"
         )
         self._server.run([Statement(update, [name])])
@@ -77,9 +66,7 @@ class TokenTable:
 
     def state(self) -> State:
         """Return what tells whether any token has changed."""
-        select = f"SELECT COUNT(*),COALESCE(SUM(version),0) FROM {self._table}"
-        ((count, versions),) = self._server.run([Statement(select)])[0].rows
-        return int(count), int(versions)
+        return self._state("version")
 
     def _select(self, rest: str, *params: str) -> Sequence[tuple[bytes, Token]]:
         ms = self._server.milliseconds
@@ -88,7 +75,7 @@ class TokenTable:
             f"{ms('gmt_create')} FROM {self._table} {rest}"
         )
         tokens = []
-        for row in self._server.run([Statement(select, params)])[0].rows:
+        for row in self._rows(select, params):
             sha256, name, roles, topics, limits, end, revoked, by, created = row
             try:
                 known = frozenset(Role(role) for role in json.loads(roles))

@@ -1,7 +1,5 @@
 """The topic table: topics and their policies."""
 
-# ruff: noqa: S608 - SQL is made of our own names and of numbers; texts are parameters (toc.store.server)
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,19 +10,19 @@ from typing import Any
 from toc.model import features
 from toc.model.catalog import TopicsRead
 from toc.model.clock import Clock
-from toc.model.errors import InvalidTopic, StoreUnavailable, TopicClosed, TopicExists, UnknownTopic
+from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopic
 from toc.model.topic import Backoff, Delivery, Topic, TopicType, check_topic_name
 from toc.observe.log import get_logger
+from toc.store.first import TRIES, FirstTable
 from toc.store.server import DatabaseServer, Duplicate, Param, Statement
 
 log = get_logger(__name__)
 
 _FIELDS = tuple(field.name for field in fields(Topic))
 _FIXED = frozenset({"name", "biz_type", "former_slots", "delivery"})
-_TRIES = 5
 
 
-class TopicTable:
+class TopicTable(FirstTable):
     """The topics. Unique keys on name and biz_type keep two hosts from disagreeing.
 
     Any method raises StoreUnavailable or SchemaBehind.
@@ -33,11 +31,9 @@ class TopicTable:
     def __init__(
         self, server: DatabaseServer, table: str, *, retired: str, identity: str, clock: Clock
     ) -> None:
-        self._server = server
-        self._table = table
+        super().__init__(server, table, clock)
         self._retired = retired
         self._identity = identity
-        self._clock = clock
 
     def list(self) -> list[Topic]:
         """Return all topics, by name."""
@@ -75,7 +71,7 @@ class TopicTable:
 
         ``before`` and ``after`` run in the same transaction. Raises TopicExists.
         """
-        now = self._server.instant(self._clock.now_ms())
+        now = self._now()
         marks, values = _literals(topic, _FIELDS)
         insert = (
             f"INSERT INTO {self._table} ({','.join(_FIELDS)},gmt_create,gmt_modified,version) "
@@ -98,15 +94,11 @@ class TopicTable:
         ``stop_consuming``. Raises UnknownTopic, and InvalidTopic for a value out of range or a field that
         cannot change.
         """
-        check_topic_name(name)
         for field in changes:
             if field not in _FIELDS or field in _FIXED:
                 raise InvalidTopic(f"{field} of a topic cannot be changed")
-        for _ in range(_TRIES):
-            found = self._select("name=%s", name)
-            if not found:
-                raise UnknownTopic(f"there is no topic {name!r}")
-            topic, version = found[0]
+        for _ in range(TRIES):
+            topic, version = self.seen(name)
             if topic.closed and changes.get("closed", True):
                 raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` ends that")
             changed = replace(topic, **_typed(changes))
@@ -116,21 +108,10 @@ class TopicTable:
                 changed = replace(changed, former_slots=0 if largest == changed.slot_amount else largest)
             names = (*changes, "former_slots")
             marks, params = _literals(changed, names)
-            sets = "".join(f"{field}={mark}," for field, mark in zip(names, marks, strict=True))
-            now = self._server.instant(self._clock.now_ms())
-            result = self._server.run(
-                [
-                    Statement(
-                        f"UPDATE {self._table} SET {sets}gmt_modified={now},version=version+1 "
-                        f"WHERE name=%s AND version={version:d}",
-                        [*params, name],
-                    )
-                ],
-                again=False,
-            )
-            if result[0].matched == 1:
+            sets = [f"{field}={mark}" for field, mark in zip(names, marks, strict=True)]
+            if self._update(",".join(sets), f"name=%s AND version={version:d}", *params, name):
                 return changed
-        raise StoreUnavailable(f"{self._server.name}: topic {name!r} keeps changing; try again")
+        raise self._keeps_changing(f"topic {name!r}")
 
     def seen(self, name: str) -> tuple[Topic, int]:
         """Return a topic and its version, which every change ends. Raises UnknownTopic."""
@@ -154,21 +135,19 @@ class TopicTable:
         The biz_type is retired first, in a transaction of its own: whoever finds the topic gone finds that
         too. If this stops in between, it is to be repeated.
         """
-        now = self._server.instant(self._clock.now_ms())
+        now = self._now()
         insert = (
             f"INSERT INTO {self._retired} (biz_type,name,retention,gmt_create) "
             f"VALUES ({topic.biz_type:d},%s,{topic.retention:d},{now})"
         )
         with suppress(Duplicate):  # an earlier attempt has stopped after this
-            self._server.run([Statement(insert, [topic.name])], again=False)
+            self._write(insert, [topic.name])
         delete = f"DELETE FROM {self._table} WHERE name=%s AND closed=1 AND version={version:d}"
-        (result,) = self._server.run([Statement(delete, [topic.name])], again=False)
-        return result.matched == 1
+        return self._write(delete, [topic.name]) == 1
 
     def retired(self) -> dict[int, int]:
         """Return the biz_types of deleted topics, and for how many seconds their finished rows are kept."""
-        (result,) = self._server.run([Statement(f"SELECT biz_type,retention FROM {self._retired}")])
-        return dict(result.rows)
+        return dict(self._rows(f"SELECT biz_type,retention FROM {self._retired}"))
 
     def keep_consuming(self, name: str, slot_amount: int) -> bool:
         """Consume the slots of this amount, which a pending row has, whatever the topic's amount is.
@@ -193,16 +172,13 @@ class TopicTable:
             topic.name,
         )
 
-    def _update(self, sets: str, where: str, name: str) -> bool:
-        now = self._server.instant(self._clock.now_ms())
-        update = f"UPDATE {self._table} SET {sets},gmt_modified={now},version=version+1 WHERE {where}"
-        (result,) = self._server.run([Statement(update, [name])], again=False)
-        return result.matched == 1
+    def _update(self, sets: str, where: str, *params: Param) -> bool:
+        change = f"SET {sets},gmt_modified={self._now()},version=version+1"
+        return self._write(f"UPDATE {self._table} {change} WHERE {where}", params) == 1
 
     def _select(self, where: str, *params: Param) -> Sequence[tuple[Topic, int]]:
         select = f"SELECT {','.join(_FIELDS)},version FROM {self._table} WHERE {where}"
-        (result,) = self._server.run([Statement(select, params)])
-        return _topics(result.rows)
+        return _topics(self._rows(select, params))
 
 
 def _topics(rows: Sequence[Any]) -> Sequence[tuple[Topic, int]]:

@@ -1,0 +1,106 @@
+"""Somebody else's Redis, read and never written: what ``toc import`` takes jobs from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from toc.index.connections import NONSENSE, Command, RedisNodes
+from toc.index.url import Topology, parse
+from toc.model.errors import ConfigError, IndexUnavailable
+
+PAGE = 1000
+TIMEOUT_SECONDS = 30.0
+FOREVER = -1
+"""The ttl (ms) of a key that never expires."""
+GONE = -2
+
+
+class Foreign:
+    """A connection to another system's Redis: a single server, or the master behind sentinels.
+
+    For one thread. Raises ConfigError for a bad URL, IndexUnavailable if the server cannot be read.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            location = parse(url)
+        except ConfigError as exc:
+            raise ConfigError(str(exc).replace("TOC_REDIS_URL", "--redis")) from None
+        if location.kind is Topology.CLUSTER:
+            raise ConfigError("--redis names a cluster, where neither youzan nor lmstfy keeps jobs")
+        nodes = RedisNodes(location, connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS)
+        self._node = nodes.masters()[0]
+        self._wire = self._node.open()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._wire.close()
+
+    def now_ms(self) -> int:
+        """Return the server's time."""
+        ((seconds, microseconds),) = self._ask([("TIME",)])
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    def keys(self, pattern: str, kind: str) -> Iterator[list[bytes]]:
+        """Yield the keys of a type (``string``, ``list``, ``zset``), in pages.
+
+        Keys that are there all the time are found, perhaps twice.
+        """
+        cursor: bytes | int = 0
+        while True:
+            ((cursor, found),) = self._ask([("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE, "TYPE", kind)])
+            if found:
+                yield list(found)
+            if int(cursor) == 0:
+                return
+
+    def scores(self, key: str | bytes) -> Iterator[list[tuple[bytes, float]]]:
+        """Yield the members of a sorted set with their scores, in pages; some perhaps twice."""
+        cursor: bytes | int = 0
+        while True:
+            ((cursor, flat),) = self._ask([("ZSCAN", key, cursor, "COUNT", PAGE)])
+            if flat:
+                yield [(member, float(score)) for member, score in zip(flat[::2], flat[1::2], strict=True)]
+            if int(cursor) == 0:
+                return
+
+    def items(self, key: str | bytes) -> Iterator[list[bytes]]:
+        """Yield the elements of a list, in pages from its right end, where the others take them."""
+        end = -1
+        while True:
+            (found,) = self._ask([("LRANGE", key, end - PAGE + 1, end)])
+            if found:
+                yield list(reversed(found))
+            if len(found) < PAGE:
+                return
+            end -= PAGE
+
+    def values(self, keys: Sequence[bytes]) -> list[tuple[bytes, int] | None]:
+        """Return texts with the milliseconds that they are still there (FOREVER); None for other keys."""
+        if not keys:
+            return []
+        found = self._ask([(command, key) for key in keys for command in ("GET", "PTTL")], errors=True)
+        return [
+            (value, int(ttl)) if isinstance(value, bytes) and ttl != GONE else None
+            for value, ttl in zip(found[::2], found[1::2], strict=True)
+        ]
+
+    def _ask(self, commands: Sequence[Command], *, errors: bool = False) -> list[Any]:
+        """Return the replies; with ``errors`` an error reply is a value."""
+        try:
+            self._wire.send(commands)
+            replies = [self._wire.read() for _ in commands]
+        except (RedisError, OSError, *NONSENSE) as exc:
+            raise IndexUnavailable(
+                f"Redis at {self._node.address} cannot be read ({type(exc).__name__}); run this again"
+            ) from exc
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, RedisError) and not (errors and "WRONGTYPE" in str(reply)):
+                raise IndexUnavailable(
+                    f"Redis at {self._node.address} refuses {command[0]!s} ({type(reply).__name__}); its "
+                    f"user needs +@read, +info and +time on all keys"
+                ) from None
+        return replies

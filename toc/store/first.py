@@ -1,0 +1,48 @@
+"""What the small tables that only the first database has share: topics, templates, tokens, targets, audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toc.model.clock import Clock
+from toc.model.errors import NameTaken, StoreUnavailable
+from toc.store.server import DatabaseServer, Duplicate, Param, Statement
+
+TRIES = 5
+"""How often a change is made again that others were faster than."""
+
+
+class FirstTable:
+    """One of these tables. Any method raises StoreUnavailable or SchemaBehind."""
+
+    def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
+        self._server = server
+        self._table = table
+        self._clock = clock
+
+    def _now(self) -> str:
+        """Now as SQL."""
+        return self._server.instant(self._clock.now_ms())
+
+    def _rows(self, select: str, params: Sequence[Param] = ()) -> Sequence[Any]:
+        return self._server.run([Statement(select, params)])[0].rows
+
+    def _write(self, change: str, params: Sequence[Param] = ()) -> int:
+        """Make a change once. Returns how many rows it matched. Raises Duplicate."""
+        return self._server.run([Statement(change, params)], again=False)[0].matched
+
+    def _add(self, insert: str, params: Sequence[Param], taken: str) -> None:
+        """Insert a row. Raises NameTaken, with this text."""
+        try:
+            self._write(insert, params)
+        except Duplicate as exc:
+            raise NameTaken(taken) from exc
+
+    def _state(self, column: str) -> tuple[int, int]:
+        """Return the number of rows and the sum of a column, which tell whether any row has changed."""
+        ((count, total),) = self._rows(f"SELECT COUNT(*),COALESCE(SUM({column}),0) FROM {self._table}")
+        return int(count), int(total)
+
+    def _keeps_changing(self, what: str) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._server.name}: {what} keeps changing; try again")

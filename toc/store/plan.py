@@ -1,0 +1,374 @@
+"""What a put does, decided on rows that were read: the statements of its transaction.
+
+Each statement is guarded by what was read, so a decision that has become wrong changes nothing and is made
+again. A request's own row comes first: its key is unique, so a second transaction of the same request waits
+for the first, and then fails as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from toc.model.body import NO_BODIES, Content, Contents
+from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.errors import TaskExists
+from toc.model.task import OnConflict, Put, PutOutcome, Request, TaskRow, TaskStatus, check_expiry
+from toc.store import bodies, requests
+from toc.store import rows as sql
+from toc.store.leases import LEASED_IS_TRIED
+from toc.store.pulls import moved
+from toc.store.requests import LOCKS, literal
+from toc.store.server import DatabaseServer, Result, Statement
+from toc.store.shards import Shards
+from toc.store.submit import same_task
+
+PENDING, CANCELLED = int(TaskStatus.PENDING), int(TaskStatus.CANCELLED)
+
+TRIED_BEFORE = "a try for a former time had begun"
+"""last_error of a tried task without another error, after a new deadline has restored all tries."""
+
+
+class ToPut(NamedTuple):
+    """A row to put. ``across``: further biz_types under which its dedup_key names the same task."""
+
+    row: TaskRow
+    contents: Contents = NO_BODIES
+    on_conflict: OnConflict = OnConflict.REPLACE
+    across: Collection[int] = ()
+    request: Request | None = None
+
+    @property
+    def types(self) -> list[int]:
+        """The biz_types under which its dedup_key names the same task."""
+        types = {self.row.biz_type, *self.across} if self.row.dedup_key is not None else {self.row.biz_type}
+        return sorted(types)
+
+
+class Stored(NamedTuple):
+    """What a put did. ``inserted``: the new row, if any. ``before``: the pending rows that it replaced, as
+    they were; a leased one counts as tried. ``due``: when a replaced row is due now (ms)."""
+
+    put: Put
+    inserted: TaskRow | None = None
+    before: Sequence[TaskRow] = ()
+    due: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A stored row, and what may run of it. ``until``: when its lease or hand-out ends or has ended (ms), 0
+    if none."""
+
+    row: TaskRow
+    leased: bool
+    pulled: bool
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the transaction of a put does, besides inserting ``stored.inserted``.
+
+    ``request`` is stored with the answer. ``lock`` makes sure that nobody else uses the name. ``ended`` are
+    rows that lose it. ``changes`` are guarded: if ``telling``, the place of one of them, matches no row, none
+    of them does anything.
+    """
+
+    asked: ToPut
+    stored: Stored
+    request: Request | None = None
+    lock: Sequence[Statement] = ()
+    ended: Sequence[int] = ()
+    changes: Sequence[Statement] = ()
+    telling: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.request or self.changes or self.stored.inserted)
+
+
+class Planner:
+    """Plans puts for the tables of some servers."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def plan(
+        self,
+        server: DatabaseServer,
+        asked: ToPut,
+        found: Sequence[Seen],
+        now: int,
+        strangers: Sequence[int] = (),
+    ) -> Plan:
+        """Return what a put does at ``now`` (ms), if these rows have its dedup_key.
+
+        ``strangers``: rows that have it under a topic where it does not name the same task.
+
+        Raises DedupConflict, TaskExists, InvalidExpiry.
+        """
+        row = asked.row
+        if not found:
+            return self._insert(server, asked, found, now, strangers)
+        for seen in found:
+            if row.biz_key != seen.row.biz_key:
+                same_task(row, seen.row)  # raises: two texts with one number
+        first = min(
+            found, key=lambda seen: (seen.row.status != PENDING, seen.row.biz_type != row.biz_type)
+        ).row
+        if asked.on_conflict is OnConflict.ERROR:
+            raise TaskExists(
+                f"dedup_key {row.dedup_key!r} names task {first.job_id} already; on_conflict='replace' would "
+                f"replace it",
+                first.job_id,
+            )
+        if asked.on_conflict is OnConflict.KEEP:
+            kept = Put(same_task(row, first), PutOutcome.KEPT)
+            return Plan(asked, Stored(kept), asked.request)
+        pending = [seen for seen in found if seen.row.status == PENDING]
+        if len(pending) == 1 and pending[0].row.biz_type == row.biz_type:
+            return self._renew(server, asked, pending[0], now)
+        return self._insert(server, asked, found, now, strangers)
+
+    def _renew(self, server: DatabaseServer, asked: ToPut, seen: Seen, now: int) -> Plan:
+        """Replace a pending task: it keeps its job_id and slot, and gets all the rest anew."""
+        row, before = asked.row, seen.row
+        table = self._shards.table_of(before.job_id)
+        name, body_name = self._shards.names[table], self._shards.body_names[table]
+        check_expiry(row.expires_at, row.action_time)
+        put = Put(before.job_id, _replaced([seen], now))
+        changes = []
+        if asked.request is not None:
+            # The row stays as it is from here on: either both statements that look at it change something, or
+            # neither.
+            into = self._shards.request_names[table]
+            of_row = f"{name} WHERE job_id={before.job_id:d}"
+            source = f"{of_row} AND {as_read(seen)}"
+            changes = [
+                Statement(f"SELECT job_id FROM {of_row}{server.for_update}"),
+                requests.insert_if(server, into, asked.request, put, now, source),
+            ]
+        telling = len(changes)
+        body = "NULL,body_sha256=NULL"
+        if row.body_sha256 is not None:
+            body = f"{row.body_length:d},body_sha256={literal(row.body_sha256)}"
+        expiry = server.instant(row.expires_at) if row.expires_at else "NULL"
+        more = f"attribute=%s,tries={row.tries:d},expires_at={expiry},body_length={body},"
+        changes.append(new_version(server, name, seen, row.action_time, now, more, [row.attribute]))
+        if before.body_sha256 is not None and before.body_sha256 == row.body_sha256:
+            changes.append(bodies.follow(body_name, name, [before.job_id]))
+        else:
+            if before.body_sha256 is not None:
+                changes.append(bodies.delete_former(body_name, name, before.job_id))
+            if row.body_sha256 is not None:
+                version = before.version + 1
+                content = asked.contents[row.body_sha256]
+                changes.append(
+                    bodies.insert_if(body_name, name, before.job_id, version, row.body_sha256, content)
+                )
+        due = max(row.action_time, 0 if seen.leased else seen.until)
+        return Plan(asked, Stored(put, None, [_tried(seen)], due), changes=changes, telling=telling)
+
+    def _insert(
+        self,
+        server: DatabaseServer,
+        asked: ToPut,
+        found: Sequence[Seen],
+        now: int,
+        strangers: Sequence[int],
+    ) -> Plan:
+        """Store a new task; those that had its dedup_key lose it, and end if they are pending.
+
+        A unique key stops a second task of the name. If the name holds over several topics, a lock of the
+        name comes first, because the unique key is that of one topic.
+        """
+        row = asked.row
+        name = self._shards.names[self._shards.table_of(row.job_id)]
+        pending = [seen for seen in found if seen.row.status == PENDING]
+        put = Put(row.job_id, _replaced(pending, now) if pending else PutOutcome.NEW)
+        after = max((seen.until for seen in pending), default=0)
+        row = row._replace(next_time=max(row.next_time, after))
+        at, tried = server.instant(now), LEASED_IS_TRIED.format(greatest=server.greatest)
+        cancels = [
+            Statement(
+                f"UPDATE {name} SET status={CANCELLED},attempts={tried},next_time={at},gmt_modified={at},"
+                f"dedup_key=NULL WHERE job_id={seen.row.job_id:d} AND {as_read(seen)}"
+            )
+            for seen in pending
+        ]
+        return Plan(
+            asked,
+            Stored(put, row, [_tried(seen) for seen in pending]),
+            asked.request,
+            lock=self._lock(server, asked, found, now, strangers) if len(asked.types) > 1 else (),
+            ended=[seen.row.job_id for seen in found if seen.row.status != PENDING],
+            changes=cancels,
+        )
+
+    def _lock(
+        self,
+        server: DatabaseServer,
+        asked: ToPut,
+        found: Sequence[Seen],
+        now: int,
+        strangers: Sequence[int],
+    ) -> list[Statement]:
+        """Return statements that lock the dedup_key over all its topics, and fail as a duplicate unless the
+        rows that have it are those that were read, as they were read.
+
+        They lock nobody who uses another name, except that of one in LOCKS; a lock of the gap where the
+        name's rows would be could stop any other task.
+        """
+        row = asked.row
+        assert row.dedup_key is not None  # noqa: S101 - else it has one type
+        table = self._shards.table_of(row.job_id)
+        name, request_name = self._shards.names[table], self._shards.request_names[table]
+        number = int.from_bytes(hashlib.sha256(row.dedup_key.encode() + b"%d" % row.biz_id).digest()[:4])
+        stripe = literal(hashlib.sha256(b"lock%d" % (number % LOCKS)).digest())
+        into = f"INSERT INTO {request_name} (request_key,payload,gmt_create)"
+        values = f"{stripe},{stripe},{server.instant(now)}"
+        statements = [Statement(server.or_lock(f"{into} VALUES ({values})"))]
+        if found:
+            ids = sql.numbers(seen.row.job_id for seen in found)
+            statements.append(
+                Statement(f"SELECT job_id FROM {name} WHERE job_id IN ({ids}){server.for_update}")
+            )
+        known = sql.numbers([0, *(seen.row.job_id for seen in found), *strangers])
+        other = (
+            f"EXISTS(SELECT 1 FROM {name} WHERE biz_id={row.biz_id:d} AND dedup_key=%s "
+            f"AND job_id NOT IN ({known}))"
+        )
+        same = [
+            f"EXISTS(SELECT 1 FROM {name} WHERE job_id={seen.row.job_id:d} AND dedup_key=%s AND "
+            f"{as_read(seen) if seen.row.status == PENDING else f'status={seen.row.status:d}'})"
+            for seen in found
+        ]
+        changed = " OR ".join([other, *(f"NOT {one}" for one in same)])
+        statements.append(
+            Statement(
+                f"{into} SELECT {values} FROM (SELECT 1 AS one) t WHERE {changed}",
+                [row.dedup_key.encode()] * (1 + len(same)),
+            )
+        )
+        return statements
+
+    def transaction(
+        self, server: DatabaseServer, plans: Sequence[Plan], now: int
+    ) -> tuple[list[Statement], list[int | None]]:
+        """Return the statements of one transaction for plans of different names, and where in it each plan's
+        telling statement is.
+
+        Rows are locked in one order, whoever asks: requests, names, tables, and in a table by name.
+        """
+        statements: list[Statement] = []
+        table_of, names = self._shards.table_of, self._shards.names
+        answers: dict[str, list[tuple[Request, Put]]] = {}
+        ended: dict[int, list[int]] = {}
+        inserted: dict[int, list[TaskRow]] = {}
+        contents: dict[bytes, Content] = {}
+        for plan in plans:
+            table = table_of(plan.asked.row.job_id)
+            if plan.request is not None:
+                into = self._shards.request_names[table]
+                answers.setdefault(into, []).append((plan.request, plan.stored.put))
+            ended.setdefault(table, []).extend(plan.ended)
+            if plan.stored.inserted is not None:
+                inserted.setdefault(table, []).append(plan.stored.inserted)
+                contents.update(plan.asked.contents)
+        statements += [requests.insert(server, into, sorted(answers[into]), now) for into in sorted(answers)]
+        for plan in sorted(plans, key=lambda plan: [one.sql for one in plan.lock[:1]]):
+            statements += plan.lock
+        for table in sorted(ended):
+            if ended[table]:
+                statements.append(
+                    Statement(
+                        f"UPDATE {names[table]} SET dedup_key=NULL "
+                        f"WHERE job_id IN ({sql.numbers(sorted(ended[table]))}) AND status<>{PENDING}"
+                    )
+                )
+        telling: list[int | None] = [None] * len(plans)
+        for place in sorted(range(len(plans)), key=lambda place: self._order(plans[place].asked.row)):
+            plan = plans[place]
+            if plan.telling is not None:
+                telling[place] = len(statements) + plan.telling
+            statements += plan.changes
+        for table in sorted(inserted):
+            rows = sorted(inserted[table], key=self._order)
+            statements.append(sql.insert(server, names[table], rows))
+            statements += bodies.insert(self._shards.body_names[table], rows, contents)
+        return statements, telling
+
+    def _order(self, row: TaskRow) -> tuple[int, int, str]:
+        return self._shards.table_of(row.job_id), row.biz_id, row.dedup_key or ""
+
+
+def new_version(
+    server: DatabaseServer,
+    name: str,
+    seen: Seen,
+    action_time: int,
+    stamp: int,
+    more: str = "",
+    params: Sequence[str] = (),
+) -> Statement:
+    """Return the UPDATE that gives a pending row a new deadline (ms), all its tries, and version + 1.
+
+    ``more`` are further assignments, with their parameters. Its lease stays: the try for the old deadline may
+    be running. What a consumer has been handed is no longer his, but the row is not due before that ends.
+    """
+    due, row = server.instant(action_time), seen.row
+    tried = seen.leased or row.attempts or row.crashes  # it resets both, but a cancel must know
+    return Statement(  # [rule: new-version]
+        f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},"
+        f"{moved(server, due)},{more}{'last_error=COALESCE(last_error,%s),' if tried else ''}"
+        f"gmt_modified={server.instant(stamp)} WHERE job_id={row.job_id:d} AND {as_read(seen)}",
+        [*params, TRIED_BEFORE] if tried else params,
+    )
+
+
+def as_read(seen: Seen) -> str:
+    """Return the condition that a pending row is as it was read, as far as a new version must know."""
+    row = seen.row
+    return (
+        f"status={PENDING} AND version={row.version:d} AND attempts={row.attempts:d} "
+        f"AND crashes={row.crashes:d}"
+        f"{'' if seen.leased else ' AND lease_owner IS NULL'}"
+    )
+
+
+def seen_columns(server: DatabaseServer) -> str:
+    """Return what to SELECT for ``seen_rows``."""
+    until = server.milliseconds("lease_until")
+    return f"lease_owner IS NOT NULL,COALESCE({until},0),pull_nonce IS NOT NULL,{sql.columns(server)}"
+
+
+def seen_rows(results: Iterable[Result]) -> list[Seen]:
+    """Parse the rows of ``seen_columns``."""
+    found = []
+    with sql.understood():
+        for result in results:
+            for leased, lease_until, pulled, *values in result.rows:
+                row = sql.task_row(values)
+                until = max(lease_until, row.next_time if pulled else 0)
+                found.append(Seen(row, bool(leased), bool(pulled), until))
+    return found
+
+
+def _tried(seen: Seen) -> TaskRow:
+    """Return a row as callers see it: a leased one counts as tried."""
+    return seen.row._replace(attempts=max(seen.row.attempts, 1)) if seen.leased else seen.row
+
+
+def _replaced(pending: Sequence[Seen], now: int) -> PutOutcome:
+    """The outcome of replacing these rows, as far as they tell."""
+    for one in pending:
+        row = one.row
+        if one.leased or row.attempts or row.crashes or row.last_error is not None:
+            return PutOutcome.MAY_HAVE_STARTED
+        if row.action_time - now <= MAX_CLOCK_SKEW_MS:
+            return PutOutcome.MAY_HAVE_STARTED
+    return PutOutcome.REPLACED

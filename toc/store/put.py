@@ -1,0 +1,336 @@
+"""Submits that replace or are remembered: the row, its body and the request that asked for it, in one
+transaction, for one caller or for many together.
+
+What to do is decided on rows that were read before (toc.store.plan). A request that is sent again after a
+lost answer, at once or from another process, changes nothing twice: its own row tells. Without a request, a
+change whose answer was lost is looked for on the row; if another change has come since, nobody can tell
+(SubmitUnknown).
+
+    many ─▶ look ─▶ plan each ─▶ one transaction ─▶ an outcome for each
+             ▲          └─ refused, answered before ─▶ its outcome
+             └── some row is locked, or has changed: again, soon in halves; what is left by itself goes alone
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from toc.model.errors import SchemaBehind, StoreUnavailable, SubmitUnknown, TocError
+from toc.model.sharding import JobIds
+from toc.model.task import Request, TaskRow
+from toc.store import requests
+from toc.store import rows as sql
+from toc.store.plan import Plan, Planner, Seen, Stored, ToPut, seen_columns, seen_rows
+from toc.store.server import DatabaseServer, Duplicate, Locked, Lost, Statement, Transient, pause
+from toc.store.shards import Shards
+from toc.store.submit import RESEND_SECONDS, TRIES, alone, equal, note_away
+
+TRIES_TOGETHER = 3
+"""Transactions of many that are tried before the many are halved."""
+
+Outcome = Stored | TocError | None
+"""What came of one of many; None: certainly nothing, because of another or of a lock: put it by itself."""
+Name = tuple[int, int, str]
+"""Table, biz_id and dedup_key."""
+
+
+class _Looked(NamedTuple):
+    """What is stored: rows by job_id and by name, and answers to requests."""
+
+    by_id: dict[int, TaskRow]
+    by_name: dict[Name, list[Seen]]
+    answers: requests.Answered
+
+
+class Puts:
+    """Stores and replaces named tasks, and remembers requests. Thread-safe."""
+
+    def __init__(
+        self, shards: Shards, job_ids: JobIds, stamp: Callable[[], int], remembered: requests.Requests
+    ) -> None:
+        self._shards = shards
+        self._requests = remembered
+        self._job_ids = job_ids
+        self._stamp = stamp
+        self._planner = Planner(shards)
+
+    # --- one
+
+    def put(self, asked: ToPut) -> Stored:
+        """Store a row, or do with the task that has its dedup_key what ``on_conflict`` says.
+
+        Raises DedupConflict, TaskExists, RequestReused, InvalidExpiry, SubmitUnknown.
+        """
+        if asked.request is not None and not asked.request.part:
+            self._requests.claim(asked.request, self._shards.table_of(asked.row.job_id))
+        return self._settle(asked, None)
+
+    def put_alone(self, asked: ToPut) -> Stored | TocError:
+        """Do as ``put``, and return an error; does not wait for a server known to be away."""
+        return alone(self._shards, asked.row, lambda: self.put(asked))
+
+    def _settle(self, asked: ToPut, unsure: Plan | None) -> Stored:
+        """Try until it is done; ``unsure`` is what a transaction whose answer was lost may have done."""
+        server = self._server_of(asked)
+        deadline = time.monotonic() + RESEND_SECONDS
+        cause: Exception | None = None
+        for attempt in count():
+            if attempt:
+                # Where others change the same rows, one of them gets on each time: there is no last try.
+                crowded = cause is None or isinstance(cause, Duplicate)
+                if (attempt > 1 and time.monotonic() > deadline) or (attempt >= TRIES and not crowded):
+                    break
+                most = 0.002 * 2 ** min(attempt, 5)
+                time.sleep(random.uniform(0, most) if crowded else 0.025 * 2**attempt)  # noqa: S311
+            try:
+                now = self._stamp()
+                looked = self._look(server, [asked], [] if unsure is None else [unsure.stored.put.job_id])
+                done = requests.answer_of(asked.request, looked.answers)
+                if done is not None:
+                    return Stored(done)
+                if unsure is not None and asked.request is None and _was_done(unsure, looked.by_id):
+                    return unsure.stored
+                asked = self._renamed(asked, looked)
+                plan = self._plan(server, asked, looked, now)
+            except StoreUnavailable as exc:
+                if unsure is None:
+                    raise
+                cause = exc
+                continue
+            if plan.empty:
+                return plan.stored
+            try:
+                statements, (telling,) = self._planner.transaction(server, [plan], now)
+                results = server.run(statements, transaction=True, again=False)
+                if telling is None or results[telling].matched:
+                    return plan.stored
+                cause = None  # the rows have changed since they were read
+            except Lost as exc:
+                unsure, cause = plan, exc
+            except Duplicate as exc:
+                cause = exc
+            except StoreUnavailable as exc:
+                if unsure is None:
+                    raise
+                cause = exc
+        if unsure is not None:
+            raise SubmitUnknown(unsure.stored.put.job_id) from cause
+        raise StoreUnavailable(f"{server.name}: the task keeps changing; try again") from cause
+
+    # --- many
+
+    def put_each(self, wanted: Sequence[ToPut]) -> list[Outcome]:
+        """Put rows of different callers, all of one server, together. Returns each one's outcome."""
+        if len(wanted) == 1:
+            return [self.put_alone(wanted[0])]
+        outcomes: list[Outcome] = [None] * len(wanted)
+        todo = self._different(wanted)
+        health = self._shards.health[self._server_of(wanted[0])]
+        if health.troubled:
+            tables = {self._shards.table_of(wanted[n].row.job_id): None for n in todo}
+            _, failed = health.sort_out(tables, writes=True)
+            for n in todo:
+                outcomes[n] = failed.get(self._shards.table_of(wanted[n].row.job_id))
+            todo = [n for n in todo if outcomes[n] is None]
+        refused = self._requests.claim_each(
+            (one.request, self._shards.table_of(one.row.job_id))
+            for one in (wanted[n] for n in todo)
+            if one.request is not None and not one.request.part
+        )
+        for n in todo:
+            request = wanted[n].request
+            outcomes[n] = None if request is None else refused.get(request)
+        todo = [n for n in todo if outcomes[n] is None]
+        found = self._together([wanted[n] for n in todo], TRIES_TOGETHER)
+        for n, outcome in zip(todo, found, strict=True):
+            outcomes[n] = outcome
+        return outcomes
+
+    def _different(self, wanted: Sequence[ToPut]) -> list[int]:
+        """Return the places of those that share neither name nor request with an earlier one."""
+        seen: set[Name | bytes] = set()
+        places = []
+        for place, one in enumerate(wanted):
+            marks: set[Name | bytes] = set() if one.request is None else {one.request.key}
+            marks |= {name} if (name := self._name(one.row)) is not None else set()
+            if not marks & seen:
+                places.append(place)
+            seen |= marks
+        return places
+
+    def _together(self, wanted: Sequence[ToPut], tries: int) -> list[Outcome]:
+        """Put different ones, in halves if they cannot go together."""
+        if not wanted:
+            return []
+        server = self._server_of(wanted[0])
+        for attempt in range(tries):
+            if attempt:
+                pause(attempt)
+            try:
+                return self._at_once(server, wanted)
+            except (Duplicate, Locked):
+                continue
+            except (StoreUnavailable, SchemaBehind) as exc:
+                note_away(self._shards, server, exc)
+                return [None if isinstance(exc, (Transient, SchemaBehind)) else exc] * len(wanted)
+        if len(wanted) == 1:
+            return [None]
+        half = len(wanted) // 2
+        return [*self._together(wanted[:half], 1), *self._together(wanted[half:], 1)]
+
+    def _at_once(self, server: DatabaseServer, wanted: Sequence[ToPut]) -> list[Outcome]:
+        """Put all in one transaction. Raises Duplicate or Locked if one of them prevents that, or another
+        error; nothing is stored then."""
+        now = self._stamp()
+        looked = self._look(server, wanted, wait=False)
+        outcomes: list[Outcome] = [None] * len(wanted)
+        plans: dict[int, Plan] = {}
+        for n, asked in enumerate(wanted):
+            try:
+                done = requests.answer_of(asked.request, looked.answers)
+                if done is not None:
+                    outcomes[n] = Stored(done)
+                    continue
+                plan = self._plan(server, self._renamed(asked, looked), looked, now)
+            except TocError as exc:
+                outcomes[n] = exc
+                continue
+            if plan.empty:
+                outcomes[n] = plan.stored
+            else:
+                plans[n] = plan
+        if not plans:
+            return outcomes
+        statements, telling = self._planner.transaction(server, list(plans.values()), now)
+        try:
+            results = server.run(statements, transaction=True, again=False, outwait=False)
+        except Lost:
+            for n, plan in plans.items():
+                outcomes[n] = self._after_loss(server, plan)
+            return outcomes
+        except Locked:  # after seconds: whose lock it was, each finds out for itself
+            health = self._shards.health[server]
+            tables = {self._shards.table_of(plan.asked.row.job_id): None for plan in plans.values()}
+            health.find_locked(tables, writes=True)
+            _, failed = health.sort_out(tables, writes=True)
+            for n, plan in plans.items():
+                outcomes[n] = failed.get(self._shards.table_of(plan.asked.row.job_id))
+            return outcomes
+        for (n, plan), place in zip(plans.items(), telling, strict=True):
+            if place is None or results[place].matched:
+                outcomes[n] = plan.stored
+        return outcomes
+
+    def _after_loss(self, server: DatabaseServer, plan: Plan) -> Stored | TocError:
+        """Return what came of a plan whose transaction's answer was lost; finish it if it was not done."""
+        away = self._shards.health[server].away
+        if away is not None:
+            unknown = SubmitUnknown(plan.stored.put.job_id)
+            unknown.__cause__ = away
+            return unknown
+        try:
+            return self._settle(plan.asked, plan)
+        except TocError as exc:
+            note_away(self._shards, server, exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
+            return exc
+
+    # --- reading
+
+    def _look(
+        self,
+        server: DatabaseServer,
+        wanted: Sequence[ToPut],
+        also: Collection[int] = (),
+        *,
+        wait: bool = True,
+    ) -> _Looked:
+        """Return the rows with the names of these (over several topics: under any), those with their job_ids
+        (and ``also``), and the answers to their requests.
+
+        As for a plain submit it waits for transactions that insert such a name, or is refused as Locked.
+        """
+        what = seen_columns(server)
+        names, request_names = self._shards.names, self._shards.request_names
+        ids = self._shards.group([*(one.row.job_id for one in wanted), *also])[server]
+        statements = [
+            Statement(f"SELECT {what} FROM {names[table]} WHERE job_id IN ({sql.numbers(part)})")
+            for table, part in ids.items()
+        ]
+        plain = len(statements)
+        keys: dict[int, list[tuple[str, bytes]]] = {}
+        others: dict[int, list[tuple[str, bytes]]] = {}
+        asked: dict[str, list[Request]] = {}
+        for one in wanted:
+            row, table = one.row, self._shards.table_of(one.row.job_id)
+            if row.dedup_key is not None:
+                key, own = row.dedup_key.encode(), f"biz_id={row.biz_id:d} AND biz_type"
+                keys.setdefault(table, []).append((f"({own}={row.biz_type:d} AND dedup_key=%s)", key))
+                if len(one.types) > 1:  # what is being inserted under another topic is found by its lock
+                    others.setdefault(table, []).append((f"({own}<>{row.biz_type:d} AND dedup_key=%s)", key))
+            if one.request is not None:
+                asked.setdefault(request_names[table], []).append(one.request)
+        for named, whole in ((keys, True), (others, False)):
+            for table, part in sorted(named.items()):
+                for first in range(0, len(part), sql.KEYS):
+                    some = part[first : first + sql.KEYS]
+                    where = " OR ".join(one for one, _ in some)
+                    if whole:
+                        rows_of = server.by_whole_keys(names[table], where, wait=wait)
+                    else:
+                        rows_of = f"{names[table]} WHERE {where}"
+                    statements.append(Statement(f"SELECT {what} FROM {rows_of}", [key for _, key in some]))
+        rows = len(statements)
+        # the last: what they say is at least as new as the rows
+        statements += [requests.select(name, part) for name, part in asked.items()]
+        results = server.run(statements, outwait=wait)
+        by_name: dict[Name, list[Seen]] = {}
+        for seen in seen_rows(results[plain:rows]):
+            if (name := self._name(seen.row)) is not None:
+                by_name.setdefault(name, []).append(seen)
+        by_id = {one.row.job_id: one.row for one in seen_rows(results[:plain])}
+        return _Looked(by_id, by_name, requests.answered(results[rows:]))
+
+    def _plan(self, server: DatabaseServer, asked: ToPut, looked: _Looked, now: int) -> Plan:
+        name = self._name(asked.row)
+        named = [] if name is None else looked.by_name.get(name, [])
+        types = set(asked.types)
+        found = [seen for seen in named if seen.row.biz_type in types]
+        strangers = [seen.row.job_id for seen in named if seen.row.biz_type not in types]
+        return self._planner.plan(server, asked, found, now, strangers)
+
+    def _renamed(self, asked: ToPut, looked: _Looked) -> ToPut:
+        """Return it under another job_id if its own is taken by another's task."""
+        row = asked.row
+        if row.job_id not in looked.by_id:
+            return asked
+        return asked._replace(row=row._replace(job_id=self._job_ids.make(row.job_id >> 12 & 1023)))
+
+    def _name(self, row: TaskRow) -> Name | None:
+        if row.dedup_key is None:
+            return None
+        return self._shards.table_of(row.job_id), row.biz_id, row.dedup_key
+
+    def _server_of(self, asked: ToPut) -> DatabaseServer:
+        return self._shards.server_of[self._shards.table_of(asked.row.job_id)]
+
+
+def _was_done(unsure: Plan, by_id: dict[int, TaskRow]) -> bool:
+    """Whether a transaction whose answer was lost is known to have been committed. Raises SubmitUnknown."""
+    stored, wanted = unsure.stored, unsure.asked.row
+    now = by_id.get(stored.put.job_id)
+    if stored.inserted is not None:
+        return now is not None and equal(stored.inserted, now)
+    if not stored.before:
+        return False
+    version = stored.before[0].version
+    if now is None or now.version > version + 1:
+        raise SubmitUnknown(stored.put.job_id)
+    return now.version == version + 1 and (now.action_time, now.attribute, now.body_sha256) == (
+        wanted.action_time,
+        wanted.attribute,
+        wanted.body_sha256,
+    )

@@ -1,0 +1,58 @@
+"""Encryption at rest, with Fernet: AES-128 in CBC mode, and an HMAC. The only importer of cryptography."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from toc.model.errors import ConfigError, SecretsLocked
+
+if TYPE_CHECKING:
+    from cryptography.fernet import MultiFernet
+
+
+class SecretBox:
+    """Seals and opens texts by the keys of TOC_SECRET_KEY. Any method raises SecretsLocked without a key."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = tuple(keys)
+        self._made: MultiFernet | None = None
+
+    def seal(self, text: str) -> str:
+        """Encrypt with the first key."""
+        return self._fernet().encrypt(text.encode()).decode()
+
+    def open(self, sealed: str, whose: str) -> str:
+        """Decrypt with whichever key fits. ``whose`` is named in an error. Raises SecretsLocked."""
+        from cryptography.fernet import InvalidToken
+
+        try:
+            return self._fernet().decrypt(sealed.encode()).decode()
+        except (InvalidToken, ValueError) as exc:
+            raise SecretsLocked(
+                f"the secrets of {whose} cannot be read: no key of TOC_SECRET_KEY is the one by which they "
+                f"were written; add that key behind the others"
+            ) from exc
+
+    def _fernet(self) -> MultiFernet:
+        if self._made is None:
+            if not self._keys:
+                raise SecretsLocked(
+                    "the secrets of webhook targets need TOC_SECRET_KEY: `toc secrets key` prints a new one; "
+                    "every host that sends webhooks, and whoever changes targets, needs the same"
+                )
+            try:
+                from cryptography.fernet import Fernet, MultiFernet
+            except ImportError as exc:
+                raise ConfigError(
+                    "webhooks need more packages: pip install 'timeout-center[webhooks]'"
+                ) from exc
+            self._made = MultiFernet([Fernet(key) for key in self._keys])
+        return self._made
+
+
+def new_key() -> str:
+    """Return a new key for TOC_SECRET_KEY."""
+    from cryptography.fernet import Fernet
+
+    return Fernet.generate_key().decode()

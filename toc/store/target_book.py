@@ -1,0 +1,84 @@
+"""The webhook targets as a process that sends to them knows them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from toc.model.clock import Clock
+from toc.model.errors import TocError
+from toc.model.target import Target, TargetSecrets
+from toc.observe.log import get_logger
+from toc.store.targets import State, TargetTable
+
+log = get_logger(__name__)
+
+REFRESH_SECONDS = 1.0
+"""Seconds between two looks at the table."""
+LEAST_SECONDS = 0.2
+"""An unknown name is looked up in the table, but not sooner than so many seconds after the last look."""
+
+
+class TargetBook:
+    """Targets by name. Thread-safe.
+
+    Call ``run_once`` on a thread of its own, again after the seconds that it returns. While the first
+    database is away, what was read last holds.
+    """
+
+    def __init__(self, table: TargetTable, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        self._targets: Mapping[str, Target] = {}
+        """Replaced, never changed in place."""
+        self._state: State | None = None
+        self._opened: dict[int, TargetSecrets] = {}
+        """By change_id: those of targets that were sent to."""
+        self._looked = float("-inf")
+        self._away = False
+        self._lock = threading.Lock()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the table has been read: before, nothing is known, not even that a target is missing."""
+        return self._state is not None
+
+    def run_once(self) -> float:
+        """Read the targets if any has changed. Returns the seconds until the next look; never raises."""
+        began = self._clock.monotonic()
+        self._look()
+        return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
+
+    def known(self, name: str) -> Target | None:
+        """Return a target as last read, or None. Asks no server."""
+        return self._targets.get(name)
+
+    def look(self, name: str) -> Target | None:
+        """Return a target; one that is unknown is looked up in the table, which may take a while."""
+        if name not in self._targets and self._clock.monotonic() - self._looked >= LEAST_SECONDS:
+            self._look()
+        return self._targets.get(name)
+
+    def secrets(self, target: Target) -> TargetSecrets:
+        """Return the secrets and headers of a target. Asks no server. Raises SecretsLocked."""
+        opened = self._opened.get(target.change_id)
+        if opened is None:
+            opened = self._opened[target.change_id] = self._table.open(target)
+        return opened
+
+    def _look(self) -> None:
+        with self._lock:
+            self._looked = self._clock.monotonic()
+            try:
+                state = self._table.state()  # first: a change in between is then read once more
+                if state != self._state:
+                    self._targets = {target.name: target for target in self._table.list()}
+                    self._state = state
+                    current = {target.change_id for target in self._targets.values()}
+                    self._opened = {key: each for key, each in self._opened.items() if key in current}
+            except TocError as exc:
+                if not self._away:
+                    self._away = True
+                    log.warning("targets_not_read", error=str(exc))
+            else:
+                self._away = False
