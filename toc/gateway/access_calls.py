@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Call, Role, Token
+from toc.model.clock import to_ms
+from toc.model.pattern import matches
 from toc.model.template import Template
 from toc.operate import tokens
 
@@ -39,23 +42,10 @@ async def list_tokens(asked: Asked) -> Answer:
 
 async def create_token(asked: Asked) -> Answer:
     """Make a token and show its secret, this once."""
-    body: NewToken = asked.body
-    center = asked.service.center
-    details = {"roles": body.roles, "topics": body.topics, "lifetime": body.lifetime, "rate": body.rate}
-    async with asked.audit("token.create", body.name, details):
-        made = await asked.service.at_topics(
-            lambda: tokens.create_token(
-                center.store,
-                body.name,
-                roles=body.roles,
-                topics=body.topics,
-                clock=center.clock,
-                by=asked.token.name,
-                lifetime=body.lifetime,
-                rate=body.rate,
-                giver=asked.token,
-            )
-        )
+    center, values = asked.service.center, dict(asked.body.__dict__)
+    make = partial(tokens.create_token, center.store, values.pop("name"), **values)
+    async with asked.audit("token.create", asked.body.name, values):
+        made = await asked.service.at_topics(make, clock=center.clock, by=asked.token.name, giver=asked.token)
     return Answer({**show.token(made.token), "token": made.secret}, 201)
 
 
@@ -64,7 +54,7 @@ async def revoke_token(asked: Asked) -> Answer:
     name = asked.path["name"]
     async with asked.audit("token.revoke", name, {}):
         token: Token = await asked.service.at_topics(
-            lambda: tokens.revoke_token(asked.service.center.store, name, giver=asked.token)
+            tokens.revoke_token, asked.service.center.store, name, giver=asked.token
         )
     return Answer(show.token(token))
 
@@ -99,6 +89,14 @@ async def list_templates(asked: Asked) -> Answer:
     """List the topic templates."""
     found = await asked.service.at_topics(asked.service.center.store.templates.list)
     return Answer({"templates": [_shown(one) for one in found]})
+
+
+async def get_template(asked: Asked) -> Answer:
+    """Show a topic template, and the topics that fit it."""
+    pattern, center = asked.path["pattern"], asked.service.center
+    template = await asked.service.at_topics(center.store.templates.get, pattern)
+    names = [name for name in center.catalog.known() if matches(pattern, name)]
+    return Answer({**_shown(template), "topics": sorted(names)})
 
 
 async def create_template(asked: Asked) -> Answer:
@@ -139,6 +137,7 @@ class AuditQuery(Query):
     actor: str | None = Field(None, max_length=128)
     action: str | None = Field(None, max_length=64)
     target: str | None = Field(None, max_length=255)
+    after: AwareDatetime | None = Field(None, description="From this time on, RFC 3339.")
     limit: int = Field(100, ge=1, le=1000)
     next: int | None = Field(None, ge=1, lt=2**63, description="From the page before.")
 
@@ -147,19 +146,12 @@ async def audit(asked: Asked) -> Answer:
     """Show what operators did, the latest first."""
     query: AuditQuery = asked.query
     rows = await asked.service.at_topics(
-        asked.service.center.store.audit.list,
-        query.limit,
-        actor=query.actor,
-        action=query.action,
-        target=query.target,
-        below=query.next,
-    )
-    return Answer(
-        {
-            "actions": [show.action(row) for row in rows],
-            "next": rows[-1].audit_id if len(rows) == query.limit else None,
-        }
-    )
+        asked.service.center.store.audit.list, query.limit,
+        actor=query.actor, action=query.action, target=query.target,
+        since=None if query.after is None else to_ms(query.after), below=query.next,
+    )  # fmt: skip
+    following = rows[-1].audit_id if len(rows) == query.limit else None
+    return Answer({"actions": [show.action(row) for row in rows], "next": following})
 
 
 CALLS = (
@@ -173,6 +165,9 @@ CALLS = (
     HttpCall(
         "POST", "/v1/templates", Call.CHANGE_TEMPLATES, create_template, "Create a topic template",
         body=NewTemplate, status=201,
+    ),
+    HttpCall(
+        "GET", "/v1/templates/{pattern}", Call.READ_TEMPLATES, get_template, "Show a topic template"
     ),
     HttpCall(
         "PATCH", "/v1/templates/{pattern}", Call.CHANGE_TEMPLATES, alter_template, "Change a topic template",

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from math import ceil
 from typing import Any
@@ -20,8 +21,20 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
-from toc.gateway import access_calls, cluster, dead, openapi, tasks, topics
+from toc.failpoint import failpoint
+from toc.gateway import (
+    access_calls,
+    cluster,
+    dead,
+    openapi,
+    pull_calls,
+    schedule_calls,
+    target_calls,
+    tasks,
+    topics,
+)
 from toc.gateway.calls import Answer, Asked, HttpCall, Nothing, forbidden
+from toc.gateway.connections import ClientGone
 from toc.gateway.problems import (
     BUSY,
     INTERNAL,
@@ -39,17 +52,31 @@ from toc.gateway.problems import (
 from toc.gateway.service import Service
 from toc.model.access import Access, Token
 from toc.model.errors import TocError
+from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
+from toc.pull.hall import Delivered
 
 log = get_logger(__name__)
 
-CALLS: tuple[HttpCall, ...] = (*tasks.CALLS, *topics.CALLS, *dead.CALLS, *cluster.CALLS, *access_calls.CALLS)
+CALLS: tuple[HttpCall, ...] = (
+    *tasks.CALLS,
+    *pull_calls.CALLS,
+    *topics.CALLS,
+    *dead.CALLS,
+    *cluster.CALLS,
+    *access_calls.CALLS,
+    *target_calls.CALLS,
+    *schedule_calls.CALLS,
+)
 """Every call of the native API. Those that come first are found first."""
 
 MOST_BUFFERED = 128 << 20
-"""Most bytes of bodies that are being received at once."""
+"""Most bytes of bodies that are being received at once. Of these each token has at most as many as are left
+free, so that one cannot keep the bodies of others out."""
 MOST_PARAMETERS = 30
+MOST_NAME = 255
+"""Longest Idempotency-Key."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -58,10 +85,6 @@ Headers = list[tuple[bytes, bytes]]
 
 _COMMON: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _PAGE: Headers = [(b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")]
-
-
-class _Gone(Exception):
-    """The client has left before its request was complete."""
 
 
 class App:
@@ -76,7 +99,8 @@ class App:
             "/openapi.json": lambda: Answer(openapi.document(CALLS)),
             "/docs": lambda: Answer(openapi.page(CALLS), media_type="text/html; charset=utf-8"),
         }
-        self._buffered = 0
+        self._buffered: Counter[str] = Counter()
+        """Bytes of bodies that are being received, by token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -85,6 +109,8 @@ class App:
         began = time.perf_counter()
         name = "other"
         headers: Headers = []
+        handed: Sequence[Delivered] = ()
+        await scope["toc.connection"].earlier_read()
         try:
             page = self._pages.get(scope["path"])
             if page is not None:
@@ -94,15 +120,35 @@ class App:
                 call, path = self._find(scope)
                 name = call.name
                 answer = await self._call(call, path, scope, receive)
-            status, media_type = answer.status, answer.media_type
+            status, media_type, handed = answer.status, answer.media_type, answer.handed
             body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
-        except _Gone:
+            headers = _encoded(answer.headers)
+        except ClientGone:
             return
         except Exception as exc:
+            self._service.pulls.release(handed)
+            handed = ()
             problem = self._problem(exc, name)
             status, media_type = problem.kind.status, "application/problem+json"
             body = to_json(problem.body())
-            headers = [(key.encode(), value.encode("latin-1")) for key, value in problem.headers.items()]
+            headers = _encoded(problem.headers)
+        if handed:
+            if scope["toc.connection"].left:  # no byte was sent
+                self._service.pulls.release(handed)
+                return
+            self._service.answering += len(body)
+        try:
+            await self._send(send, status, media_type, headers, body)
+            if handed and await scope["toc.connection"].sent():
+                failpoint("pull.sent")
+                self._service.pulls.written(handed)
+        finally:
+            if handed:
+                self._service.answering -= len(body)
+        REQUESTS.of(name, f"{status // 100}xx").add()
+        REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
+
+    async def _send(self, send: Send, status: int, media_type: str, headers: Headers, body: bytes) -> None:
         await send(
             {
                 "type": "http.response.start",
@@ -111,14 +157,12 @@ class App:
                     (b"content-type", media_type.encode()),
                     (b"content-length", b"%d" % len(body)),
                     *_COMMON,
-                    *(_PAGE if media_type.startswith("text/html") else ()),
+                    *(_PAGE if media_type.startswith("text/html") and not headers else ()),
                     *headers,
                 ],
             }
         )
         await send({"type": "http.response.body", "body": body})
-        REQUESTS.of(name, f"{status // 100}xx").add()
-        REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
 
     # --- one call
 
@@ -128,14 +172,27 @@ class App:
             raise forbidden()
         body: Any = None
         query = _query(call, scope["query_string"])
+        raw = content_type = request = None
         if call.body is not None:
-            _check_type(scope)
-            with self._room(call, scope) as room:
-                body = _parsed(call.body, await room.read(receive))
-        asked = Asked(self._service, call, token, path, query, body)
+            content_type = _header(scope, b"content-type")
+            is_raw = call.takes_raw and (query.raw or not _is_json(content_type))
+            _check_type(scope, any_type=is_raw)
+            with self._room(call, token, scope) as room:
+                data = await room.read(receive)
+                if call.named and (name := _header(scope, b"idempotency-key")) is not None:
+                    request = _request(token, scope, name, data)
+                if is_raw:
+                    raw = data
+                else:
+                    body = _parsed(call.body, data)
+        asked = Asked(self._service, call, token, path, query, body, raw, content_type, request)
         tracing = self._service.center.tracing
         parent = None if tracing is None else _header(scope, b"traceparent")
-        with nullcontext() if tracing is None or parent is None else tracing.answering(call.name, parent):
+        answering = (
+            nullcontext() if tracing is None or parent is None else tracing.answering(call.name, parent)
+        )
+        watching = scope["toc.connection"].leaving_cancels() if call.waits else nullcontext()
+        with answering, watching:
             return await call.handler(asked)
 
     def _token(self, scope: Scope) -> Token:
@@ -159,8 +216,11 @@ class App:
             )
         return token
 
-    def _room(self, call: HttpCall, scope: Scope) -> _Room:
-        return _Room(self, call.most_bytes, _header(scope, b"content-length"))
+    def _room(self, call: HttpCall, token: Token, scope: Scope) -> _Room:
+        most = call.most_bytes
+        if call.takes_raw:  # in JSON, a body takes up to twice its bytes and rarely more
+            most += 2 * self._service.center.settings.max_body
+        return _Room(self._buffered, token.name, most, _header(scope, b"content-length"))
 
     # --- routing
 
@@ -180,8 +240,8 @@ class App:
         raise Problem(NOT_FOUND, "there is no such call; /docs lists all")
 
     def _ready(self) -> Answer:
-        lacking = self._service.lacking()
-        return _text("\n".join(lacking) or "ok", 503 if lacking else 200)
+        ready, lacking = self._service.readiness()
+        return _text("\n".join(["ok", *lacking] if ready else lacking), 200 if ready else 503)
 
     def _problem(self, error: Exception, name: str) -> Problem:
         if isinstance(error, Problem):
@@ -193,10 +253,11 @@ class App:
 
 
 class _Room:
-    """Room for the body of one request."""
+    """Room for the body of one request. ``buffered`` is that of all, by token."""
 
-    def __init__(self, app: App, most: int, declared: str | None) -> None:
-        self._app = app
+    def __init__(self, buffered: Counter[str], token: str, most: int, declared: str | None) -> None:
+        self._buffered = buffered
+        self._token = token
         self._most = most
         self._held = 0
         if declared is not None and declared.isdecimal() and int(declared[:20]) > most:
@@ -206,7 +267,9 @@ class _Room:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._app._buffered -= self._held
+        self._buffered[self._token] -= self._held
+        if not self._buffered[self._token]:
+            del self._buffered[self._token]
 
     async def read(self, receive: Receive) -> bytes:
         """Return the whole body. Raises Problem if it is too large or nothing more can be held."""
@@ -215,13 +278,13 @@ class _Room:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Gone
+                raise ClientGone
             part = message.get("body", b"")
             self._held += len(part)
-            self._app._buffered += len(part)
+            self._buffered[self._token] += len(part)
             if self._held > self._most:
                 raise _too_large(self._most)
-            if self._app._buffered > MOST_BUFFERED:
+            if self._buffered[self._token] > MOST_BUFFERED - self._buffered.total():
                 raise Problem(BUSY, "too many bytes are being received", headers={"connection": "close"})
             parts.append(part)
             more = message.get("more_body", False)
@@ -251,9 +314,26 @@ def _header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def _check_type(scope: Scope) -> None:
-    kind = _header(scope, b"content-type")
-    if kind is not None and kind.partition(";")[0].strip().lower() != "application/json":
+def _encoded(headers: Mapping[str, str]) -> Headers:
+    return [(key.encode(), value.encode("latin-1")) for key, value in headers.items()]
+
+
+def _request(token: Token, scope: Scope, name: str, data: bytes) -> Request:
+    """Return the name of a request, which is that of its token and path alone. Raises Problem."""
+    if not (0 < len(name) <= MOST_NAME and name.isascii() and name.isprintable()):
+        detail = f"an Idempotency-Key has 1 to {MOST_NAME} printable ASCII characters"
+        raise Problem(INVALID, detail, field="Idempotency-Key")
+    content_type = _header(scope, b"content-type") or ""
+    payload = b"\0".join((content_type.encode("latin-1"), scope["query_string"], data))
+    return Request.of(f"{token.name} {scope['path']}", name, payload)
+
+
+def _is_json(content_type: str | None) -> bool:
+    return content_type is None or content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+def _check_type(scope: Scope, *, any_type: bool) -> None:
+    if not any_type and not _is_json(_header(scope, b"content-type")):
         raise Problem(MEDIA_TYPE, "send application/json")
     if _header(scope, b"content-encoding") not in (None, "identity"):
         raise Problem(MEDIA_TYPE, "send the body without a content encoding")

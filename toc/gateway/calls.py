@@ -6,9 +6,9 @@ checks of roles, the OpenAPI document, the page at /docs, and the metrics.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -18,8 +18,9 @@ from toc.model import access
 from toc.model.access import Access, Token
 from toc.model.pattern import EVERYTHING
 from toc.model.sharding import valid_job_id
-from toc.model.task import TaskRow
+from toc.model.task import Request, TaskRow
 from toc.operate.audit import audited
+from toc.pull.hall import Delivered
 
 if TYPE_CHECKING:
     from toc.gateway.service import Service
@@ -32,6 +33,10 @@ class Model(BaseModel):
     """What a request may hold. Anything else is refused; texts are never taken for numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields that are not null."""
+        return {name: value for name, value in self.__dict__.items() if value is not None}
 
 
 class Query(BaseModel):
@@ -46,16 +51,25 @@ class Nothing(Query):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a call. ``content`` is made JSON, unless it is bytes of ``media_type``."""
+    """The answer to a call. ``content`` is made JSON, unless it is bytes of ``media_type``.
+
+    ``handed`` are tasks that it hands out: whether it was written decides what becomes of them.
+    """
 
     content: Any
     status: int = 200
     media_type: str = "application/json"
+    handed: Sequence[Delivered] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Asked:
-    """One request for a call, checked against its declaration. ``path`` holds the parameters of the path."""
+    """One request for a call, checked against its declaration. ``path`` holds the parameters of the path.
+
+    ``raw`` are the bytes of a request that is a task's body, which has no ``body`` then. ``request`` is the
+    name that its caller gave it, if any.
+    """
 
     service: Service
     call: HttpCall
@@ -63,6 +77,13 @@ class Asked:
     path: Mapping[str, str]
     query: Any
     body: Any
+    raw: bytes | None = None
+    content_type: str | None = None
+    request: Request | None = None
+
+    def still_valid(self) -> bool:
+        """Whether the token is in force. It was when the request came; a call that has waited asks again."""
+        return self.service.book.in_force(self.token)
 
     def may(self, topic: str) -> bool:
         """Whether the call's token may make it on a topic."""
@@ -99,13 +120,18 @@ class Asked:
         raise Problem(UNKNOWN_TASK, "there is no such task; finished ones are purged after their retention")
 
     @asynccontextmanager
-    async def audit(self, action: str, target: str, details: Mapping[str, Any]) -> AsyncIterator[None]:
-        """Record a change in the audit: what is intended before the block, what came of it after."""
+    async def audit(
+        self, action: str, target: str, details: Mapping[str, Any]
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Record a change in the audit: what is intended before the block, what came of it after.
+
+        What the block puts into the dict becomes part of the result.
+        """
         service = self.service
-        record = audited(service.center.store, by=self.token.name, action=action, target=target, **details)
-        await service.at_topics(record.__enter__)
+        record = audited(service.center.store, self.token.name, action, target, **details)
+        result = await service.at_topics(record.__enter__)
         try:
-            yield
+            yield result
         except BaseException as exc:
             await service.after_change(_end_badly, record, exc)
             raise
@@ -124,7 +150,9 @@ Handler = Callable[[Asked], Awaitable[Answer]]
 class HttpCall:
     """The declaration of a call. ``path`` has parameters in braces; ``access`` says which roles may make it.
 
-    ``gives`` describes the answer for the document. ``most_bytes`` bounds the body of a request.
+    ``gives`` describes the answer for the document. ``most_bytes`` bounds the body of a request. ``waits``:
+    its handler is cancelled when the client leaves. ``takes_raw``: a request may be a task's body.
+    ``named``: it may have an Idempotency-Key.
     """
 
     method: str
@@ -137,6 +165,9 @@ class HttpCall:
     gives: Any = dict[str, Any]
     status: int = 200
     most_bytes: int = SMALL_BYTES
+    waits: bool = False
+    takes_raw: bool = False
+    named: bool = False
 
     @property
     def name(self) -> str:

@@ -1,19 +1,28 @@
-"""Calls about the cluster: slots, workers, rebalance."""
+"""Calls about the cluster: slots, workers, and what operators ask of it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from toc.coordination.coordinator import SlotRow
-from toc.coordination.operator import Operator
+from toc.coordination.intents import Intents
+from toc.coordination.operator import MAX_WEIGHT, Operator
+from toc.coordination.znodes import check_node_name
 from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Call
 from toc.model.errors import ConfigError
 from toc.operate import admin
+from toc.operate.wishes import Wishes
+
+R = TypeVar("R")
+
+HINT = "send absent: true if it will come later"
 
 
 class SlotsQuery(Query):
@@ -22,10 +31,38 @@ class SlotsQuery(Query):
     topic: Annotated[str | None, Field(description="Only this topic.")] = None
 
 
+class Wish(Model):
+    """What is asked of a host."""
+
+    absent: bool = Field(False, description="Also if it has no worker now; takes effect when it has.")
+
+
+class NewWeight(Wish):
+    """A share of the slots."""
+
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, description="2 is twice what 1 gets.")]
+
+
+class NewPin(Wish):
+    """Where a slot is to be."""
+
+    target: Annotated[
+        str,
+        AfterValidator(partial(check_node_name, "target")),
+        Field(max_length=255, description="A host, or a worker."),
+    ]
+
+
 class Rebalance(Model):
     """Whether to move."""
 
     dry_run: bool = False
+
+
+class Asks(TypedDict):
+    """Wishes: what (drain, weight, pin), of which host or slot, to what, by whom, and when."""
+
+    intents: list[dict[str, Any]]
 
 
 class Slots(TypedDict):
@@ -62,19 +99,76 @@ async def workers(asked: Asked) -> Answer:
     return Answer({"workers": [show.worker(row) for row in await asked.service.at_cluster(look)]})
 
 
+async def intents(asked: Asked) -> Answer:
+    """Show what operators have asked for: drained and weighed hosts, pinned slots; by whom and when."""
+    if asked.service.center.settings.zookeeper is None:
+        return Answer({"intents": []})
+
+    def look() -> Intents:
+        with operator(asked) as visit:
+            return visit.intents()
+
+    return Answer({"intents": show.intents(await asked.service.at_cluster(look))})
+
+
+async def drain(asked: Asked) -> Answer:
+    """Take all slots from a host, and give it none until it is undrained."""
+    host = asked.path["host"]
+    present = await _wish(asked, lambda wishes: wishes.drain(host, absent=asked.body.absent))
+    return Answer({"host": host, "drained": True, "present": present})
+
+
+async def undrain(asked: Asked) -> Answer:
+    """Let a drained host have slots again."""
+    host = asked.path["host"]
+    found = await _wish(asked, lambda wishes: wishes.undrain(host))
+    return Answer({"host": host, "drained": False, "changed": found})
+
+
+async def weight(asked: Asked) -> Answer:
+    """Give the workers of a host another share of the slots than its TOC_WEIGHT."""
+    host, share = asked.path["host"], asked.body.weight
+    await _wish(asked, lambda wishes: wishes.weigh(host, share, absent=asked.body.absent))
+    return Answer({"host": host, "weight": share})
+
+
+async def unweight(asked: Asked) -> Answer:
+    """Let TOC_WEIGHT of the host's daemon count again."""
+    host = asked.path["host"]
+    found = await _wish(asked, lambda wishes: wishes.unweigh(host))
+    return Answer({"host": host, "changed": found})
+
+
+async def pin(asked: Asked) -> Answer:
+    """Assign a slot to a host or worker. While that is absent, the slot goes where balance puts it."""
+    slot, target = asked.path["slot"], asked.body.target
+    await _wish(asked, lambda wishes: wishes.pin(slot, target, absent=asked.body.absent))
+    return Answer({"slot": slot, "target": target})
+
+
+async def unpin(asked: Asked) -> Answer:
+    """Let a pinned slot go where balance puts it."""
+    slot = asked.path["slot"]
+    found = await _wish(asked, lambda wishes: wishes.unpin(slot))
+    return Answer({"slot": slot, "changed": found})
+
+
 async def rebalance(asked: Asked) -> Answer:
     """Spread every topic's slots evenly over the workers, and show the moves."""
-
-    def move() -> list[Any]:
-        with operator(asked) as visit:
-            return visit.rebalance(by=asked.token.name, dry_run=asked.body.dry_run)
-
-    if asked.body.dry_run:
-        moves = await asked.service.at_cluster(move)
-    else:
-        async with asked.audit("rebalance", "cluster", {}):
-            moves = await asked.service.at_cluster(move)
+    moves = await _wish(asked, lambda wishes: wishes.rebalance(dry_run=asked.body.dry_run))
     return Answer({"moves": [show.move(one) for one in moves]})
+
+
+async def _wish(asked: Asked, do: Callable[[Wishes], R]) -> R:
+    """Make a wish."""
+    center = asked.service.center
+
+    def make() -> R:
+        with operator(asked) as visit:
+            by, cluster = asked.token.name, center.settings.cluster
+            return do(Wishes(visit, center.store, by=by, cluster=cluster, hint=HINT))
+
+    return await asked.service.at_cluster(make)
 
 
 def operator(asked: Asked) -> Operator:
@@ -88,6 +182,13 @@ def operator(asked: Asked) -> Operator:
 CALLS = (
     HttpCall("GET", "/v1/slots", Call.READ_CLUSTER, slots, "Show slots", query=SlotsQuery, gives=Slots),
     HttpCall("GET", "/v1/workers", Call.READ_CLUSTER, workers, "Show workers"),
+    HttpCall("GET", "/v1/intents", Call.READ_CLUSTER, intents, "Show wishes of operators", gives=Asks),
+    HttpCall("POST", "/v1/hosts/{host}:drain", Call.CHANGE_CLUSTER, drain, "Drain a host", body=Wish),
+    HttpCall("POST", "/v1/hosts/{host}:undrain", Call.CHANGE_CLUSTER, undrain, "Undrain a host"),
+    HttpCall("POST", "/v1/hosts/{host}:weight", Call.CHANGE_CLUSTER, weight, "Weigh a host", body=NewWeight),
+    HttpCall("POST", "/v1/hosts/{host}:unweight", Call.CHANGE_CLUSTER, unweight, "Unweigh a host"),
+    HttpCall("POST", "/v1/slots/{slot}:pin", Call.CHANGE_CLUSTER, pin, "Pin a slot", body=NewPin),
+    HttpCall("POST", "/v1/slots/{slot}:unpin", Call.CHANGE_CLUSTER, unpin, "Unpin a slot"),
     HttpCall(
         "POST", "/v1/cluster:rebalance", Call.CHANGE_CLUSTER, rebalance, "Rebalance slots", body=Rebalance
     ),

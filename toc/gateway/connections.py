@@ -12,8 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import socket
+import termios
+from collections.abc import Iterator
 from typing import Any
 
+import httptools
 from pydantic_core import to_json
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -31,9 +36,20 @@ READ_SECONDS = 30.0
 """How long a client may not read of an answer that waits for it."""
 HEAD_BYTES = 32 << 10
 """Most bytes of a request's line and headers."""
+MOST_UNREAD = 64 << 20
+"""Most bytes of answers that all clients of a process together leave unread. Beyond it, that connection is
+closed whose client has read nothing for longest."""
 MOST_CONNECTIONS = 4096
 """Most connections of a process. For one more, that is closed which has been idle longest."""
 LOOK_SECONDS = 1.0
+TCP_ESTABLISHED = 1
+"""The kernel's state of a connection of which neither end is closed."""
+TCP_CLOSE_WAIT = 8
+"""That of one of which the client has closed its end."""
+
+
+class ClientGone(Exception):
+    """The client has left before it was answered."""
 
 
 class Connection(HttpToolsProtocol):
@@ -52,12 +68,83 @@ class Connection(HttpToolsProtocol):
         """Since when the client reads nothing of an answer; 0.0 while it reads."""
         self.idle_since = self.loop.time()
         """Since when nothing is asked and nothing arrives; 0.0 else."""
+        self.lost = False
+        """Whether the client has left or was sent away: what it has not read yet reaches nobody."""
+        self._took_all = False
+        """Whether the client had received every byte of its answers when it left."""
+        self._closed = asyncio.Event()
+        self._waiting: set[asyncio.Task[Any]] = set()
         self.crowd.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let it go."""
+        self.lost = self.lost or exc is not None  # without an error it was closed after all was sent
+        self._closed.set()
         self.crowd.left(self)
         super().connection_lost(exc)
+        for task in self._waiting:
+            task.cancel()
+
+    def eof_received(self) -> None:
+        """Note that the client has left."""
+        self._took_all = self._answered_all() and _took_all(self.transport)
+        self.lost = True
+        super().eof_received()
+
+    def on_message_begin(self) -> None:
+        """Let the application ask whether the client is still there."""
+        super().on_message_begin()
+        self.scope["toc.connection"] = self  # type: ignore[typeddict-unknown-key]
+
+    @property
+    def left(self) -> bool:
+        """Whether what is not yet sent reaches nobody: the client has left, which the kernel knows first."""
+        return self.lost or self.transport.is_closing() or _hung_up(self.transport)
+
+    async def earlier_read(self) -> None:
+        """Wait until the client has read earlier answers: till then what it asks next takes no memory."""
+        await self.flow.drain()
+
+    @contextlib.contextmanager
+    def leaving_cancels(self) -> Iterator[None]:
+        """Cancel the current task if the client leaves meanwhile: raises ClientGone then."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - each request is answered by a task
+        if self.left:
+            raise ClientGone
+        self._waiting.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.left:
+                raise ClientGone from None
+            raise
+        finally:
+            self._waiting.discard(task)
+
+    async def sent(self) -> bool:
+        """Wait until the socket has taken the whole answer. Returns whether the client is still there, or
+        has left after it had received all of it."""
+        await asyncio.sleep(0)  # the loop writes, and reads what has come, once more
+        if not self.transport.is_closing():
+            # A limit of 0 makes the first byte count that is kept back. It is set only if there is one: TLS
+            # takes "none is kept back" for "too many are", and nothing would wake what then waits.
+            if self.transport.get_write_buffer_size():
+                self.transport.set_write_buffer_limits(0)
+            await self.flow.drain()
+            if not self.transport.is_closing():
+                self.transport.set_write_buffer_limits()
+                return not self.left or self._took_all or _took_all(self.transport)
+        with contextlib.suppress(TimeoutError):  # an answer after which its connection ends
+            async with asyncio.timeout(READ_SECONDS):
+                await self._closed.wait()
+        if not self._closed.is_set():
+            self.close("slow")
+        return not self.lost or self._took_all
+
+    def _answered_all(self) -> bool:
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and not self.transport.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived."""
@@ -67,10 +154,27 @@ class Connection(HttpToolsProtocol):
             self.crowd.idle.pop(self, None)
         if self.in_head:
             self.head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         # What came with a head that is complete now is not counted any more.
         if self.in_head and self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as exc:
+            if self.transport.is_closing():
+                return
+            # It asks for another protocol too, as a client in Java does at first. The parser takes the rest
+            # for that, so the request is read anew as one that does not ask.
+            line = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            others = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self._parse(b"".join((b"%b %b HTTP/%b\r\n" % line, *others, b"\r\n", data[exc.args[0] :])))
+        except httptools.HttpParserError:
+            self.send_400_response("")
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the request's line."""
@@ -80,6 +184,10 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin with a request."""
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(SYNTAX, "this is no proxy")
+        if self.parser.should_upgrade():
+            return
         self.in_head = False
         self.head_bytes = 0
         if self.transport.is_closing():
@@ -91,6 +199,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that a request is complete."""
+        if self.parser.should_upgrade():
+            return
         self.in_head = True
         self.arriving_since = 0.0
         super().on_message_complete()
@@ -112,10 +222,13 @@ class Connection(HttpToolsProtocol):
         """Note that the client does not read."""
         self.unread_since = self.loop.time()
         super().pause_writing()
+        self.crowd.unread[self] = None
+        self.crowd.bound_unread()
 
     def resume_writing(self) -> None:
         """Note that the client reads."""
         self.unread_since = 0.0
+        self.crowd.unread.pop(self, None)
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - its signature
@@ -135,12 +248,14 @@ class Connection(HttpToolsProtocol):
         ):
             CONNECTIONS_CLOSED.of("slow").add()
             if answering and self.cycle.response_started:
+                self.lost = True
                 self.transport.abort()
             else:
                 self._refuse(TIMEOUT, "the request did not arrive in time")
 
     def close(self, reason: str) -> None:
         """Close it without an answer."""
+        self.lost = True
         CONNECTIONS_CLOSED.of(reason).add()
         self.transport.abort()
 
@@ -148,6 +263,7 @@ class Connection(HttpToolsProtocol):
         """Answer beside the app, and close."""
         if self.transport.is_closing():
             return
+        self.lost = True
         body = to_json(Problem(kind, detail).body())
         head = (
             b"content-type: application/problem+json\r\ncache-control: no-store\r\n"
@@ -155,6 +271,27 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.write(STATUS_LINE[kind.status] + head + body)
         self.transport.close()
+
+
+def _hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its end, which the event loop may not have noticed yet."""
+    with contextlib.suppress(OSError):
+        state: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return state[0] != TCP_ESTABLISHED
+    return True
+
+
+def _took_all(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its end in good order, and its kernel has acknowledged all bytes.
+
+    A client that leaves bytes unread does not close in good order: its kernel resets the connection.
+    """
+    with contextlib.suppress(OSError):
+        peer = transport.get_extra_info("socket")
+        state: bytes = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        unacknowledged = fcntl.ioctl(peer.fileno(), termios.TIOCOUTQ, bytes(4))
+        return state[0] == TCP_CLOSE_WAIT and not any(unacknowledged)
+    return False
 
 
 class Crowd:
@@ -165,6 +302,8 @@ class Crowd:
         self.all: set[Connection] = set()
         self.idle: dict[Connection, None] = {}
         """Those that wait for a request, the longest idle first."""
+        self.unread: dict[Connection, None] = {}
+        """Those whose clients do not read, the longest first."""
 
     def joined(self, connection: Connection) -> None:
         """Take in a new connection; if there are too many, close one that is idle, or else the new one."""
@@ -181,6 +320,18 @@ class Crowd:
         """Forget a connection."""
         self.all.discard(connection)
         self.idle.pop(connection, None)
+        self.unread.pop(connection, None)
+
+    def bound_unread(self) -> None:
+        """Close whose clients have read nothing for longest, until the others hold few enough bytes."""
+        held = {one: one.transport.get_write_buffer_size() for one in self.unread}
+        total = sum(held.values())
+        for victim, size in held.items():
+            if total <= MOST_UNREAD:
+                return
+            total -= size
+            self.left(victim)
+            victim.close("unread")
 
     async def look_on(self) -> None:
         """Look at all connections once a second, until cancelled."""
@@ -203,7 +354,12 @@ class GatewayServer(Server):
 
 
 def server(
-    app: Any, crowd: Crowd, *, shutdown_deadline: float, certificate: str | None, key: str | None
+    app: Any,
+    crowd: Crowd,
+    *,
+    shutdown_deadline: float,
+    certificate: str | None = None,
+    key: str | None = None,
 ) -> GatewayServer:
     """Return a server for the application. Raises OSError or ssl.SSLError for a bad certificate."""
     protocol = type("OwnConnection", (Connection,), {"crowd": crowd})

@@ -14,6 +14,7 @@ from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Call
 from toc.model.task import TaskStatus
 from toc.operate import bulk
+from toc.operate.audit import tasks_chosen
 from toc.sdk.client import TimeoutCenter
 
 JobId = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,18}$")]
@@ -75,8 +76,8 @@ async def _bulk(
             counts = step.counts
         return counts
 
-    async with asked.audit(what, f"{len(chosen)} tasks", {"job_ids": [str(one) for one in chosen[:100]]}):
-        counts: dict[str, Any] = await service.at_all(run) if chosen else {}
+    async with asked.audit(what, f"{len(chosen)} tasks", tasks_chosen(chosen)):
+        counts: dict[str, Any] = await service.at_length(run) if chosen else {}
     counts["left"] = counts.get("left", 0) + len(job_ids) - len(chosen)
     return Answer(counts)
 

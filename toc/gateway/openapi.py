@@ -30,8 +30,14 @@ from toc.model.access import MATRIX
 _REFERENCE = "#/components/schemas/{model}"
 _PATH: dict[str, tuple[str, str]] = {
     "topic": ("The topic's name.", r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"),
+    "topics": (
+        "Names of topics with commas between them, in order of preference.",
+        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(,[A-Za-z0-9][A-Za-z0-9._-]{0,127}){0,99}$",
+    ),
     "job_id": ("The job_id that submit returned.", r"^[1-9][0-9]{0,18}$"),
-    "name": ("The name.", r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"),
+    "host": ("The host's name, as /v1/workers shows it.", r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"),
+    "slot": ("The slot, as /v1/slots shows it: order.close_3.", r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}_[0-9]+$"),
+    "name": ("The name.", r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$"),
     "pattern": ("The pattern.", r"^[A-Za-z0-9*][A-Za-z0-9._*-]{0,127}$"),
 }
 
@@ -91,6 +97,16 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
             }
             for name, value in schema["properties"].items()
         ]
+    if call.named:
+        parameters.append(
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": False,
+                "description": "Names the request: repeated within a day, it gets the first answer.",
+                "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+            }
+        )
     kinds = [UNAUTHENTICATED, FORBIDDEN, UNKNOWN, RATE, BUSY]
     if call.body is not None or call.query is not Nothing:
         kinds += [SYNTAX, INVALID]
@@ -98,22 +114,25 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
         kinds += [TOO_LARGE, MEDIA_TYPE]
     if call.method != "GET":
         kinds.append(Kind("conflict", 409, "The present state forbids it"))
+    content = {"application/json": {"schema": shape}} if call.gives is not bytes else {"*/*": {}}
+    done = {"description": "Done.", "content": content}
     operation: dict[str, Any] = {
         "operationId": _identifier(call),
         "summary": call.summary,
         "description": f"{call.handler.__doc__} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
         "parameters": parameters,
         "responses": {
-            str(call.status): {
-                "description": "Done.",
-                "content": {"application/json": {"schema": shape}},
-            },
+            str(call.status): done,
+            **({"200": {**done, "description": "Replaced."}} if call.takes_raw else {}),
             **{str(kind.status): _failed(kind) for kind in sorted(kinds, key=lambda kind: kind.status)},
         },
     }
     if call.body is not None:
         reference = {"$ref": _REFERENCE.format(model=call.body.__name__)}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+        accepted: dict[str, Any] = {"application/json": {"schema": reference}}
+        if call.takes_raw:
+            accepted["*/*"] = {"schema": {"description": "The task's body; its fields are in the query."}}
+        operation["requestBody"] = {"required": True, "content": accepted}
     return operation
 
 
@@ -145,6 +164,7 @@ def _problem_schema() -> dict[str, Any]:
             "field": {"type": "string", "description": "The field that is wrong."},
             "errors": {"type": "array", "items": {"type": "object"}},
             "job_id": {"type": "string", "description": "The task that is concerned."},
+            "outcome": {"type": "string", "description": "What came of a lease."},
         },
     }
 

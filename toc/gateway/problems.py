@@ -60,18 +60,23 @@ FORBIDDEN = Kind("forbidden", 403, "The access token does not allow this call")
 NOT_FOUND = Kind("not-found", 404, "There is no such call")
 UNKNOWN_TOPIC = Kind("unknown-topic", 404, "There is no such topic")
 UNKNOWN_TASK = Kind("unknown-task", 404, "There is no such task")
+UNKNOWN_LEASE = Kind("unknown-lease", 404, "There is no such lease")
+NO_BODY = Kind("no-body", 404, "The task has no body")
 UNKNOWN = Kind("unknown", 404, "There is none of that name")
 UNKNOWN_HOST = Kind("unknown-host", 404, "There is no such host or worker")
 METHOD = Kind("method-not-allowed", 405, "The path has no such method")
 TIMEOUT = Kind("request-timeout", 408, "The request did not arrive in time")
 DEDUP = Kind("dedup-conflict", 409, "The dedup_key names another task")
+TASK_EXISTS = Kind("task-exists", 409, "A task has the dedup_key")
 EXISTS = Kind("exists", 409, "It exists already")
 IN_USE = Kind("in-use", 409, "Its present state forbids the change")
+LEASE_ENDED = Kind("lease-ended", 409, "The lease or its task has ended otherwise")
 ALONE = Kind("no-cluster", 409, "There is no cluster")
 UNREADABLE = Kind("unreadable-task", 409, "The stored task is damaged")
 TOO_LARGE = Kind("too-large", 413, "The request is too large")
 MEDIA_TYPE = Kind("media-type", 415, "The content type is not accepted")
 INVALID = Kind("invalid", 422, "A value is not allowed")
+REUSED = Kind("idempotency-key-reused", 422, "The Idempotency-Key was used for another request")
 RATE = Kind("rate-limit", 429, "The access token has reached its limit", 1)
 HEADERS = Kind("headers-too-large", 431, "The request's line and headers are too large")
 INTERNAL = Kind("internal", 503, "The gateway failed", 5)
@@ -79,6 +84,7 @@ FEATURE = Kind("feature-not-ready", 503, "Members of an earlier version would ig
 BUSY = Kind("busy", 503, "The gateway has too much to do", 1)
 UNAVAILABLE = Kind("unavailable", 503, "A server is out of reach", 1)
 NOT_READY = Kind("not-ready", 503, "A server must be upgraded or configured first", 30)
+LOCKED = Kind("secrets-locked", 503, "Secrets of targets cannot be read or written", 30)
 UNKNOWN_OUTCOME = Kind("submit-unknown", 503, "The task may or may not be stored", 1)
 
 KINDS = tuple(kind for kind in list(globals().values()) if isinstance(kind, Kind))
@@ -94,10 +100,17 @@ _OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.InvalidTries: (INVALID, "tries"),
     e.InvalidExpiry: (INVALID, "expires_at"),
     e.InvalidBody: (INVALID, "body"),
+    e.BodyTooLarge: (TOO_LARGE, "body"),
+    e.BodyGone: (NO_BODY, None),
     e.InvalidInput: (INVALID, None),
+    e.InvalidLease: (INVALID, "lease"),
+    e.NotPulled: (INVALID, "topic"),
     e.UnknownTopic: (UNKNOWN_TOPIC, None),
     e.UnknownTemplate: (UNKNOWN, None),
     e.UnknownToken: (UNKNOWN, None),
+    e.UnknownTarget: (UNKNOWN, None),
+    e.UnknownSchedule: (UNKNOWN, None),
+    e.ScheduleExists: (EXISTS, None),
     e.TopicExists: (EXISTS, None),
     e.NameTaken: (EXISTS, None),
     e.NotGranted: (FORBIDDEN, None),
@@ -106,12 +119,15 @@ _OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.TooManyTopics: (IN_USE, None),
     e.FeatureNotReady: (FEATURE, None),
     e.DedupConflict: (DEDUP, None),
+    e.TaskExists: (TASK_EXISTS, None),
+    e.RequestReused: (REUSED, "Idempotency-Key"),
     e.ConfigError: (ALONE, None),
     e.UnknownTask: (UNKNOWN_TASK, None),
     e.UnreadableTask: (UNREADABLE, None),
     e.UnknownHost: (UNKNOWN_HOST, None),
     e.SchemaBehind: (NOT_READY, None),
     e.UnfitServer: (NOT_READY, None),
+    e.SecretsLocked: (LOCKED, None),
     e.Unavailable: (UNAVAILABLE, None),
     e.Busy: (BUSY, None),
     e.SubmitUnknown: (UNKNOWN_OUTCOME, None),
@@ -131,7 +147,7 @@ def problem_of(error: e.TocError) -> Problem:
     if kind is INTERNAL:
         return Problem(kind, f"it cannot answer a {type(error).__name__}; its log says more")
     if isinstance(error, e.SubmitUnknown):
-        detail = "the task may or may not be stored: repeat the request with the same dedup_key"
+        detail = "the task may or may not be stored: repeat with the same Idempotency-Key or dedup_key"
         return Problem(kind, detail, job_id=str(error.job_id))
     if isinstance(error, e.DedupConflict) and error.job_id is not None:
         return Problem(kind, str(error), job_id=str(error.job_id))
@@ -142,12 +158,9 @@ def problem_of(error: e.TocError) -> Problem:
         return Problem(kind, f"{where} is out of reach; nothing was acknowledged: try again")
     if kind is NOT_READY:
         return Problem(kind, "a server lacks what this version needs; `toc doctor` tells what to do")
-    if isinstance(error, e.InvalidKey):  # its text begins with the field's name
-        field = str(error).partition(" ")[0]
+    if isinstance(error, (e.InvalidKey, e.InvalidTarget)):  # its text begins with the field's name
+        field = str(error).partition(" ")[0].removesuffix(":")
+    elif isinstance(error, e.InvalidInput) and error.field is not None:
+        field = error.field
     more: dict[str, Any] = {} if field is None else {"field": field}
     return Problem(kind, str(error), **more)
-
-
-def outcome_of(error: e.TocError) -> dict[str, Any]:
-    """Return an error as the outcome of one task of a batch."""
-    return problem_of(error).body()

@@ -1,8 +1,8 @@
 """One HTTP process of a gateway. Started by the daemon as ``python -m toc.gateway.process``, never by hand.
 
 It serves the socket that the daemon listens on, together with its siblings: what waits in the queue of that
-socket is taken by another process if this one dies. It has no slots and holds no task. On ``stop`` it takes
-no more connections, finishes what it has, and leaves within the shutdown deadline.
+socket is taken by another process if this one dies. It has no slots. On ``stop`` it answers waiting pulls,
+takes no more connections, finishes what it has, and leaves within the shutdown deadline.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ import uvloop
 from toc.config import Settings
 from toc.gateway.app import App
 from toc.gateway.connections import Crowd, GatewayServer, server
+from toc.gateway.dialects.port import Budget, Guard, Port
+from toc.gateway.dialects.registry import DIALECTS
 from toc.gateway.service import Service
 from toc.model.errors import TocError
 from toc.model.topic import Topic
 from toc.observe.log import close_log, configure, detach, get_logger
-from toc.observe.metrics import BOARD_BYTES, SharedMetrics, write_to
+from toc.observe.metrics import BOARD_BYTES, GATEWAYS_READY, SharedMetrics, write_to
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import ControlPipe
-from toc.worker.loop import Loop
+from toc.worker.loop import Loop, watched_task
 from toc.worker.silence import BEAT_SECONDS
 
 log = get_logger(__name__)
@@ -50,7 +52,8 @@ class Gateway:
         self._link = link
         self._arguments = arguments
         self._service: Service
-        self._server: GatewayServer
+        self._servers: list[GatewayServer] = []
+        self._left = False
 
     async def run(self) -> None:
         """Serve until told to stop."""
@@ -66,22 +69,35 @@ class Gateway:
         if arguments.allow:
             app = only_from(app, arguments.allow)
         crowd = Crowd()
-        self._server = server(
-            app,
-            crowd,
-            shutdown_deadline=settings.shutdown_deadline,
-            certificate=arguments.tls_cert,
-            key=arguments.tls_key,
-        )
+        listeners = [socket.socket(fileno=arguments.listen)]
+        self._servers = [
+            server(
+                app,
+                crowd,
+                shutdown_deadline=settings.shutdown_deadline,
+                certificate=arguments.tls_cert,
+                key=arguments.tls_key,
+            )
+        ]
+        for port, listener in dialect_ports(self._service, arguments):
+            listeners.append(listener)
+            self._servers.append(server(port, crowd, shutdown_deadline=settings.shutdown_deadline))
         loop.add_reader(self._link.fileno(), self._listen)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # of Ctrl-C the daemon tells
         loop.add_signal_handler(signal.SIGTERM, self._stop)
-        tasks = [loop.create_task(crowd.look_on()), loop.create_task(self._beat())]
-        listener = socket.socket(fileno=arguments.listen)
+        tasks = {
+            "connections": loop.create_task(crowd.look_on()),
+            "beat": loop.create_task(self._beat()),
+            "topics": self._service.batcher.keeping,
+        }
+        for name, task in tasks.items():
+            watched_task(name, task, lambda: self._left)
         self._link.send("ready", worker_id=arguments.worker_id)
-        await self._server.serve([listener])
+        serving = [one.serve([listener]) for one, listener in zip(self._servers, listeners, strict=True)]
+        await asyncio.gather(*serving)
         self._link.send("leaving", recycle="")
-        for task in tasks:
+        self._left = True
+        for task in tasks.values():
             task.cancel()
         await self._service.close()
         tokens.stop(1.0)
@@ -91,6 +107,7 @@ class Gateway:
     async def _beat(self) -> None:
         while True:
             self._link.send("beat", stuck=[])
+            GATEWAYS_READY.of().set(self._service.readiness()[0])
             await asyncio.sleep(BEAT_SECONDS)
 
     def _listen(self) -> None:
@@ -98,15 +115,29 @@ class Gateway:
             if message["kind"] == "stop":
                 self._stop()
             elif message["kind"] == "force":
-                self._server.force_exit = True
+                for one in self._servers:
+                    one.force_exit = True
                 self._stop()
         if self._link.closed:  # the daemon is gone: its successor wants to listen here
             asyncio.get_running_loop().remove_reader(self._link.fileno())
             self._stop()
 
     def _stop(self) -> None:
-        self._service.stopping = True
-        self._server.should_exit = True
+        self._service.stop()
+        for one in self._servers:
+            one.should_exit = True
+
+
+def dialect_ports(service: Service, arguments: argparse.Namespace) -> list[tuple[Port, socket.socket]]:
+    """Return the ports of the dialects that are served, each with its socket."""
+    guard = Guard([ip_network(text) for text in arguments.dialect_from], arguments.dialect_host)
+    budget = Budget()
+    found = []
+    for text in arguments.dialect:
+        name, _, descriptor = text.partition("=")
+        port = Port(DIALECTS[name](service), guard, budget)
+        found.append((port, socket.socket(fileno=int(descriptor))))
+    return found
 
 
 def only_from(app: Any, networks: list[str]) -> Any:
@@ -134,7 +165,8 @@ def main() -> None:
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--tls-cert")
     parser.add_argument("--tls-key")
-    parser.add_argument("--allow", action="append", default=[])
+    for name in ("allow", "dialect", "dialect-from", "dialect-host"):
+        parser.add_argument(f"--{name}", action="append", default=[])
     arguments = parser.parse_args()
     write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
     os.close(arguments.board)  # the mapping stays

@@ -13,11 +13,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError
+from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError, UnknownTopic
 from toc.model.pattern import EVERYTHING
 from toc.model.task import TaskRow
+from toc.model.topic import Topic
 from toc.operate.templates import ensure_topic
-from toc.operate.tokens import PREFIX, TokenBook
+from toc.operate.tokens import TokenBook
+from toc.pull.pulls import Pulls
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
 
@@ -28,6 +30,8 @@ THREADS = 4
 """Calls that wait for one server at once."""
 MOST_WAITING = 64
 """Most calls that wait for a thread of one server; further ones are refused."""
+MOST_IN_LINE = 5_000
+"""Most requests of dialects that wait for a thread of one server."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,22 +44,40 @@ class Service:
         self.center = center
         self.book = book
         self.batcher = Batcher(center)
+        self.pulls = Pulls(center)
+        self.answering = 0
+        """Bytes of answers with tasks that are being sent."""
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._asked: Counter[str] = Counter()
+        self._making: dict[str, asyncio.Task[Topic]] = {}
 
     # --- work that waits for servers
 
     async def at_task(self, job_id: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks the server that holds a task."""
-        server = self.center.store.server_of(job_id)
-        if (error := self.center.store.away(server)) is not None:
-            raise StoreUnavailable(str(error))
+        return await self.at_server(self.center.store.server_of(job_id), do, *args, **kwargs)
+
+    async def at_server(self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what asks one database server, by number."""
+        self._check_there(server)
         return await self._run(f"server-{server}", do, *args, **kwargs)
 
+    async def in_line(self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what asks one database server for a dialect, on threads of its own. Thousands may wait: its
+        clients know no answer that says "later"."""
+        self._check_there(server)
+        if self._asked[f"line-{server}"] >= MOST_IN_LINE:
+            raise Busy("too many requests wait for a server; try again in a moment")
+        return await self._begin(f"line-{server}", partial(do, *args, **kwargs))
+
+    def _check_there(self, server: int) -> None:
+        if (error := self.center.store.away(server)) is not None:
+            raise StoreUnavailable(str(error))
+
     async def at_topics(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks the first database: topics, templates, tokens, the audit."""
+        """Run what asks the first database, briefly: topics, templates, tokens, the audit."""
         return await self._run("first", do, *args, **kwargs)
 
     async def after_change(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -64,9 +86,30 @@ class Service:
         with suppress(TocError):
             await self._begin("first", partial(do, *args, **kwargs))
 
+    async def at_target(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what asks a receiver of webhooks, which may take long."""
+        return await self._run("targets", do, *args, **kwargs)
+
     async def at_all(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks all database servers."""
         return await self._run("all", do, *args, **kwargs)
+
+    async def at_all_in_line(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what asks all database servers for a dialect, on threads of its own: whoever asks for the sizes
+        of queues while a server hangs holds up no search of another door."""
+        return await self._run("line-all", do, *args, **kwargs)
+
+    async def at_length_in_line(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what takes many steps for a dialect, on threads that no other door needs."""
+        return await self._run("line-long", do, *args, **kwargs)
+
+    async def at_bodies(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what reads the bodies of tasks that are handed out: no search that waits may hold it up."""
+        return await self._run("bodies", do, *args, **kwargs)
+
+    async def at_length(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what takes many steps or waits for workers, on threads that no other call needs."""
+        return await self._run("long", do, *args, **kwargs)
 
     async def at_cluster(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks ZooKeeper and Redis."""
@@ -92,9 +135,19 @@ class Service:
     # --- topics
 
     async def ensure_topic(self, name: str, by: str) -> None:
-        """Create a topic that is not there yet, if a template makes it. For a submit, never for a poll."""
-        if name not in self.center.catalog.known():
-            await self.at_topics(ensure_topic, self.center, name, by=by)
+        """Create a topic that is not there yet, if a template makes it. For a submit, never for a poll.
+
+        Submits that want the same one at once ask together.
+        """
+        with suppress(UnknownTopic):
+            await self.batcher.topic(name)
+            return
+        making = self._making.get(name)
+        if making is None:
+            making = self._loop.create_task(self.at_topics(ensure_topic, self.center, name, by=by))
+            self._making[name] = making
+            making.add_done_callback(lambda _: self._making.pop(name))
+        await asyncio.shield(making)
 
     async def read_through(self, rows: Iterable[TaskRow]) -> None:
         """Read the topics again if one of a task is unknown: another process may just have created it."""
@@ -117,23 +170,29 @@ class Service:
 
     # --- state
 
-    def lacking(self) -> list[str]:
-        """Return what this process lacks for all its work; asks no server."""
-        found = ["it is stopping"] if self.stopping else []
+    def readiness(self) -> tuple[bool, list[str]]:
+        """Return whether this process can serve any task, and what it lacks. Asks no server.
+
+        One database server of several that is away takes no gateway out of service: it would be all of them.
+        """
         store = self.center.store
-        found += [
-            f"database server {number} is out of reach"
-            for number in range(len(store.tables_of_server()))
-            if store.away(number) is not None
-        ]
-        try:
-            self.book.find(PREFIX)
-        except StoreUnavailable:
-            found.append("the access tokens are not known")
-        return found
+        servers = range(len(store.tables_of_server()))
+        away = [number for number in servers if store.away(number) is not None]
+        found = [f"database server {number} is out of reach" for number in away]
+        ready = len(away) < len(servers)
+        if self.stopping:
+            ready, found = False, ["it is stopping", *found]
+        if not self.book.known:
+            ready, found = False, [*found, "the access tokens are not known"]
+        return ready, found
+
+    def stop(self) -> None:
+        """Answer the pulls that wait, and wait for no more."""
+        self.stopping = True
+        self.pulls.close()
 
     async def close(self) -> None:
         """End the threads, after what is under way."""
-        await self.batcher.close()
+        await asyncio.gather(self.batcher.close(), asyncio.to_thread(self.pulls.stop))
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)

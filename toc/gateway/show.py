@@ -8,22 +8,18 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from toc.coordination.coordinator import WorkerRow
+from toc.coordination.intents import Intents
 from toc.coordination.operator import Move
 from toc.model.access import Token
-from toc.model.clock import from_ms
 from toc.model.errors import IndexUnavailable, UnreadableTask
 from toc.model.task import TaskRow, TaskStatus, decode_attribute
 from toc.model.topic import Topic
+from toc.model.wire import instant as instant
 from toc.operate.admin import SlotView
 from toc.store.audit import AuditRow
 from toc.store.history import FailedTry
 
 STATUS = {int(status): status.name.lower() for status in TaskStatus}
-
-
-def instant(milliseconds: float) -> str:
-    """Return an instant as RFC 3339 in UTC with milliseconds."""
-    return from_ms(int(milliseconds)).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(milliseconds) % 1000:03d}Z"
 
 
 class TaskShown(TypedDict):
@@ -49,33 +45,48 @@ class TaskShown(TypedDict):
     modified: str
 
 
+class UnreadableShown(TypedDict):
+    """A task whose row is damaged. ``unreadable`` says how."""
+
+    job_id: str
+    topic: str
+    unreadable: str
+
+
 def task(row: TaskRow, topic: str) -> TaskShown:
     """Show a task. Raises UnreadableTask."""
-    try:
-        attribute = decode_attribute(row.attribute)
-    except (ValueError, RecursionError) as exc:
-        raise UnreadableTask(row.job_id, type(exc).__name__) from None
     pending = row.status == TaskStatus.PENDING
-    return {
-        "job_id": str(row.job_id),
-        "topic": topic,
-        "biz_id": row.biz_id if row.biz_key is None else row.biz_key,
-        "status": STATUS.get(row.status, "unknown"),
-        "action_time": instant(row.action_time),
-        "next_time": instant(row.next_time) if pending else None,
-        "ended": None if pending else instant(row.next_time),
-        "attribute": attribute,
-        "dedup_key": row.dedup_key,
-        "version": row.version,
-        "tries": row.tries,
-        "expires_at": instant(row.expires_at) if row.expires_at else None,
-        "expired": bool(row.expired),
-        "failed_tries": row.attempts,
-        "crashes": row.crashes,
-        "last_error": row.last_error,
-        "created": instant(row.gmt_create),
-        "modified": instant(row.gmt_modified),
-    }
+    try:
+        return {
+            "job_id": str(row.job_id),
+            "topic": topic,
+            "biz_id": row.biz_id if row.biz_key is None else row.biz_key,
+            "status": STATUS.get(row.status, "unknown"),
+            "action_time": instant(row.action_time),
+            "next_time": instant(row.next_time) if pending else None,
+            "ended": None if pending else instant(row.next_time),
+            "attribute": decode_attribute(row.attribute),
+            "dedup_key": row.dedup_key,
+            "version": row.version,
+            "tries": row.tries,
+            "expires_at": instant(row.expires_at) if row.expires_at else None,
+            "expired": bool(row.expired),
+            "failed_tries": row.attempts,
+            "crashes": row.crashes,
+            "last_error": row.last_error,
+            "created": instant(row.gmt_create),
+            "modified": instant(row.gmt_modified),
+        }
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+        raise UnreadableTask(row.job_id, type(exc).__name__) from None
+
+
+def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:
+    """Show one task of many: a damaged one keeps nobody from the others."""
+    try:
+        return task(row, topic)
+    except UnreadableTask as exc:
+        return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}
 
 
 def failed_try(one: FailedTry) -> dict[str, Any]:
@@ -138,6 +149,16 @@ def worker(row: WorkerRow) -> dict[str, Any]:
 def move(one: Move) -> dict[str, Any]:
     """Show a slot's move."""
     return {"slot": f"{one.topic}_{one.number}", "from": one.old, "to": one.new}
+
+
+def intents(wanted: Intents) -> list[dict[str, Any]]:
+    """Show what operators have asked for."""
+    found = [
+        *(("drain", one.host, None, one.by, one.at) for one in wanted.drains.values()),
+        *(("weight", one.host, f"{one.weight:g}", one.by, one.at) for one in wanted.weights.values()),
+        *(("pin", str(slot), pin.target, pin.by, pin.at) for slot, pin in wanted.pins.items()),
+    ]
+    return [{"what": what, "of": of, "to": to, "by": by, "at": instant(at)} for what, of, to, by, at in found]
 
 
 def token(one: Token) -> dict[str, Any]:

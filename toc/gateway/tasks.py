@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
+from pydantic import AwareDatetime, BeforeValidator, Field, Json, WithJsonSchema
 from typing_extensions import TypedDict
 
 from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
-from toc.gateway.problems import INVALID, Problem, outcome_of, problem_of
-from toc.model.access import Call
+from toc.gateway.problems import FORBIDDEN, INVALID, NO_BODY, Problem, problem_of
+from toc.model.access import MATRIX, Call
 from toc.model.clock import to_ms
-from toc.model.errors import TocError
+from toc.model.errors import RequestReused, TocError
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
-from toc.model.task import NewTask, TaskStatus
+from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
+from toc.sdk.submission import Submission
 from toc.store.ended import Place
 from toc.store.select import END_OF_TIME, Selection
 from toc.store.select import Page as Found
@@ -51,6 +54,13 @@ QueryBizId = Annotated[
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, description="Seconds from now.")]
 
 
+Conflict = Annotated[
+    Literal["keep", "error", "replace"],
+    Field(description="If a task has the dedup_key: keep it, answer 409, or replace it."),
+]
+TEXT_TYPE = "text/plain; charset=utf-8"
+
+
 class TaskToSubmit(Model):
     """A task to submit. The fields are those of the SDK's submit."""
 
@@ -62,10 +72,60 @@ class TaskToSubmit(Model):
     slot_basis: str | None = Field(None, description="Chooses the slot; by default the biz_id does.")
     tries: int = Field(0, description="All its tries; 0: the topic's; 65535: without limit.")
     expires_at: Annotated[AwareDatetime, Field(description="No try starts after it.")] | None = None
+    body: str | None = Field(None, description="The task's body as a text, in UTF-8.")
+    body_base64: str | None = Field(None, description="The task's body as bytes, instead of body.")
+    content_type: str | None = Field(None, description="Of the body.")
+    on_conflict: Conflict = "keep"
+    target: str | None = Field(None, description="The webhook target that it is sent to; else its topic's.")
+    url: str | None = Field(
+        None, description="A URL of its own, or a path of its target; the token's role must allow it."
+    )
 
     def task(self, topic: str) -> NewTask:
-        """Return it as the SDK takes it."""
-        return NewTask(topic, **self.__dict__)
+        """Return it as the SDK takes it. Raises Problem."""
+        values = dict(self.__dict__)
+        encoded = values.pop("body_base64")
+        if encoded is not None and self.body is not None:
+            raise Problem(INVALID, "give body or body_base64, not both", field="body_base64")
+        if encoded is not None:
+            try:
+                values["body"] = b64decode(encoded, validate=True)
+            except ValueError:
+                raise Problem(INVALID, "body_base64 is not base64", field="body_base64") from None
+        elif self.body is not None:
+            values["body"] = self.body.encode()
+            values["content_type"] = TEXT_TYPE if self.content_type is None else self.content_type
+        return NewTask(topic, **values)
+
+
+class RawTask(Query):
+    """The fields of a task whose body is the request's: for a request that is no JSON, or has ``raw``."""
+
+    raw: Annotated[bool, Field(description="The request is the task's body, even if it is JSON.")] = False
+    biz_id: Annotated[str, Field(description="A number if it is all digits.")] | None = None
+    text: Annotated[bool, Field(description="Take the biz_id as a text even if it is all digits.")] = False
+    delay: Seconds | None = None
+    action_time: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
+    attribute: Annotated[Json[dict[str, Any]], Field(description="A JSON object.")] | None = None
+    dedup_key: str | None = None
+    slot_basis: str | None = None
+    tries: int = 0
+    expires_at: Annotated[AwareDatetime, Field(description="No try starts after it.")] | None = None
+    on_conflict: Conflict = "keep"
+    target: str | None = None
+    url: str | None = None
+
+    def task(self, topic: str, body: bytes, content_type: str | None) -> NewTask:
+        """Return it as the SDK takes it. Raises Problem."""
+        if self.biz_id is None:
+            raise Problem(
+                INVALID,
+                "what is not application/json is the task's body, and biz_id is missing in the query",
+                field="biz_id",
+            )
+        values = {**self.__dict__, "biz_id": self.biz_id if self.text else _number(self.biz_id)}
+        del values["raw"], values["text"]
+        return NewTask(topic, body=body, content_type=content_type, **values)
 
 
 class TasksToSubmit(Model):
@@ -75,9 +135,10 @@ class TasksToSubmit(Model):
 
 
 class Submitted(TypedDict):
-    """A stored task."""
+    """A stored task. ``outcome``, for on_conflict=replace: new, replaced, or may_have_started."""
 
     job_id: str
+    outcome: NotRequired[str]
 
 
 class Outcomes(TypedDict):
@@ -86,38 +147,82 @@ class Outcomes(TypedDict):
     tasks: list[dict[str, Any]]
 
 
+def _check_url_allowed(asked: Asked, tasks: Iterable[TaskToSubmit | NewTask]) -> None:
+    """Raise Problem (403) if a task names a URL and no role of the token allows that."""
+    if any(task.url is not None for task in tasks) and not asked.token.roles & MATRIX[Call.SUBMIT_URL]:
+        raise Problem(FORBIDDEN, "no role of this access token allows a url of the task's own", field="url")
+
+
 async def submit(asked: Asked) -> Answer:
-    """Store one task."""
+    """Store one task. A request that is no JSON is its body, with the fields in the query. With an
+    Idempotency-Key the request may be repeated: for a day it gets the first answer."""
     topic = asked.topic
+    query: RawTask = asked.query
+    if asked.raw is not None:
+        task = query.task(topic, asked.raw, asked.content_type)
+    elif query != RawTask():
+        raise Problem(INVALID, "fields are in the query only if the request is the task's body", field="raw")
+    else:
+        task = asked.body.task(topic)
+    _check_url_allowed(asked, [task])
     await asked.service.ensure_topic(topic, asked.token.name)
-    job_id = await asked.service.batcher.submit(asked.body.task(topic))
-    return Answer({"job_id": str(job_id)}, 201)
+    put = await asked.service.batcher.put(task, request=asked.request)
+    return Answer(_shown(task, put), 201 if put.outcome in (PutOutcome.NEW, PutOutcome.KEPT) else 200)
+
+
+def _shown(task: NewTask, put: Put) -> Submitted:
+    if task.on_conflict != OnConflict.REPLACE:
+        return {"job_id": str(put.job_id)}
+    return {"job_id": str(put.job_id), "outcome": put.outcome.value}
 
 
 async def submit_batch(asked: Asked) -> Answer:
-    """Store many tasks, each for itself."""
+    """Store many tasks, each for itself. With an Idempotency-Key the request may be repeated: for a day each
+    task that was stored gets its first answer."""
     topic, batcher = asked.topic, asked.service.batcher
+    _check_url_allowed(asked, asked.body.tasks)
     await asked.service.ensure_topic(topic, asked.token.name)
-    rows = []
-    tasks = [one.task(topic) for one in asked.body.tasks]
-    for index, task in enumerate(tasks):
+    found: list[Submission | Put] = []
+    tasks = []
+    for index, one in enumerate(asked.body.tasks):
         try:
-            rows.append(await batcher.row(task))
-        except TocError as exc:
-            problem = problem_of(exc)
-            problem.more["field"] = f"tasks.{index}" + (
-                f".{field}" if (field := problem.more.get("field")) else ""
-            )
+            tasks.append(one.task(topic))
+            part = None if asked.request is None else asked.request.part_of(index)
+            found.append(await batcher.checked(tasks[-1], request=part))
+        except (TocError, Problem) as exc:
+            problem = exc if isinstance(exc, Problem) else problem_of(exc)
+            if not isinstance(exc, RequestReused):
+                field = problem.more.get("field")
+                problem.more["field"] = f"tasks.{index}" + (f".{field}" if field else "")
             raise problem from exc
-    outcomes = await batcher.submit_rows(rows, [topic] * len(rows))
+    if asked.request is not None:
+        await batcher.claim(asked.request)
+    stored = iter(await batcher.store_each([one for one in found if isinstance(one, Submission)]))
+    outcomes = [one if isinstance(one, Put) else next(stored) for one in found]
     return Answer(
         {
             "tasks": [
-                {"job_id": str(one)} if isinstance(one, int) else {"problem": outcome_of(one)}
-                for one in outcomes
+                _shown(task, one) if isinstance(one, Put) else {"problem": problem_of(one).body()}
+                for task, one in zip(tasks, outcomes, strict=True)
             ]
         }
     )
+
+
+async def body(asked: Asked) -> Answer:
+    """Download the body of a task, with the content type that it was given."""
+    row, _ = await asked.row()
+    if row.body_length is None:
+        raise Problem(NO_BODY, "the task has no body")
+    content = await asked.service.at_task(row.job_id, asked.service.center._read_body, row)
+    return Answer(content.data, media_type=content.content_type, headers=_DOWNLOAD)
+
+
+_DOWNLOAD = {
+    "content-disposition": "attachment",
+    "content-security-policy": "default-src 'none'; sandbox",
+}
+"""Whatever the bytes are, a browser neither shows nor runs them."""
 
 
 async def get(asked: Asked) -> Answer:
@@ -159,7 +264,7 @@ class Page(TypedDict):
     null, ask on with it.
     """
 
-    tasks: list[show.TaskShown]
+    tasks: list[show.TaskShown | show.UnreadableShown]
     next: str | None
 
 
@@ -168,8 +273,12 @@ async def search(asked: Asked) -> Answer:
     query: Search = asked.query
     service = asked.service
     wanted = selection(asked, query.status)
-    page = service.center.store.selections.page
-    found = await service.at_all(page, wanted, place(query.next), query.limit)
+    store = service.center.store
+    page = partial(store.selections.page, wanted, place(query.next), query.limit)
+    if wanted.biz is None:
+        found = await service.at_all(page)
+    else:
+        found = await service.at_server(store.server_of_biz(wanted.biz), page)
     return Answer(await shown_page(asked, found))
 
 
@@ -178,7 +287,7 @@ async def shown_page(asked: Asked, found: Found) -> Page:
     await asked.service.read_through(found.rows)
     shown = [(row, asked.topic_of(row)) for row in found.rows]
     return {
-        "tasks": [show.task(row, topic) for row, topic in shown if topic is not None],
+        "tasks": [show.task_or_damage(row, topic) for row, topic in shown if topic is not None],
         "next": None if found.next is None else f"{found.next[0]}.{found.next[1]}",
     }
 
@@ -268,13 +377,14 @@ async def reschedule(asked: Asked) -> Answer:
 CALLS = (
     HttpCall(
         "POST", "/v1/topics/{topic}/tasks", Call.SUBMIT, submit, "Submit a task",
-        body=TaskToSubmit, gives=Submitted, status=201,
+        query=RawTask, body=TaskToSubmit, gives=Submitted, status=201, takes_raw=True, named=True,
     ),
     HttpCall(
         "POST", "/v1/topics/{topic}/tasks:batch", Call.SUBMIT, submit_batch, "Submit up to 1,000 tasks",
-        body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES,
+        body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES, named=True,
     ),
     HttpCall("GET", "/v1/tasks/{job_id}", Call.GET_TASK, get, "Look at a task", gives=show.TaskShown),
+    HttpCall("GET", "/v1/tasks/{job_id}/body", Call.GET_BODY, body, "Download a task's body", gives=bytes),
     HttpCall("GET", "/v1/tasks/{job_id}/history", Call.GET_TASK, history, "See why a task failed"),
     HttpCall("GET", "/v1/tasks", Call.FIND_TASKS, search, "Search tasks", query=Search, gives=Page),
     HttpCall("DELETE", "/v1/tasks/{job_id}", Call.CANCEL, cancel, "Cancel a task", gives=Changed),

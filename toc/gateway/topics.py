@@ -67,41 +67,41 @@ async def show_topic(asked: Asked) -> Answer:
 
 async def create(asked: Asked) -> Answer:
     """Create a topic."""
-    values = _given(asked.body)
+    values = asked.body.given()
     name = values.pop("name")
     if not asked.may(name):
         raise Problem(FORBIDDEN, "the name lies outside the patterns of this access token")
     async with asked.audit("topic.create", name, values):
-        topic = await asked.service.at_topics(
-            lambda: admin.create_topic(asked.service.center, name, **values)
-        )
-    with suppress(TocError):  # it is made; this view of it may be a second old
-        await asked.service.batcher.read_topics()
-    return Answer(show.topic(topic), 201)
+        topic = await asked.service.at_topics(admin.create_topic, asked.service.center, name, **values)
+    return await _shown_anew(asked, topic, 201)
 
 
 async def alter(asked: Asked) -> Answer:
     """Change policies of a topic. Its delivery changes alone, while it is paused and nothing of it runs."""
-    changes = _given(asked.body)
+    changes = asked.body.given()
     center, name = asked.service.center, asked.topic
     delivery = changes.pop("delivery", None)
     if delivery is not None and changes:
         raise Problem(INVALID, "the delivery is changed by a request of its own", field="delivery")
-    async with asked.audit("topic.alter", name, _given(asked.body)):
+    async with asked.audit("topic.alter", name, asked.body.given()):
         if delivery is not None:
-            topic = await asked.service.at_topics(change_delivery, center, name, delivery)
+            topic = await asked.service.at_length(change_delivery, center, name, delivery)
         else:
             topic = await asked.service.at_topics(admin.alter_topic, center.store, name, changes)
+    return await _shown_anew(asked, topic)
+
+
+async def _shown_anew(asked: Asked, topic: Topic, status: int = 200) -> Answer:
     with suppress(TocError):  # it is made; this view of it may be a second old
         await asked.service.batcher.read_topics()
-    return Answer(show.topic(topic))
+    return Answer(show.topic(topic), status)
 
 
 async def delete(asked: Asked) -> Answer:
     """Delete a paused topic; its biz_type is never used again. Refused while it has pending or dead tasks."""
     center, name = asked.service.center, asked.topic
     async with asked.audit("topic.delete", name, {"purge": asked.query.purge}):
-        found = await asked.service.at_topics(delete_topic, center, name, purge=asked.query.purge)
+        found = await asked.service.at_length(delete_topic, center, name, purge=asked.query.purge)
     return Answer({"name": name, "cancelled": found.rows.pending, "purged": found.rows.dead})
 
 
@@ -119,15 +119,9 @@ async def resume(asked: Asked) -> Answer:
     center = asked.service.center
     async with asked.audit("topic.resume", asked.topic, {"rate": asked.body.rate}):
         topic = await asked.service.at_topics(
-            lambda: admin.resume_topic(
-                center.store, asked.topic, rate=asked.body.rate, now_ms=center.clock.now_ms()
-            )
+            admin.resume_topic, center.store, asked.topic, rate=asked.body.rate, now_ms=center.clock.now_ms()
         )
     return Answer(show.topic(topic))
-
-
-def _given(body: Model) -> dict[str, Any]:
-    return {name: value for name, value in body.__dict__.items() if value is not None}
 
 
 CALLS = (

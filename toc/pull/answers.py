@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
-from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
-from toc.model.errors import TocError
-from toc.model.pull import AckOutcome, LeaseOutcome, PullLease, PullRow
+from toc.model.errors import Busy, TocError
+from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import TaskStatus
-from toc.model.topic import Slot
 from toc.model.verdict import Nack, after_nack
+from toc.pull.flights import Ended
 from toc.pull.handout import HandOuts
 from toc.pull.lanes import Failed, Lane
 from toc.store.store import Store
 
 TOGETHER = 500
 """Most answers of one round trip."""
+MOST_WAITING = 10_000
+"""With so many that wait for one server, further ones of consumers are refused."""
 
 
 class Kind(Enum):
@@ -59,11 +61,8 @@ class Ask:
 class AnswerLanes:
     """A lane for each server of the task table."""
 
-    def __init__(
-        self, store: Store, queues: Queues, catalog: TopicCatalog, outs: HandOuts, failed: Failed
-    ) -> None:
+    def __init__(self, store: Store, catalog: TopicCatalog, outs: HandOuts, failed: Failed) -> None:
         self._store = store
-        self._queues = queues
         self._catalog = catalog
         self._outs = outs
         self._lanes: list[Lane[Ask]] = [
@@ -77,17 +76,26 @@ class AnswerLanes:
             lane.start()
 
     def stop(self, seconds: float) -> None:
-        """Write what was asked, and end."""
+        """Write what was asked, and end; what is asked from now on is refused."""
         for lane in self._lanes:
             lane.stop(seconds)
 
-    def put(self, asks: Iterable[Ask]) -> None:
-        """Have these answered."""
+    def put(self, asks: Iterable[Ask]) -> list[tuple[Ask, Busy]]:
+        """Have these answered. Returns those that are not, and why.
+
+        What nobody awaits is bounded by the pulls under way, and is refused only after ``stop``.
+        """
         by_lane: dict[int, list[Ask]] = {}
         for ask in asks:
             by_lane.setdefault(self._store.server_of(ask.lease.job_id), []).append(ask)
+        refused: list[tuple[Ask, Busy]] = []
         for number, some in by_lane.items():
-            self._lanes[number].put(some)
+            lane = self._lanes[number]
+            if lane.waiting >= MOST_WAITING and some[0].answer is not None:
+                refused += [(ask, Busy("too many answers wait for a server; try again")) for ask in some]
+            elif not lane.put(some):
+                refused += [(ask, Busy("this process is ending; try again")) for ask in some]
+        return refused
 
     def _run(self, batch: list[Ask]) -> None:
         while batch:  # a statement takes each task once; what is left comes next
@@ -108,13 +116,7 @@ class AnswerLanes:
         outcomes = self._store.pulls.ack(ask.lease for ask in asks.values())
         failpoint("pull.acked")
         tell(asks, outcomes, outcomes.unanswered)
-        gone: dict[Slot, list[int]] = {}
-        for job_id, outcome in outcomes.items():
-            topic = self._catalog.known_type(asks[job_id].lease.biz_type)
-            if outcome.ok and topic is not None:
-                gone.setdefault(Slot(topic.name, asks[job_id].lease.slot), []).append(job_id)
-        if gone:
-            self._queues.forget(gone)  # what stays is dropped when it comes due: its row has ended
+        self._outs.ended(Ended(asks[job_id].lease, None) for job_id, what in outcomes.items() if what.ok)
 
     def _nack(self, asks: dict[int, Ask]) -> None:
         found = self._store.pulls.read(asks)
@@ -126,14 +128,14 @@ class AnswerLanes:
                 items.append((asks[job_id].lease, nack))
         done = self._store.pulls.nack(items)
         outcomes = dict.fromkeys(asks, LeaseOutcome.GONE)
-        rows: list[tuple[int, PullRow]] = []
+        ends: list[Ended] = []
         for job_id, changed in done.items():
             if changed is not None:
                 dead = changed.status == TaskStatus.DEAD
                 outcomes[job_id] = LeaseOutcome.DEAD if dead else LeaseOutcome.DONE
-                rows.append((asks[job_id].lease.slot, changed))
+                ends.append(Ended(asks[job_id].lease, changed))
         tell(asks, outcomes, {**found.unanswered, **done.unanswered})
-        self._outs.index(rows)
+        self._outs.ended(ends)
 
     def _extend(self, asks: dict[int, Ask]) -> None:
         items = []
@@ -175,7 +177,7 @@ def tell(
             result = failed[job_id] if job_id in failed else results.get(job_id)
             by_loop.setdefault(ask.loop, []).append((ask.answer, result))
     for loop, some in by_loop.items():
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # it is closed
             loop.call_soon_threadsafe(_resolve, some)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
 
-from toc.model.pull import PullLease
+from toc.model.pull import PullLease, PullRow
 from toc.model.task import Task
 from toc.model.topic import Slot, Topic
 
@@ -23,6 +24,10 @@ PART_SECONDS = 0.05
 """How long a pull that has some of its tasks waits for those of a slower server."""
 LAST_SECONDS = 2.0
 """How long a pull whose time is up waits for what is being handed out to it."""
+
+
+TtrOf = Callable[[PullRow], int | None]
+"""Tells for how long (ms) a task is handed out; None: not by this pull."""
 
 
 class Delivered(NamedTuple):
@@ -55,10 +60,11 @@ class Entry(NamedTuple):
 class Waiter:
     """A waiting pull. The hall's lock guards it, except ``done``, which belongs to its event loop."""
 
-    def __init__(self, topics: Sequence[str], most: int, ttr_ms: int, *, hasty: bool) -> None:
+    def __init__(self, topics: Sequence[str], most: int, ttr: int | TtrOf, *, hasty: bool) -> None:
         self.topics = topics
         self.most = most
-        self.ttr_ms = ttr_ms
+        self.ttr = ttr
+        """For how long it gets tasks, in ms."""
         self.hasty = hasty
         """Whether it wants only what is due now."""
         self.loop = asyncio.get_running_loop()
@@ -218,7 +224,7 @@ def tell(waiters: Iterable[Waiter]) -> None:
     for waiter in waiters:
         by_loop.setdefault(waiter.loop, []).append(waiter)
     for loop, some in by_loop.items():
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # it is closed
             loop.call_soon_threadsafe(_progress, some)
 
 

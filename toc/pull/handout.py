@@ -8,7 +8,8 @@ the row, and a gateway that dies leaves entries that others give back as due (``
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.failpoint import failpoint
@@ -34,7 +35,8 @@ from toc.model.verdict import (
     unpulled,
 )
 from toc.observe.log import get_logger
-from toc.observe.metrics import ORPHANS
+from toc.observe.metrics import HANDED_OUT, ORPHANS
+from toc.pull.flights import Ended, Flights
 from toc.pull.hall import Delivered, Entry, Hall, Waiter
 from toc.store.bodies import Bodies
 from toc.store.pulls import HandOut
@@ -49,6 +51,8 @@ RETRY_MS = 500
 MOST_RETRY_MS = 10_000
 """First and longest pause before tasks of a server that does not answer are taken again."""
 FORGET_SECONDS = 30.0
+ASIDE_MS = 60_000
+"""Pause before an entry is taken again that this pull must not have."""
 AGAIN_MS = 20
 """Pause before an entry is taken again that its row calls due, and that was not handed out."""
 
@@ -80,8 +84,7 @@ class HandOuts:
         self._woken = woken
         """Called when pulls wait again that were given entries in vain."""
         self._trouble_since = self._trouble_at = float("-inf")
-        self.flying: set[int] = set()
-        """The ids that are being handed out."""
+        self.flights = Flights()
 
     def run(self, batch: Sequence[Assigned]) -> None:
         """Hand out tasks of one server."""
@@ -93,17 +96,20 @@ class HandOuts:
                 wanted[one.entry.job_id] = one
             else:  # its client has left: nothing is charged
                 back.append(one.entry)
-                count, delivered = results.get(one.waiter, (0, []))
-                results[one.waiter] = count + 1, delivered
+                _refused(results, one.waiter)
+        ttrs, aside = self._ttrs(wanted)
+        for one in aside:
+            del wanted[one.entry.job_id]
+            _refused(results, one.waiter)
         items = [
             HandOut(
                 job_id,
                 entry.topic.biz_type,
                 entry.topic.retries,
-                min(waiter.ttr_ms, entry.topic.max_runtime * 1000),
+                min(ttrs[job_id], entry.topic.max_runtime * 1000),
                 secrets.token_bytes(NONCE_BYTES),
             )
-            for job_id, (entry, waiter) in wanted.items()
+            for job_id, (entry, _) in wanted.items()
         ]
         rows: Answers[PullRow] = Answers()
         if items:
@@ -121,18 +127,43 @@ class HandOuts:
                 except UnreadableTask as exc:
                     unreadable.append((key, Nack(row, True, 0, str(exc))))
             results[waiter] = count + 1, delivered
+        handed = Counter(one.task.topic for _, delivered in results.values() for one in delivered)
+        for topic, count in handed.items():
+            HANDED_OUT.of(topic).add(count)
         lost = self._hall.hand_over(results)
         failpoint("pull.answered")
         if any(not delivered for _, delivered in results.values()):
             self._woken()
         for lease, nack in unreadable:
             log.error("task_unreadable", job_id=lease.job_id, error=nack.error)
-        if unreadable:
-            self._store.pulls.nack(unreadable)
+        buried = self._store.pulls.nack(unreadable) if unreadable else Answers()
         self._move(items, wanted, rows)
         self.give_back(back)
+        self._index(self.flights.end(one.entry.job_id for one in batch))
+        self.ended(Ended(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id)))
         self.release(one.key for one in lost)
-        self.flying.difference_update(one.entry.job_id for one in batch)
+
+    def _ttrs(self, wanted: Mapping[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
+        """Return for how long (ms) each task is to be handed out, and those that are not.
+
+        The latter are given back: what is not for this pull, and what could not be read.
+        """
+        asked = {job_id: ttr for job_id, (_, waiter) in wanted.items() if callable(ttr := waiter.ttr)}
+        rows: Answers[PullRow] = self._store.pulls.read(asked) if asked else Answers()
+        ttrs = dict.fromkeys(wanted, 0)  # of a row that is gone
+        aside: list[Assigned] = []
+        for job_id, one in wanted.items():
+            ttr = one.waiter.ttr
+            found = ttr if isinstance(ttr, int) else ttr(rows[job_id]) if job_id in rows else 0
+            if found is None:
+                aside.append(one)
+            else:
+                ttrs[job_id] = found
+        unread = [wanted[job_id] for job_id in rows.unanswered]
+        self.give_back((one.entry for one in aside), self._clock.now_ms() + ASIDE_MS)
+        if unread:
+            self.put_away([one.entry for one in unread])
+        return ttrs, aside + unread
 
     def _move(
         self,
@@ -222,22 +253,28 @@ class HandOuts:
         by_id = {lease.job_id: lease for lease in leases}
         if by_id:
             rows = self._store.pulls.release(by_id.values())
-            self.index(
-                (by_id[row.job_id].slot, row)
+            self.ended(
+                Ended(by_id[row.job_id], row)
                 for row in rows.values()
                 if row.status == TaskStatus.PENDING and not row.living
             )
 
-    def index(self, rows: Iterable[tuple[int, PullRow]]) -> None:
-        """Tell the index of rows, each with the number of its slot, that have become due earlier, or dead."""
+    def ended(self, ends: Iterable[Ended]) -> None:
+        """Tell the index how leases ended, but of no entry before it has moved."""
+        self._index(self.flights.hold(ends))
+
+    def _index(self, ends: Iterable[Ended]) -> None:
         entries: dict[Slot, list[tuple[int, float]]] = {}
         dead: dict[Slot, list[tuple[int, int]]] = {}
-        for number, row in rows:
-            topic = self._catalog.known_type(row.biz_type)
+        gone: dict[Slot, list[int]] = {}
+        for lease, row in ends:
+            topic = self._catalog.known_type(lease.biz_type)
             if topic is None:
                 continue
-            slot = Slot(topic.name, number)
-            if row.status == TaskStatus.DEAD:
+            slot = Slot(topic.name, lease.slot)
+            if row is None:
+                gone.setdefault(slot, []).append(lease.job_id)
+            elif row.status == TaskStatus.DEAD:
                 dead.setdefault(slot, []).append((row.job_id, row.next_time))
             elif not beyond_horizon(topic, row.next_time, self._clock.now_ms()):
                 entries.setdefault(slot, []).append((row.job_id, next_score(row, topic, row.next_time)))
@@ -245,6 +282,14 @@ class HandOuts:
             self._queues.add(entries)
         if dead:
             self._queues.restore_dead(dead)
+        if gone:
+            self._queues.forget(gone)  # what stays is dropped when it comes due: its row has ended
+
+
+def _refused(results: dict[Waiter, tuple[int, list[Delivered]]], waiter: Waiter) -> None:
+    """Note that a waiter does not get one of the entries that it was given."""
+    count, delivered = results.get(waiter, (0, []))
+    results[waiter] = count + 1, delivered
 
 
 class _Moves:

@@ -92,6 +92,8 @@ class Lane(Generic[T]):
         self._handle = handle
         self._most = most
         self._items: SimpleQueue[T | None] = SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
         self._since = 0.0
         self._thread = guarded(name, self._run, failed)
 
@@ -99,10 +101,18 @@ class Lane(Generic[T]):
         """Start the thread."""
         self._thread.start()
 
-    def put(self, items: list[T]) -> None:
-        """Have these handled."""
-        for item in items:
-            self._items.put(item)
+    def put(self, items: list[T]) -> bool:
+        """Have these handled. False: nobody will, as the lane has been stopped."""
+        with self._closing:
+            if not self._closed:
+                for item in items:
+                    self._items.put(item)
+            return not self._closed
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for the thread."""
+        return self._items.qsize()
 
     @property
     def stuck(self) -> bool:
@@ -111,8 +121,10 @@ class Lane(Generic[T]):
         return since > 0 and time.monotonic() - since > STUCK_SECONDS
 
     def stop(self, seconds: float) -> None:
-        """Handle what was put before, and end."""
-        self._items.put(None)
+        """Handle what was put before, and end. May be called twice, or never started."""
+        with self._closing:
+            self._closed = True
+            self._items.put(None)
         if self._thread.is_alive():
             self._thread.join(seconds)
 

@@ -22,9 +22,10 @@ from toc.model.clock import from_ms
 from toc.model.errors import InvalidInput, NotPulled, TocError, shown
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS
-from toc.model.topic import Delivery, Topic
+from toc.model.topic import Delivery, Slot, Topic
 from toc.pull.answers import AnswerLanes, Ask, Kind, NackWish
-from toc.pull.hall import LAST_SECONDS, Delivered, Hall, Waiter
+from toc.pull.hall import LAST_SECONDS, Delivered, Entry, Hall, TtrOf, Waiter
+from toc.pull.handout import NO_FENCE
 from toc.pull.lanes import Failed, end_process
 from toc.pull.taker import Taker
 from toc.sdk.client import TimeoutCenter
@@ -50,11 +51,12 @@ class Pulls:
 
     def __init__(self, center: TimeoutCenter, *, failed: Failed = end_process) -> None:
         self._catalog = center.catalog
+        self._clock = center.clock
         self._hall = Hall()
         self._taker = Taker(center.store, center.queues, center.catalog, center.clock, self._hall, failed)
-        self._answers = AnswerLanes(center.store, center.queues, center.catalog, self._taker.outs, failed)
+        self._answers = AnswerLanes(center.store, center.catalog, self._taker.outs, failed)
         self._lock = threading.Lock()
-        self._started = self._stopped = False
+        self._started = self._stopping = self._stopped = False
 
     def __len__(self) -> int:
         """How many pulls wait."""
@@ -66,33 +68,60 @@ class Pulls:
         *,
         most: int = 1,
         wait: float = 0.0,
-        ttr: float = DEFAULT_TTR_SECONDS,
+        ttr: float | TtrOf = DEFAULT_TTR_SECONDS,
         longest: float = MAX_WAIT_SECONDS,
     ) -> list[Delivered]:
         """Hand out up to ``most`` due tasks of the first of these topics that has any.
 
         Waits up to ``wait`` seconds (0 to ``longest``) for the first to come due; returns [] if none did, or
         if this process leaves. For ``ttr`` seconds (at most the topic's max_runtime; see ``lease_until``)
-        nobody else gets these tasks. Their tries are charged. The caller must tell how its answer went:
+        nobody else gets these tasks; if ``ttr`` is a function, it tells of each row for how many ms, or None
+        if this pull must not have it. Their tries are charged. The caller must tell how its answer went:
         ``written``, or ``release`` if nothing of it was sent. A cancelled call releases what it was given.
 
         Raises UnknownTopic, NotPulled, InvalidInput, or StoreUnavailable if a topic cannot be looked up.
         """
         if isinstance(topics, str) or not 1 <= len(topics) <= MAX_TOPICS:
-            raise InvalidInput(f"topics must be a list of 1 to {MAX_TOPICS} names")
+            raise InvalidInput(f"topics must be a list of 1 to {MAX_TOPICS} names", "topics")
         if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MAX_TASKS:
-            raise InvalidInput(f"the number of tasks must be 1 to {MAX_TASKS}, not {shown(most)}")
+            raise InvalidInput(f"the number of tasks must be 1 to {MAX_TASKS}, not {shown(most)}", "max")
         _check_seconds("wait", wait, 0, min(longest, MAX_HOLD_SECONDS))
-        _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
+        if not callable(ttr):
+            _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
         names = list(dict.fromkeys(topics))
         for name in names:
             _check_pulled(await self._topic(name))
         self._start()
-        waiter = Waiter(names, most, round(ttr * 1000), hasty=wait == 0)
+        waiter = Waiter(names, most, ttr if callable(ttr) else round(ttr * 1000), hasty=wait == 0)
         if not self._hall.enter(waiter):
             return []
         self._taker.wake()
         timer = waiter.loop.call_later(wait or HASTY_SECONDS, self._time_up, waiter)
+        try:
+            await waiter.done
+        except BaseException:
+            self.release(self._hall.leave(waiter))
+            raise
+        finally:
+            timer.cancel()
+        return self._hall.leave(waiter)
+
+    async def take(self, job_id: int, slot: Slot, *, ttr: float) -> list[Delivered]:
+        """Hand out this one task, in whatever order, if it is due and nobody has it; else return [].
+
+        As with ``pull``, the caller must tell how its answer went. Raises UnknownTopic, NotPulled,
+        InvalidInput or StoreUnavailable.
+        """
+        _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
+        topic = await self._topic(slot.topic)
+        _check_pulled(topic)
+        if topic.paused or self._hall.shut:
+            return []
+        self._start()
+        waiter = Waiter([topic.name], 1, round(ttr * 1000), hasty=True)
+        waiter.closed, waiter.flying = True, 1
+        self._taker.hand_out(Entry(job_id, slot, NO_FENCE, topic, self._clock.now_ms()), waiter)
+        timer = waiter.loop.call_later(LAST_SECONDS, waiter.end)
         try:
             await waiter.done
         except BaseException:
@@ -110,7 +139,7 @@ class Pulls:
     async def ack(self, leases: Iterable[str]) -> list[AckOutcome | TocError]:
         """Mark tasks as processed, also after their lease has ended. Returns what came of each, in order.
 
-        An error, such as InvalidLease or StoreUnavailable, concerns its lease alone; repeating is safe.
+        An error, such as InvalidLease, StoreUnavailable or Busy, concerns its lease alone; repeating is safe.
         """
         return await self._ask(leases, Kind.ACK, None)
 
@@ -165,20 +194,21 @@ class Pulls:
         self._hall.close_all()
 
     def stop(self) -> None:
-        """Close, write what was asked, and end the threads. May be called twice, or never started."""
+        """Close, write what was asked, and end the threads; what is asked later is Busy. May be called twice,
+        or never started."""
         self.close()
         with self._lock:
-            running, self._stopped = self._started and not self._stopped, True
+            running, self._stopping = self._started and not self._stopping, True
         if running:
             self._taker.stop(STOP_SECONDS)
-            self._answers.stop(STOP_SECONDS)
+        self._answers.stop(STOP_SECONDS)
 
     # --- inside
 
     def _start(self) -> None:
         if not self._started:
             with self._lock:
-                if not self._started and not self._stopped:
+                if not self._started and not self._stopping:
                     self._taker.start()
                     self._answers.start()
                     self._started = True
@@ -203,7 +233,9 @@ class Pulls:
             ask = Ask(kind, lease, wish, loop, loop.create_future())
             asks.append(ask)
             found.append(ask)
-        self._answers.put(asks)
+        for ask, error in self._answers.put(asks):
+            if ask.answer is not None:
+                ask.answer.set_result(error)
         return [await one.answer if isinstance(one, Ask) and one.answer else one for one in found]
 
 
@@ -214,6 +246,6 @@ def _check_pulled(topic: Topic) -> None:
 
 def _check_seconds(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise InvalidInput(f"{name} must be a number of seconds, not {shown(value)}")
+        raise InvalidInput(f"{name} must be a number of seconds, not {shown(value)}", name)
     if not low <= value <= high:
-        raise InvalidInput(f"{name} must be {low:g} to {high:g} seconds, not {shown(value)}")
+        raise InvalidInput(f"{name} must be {low:g} to {high:g} seconds, not {shown(value)}", name)

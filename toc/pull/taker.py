@@ -11,10 +11,9 @@ row will judge. Whoever waits for such a slot gives it back as due, uncharged: i
 
 from __future__ import annotations
 
-import heapq
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import floor
 
 from toc.failpoint import failpoint
@@ -27,24 +26,28 @@ from toc.model.errors import IndexUnavailable, TocError
 from toc.model.scores import CLAIMS, split
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
-from toc.pull.hall import TAKE_LIMIT, Entry, Hall
+from toc.pull.hall import TAKE_LIMIT, Entry, Hall, Waiter
 from toc.pull.handout import NO_FENCE, Assigned, HandOuts, unread_score
 from toc.pull.lanes import Failed, Lane, Loop
+from toc.pull.watched import NEVER, Watched
 from toc.store.scan import Position
 from toc.store.store import Store
 
 log = get_logger(__name__)
 
-NEVER = 2**62
 IDLE_SECONDS = 60.0
 PATIENCE_SECONDS = 0.03
-"""How long a round waits for one Redis node."""
+"""How long a round waits for one of several Redis nodes."""
+ALONE_SECONDS = 0.2
+"""How long for the only one, for which nothing else waits: so long that it rarely has to be read around."""
 RETRY_MS = 250
 """Pause before a slot is asked again whose node failed."""
 PAUSED_MS = 1000
 LOOK_SECONDS = 1.0
 """How often slots are peeked at while pulls wait, for lost wake-ups and what others have left prepared."""
 PEEK_SLOTS = 500
+"""Most slots of one look; the next follows after PEEK_SECONDS."""
+PEEK_SECONDS = 0.05
 LEFT_SECONDS = 2
 """Age at which a prepared entry counts as left behind. By Redis's clock, in whole seconds."""
 LINGER_SECONDS = 30.0
@@ -52,54 +55,12 @@ LINGER_SECONDS = 30.0
 ROWS_SECONDS = 0.25
 """How often due rows are looked for while Redis does not answer."""
 ROWS_LINGER_SECONDS = 2.5
-ROWS_PAGE = 50
+ROWS_PAGE = 100
+ROWS_ON_SECONDS = 0.05
+"""Pause before reading on where a table has more due rows than a page."""
 SURPLUS = 100
 """Least entries to take while a server of the task table does not answer: its tasks must not keep those of
 others from the few that are wanted."""
-
-
-class _Watched:
-    """The slots of one topic, and when each is next due (ms)."""
-
-    def __init__(self) -> None:
-        self.due: dict[Slot, int] = {}
-        self.left: dict[Slot, int] = {}
-        self._heap: list[tuple[int, Slot]] = []
-        self.wanted_at = 0.0
-
-    def look(self, slot: Slot, due: int) -> None:
-        """Look at it at ``due``, unless earlier."""
-        if due < self.due.get(slot, -1):
-            self.due[slot] = due
-            heapq.heappush(self._heap, (due, slot))
-
-    def add(self, slots: Sequence[Slot]) -> bool:
-        """Watch these slots and no others. Returns whether they are others than before."""
-        if self.due.keys() == set(slots):
-            return False
-        for slot in set(slots) - self.due.keys():
-            self.due[slot] = NEVER
-            self.look(slot, 0)
-        self.due = {slot: self.due[slot] for slot in slots}
-        return True
-
-    def next_due(self) -> int | None:
-        """When the first is due; None if no due time is known."""
-        while self._heap:
-            due, slot = self._heap[0]
-            if self.due.get(slot) == due:
-                return due
-            heapq.heappop(self._heap)
-        return None
-
-    def take_due(self, now: int, most: int) -> list[Slot]:
-        """The slots that are due, first the longest due. They are due no more until ``look``."""
-        found: list[Slot] = []
-        while len(found) < most and (due := self.next_due()) is not None and due <= now:
-            _, slot = heapq.heappop(self._heap)
-            self.due[slot] = NEVER
-            found.append(slot)
-        return found
 
 
 class Taker:
@@ -115,7 +76,7 @@ class Taker:
         failed: Failed,
     ) -> None:
         self._store = store
-        self._queues = queues.within(PATIENCE_SECONDS)
+        self._queues = queues.within(PATIENCE_SECONDS, alone=ALONE_SECONDS)
         self._catalog = catalog
         self._clock = clock
         self._hall = hall
@@ -123,18 +84,22 @@ class Taker:
         self._lock = threading.Lock()
         self._news: dict[Slot | None, int] = {}
         self._late: list[dict[Slot, Prepared | IndexUnavailable]] = []
-        self._watched: dict[str, _Watched] = {}
+        self._awaited: set[Slot] = set()
+        """Slots whose answers come late: what they have is unknown."""
+        self._watched: dict[str, Watched] = {}
         """Changed by ``take`` alone."""
         self._failing: dict[str, float] = {}
         """Topics of which a Redis node did not answer, with the time until which to read rows as well."""
         self._peeked_at = float("-inf")
         self._to_peek: list[Slot] = []
+        self._places: dict[int, Position] = {}
+        """Tables that have more due rows than were read, with the place from which to read on."""
         self._tables = [table for tables in store.tables_of_server() for table in tables]
         self._listener: WakeListener = queues.listener()
         self._listens = threading.Thread(
             target=self._listen, args=(failed,), name="toc-pull-wake", daemon=True
         )
-        self.outs = HandOuts(store, queues, catalog, clock, hall, self.wake)
+        self.outs = HandOuts(store, self._queues, catalog, clock, hall, self.wake)
         self._lanes: list[Lane[Assigned]] = [
             Lane(f"pull-out-{number}", self.outs.run, failed, TAKE_LIMIT * 2)
             for number in range(len(store.tables_of_server()))
@@ -182,10 +147,13 @@ class Taker:
 
     def _woken(self, slot: Slot | None, due: int | None) -> None:
         if slot is None or due is None:  # messages may have been missed
-            self._peeked_at = float("-inf")
-            self._watch_loop.wake()
+            self._look_now()
         else:
             self.look_at(slot, due)
+
+    def _look_now(self) -> None:
+        self._peeked_at = float("-inf")
+        self._watch_loop.wake()
 
     # --- take
 
@@ -215,7 +183,11 @@ class Taker:
             late, self._late = self._late, []
         results = self._queues.prepare(requests, self._answered_late) if requests else {}
         for answers in (*late, results):
+            self._awaited.difference_update(answers)
             self._accept(answers, due)
+        if to_come := {request.slot for request in requests} - results.keys():
+            self._awaited |= to_come
+            self._look_now()  # a second question tells a node that hangs from one that was slow once
         self._hall.close_hasty(self._empty_topics())
         return self._until_next()
 
@@ -232,7 +204,7 @@ class Taker:
         for name in names:
             if name in known:
                 if (watched := self._watched.get(name)) is None:
-                    watched = _Watched()
+                    watched = Watched()
                     self._watched = {**self._watched, name: watched}
                     self._watch_loop.wake()
                 watched.wanted_at = now
@@ -244,7 +216,7 @@ class Taker:
         if changed or old:
             self._listener.set_slots(slot for one in self._watched.values() for slot in one.due)
 
-    def _requests(self, topic: Topic, watched: _Watched, demand: int, now: int) -> list[PrepareRequest]:
+    def _requests(self, topic: Topic, watched: Watched, demand: int, now: int) -> list[PrepareRequest]:
         wanted = max(demand, SURPLUS) if self.outs.troubled else demand
         requests = []
         slots = watched.take_due(now, wanted)
@@ -302,12 +274,17 @@ class Taker:
             entries = [entry for entry in entries if entry not in hung]
         pairs, left = self._hall.assign(topic, entries, due)
         by_lane: dict[Lane[Assigned], list[Assigned]] = {}
+        self.outs.flights.begin(entry.job_id for entry, _ in pairs)
         for entry, waiter in pairs:
-            self.outs.flying.add(entry.job_id)
             by_lane.setdefault(self._lane(entry), []).append(Assigned(entry, waiter))
         for lane, some in by_lane.items():
             lane.put(some)
         return left
+
+    def hand_out(self, entry: Entry, waiter: Waiter) -> None:
+        """Have one task handed out to a pull that is in no queue."""
+        self.outs.flights.begin([entry.job_id])
+        self._lane(entry).put([Assigned(entry, waiter)])
 
     def _lane(self, entry: Entry) -> Lane[Assigned]:
         return self._lanes[self._store.server_of(entry.job_id)]
@@ -317,7 +294,8 @@ class Taker:
         now, at = self._clock.now_ms(), self._clock.monotonic()
         firsts = {name: watched.next_due() for name, watched in self._watched.items()}
         empty = {name for name, first in firsts.items() if first is None or first > now}
-        return {name for name in empty if self._failing.get(name, 0.0) < at}
+        unknown = {slot.topic for slot in self._awaited}
+        return {name for name in empty - unknown if self._failing.get(name, 0.0) < at}
 
     def _until_next(self) -> float:
         with self._lock:
@@ -338,23 +316,30 @@ class Taker:
     def watch(self) -> float:
         """Look for what was missed or left behind; read the rows where Redis does not answer."""
         self._resting = True  # before the look: who enters after it must end the rest
-        names = self._hall.topics()
+        names, now = set(self._hall.topics()), self._clock.monotonic()
+        # A pull that does not wait has mostly left before it is seen here.
+        names |= {name for name, one in self._watched.items() if now - one.wanted_at < LOOK_SECONDS}
         if not names:
             return IDLE_SECONDS
         self._resting = False
-        now = self._clock.monotonic()
         if now - self._peeked_at >= LOOK_SECONDS or self._to_peek:
-            for name in names:
-                try:
-                    self._catalog.get(name)
-                except TocError as exc:
-                    log.warning("topic_not_read", topic=name, error=str(exc))
+            self._read_topics(names)
             self._look()
         failing = [name for name, until in list(self._failing.items()) if until > now and name in names]
         if failing:
             self._read_rows(failing)
-            return ROWS_SECONDS
-        return LOOK_SECONDS
+            return ROWS_ON_SECONDS if self._places else ROWS_SECONDS
+        return PEEK_SECONDS if self._to_peek else LOOK_SECONDS
+
+    def _read_topics(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                topic, watched = self._catalog.get(name), self._watched.get(name)
+            except TocError as exc:
+                log.warning("topic_not_read", topic=name, error=str(exc))
+                continue
+            if watched is None or len(watched.due) != topic.consumed:  # its slots are others now
+                self._take_loop.wake()
 
     def _fails(self, topic: str, error: IndexUnavailable) -> None:
         now = self._clock.monotonic()
@@ -402,19 +387,24 @@ class Taker:
                 self.look_at(slot, 0)
 
     def _read_rows(self, names: Sequence[str]) -> None:
-        """Hand out due rows of these topics, as if Redis were not there: the row alone decides."""
+        """Hand out due rows of these topics, as if Redis were not there: the row alone decides.
+
+        One look reads a page of each table. The next reads on, so that no topic waits for ever behind the
+        rows of others, and begins anew at the end.
+        """
         known = self._catalog.known()
         topics = {known[name].biz_type: known[name] for name in names if _served(known.get(name))}
         types = ",".join(str(biz_type) for biz_type in topics)
         if not types:
             return
         now = self._clock.now_ms()
-        starts = dict.fromkeys(self._tables, Position(0))
+        starts = {table: self._places.get(table, Position(0)) for table in self._tables}
         pages = self._store.scans.page(starts, now + 1, ROWS_PAGE, where=f" AND biz_type IN ({types})")
+        self._places = {table: page[-1].position for table, page in pages.items() if len(page) == ROWS_PAGE}
         found: dict[str, list[Entry]] = {}
         rows = sorted((row for page in pages.values() for row in page), key=lambda row: row.next_time)
         for row in rows:
-            if row.job_id not in self.outs.flying:
+            if row.job_id not in self.outs.flights:
                 topic = topics[row.biz_type]
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 found.setdefault(topic.name, []).append(Entry(row.job_id, slot, NO_FENCE, topic, now))

@@ -19,7 +19,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,17 +30,19 @@ from toc.model import features
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import (
     Busy,
-    InvalidBody,
+    InvalidInput,
     SchemaBehind,
     StoreUnavailable,
     SubmitUnknown,
     TocError,
     UnknownTopic,
 )
-from toc.model.task import NewTask, TaskRow
+from toc.model.sharding import BizId
+from toc.model.task import NewTask, Put, PutOutcome, Request, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.submission import check_job_id, features_of
+from toc.sdk.submission import Submission, bodies_of, check_job_id, conflict_of, features_of
+from toc.store.plan import Stored, ToPut
 
 MOST_TOGETHER = 500
 """Most items of a batch."""
@@ -56,12 +58,11 @@ PATIENCE_SECONDS = 0.05
 AWAY_SECONDS = 1.0
 """If a batch takes longer, its server is examined. Without an answer to that, callers are refused."""
 GIVE_UP_SECONDS = 10.0
-"""Callers wait no longer than that for a batch. It may still be stored."""
+"""Callers wait no longer than that, and a look. What was in a batch by then may still be stored."""
+LOOK_SECONDS = 0.5
+"""Seconds between two looks for callers who have waited too long."""
 UNDER_WAY = 4
 """Most batches of a lane under way, if its server is slow; also most items that go by themselves."""
-ROW_BYTES = 300
-"""Approximate bytes of a row without its attribute."""
-
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 Answer = Callable[[Sequence[Any]], None]
@@ -75,6 +76,7 @@ class _Asked(Generic[Item]):
     item: Item
     size: int
     take: Callable[[Any], None]
+    since: float
     settled: bool = False
 
 
@@ -119,6 +121,7 @@ class Lane(Generic[Item, Outcome]):
         """Batches under way, not answered yet."""
         self._busy = 0
         """Threads at work: for batches under way, and for what follows the answers."""
+        self._looking: asyncio.TimerHandle | None = None
 
     async def ask(self, item: Item, size: int) -> Outcome:
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
@@ -157,7 +160,10 @@ class Lane(Generic[Item, Outcome]):
 
     def _add(self, item: Item, size: int, take: Callable[[Any], None]) -> None:
         self._bytes += size
-        (self._apart if size > LARGE_BYTES else self._waiting).append(_Asked(item, size, take))
+        asked = _Asked(item, size, take, self._loop.time())
+        (self._apart if size > LARGE_BYTES else self._waiting).append(asked)
+        if self._looking is None:
+            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._look)
 
     @property
     def idle(self) -> bool:
@@ -169,6 +175,18 @@ class Lane(Generic[Item, Outcome]):
         self._threads.shutdown()
 
     # --- on the event loop
+
+    def _step(self, do: Callable[..., None], *args: Any) -> None:
+        """Do what no caller awaits. If that fails, all callers get its error: none waits for ever."""
+        try:
+            do(*args)
+        except Exception as exc:
+            waiting = [*self._waiting, *self._apart]
+            self._waiting.clear()
+            self._apart.clear()
+            for asked in [*waiting, *(asked for batch in self._open for asked in batch.asked)]:
+                self._settle(asked, exc)
+            raise
 
     def _pump(self) -> None:
         """Start what can be started now."""
@@ -189,22 +207,24 @@ class Lane(Generic[Item, Outcome]):
         batch = _Batch(asked, alone)
         self._open.add(batch)
         self._busy += 1
-        batch.timer = self._loop.call_later(PATIENCE_SECONDS, self._be_late, batch)
+        batch.timer = self._loop.call_later(PATIENCE_SECONDS, self._step, self._be_late, batch)
         self._threads.submit(self._run, batch)
 
     def _be_late(self, batch: _Batch[Item]) -> None:
         batch.late = True
-        batch.timer = self._loop.call_later(AWAY_SECONDS - PATIENCE_SECONDS, self._be_very_late, batch)
+        late = AWAY_SECONDS - PATIENCE_SECONDS
+        batch.timer = self._loop.call_later(late, self._step, self._be_very_late, batch)
         self._pump()
 
     def _be_very_late(self, batch: _Batch[Item]) -> None:
-        batch.timer = self._loop.call_later(GIVE_UP_SECONDS - AWAY_SECONDS, self._give_up, batch)
         self._busy += 1
 
         def examine() -> None:
-            with contextlib.suppress(TocError):
-                self._examine(batch.answered.wait)
-            self._loop.call_soon_threadsafe(self._examined)
+            try:
+                with contextlib.suppress(TocError):
+                    self._examine(batch.answered.wait)
+            finally:
+                self._loop.call_soon_threadsafe(self._step, self._examined)
 
         self._threads.submit(examine)
 
@@ -219,9 +239,21 @@ class Lane(Generic[Item, Outcome]):
         for asked in waiting:
             self._settle(asked, StoreUnavailable(str(error)))
 
-    def _give_up(self, batch: _Batch[Item]) -> None:
-        for asked in batch.asked:
-            self._settle(asked, self._given_up(asked.item))
+    def _look(self) -> None:
+        """Answer those who have waited too long: a lock may hold up all that go by themselves."""
+        self._looking = None
+        before = self._loop.time() - GIVE_UP_SECONDS
+        for queue in (self._waiting, self._apart):
+            late = [asked for asked in queue if asked.since < before]
+            for asked in late:
+                queue.remove(asked)
+                self._settle(asked, Busy("what came before holds up the database; try again in a moment"))
+        for batch in self._open:
+            for asked in batch.asked:
+                if asked.since < before:
+                    self._settle(asked, self._given_up(asked.item))
+        if not self.idle:
+            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._look)
 
     def _take(self, batch: _Batch[Item], outcomes: Sequence[Any]) -> None:
         """Give the callers of a batch their outcomes."""
@@ -250,7 +282,9 @@ class Lane(Generic[Item, Outcome]):
         def answer(outcomes: Sequence[Any]) -> None:
             if not batch.answered.is_set():
                 batch.answered.set()
-                self._loop.call_soon_threadsafe(self._take, batch, outcomes)
+                if len(outcomes) != len(batch.asked):
+                    outcomes = [RuntimeError("a batch has other outcomes than items")] * len(batch.asked)
+                self._loop.call_soon_threadsafe(self._step, self._take, batch, outcomes)
 
         try:
             items = [asked.item for asked in batch.asked]
@@ -284,77 +318,112 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         store = center.store
         servers = range(len(store.tables_of_server()))
-        self._submits = [self._submit_lane(server) for server in servers]
+        self._submits = [self._submit_lane("submit", server, self._insert) for server in servers]
+        self._puts = [self._submit_lane("put", server, self._put) for server in servers]
+        """Apart from the others, which need fewer round trips."""
         self._reads = [self._read_lane(server) for server in servers]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: asyncio.Future[Any] | None = None
-        self._keeping = self._loop.create_task(self._keep_topics())
+        self.keeping = self._loop.create_task(self._keep_topics())
+        """Ends with ``close`` alone; else something is wrong that nobody else notices."""
 
     # --- submit
 
     async def submit(self, task: NewTask) -> int:
         """Store a task and return its job_id."""
-        row = await self.row(task)
+        return (await self.put(task)).job_id
+
+    async def put(
+        self, task: NewTask, *, across: Collection[str] = (), request: Request | None = None
+    ) -> Put:
+        """Do as ``TimeoutCenter.put``. Its outcome is what the rows tell; the index is not waited for."""
+        one = await self.checked(task, across=across, request=request)
+        return one if isinstance(one, Put) else await self.store(one)
+
+    async def store(self, one: Submission) -> Put:
+        """Store what ``checked`` returned."""
+        lane = self._lane(one)
         if (tracing := self.center.tracing) is None:
-            return await self._submit(row)
+            return await lane.ask(one, one.size)
         began = time.time_ns()
         try:
-            job_id = await self._submit(row)
+            put = await lane.ask(one, one.size)
         except Exception as exc:
-            tracing.submitted(began, [(row.job_id, task.topic, exc)])
+            tracing.submitted(began, [(one.row.job_id, one.topic, exc)])
             raise
-        tracing.submitted(began, [(job_id, task.topic, None)])
-        return job_id
+        tracing.submitted(began, [(put.job_id, one.topic, None)])
+        return put
 
-    async def submit_each(self, tasks: Sequence[NewTask]) -> list[int | TocError]:
-        """Store many tasks, each for itself. Returns the job_id or the error of each.
-
-        All are checked before any is stored; raises InvalidInput for the first that is wrong.
-        """
-        rows = [await self.row(task) for task in tasks]
-        return await self.submit_rows(rows, [task.topic for task in tasks])
-
-    async def submit_rows(self, rows: Sequence[TaskRow], topics: Sequence[str]) -> list[int | TocError]:
-        """Store rows that ``row`` has made, of these topics, each for itself. Returns their outcomes."""
+    async def store_each(self, tasks: Sequence[Submission]) -> list[Put | TocError]:
+        """Store what ``checked`` returned, each for itself. Returns their outcomes."""
         began = time.time_ns()
-        outcomes: list[int | TocError] = [StoreUnavailable("not asked")] * len(rows)
-        by_server: dict[int, list[int]] = {}
-        for index, row in enumerate(rows):
-            by_server.setdefault(self.center.store.server_of(row.job_id), []).append(index)
+        outcomes: list[Put | TocError] = [StoreUnavailable("not asked")] * len(tasks)
+        by_lane: dict[Lane[Submission, Put], list[int]] = {}
+        for index, one in enumerate(tasks):
+            by_lane.setdefault(self._lane(one), []).append(index)
 
-        async def store(server: int, part: list[int]) -> None:
+        async def store(lane: Lane[Submission, Put], part: list[int]) -> None:
             try:
-                found = await self._submits[server].ask_many([(rows[n], _size(rows[n])) for n in part])
+                found = await lane.ask_many([(tasks[n], tasks[n].size) for n in part])
             except TocError as exc:
                 found = [exc] * len(part)
             for index, outcome in zip(part, found, strict=True):
                 outcomes[index] = outcome
 
-        await asyncio.gather(*(store(server, part) for server, part in by_server.items()))
+        await asyncio.gather(*(store(lane, part) for lane, part in by_lane.items()))
         if (tracing := self.center.tracing) is not None:
             tracing.submitted(
                 began,
                 [
-                    (outcome, topic, None) if isinstance(outcome, int) else (row.job_id, topic, outcome)
-                    for row, topic, outcome in zip(rows, topics, outcomes, strict=True)
+                    (outcome.job_id, one.topic, None)
+                    if isinstance(outcome, Put)
+                    else (one.row.job_id, one.topic, outcome)
+                    for one, outcome in zip(tasks, outcomes, strict=True)
                 ],
             )
         return outcomes
 
-    async def row(self, task: NewTask) -> TaskRow:
-        """Return the row of a new task. Raises InvalidInput."""
+    async def checked(
+        self,
+        task: NewTask,
+        *,
+        across: Collection[str] = (),
+        request: Request | None = None,
+        max_delay: float | None = None,
+    ) -> Submission | Put:
+        """Return what a task's submit writes, or the answer that its request got before.
+
+        ``max_delay`` (seconds) takes the place of TOC_MAX_DELAY, for protocols that have one of their own.
+        Raises InvalidInput, FeatureNotReady.
+        """
+        try:
+            return await self._checked(task, across, request, max_delay)
+        except InvalidInput:
+            # Asked again, it may be refused for what was right then, such as a time that has passed since.
+            if request is None:
+                raise
+            find = partial(self.center.store.answer_to, request, BizId.of(task.biz_id))
+            answer = await asyncio.wrap_future(self.center.store.soon(find))
+            if answer is None:
+                raise
+            return answer
+
+    async def claim(self, request: Request) -> None:
+        """Claim the name of a request for many tasks, whose parts are stored next. Raises RequestReused."""
+        store = self.center.store
+        await asyncio.wrap_future(store.soon(partial(store.requests.claim, request)))
+
+    async def _checked(
+        self, task: NewTask, across: Collection[str], request: Request | None, max_delay: float | None
+    ) -> Submission:
         topic = await self.topic(task.topic)
-        row = self.center._intake.row(task, lambda _name: topic)
-        if row.body_sha256 is not None:
-            raise InvalidBody("tasks with a body go by TimeoutCenter.submit, not in batches of many callers")
+        row = self.center._intake.row(task, lambda _name: topic, max_delay)
         for feature in features_of(row):
             if self.center.catalog.lacking.get(feature.value) != ():
                 await self.read_topics()
                 features.check(feature, self.center.catalog.lacking)
-        return row
-
-    async def _submit(self, row: TaskRow) -> int:
-        return await self._submits[self.center.store.server_of(row.job_id)].ask(row, _size(row))
+        types = [(await self.topic(name)).biz_type for name in across]
+        return Submission(row, task.topic, bodies_of([task], [row]), conflict_of(task), types, request)
 
     # --- look up
 
@@ -378,7 +447,7 @@ class Batcher:
         """Read the topic table, together with everybody who wants it read now. Raises StoreUnavailable."""
         reading = self._reading_topics
         if reading is None or reading.done():
-            reading = self._loop.run_in_executor(self._topics_thread, self.center.catalog.refresh)
+            reading = self._loop.run_in_executor(self._topics_thread, self.center.catalog.read_through)
             self._reading_topics = reading
         await asyncio.shield(reading)
 
@@ -386,10 +455,10 @@ class Batcher:
 
     async def close(self) -> None:
         """Wait for what is under way, and end the threads."""
-        self._keeping.cancel()
+        self.keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._keeping
-        lanes: list[Lane[Any, Any]] = [*self._submits, *self._reads]
+            await self.keeping
+        lanes: list[Lane[Any, Any]] = [*self._submits, *self._puts, *self._reads]
         while not all(lane.idle for lane in lanes):
             await asyncio.sleep(0.01)
         for lane in lanes:
@@ -405,13 +474,19 @@ class Batcher:
                 await self.read_topics()
             await asyncio.sleep(REFRESH_SECONDS / 2)
 
-    def _submit_lane(self, server: int) -> Lane[TaskRow, int]:
+    def _lane(self, one: Submission) -> Lane[Submission, Put]:
+        lanes = self._submits if one.plain else self._puts
+        return lanes[self.center.store.server_of(one.row.job_id)]
+
+    def _submit_lane(
+        self, name: str, server: int, together: Callable[[Sequence[Submission], Answer], None]
+    ) -> Lane[Submission, Put]:
         store = self.center.store
         return Lane(
-            f"submit-{server}",
-            together=self._insert,
-            alone=self._insert_alone,
-            given_up=lambda row: SubmitUnknown(row.job_id),
+            f"{name}-{server}",
+            together=together,
+            alone=self._store_alone,
+            given_up=lambda one: SubmitUnknown(one.row.job_id),
             away=partial(store.away, server),
             examine=partial(store.examine_server, server),
         )
@@ -427,28 +502,53 @@ class Batcher:
             examine=partial(store.examine_server, server),
         )
 
-    def _insert(self, rows: Sequence[TaskRow], answer: Answer) -> None:
-        outcomes = self.center.store.insert_each(rows)  # [rule: row-first]
+    def _insert(self, tasks: Sequence[Submission], answer: Answer) -> None:
+        rows = [one.row for one in tasks]
+        contents = {sha: content for one in tasks for sha, content in one.contents.items()}
+        outcomes = self.center.store.insert_each(rows, contents)  # [rule: row-first]
         failpoint("batch.rows-stored")
-        answer([APART if outcome is None else outcome for outcome in outcomes])
+        told = zip(rows, outcomes, strict=True)
+        answer([APART if outcome is None else _inserted(row, outcome) for row, outcome in told])
         stored = [
             (row, job_id) for row, job_id in zip(rows, outcomes, strict=True) if isinstance(job_id, int)
         ]
         if stored:
             self.center._index_stored(*zip(*stored, strict=True))
 
-    def _insert_alone(self, row: TaskRow, answer: Answer) -> None:
-        outcome = self.center.store.insert_alone(row)
+    def _put(self, tasks: Sequence[Submission], answer: Answer) -> None:
+        outcomes = self.center.store.put_each([_to_put(one) for one in tasks])
         failpoint("batch.rows-stored")
-        answer([outcome])
-        if isinstance(outcome, int):
-            self.center._index_stored([row], [outcome])
+        answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
+        self.center._index_puts([one for one in outcomes if isinstance(one, Stored)])
+
+    def _store_alone(self, one: Submission, answer: Answer) -> None:
+        if one.plain:
+            outcome = self.center.store.insert_alone(one.row, one.contents)
+            failpoint("batch.rows-stored")
+            answer([_inserted(one.row, outcome)])
+            if isinstance(outcome, int):
+                self.center._index_stored([one.row], [outcome])
+            return
+        stored = self.center.store.put_alone(_to_put(one))
+        failpoint("batch.rows-stored")
+        if isinstance(stored, TocError):
+            answer([stored])
+        else:
+            answer([stored.put])
+            self.center._index_puts([stored])
 
     def _read(self, job_ids: Sequence[int], answer: Answer) -> None:
         found = self.center.store.read_each(job_ids)
         answer([found.unanswered.get(job_id) or found.get(job_id) for job_id in job_ids])
 
 
-def _size(row: TaskRow) -> int:
-    """Return roughly how many bytes a row takes on its way."""
-    return ROW_BYTES + len(row.attribute)
+def _to_put(one: Submission) -> ToPut:
+    return ToPut(one.row, one.contents, one.on_conflict, one.types, one.request)
+
+
+def _inserted(row: TaskRow, outcome: int | TocError) -> Put | TocError:
+    """Return what came of a plain submit."""
+    if not isinstance(outcome, int):
+        return outcome
+    kept = row.dedup_key is not None and outcome != row.job_id
+    return Put(outcome, PutOutcome.KEPT if kept else PutOutcome.NEW)

@@ -10,11 +10,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from toc.config import Settings
@@ -29,6 +28,7 @@ from toc.model.errors import (
     BodyGone,
     DuplicateHandler,
     IndexUnavailable,
+    InvalidInput,
     PartialCancel,
     PartialSubmit,
     StoreUnavailable,
@@ -37,13 +37,26 @@ from toc.model.errors import (
 from toc.model.features import Feature
 from toc.model.handler import Handler
 from toc.model.sharding import BizId
-from toc.model.task import CancelOutcome, NewTask, RescheduleOutcome, Task, TaskRow, TaskStatus
+from toc.model.task import (
+    CancelOutcome,
+    NewTask,
+    OnConflict,
+    Put,
+    PutOutcome,
+    Request,
+    RescheduleOutcome,
+    Task,
+    TaskRow,
+    TaskStatus,
+)
 from toc.model.topic import Slot, check_topic_name
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
 from toc.sdk.schedules import Schedules
-from toc.sdk.submission import RowMaker, bodies_of, check_job_id, check_same_dedup, features_of
+from toc.sdk.submission import RowMaker, bodies_of, check_job_id, check_same_dedup, conflict_of, features_of
+from toc.sdk.targets import Targets
+from toc.store.plan import Stored
 from toc.store.store import Store
 
 if TYPE_CHECKING:
@@ -58,6 +71,7 @@ INDEX_PAUSE_SECONDS = 1.0
 """For how many seconds submits skip a Redis node that refused one: more attempts would slow them down."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
 
 
 class TimeoutCenter:
@@ -70,7 +84,9 @@ class TimeoutCenter:
         self.settings = settings if settings is not None else Settings()
         self.clock = clock or Clock()
         self.handlers: dict[str, Handler] = {}
-        self._intake = RowMaker(self.clock, self.settings.max_delay, self.settings.max_body)
+        self._intake = RowMaker(
+            self.clock, self.settings.max_delay, self.settings.max_body, self.settings.allow
+        )
         self.tracing = Tracing.of(self.settings.traces)
         self.schedules = Schedules(
             store=self._placed_store,
@@ -81,6 +97,8 @@ class TimeoutCenter:
             index=self._index,
         )
         """Tasks that come again and again."""
+        self.targets = Targets(store=lambda: self.store, allow=self.settings.allow, clock=self.clock)
+        """Receivers of webhooks."""
         self._store: Store | None = None
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
@@ -109,6 +127,7 @@ class TimeoutCenter:
                         connect_timeout=settings.connect_timeout,
                         read_timeout=settings.read_timeout,
                         write_timeout=settings.write_timeout,
+                        secret_keys=[key.get_secret_value() for key in settings.secret_key],
                     )
         return store
 
@@ -146,9 +165,7 @@ class TimeoutCenter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
     # --- handlers
@@ -200,6 +217,9 @@ class TimeoutCenter:
         expires_at: datetime | None = None,
         body: bytes | None = None,
         content_type: str | None = None,
+        on_conflict: str = OnConflict.KEEP,
+        target: str | None = None,
+        url: str | None = None,
     ) -> int:
         """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
 
@@ -213,18 +233,60 @@ class TimeoutCenter:
         try starts after ``expires_at``, an aware datetime not before the action_time. A task that has not
         ended by then ends as cancelled if no try ever started, else as dead; a try that runs may finish.
 
+        ``on_conflict`` says what to do if a task has the dedup_key already. ``"keep"`` returns its job_id.
+        ``"error"`` raises TaskExists. ``"replace"`` gives it the new time, content and tries if it is
+        pending; else a new task is stored, and the ended one loses its dedup_key. ``put`` tells which it was.
+
+        If the topic's delivery is webhook, ``target`` names the target that the task is sent to, instead of
+        the topic's; ``url`` is one of its own, or with a target a path of that, such as "/paid". A task whose
+        target is not there waits for it.
+
         Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
         SubmitUnknown when that cannot be told.
         """
         task = NewTask(
             topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
-            content_type,
+            content_type, on_conflict, target, url,
         )  # fmt: skip
+        if conflict_of(task) is not OnConflict.KEEP:
+            if connection is not None:
+                raise InvalidInput(
+                    f"on_conflict={on_conflict!r} needs a transaction of its own, no connection"
+                )
+            return self.put(task).job_id
         row = self._row(task)
         contents = bodies_of([task], [row])
-        if self.tracing is None:
-            return self._submit(row, connection, contents)
-        return self._traced(self.tracing, [row], lambda: [self._submit(row, connection, contents)])[0]
+        return self._traced([row], lambda: self._submit(row, connection, contents), lambda job_id: [job_id])
+
+    def put(self, task: NewTask, *, across: Collection[str] = (), request: Request | None = None) -> Put:
+        """Store a task, or do with the task that has its dedup_key what ``on_conflict`` says; return which.
+
+        A task that is replaced while a try may be running runs again at its new time, but not before that
+        try's lease has ended. ``across`` names further topics on which the biz_id and dedup_key name the same
+        task: a pending one there is cancelled by the transaction that stores the new one. A ``request`` that
+        was answered within the last day gets that answer again, and changes nothing.
+
+        Raises what ``submit`` raises, TaskExists, and RequestReused if the request was another one.
+        """
+        try:
+            row = self._row(task)
+        except InvalidInput:
+            # Asked again, it may be refused for what was right then, such as a time that has passed since.
+            if request is None or (answer := self.store.answer_to(request, BizId.of(task.biz_id))) is None:
+                raise
+            return answer
+        contents = bodies_of([task], [row])
+        types = [self.catalog.get(name).biz_type for name in across]
+
+        def put() -> Put:
+            self._check_places()
+            stored = self.store.put(
+                row, contents, on_conflict=conflict_of(task), across=types, request=request
+            )  # [rule: row-first]
+            failpoint("submit.row-stored")
+            return self._index_put(stored, request)
+
+        return self._traced([row], put, lambda stored: [stored.job_id])
 
     def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
         """Store many tasks, one round trip per server and thousand; return their job_ids in the order given.
@@ -236,14 +298,12 @@ class TimeoutCenter:
         """
         tasks = list(tasks)
         rows = [self._row(task) for task in tasks]
+        if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
+            raise InvalidInput("submit_many takes on_conflict='keep' only; put takes the others, one by one")
         check_same_dedup(rows)
         contents = bodies_of(tasks, rows)
         self._check_places()
-
-        def store() -> list[int]:
-            return self.store.insert_many(rows, self._index_stored, contents)
-
-        return store() if self.tracing is None else self._traced(self.tracing, rows, store)
+        return self._traced(rows, lambda: self.store.insert_many(rows, self._index_stored, contents), list)
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks that were stored through ``connection=`` into the index now, after the commit.
@@ -313,11 +373,7 @@ class TimeoutCenter:
         if not changed:
             return RescheduleOutcome.TOO_LATE
         now = self.clock.now_ms()
-        if topic is None or beyond_horizon(topic, due, now):
-            reply = self._tell(row, lambda slot: self.queues.cancel(slot, job_id))  # it waits in MySQL alone
-        else:
-            score = entry_score(topic, due, 0)
-            reply = self._tell(row, lambda slot: self.queues.reschedule(slot, job_id, score))
+        reply = self._move_entry(row, due, now)
         may_have_started = (
             row.attempts
             or row.crashes
@@ -432,14 +488,19 @@ class TimeoutCenter:
         self._index_stored([row], [job_id])
         return job_id
 
-    def _traced(self, tracing: Tracing, rows: Sequence[TaskRow], store: Callable[[], list[int]]) -> list[int]:
-        """Store rows, and write a span for each traced one."""
+    def _traced(
+        self, rows: Sequence[TaskRow], store: Callable[[], Answer], ids: Callable[[Answer], list[int]]
+    ) -> Answer:
+        """Store rows, and write a span for each traced one. ``ids`` are those in the answer to ``store``."""
+        if (tracing := self.tracing) is None:
+            return store()
         topics = [self._topic_name(row) for row in rows]
         began = time.time_ns()
         stored: Sequence[int | None] = [None] * len(rows)
         error: Exception | None = None
         try:
-            job_ids = stored = store()
+            answer = store()
+            stored = ids(answer)
         except Exception as exc:
             error = exc
             if isinstance(exc, PartialSubmit):
@@ -453,7 +514,7 @@ class TimeoutCenter:
                     for row, topic, job_id in zip(rows, topics, stored, strict=True)
                 ],
             )
-        return job_ids
+        return answer
 
     def _row(self, task: NewTask) -> TaskRow:
         row = self._intake.row(task, lambda name: self.catalog.get(name))
@@ -527,13 +588,59 @@ class TimeoutCenter:
                 self._index_paused[what] = until
             log.warning("submit_not_indexed", slots=len(failures), error=str(next(iter(failures.values()))))
 
-    def _tell(self, row: TaskRow, ask: Callable[[Slot], CancelReply]) -> CancelReply | None:
-        """Run one transition on the row's slot; None when the index is out of reach (the row decides)."""
+    def _index_put(self, stored: Stored, request: Request | None) -> Put:
+        """Tell the index what a put has changed on rows; return its answer.
+
+        The answer to a ``request`` is what its row says. Any other may be made more certain by the index.
+        """
+        now = self.clock.now_ms()
+        may_have_started = False
+        if stored.inserted is not None:
+            replies = self._take_out(stored.before)
+            self._index_stored([stored.inserted], [stored.inserted.job_id])
+        for row in stored.before:
+            if stored.inserted is not None:
+                reply = replies.get(row.job_id)
+            else:
+                reply = self._move_entry(row, stored.due, now)
+            may_have_started |= bool(
+                row.attempts
+                or row.crashes
+                or row.last_error is not None
+                or (
+                    _near(row, now)
+                    if reply is None
+                    else reply.prepared or reply.redis_now_ms >= row.action_time
+                )
+            )
+        if not stored.before or request is not None:
+            return stored.put
+        outcome = PutOutcome.MAY_HAVE_STARTED if may_have_started else PutOutcome.REPLACED
+        return Put(stored.put.job_id, outcome)
+
+    def _index_puts(self, done: Sequence[Stored]) -> None:
+        """Tell the index what puts have changed on rows, as far as it is within reach; no answer waits."""
+        now = self.clock.now_ms()
+        new = [one for one in done if one.inserted is not None]
+        self._take_out(row for one in new for row in one.before)
+        rows = [one.inserted for one in new if one.inserted is not None]
+        if rows:
+            self._index_stored(rows, [row.job_id for row in rows])
+        for one in done:
+            for row in one.before if one.inserted is None else ():
+                if self._move_entry(row, one.due, now) is None:
+                    return  # out of reach: the sweep moves the others
+
+    def _move_entry(self, row: TaskRow, due: int, now: int) -> CancelReply | None:
+        """Move the entry of a row, given as it was, to its new time. None if the index is out of reach."""
         topic = self.catalog.of_type(row.biz_type)
         if topic is None:
             return None
+        slot = topic.slot(row.slot_crc, row.slot_amount)
         try:
-            return ask(topic.slot(row.slot_crc, row.slot_amount))
+            if beyond_horizon(topic, due, now):  # it waits in MySQL alone
+                return self.queues.cancel(slot, row.job_id)
+            return self.queues.reschedule(slot, row.job_id, entry_score(topic, due, 0))
         except IndexUnavailable as exc:
             log.warning("index_not_told", job_id=row.job_id, error=str(exc))
             return None

@@ -32,6 +32,7 @@ from toc.model.schedule import (
     Missed,
     Overlap,
     State,
+    check_instant,
     check_schedule_name,
     new_state,
     preview,
@@ -47,6 +48,7 @@ NEAR_MS = 1000
 """An occurrence due within this time (ms) is left as it is by a change: its task may be starting."""
 MOST_BACKFILL = 100_000
 BACKFILL_RATE = 10.0
+LEAST_BACKFILL_RATE = 0.001
 BACKFILL_PAGE = 1000
 _DAY = timedelta(days=1)
 Found = TypeVar("Found")
@@ -233,13 +235,7 @@ class Schedules:
         )
 
     def backfill(
-        self,
-        name: str,
-        start: datetime,
-        end: datetime,
-        *,
-        rate: float = BACKFILL_RATE,
-        dry_run: bool = False,
+        self, name: str, start: datetime, end: datetime, *, rate: float = BACKFILL_RATE, dry_run: bool = False
     ) -> Backfill:
         """Submit the occurrences of the past, nominally due in [start, end], that have no task.
 
@@ -250,8 +246,8 @@ class Schedules:
         stored = self._stored(name)
         definition, now = stored.definition, self._clock.now_ms()
         begin, until = _instant("start", start), min(_instant("end", end), now - definition.offset)
-        if not rate > 0:
-            raise InvalidSchedule(f"rate = {rate} must be more than 0 a second")
+        if not rate >= LEAST_BACKFILL_RATE:
+            raise InvalidSchedule(f"rate = {rate} must be {LEAST_BACKFILL_RATE} a second or more", "rate")
         topic = self._catalog().get(definition.topic)
         kept_since = now - topic.retention * 1000
         occurrences = present = submitted = may_have_run = 0
@@ -259,7 +255,7 @@ class Schedules:
             occurrences += len(page)
             if occurrences > MOST_BACKFILL:
                 raise InvalidSchedule(
-                    f"these are more than {MOST_BACKFILL} occurrences; take a shorter range"
+                    f"these are more than {MOST_BACKFILL} occurrences; take a shorter range", "to"
                 )
         for page in _pages(definition, begin - 1, until):
             there = self._store().schedules.present(stored, topic.biz_type, page)
@@ -423,20 +419,10 @@ def _schedule(stored: Stored) -> Schedule:
         return None if instant is None else from_ms(instant)
 
     return Schedule(
-        stored.name,
-        state.schedule_id,
-        stored.definition,
-        state.paused,
-        at(state.next_time),
-        at(state.buffered),
-        state.last_job_id,
-        state.fired,
-        state.skipped,
-        state.missed,
-        at(state.missed_at),
-        from_ms(state.created),
-        from_ms(state.modified),
-    )
+        stored.name, state.schedule_id, stored.definition, state.paused, at(state.next_time),
+        at(state.buffered), state.last_job_id, state.fired, state.skipped, state.missed, at(state.missed_at),
+        from_ms(state.created), from_ms(state.modified),
+    )  # fmt: skip
 
 
 def _pages(definition: Definition, after: int, until: int) -> Iterable[Sequence[int]]:
@@ -457,4 +443,4 @@ def _instant(name: str, value: datetime | None, default: int = 0) -> int:
         raise InvalidSchedule(f"{name} must be a datetime, not {shown(value)}")
     if value.utcoffset() is None:
         raise NaiveDatetime(f"{name} {value.isoformat()} has no time zone")
-    return to_ms(value)
+    return to_ms(check_instant(value))

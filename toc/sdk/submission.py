@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
+from typing import NamedTuple
 
 from toc.model.body import DEFAULT_CONTENT_TYPE, NO_BODIES, Content, Contents, check_body
 from toc.model.clock import Clock, from_ms, to_ms
@@ -13,6 +14,8 @@ from toc.model.errors import (
     InvalidDelay,
     InvalidExpiry,
     InvalidInput,
+    InvalidKey,
+    InvalidTarget,
     InvalidTries,
     NaiveDatetime,
     NotInFuture,
@@ -20,49 +23,78 @@ from toc.model.errors import (
     shown,
 )
 from toc.model.features import Feature
-from toc.model.sharding import BizId, JobIds, check_key, crc32, valid_job_id
-from toc.model.task import UNLIMITED, NewTask, TaskRow, TaskStatus, check_expiry, encode_attribute
-from toc.model.topic import Topic, TopicType
+from toc.model.sharding import BizId, JobIds, check_key, crc32, is_whole, valid_job_id
+from toc.model.target import ATTRIBUTE, NOTHING_ALLOWED, Allow, check_not_reserved, named_route
+from toc.model.task import (
+    UNLIMITED,
+    NewTask,
+    OnConflict,
+    Request,
+    TaskRow,
+    TaskStatus,
+    check_expiry,
+    encode_attribute,
+)
+from toc.model.topic import Delivery, Topic, TopicType
 
+ROW_BYTES = 300
+"""Approximate bytes of a row without its attribute and body."""
 MAX_DELAY_SECONDS = 1e12
 """Larger delays are refused without comparing them with TOC_MAX_DELAY, which is always smaller."""
 
 EARLIEST_MS = to_ms(datetime(1000, 1, 1, tzinfo=UTC))
 """The first instant of MySQL's DATETIME. Instant topics take due times in the past, down to this one."""
-
-
 LATEST_MS = to_ms(datetime(9999, 12, 31, tzinfo=UTC))
 """Beyond it, DATETIME is full."""
 
 
 class RowMaker:
-    """Makes rows of new tasks. ``max_delay`` is in seconds, ``max_body`` in bytes."""
+    """Makes rows of new tasks. ``max_delay`` is in seconds, ``max_body`` in bytes; ``allow`` is for URLs."""
 
-    def __init__(self, clock: Clock, max_delay: float, max_body: int) -> None:
+    def __init__(self, clock: Clock, max_delay: float, max_body: int, allow: Allow = NOTHING_ALLOWED) -> None:
         self._clock = clock
+        self._allow = allow
         self._max_body = max_body
         self._max_delay_ms = int(max_delay * 1000)
         self._job_ids = JobIds(clock)
 
-    def row(self, task: NewTask, topic_named: Callable[[str], Topic]) -> TaskRow:
+    def row(
+        self, task: NewTask, topic_named: Callable[[str], Topic], max_delay: float | None = None
+    ) -> TaskRow:
         """Return the row of a new task, with a new job_id. Raises an InvalidInput.
 
+        ``max_delay`` is in seconds; None: the one of the settings.
         Also raises what ``topic_named`` raises. That is called last, because it may have to ask a server.
         """
         if not isinstance(task, NewTask):
             raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
         biz = BizId.of(task.biz_id)
+        check_not_reserved(task.attribute)
         attribute = encode_attribute(task.attribute)
-        tries = _tries(task.tries)
+        route = named_route(task.target, task.url, self._allow)
+        if route is not None:
+            attribute = encode_attribute({**(task.attribute or {}), ATTRIBUTE: route})
+        if not is_whole(task.tries, 0, UNLIMITED):
+            raise InvalidTries(
+                f"tries must be a whole number from 0 (as many as the topic gives) to {UNLIMITED} (without "
+                f"limit), not {shown(task.tries)}"
+            )
         content = check_body(task.body, task.content_type, self._max_body)
         if task.dedup_key is not None:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
+        conflict_of(task)
         topic = topic_named(task.topic)
         if topic.closed:
             raise TopicClosed(f"topic {topic.name!r} is being deleted and takes no new task")
+        if route is not None and topic.delivery is not Delivery.WEBHOOK:
+            raise InvalidTarget(
+                f"{'url' if task.target is None else 'target'} goes with a topic whose delivery is webhook; "
+                f"that of {topic.name!r} is {topic.delivery.value}"
+            )
         now = self._clock.now_ms()
-        due = self._due(topic, task.delay, task.action_time, now)
+        max_delay_ms = self._max_delay_ms if max_delay is None else int(max_delay * 1000)
+        due = self._due(topic, task.delay, task.action_time, now, max_delay_ms)
         return TaskRow(
             self._job_ids.make(biz.crc),
             biz.number,
@@ -81,7 +113,7 @@ class RowMaker:
             None,
             now,
             now,
-            tries,
+            task.tries,
             self.expiry(task.expires_at, due),
             0,
             None if content is None else len(content.data),
@@ -93,7 +125,7 @@ class RowMaker:
 
         If ``topic`` is None (unknown), the deadline is checked as for a timed topic.
         """
-        return self._due(topic, delay, action_time, self._clock.now_ms())
+        return self._due(topic, delay, action_time, self._clock.now_ms(), self._max_delay_ms)
 
     def expiry(self, expires_at: object, due: int) -> int:
         """Return ``expires_at`` in milliseconds, rounded up; 0 for None. Raises InvalidInput.
@@ -108,9 +140,11 @@ class RowMaker:
         check_expiry(at, due)
         return at
 
-    def _due(self, topic: Topic | None, delay: object, action_time: object, now: int) -> int:
+    def _due(
+        self, topic: Topic | None, delay: object, action_time: object, now: int, max_delay_ms: int
+    ) -> int:
         if delay is not None and action_time is not None:
-            raise InvalidInput("give a delay or an action_time, not both")
+            raise InvalidInput("give a delay or an action_time, not both", "delay")
         if action_time is not None:
             due = _instant_ms(action_time, "action_time")
         elif delay is not None:
@@ -120,7 +154,9 @@ class RowMaker:
         elif topic is not None and topic.topic_type is TopicType.INSTANT:
             return now
         else:
-            raise InvalidInput("give a delay or an action_time (only tasks of instant topics run now)")
+            raise InvalidInput(
+                "give a delay or an action_time (only tasks of instant topics run now)", "delay"
+            )
         if due <= now and (topic is None or topic.topic_type is TopicType.TIMED):
             given = "a delay of 0" if action_time is None else f"action_time {action_time}"
             raise NotInFuture(
@@ -128,25 +164,60 @@ class RowMaker:
                 "a task of a timed topic must be due later than now"
             )
         if due < EARLIEST_MS:
-            raise InvalidInput(f"action_time {action_time} is before the year 1000, which MySQL cannot store")
-        if due - now > self._max_delay_ms + 1:
+            raise InvalidInput(
+                f"action_time {action_time} is before the year 1000, which MySQL cannot store", "action_time"
+            )
+        if due - now > max_delay_ms + 1:
             raise InvalidDelay(
                 f"the deadline is {(due - now) / 86_400_000:.0f} days ahead; at most "
-                f"{self._max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)"
+                f"{max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)"
             )
         return due
 
 
+def conflict_of(task: NewTask) -> OnConflict:
+    """Return what a task's submit does if its dedup_key is taken. Raises InvalidInput."""
+    try:
+        what = OnConflict(task.on_conflict)
+    except ValueError:
+        raise InvalidInput(
+            f"on_conflict must be one of {', '.join(OnConflict)}, not {shown(task.on_conflict)}"
+        ) from None
+    if what is not OnConflict.KEEP and task.dedup_key is None:
+        raise InvalidKey(f"dedup_key is needed with on_conflict={what.value!r}: it names the task")
+    return what
+
+
+class Submission(NamedTuple):
+    """A task to store, checked: its row and body, and what to do if its name is taken.
+
+    ``types``: biz_types of further topics on which its name is the same.
+    """
+
+    row: TaskRow
+    topic: str
+    contents: Contents = NO_BODIES
+    on_conflict: OnConflict = OnConflict.KEEP
+    types: Sequence[int] = ()
+    request: Request | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether one INSERT stores it, together with others."""
+        return self.on_conflict is OnConflict.KEEP and not self.types and self.request is None
+
+    @property
+    def size(self) -> int:
+        """Roughly how many bytes it takes on its way. Bodies go as hexadecimal digits."""
+        return ROW_BYTES + len(self.row.attribute) + 2 * (self.row.body_length or 0)
+
+
 def features_of(row: TaskRow) -> list[Feature]:
     """Return what every member must know, lest it ignore what this task asks for."""
-    features = []
-    if row.body_sha256 is not None:
-        features.append(Feature.BODIES)
-    if row.tries:
-        features.append(Feature.TRIES)
-    if row.expires_at:
-        features.append(Feature.EXPIRES_AT)
-    return features
+    asked = {
+        Feature.BODIES: row.body_sha256, Feature.TRIES: row.tries, Feature.EXPIRES_AT: row.expires_at,
+    }  # fmt: skip
+    return [feature for feature, value in asked.items() if value]
 
 
 def check_job_id(job_id: int) -> int:
@@ -167,15 +238,6 @@ def check_same_dedup(rows: Sequence[TaskRow]) -> None:
             raise DedupConflict(
                 f"dedup_key {row.dedup_key!r} is in this batch twice, with different attributes or bodies"
             )
-
-
-def _tries(tries: object) -> int:
-    if isinstance(tries, bool) or not isinstance(tries, int) or not 0 <= tries <= UNLIMITED:
-        raise InvalidTries(
-            f"tries must be a whole number from 0 (as many as the topic gives) to {UNLIMITED} (without "
-            f"limit), not {shown(tries)}"
-        )
-    return tries
 
 
 def bodies_of(tasks: Sequence[NewTask], rows: Sequence[TaskRow]) -> Contents:

@@ -1,0 +1,199 @@
+"""delay/task: tasks with numbers drawn by the service, which are processed once they were pulled."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from toc.gateway.dialects.names import topic_for
+from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.gateway.dialects.words import NotUnderstood, number, parsed, text, to_json, whole_text
+from toc.gateway.service import Service
+from toc.model.clock import from_ms
+from toc.model.errors import BodyGone, Busy, InvalidInput, TaskExists
+from toc.model.sharding import MAX_BIZ_ID
+from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
+from toc.model.template import Template
+from toc.model.topic import Delivery
+from toc.pull.hall import Delivered
+
+PREFIX = "delay-task."
+CALLBACK_PREFIX = "delay-task-callback."
+"""Of the topics whose tasks are sent to a target instead of being pulled."""
+ADD, PULL = "/delay/task/add", "/delay/task/pull"
+IN_A_SECOND = 10_000
+"""Numbers of tasks that are due in one second."""
+MOST_CLASHES = 100
+CLASHES_NEAR = 10
+"""After so many clashes in a row, go on elsewhere."""
+KEPT_SECONDS = 3 * 86_400
+TTR_SECONDS = 60.0
+"""After which a task is handed out again whose answer was not written."""
+CONTENT_TYPE = "application/json"
+LAST_SECOND = 4_102_444_800
+"""The year 2100: later ones are milliseconds that were taken for seconds."""
+
+DONE = "操作成功"
+NOTHING = "没有到期的任务"
+UNKNOWN = "任务不存在"
+NOT_DUE = "任务未到执行时间"
+TAKEN = "任务正在被处理"
+WRONG = "参数错误"
+FAILED = "系统繁忙"
+KEY = "task"
+
+
+class DelayTask(Dialect):
+    """The dialect."""
+
+    name: ClassVar[str] = "delay-task"
+    templates: ClassVar[tuple[Template, ...]] = (
+        Template(
+            f"{PREFIX}*",
+            {"slot_amount": 16, "topic_type": "instant", "delivery": "pull", "retention": KEPT_SECONDS},
+            1000,
+        ),
+        Template(
+            f"{CALLBACK_PREFIX}*",
+            {"slot_amount": 16, "topic_type": "instant", "delivery": "webhook", "retention": KEPT_SECONDS},
+            1000,
+        ),
+    )
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._next = secrets.randbelow(IN_A_SECOND)
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer a call."""
+        if request.path not in (ADD, PULL):
+            return Reply(b"404 page not found\n", 404, "text/plain; charset=utf-8")
+        if request.method != "POST":
+            reply = Reply(b"405 method not allowed\n", 405, "text/plain; charset=utf-8")
+            return reply._replace(headers=((b"allow", b"POST"),))
+        values = parsed(request.body)
+        topic = text(values, "topic")
+        if not topic:
+            raise NotUnderstood("topic is empty")
+        if request.path == ADD:
+            at, content = number(values, "timing_moment"), _content(values)
+            return _answer("add", task_id=await self._add(topic, at, content))
+        if values.get("task_id") is not None:
+            return await self._pull_one(topic, number(values, "task_id"))
+        return await self._pull(topic)
+
+    def failed(self, request: Request, error: Exception) -> Reply:
+        """Answer a mistake or a failure."""
+        mistake = isinstance(error, InvalidInput)
+        message = f"{WRONG}: {error}" if mistake else FAILED
+        if request.path == PULL:
+            return _answer("pull", 1, message, content="")
+        return _answer("add", 1, message, task_id=0)
+
+    # --- add
+
+    async def _add(self, topic: str, at: int, content: str) -> int:
+        """Store a task and return its number."""
+        if not 0 < at <= LAST_SECOND:
+            raise NotUnderstood("timing_moment must be a time in seconds since 1970")
+        target, path = _callback(content)
+        name = topic_for(topic, PREFIX if target is None else CALLBACK_PREFIX)
+        await self.door.make_topic(name)
+        for clashes in range(MOST_CLASHES):
+            if clashes % CLASHES_NEAR == CLASHES_NEAR - 1:
+                self._next = secrets.randbelow(IN_A_SECOND)
+            self._next = (self._next + 1) % IN_A_SECOND
+            task = NewTask(
+                name,
+                at * IN_A_SECOND + self._next,
+                action_time=from_ms(at * 1000),
+                attribute={"topic": topic},
+                dedup_key=f"{self.door.prefix}{KEY}",
+                tries=UNLIMITED if target is None else 0,
+                body=content.encode(),
+                content_type=CONTENT_TYPE,
+                on_conflict=OnConflict.ERROR,
+                target=target,
+                url=path,
+            )
+            try:
+                await self.service.batcher.put(task)
+            except TaskExists:  # of another process, whose numbers have come this far
+                continue
+            return int(task.biz_id)
+        raise Busy("too many tasks are due in one second")
+
+    # --- pull
+
+    async def _pull(self, topic: str) -> Reply:
+        got = await self.door.pull([topic_for(topic, PREFIX)], round(TTR_SECONDS * 1000))
+        for one, body in await self.door.bodies(got):
+            return _pulled(body, one)
+        return _answer("pull", 1, NOTHING, content="")
+
+    async def _pull_one(self, topic: str, task_id: int) -> Reply:
+        """Hand out one task if it is due; show it if it was pulled before."""
+        if not 0 < task_id <= MAX_BIZ_ID:
+            return _answer("pull", 1, UNKNOWN, content="")
+        names = {topic_for(topic, prefix) for prefix in (PREFIX, CALLBACK_PREFIX)}
+        for row in await self.door.own(task_id, f"{self.door.prefix}{KEY}"):
+            known = self.door.topic_of(row)
+            if known is None or known.name not in names:
+                continue
+            if row.status != TaskStatus.PENDING:
+                return await self._pulled_before(row)
+            if row.action_time > self.service.center.clock.now_ms():
+                return _answer("pull", 1, NOT_DUE, content="")
+            if known.delivery is not Delivery.PULL:
+                return _answer("pull", 1, TAKEN, content="")
+            slot = known.slot(row.slot_crc, row.slot_amount)
+            got = await self.service.pulls.take(row.job_id, slot, ttr=TTR_SECONDS)
+            for one, body in await self.door.bodies(got):
+                return _pulled(body, one)
+            return _answer("pull", 1, TAKEN, content="")
+        return _answer("pull", 1, UNKNOWN, content="")
+
+    async def _pulled_before(self, row: TaskRow) -> Reply:
+        if row.status != TaskStatus.PROCESSED:
+            return _answer("pull", 1, UNKNOWN, content="")
+        try:
+            content = (await self.door.body(row)).decode(errors="replace")
+        except BodyGone:  # its time is over
+            return _answer("pull", 1, UNKNOWN, content="")
+        return _answer("pull", content=content)
+
+
+def _content(values: dict[str, Any]) -> str:
+    """Return the content as a JSON text. An object is taken as well. Raises NotUnderstood."""
+    content = values.get("content")
+    if isinstance(content, dict):
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    if not isinstance(content, str):
+        raise NotUnderstood("content must be a JSON text")
+    return whole_text(content)
+
+
+def _callback(content: str) -> tuple[str | None, str | None]:
+    """Return the target and the path of a callback; neither if the content is to be pulled."""
+    try:
+        said = json.loads(content)
+    except (ValueError, RecursionError):
+        return None, None
+    if not isinstance(said, dict) or "sn" not in said or "url" not in said:
+        return None, None
+    target, path = said["sn"], said["url"]
+    if not isinstance(target, str) or not isinstance(path, str):
+        raise NotUnderstood("sn and url of the content must be texts")
+    return target, path
+
+
+def _pulled(body: bytes, one: Delivered) -> Reply:
+    reply = _answer("pull", content=body.decode(errors="replace"))
+    return reply._replace(handed=(one,), ends=True)
+
+
+def _answer(call: str, dm_error: int = 0, error_msg: str = DONE, **more: Any) -> Reply:
+    answer = {"dm_error": dm_error, "error_msg": error_msg, **more}
+    return Reply(to_json(answer), int(HTTPStatus.OK), name=call)

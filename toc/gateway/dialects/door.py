@@ -1,0 +1,204 @@
+"""What dialects do with tasks: only with their own, in the topics of their templates.
+
+A task is a dialect's own if its topic fits one of the dialect's patterns and its dedup_key begins with the
+dialect's name and a colon. What another door has made is neither shown, nor ended, nor handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from toc.gateway.pull_calls import MOST_ANSWERING
+from toc.gateway.service import Service
+from toc.model.body import Content
+from toc.model.errors import BodyGone, Busy, NameTaken, TocError
+from toc.model.features import Feature
+from toc.model.pattern import matches
+from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease, PullRow
+from toc.model.sharding import BizId
+from toc.model.task import CancelOutcome, NewTask, Put, Task, TaskRow, TaskStatus
+from toc.model.template import Template
+from toc.model.topic import Delivery, Topic
+from toc.pull.hall import Delivered, TtrOf
+from toc.pull.pulls import MAX_HOLD_SECONDS
+
+LOOK_SECONDS = 0.5
+"""How often a waiting pull looks whether a topic that it names has been created."""
+
+
+class Door:
+    """One dialect's access to tasks, in one process."""
+
+    def __init__(self, service: Service, name: str, templates: Sequence[Template]) -> None:
+        self._service = service
+        self.name = name
+        self._templates = templates
+        self._made = asyncio.Event()
+        """Set, and replaced, when this process has created a topic."""
+
+    # --- topics
+
+    def fits(self, topic: str) -> bool:
+        """Whether a topic is one of the dialect's, by its name."""
+        return any(matches(template.pattern, topic) for template in self._templates)
+
+    def topics(self) -> list[str]:
+        """Return the dialect's topics that this process knows."""
+        return [name for name in self._service.center.catalog.known() if self.fits(name)]
+
+    async def make_topic(self, name: str) -> None:
+        """Create a topic that is not there yet: for a submit, never for a poll.
+
+        The dialect's templates are put into the table of templates if they are not there; operators may alter
+        them. Raises what ``ensure_topic`` does.
+        """
+        if name in self._service.center.catalog.known():
+            return
+        await self._service.at_topics(self._make_templates)
+        await self._service.ensure_topic(name, self.name)
+        self._made.set()
+        self._made = asyncio.Event()
+
+    def _make_templates(self) -> None:
+        center = self._service.center
+        stored = {template.pattern for template in center.store.templates.list()}
+        for template in self._templates:
+            if template.pattern not in stored:
+                center.require(Feature.DELIVERY)
+                try:
+                    center.store.templates.create(template)
+                except NameTaken:  # another process was faster
+                    continue
+
+    # --- pulls
+
+    async def pull(
+        self, topics: Iterable[str], ttr: int | TtrOf, *, wait: float = 0.0, most: int = 1
+    ) -> list[Delivered]:
+        """Hand out due tasks of its own, of the first of these topics that has any, as ``Pulls.pull`` does.
+
+        ``ttr`` is ms. Topics that are not there are waited for as well; none is created.
+        """
+
+        def of_own(row: PullRow) -> int | None:
+            if row.dedup_key is None or not row.dedup_key.startswith(self.prefix):
+                return None
+            return ttr if isinstance(ttr, int) else ttr(row)
+
+        names = list(dict.fromkeys(topics))
+        pulls, loop = self._service.pulls, asyncio.get_running_loop()
+        end = loop.time() + wait
+        while True:
+            left = max(end - loop.time(), 0.0)
+            there = [name for name in names if self.topic_known(name)]
+            step = left if len(there) == len(names) else min(left, LOOK_SECONDS)
+            if there:
+                got = await pulls.pull(there, most=most, wait=step, ttr=of_own, longest=MAX_HOLD_SECONDS)
+                if got or step >= left:
+                    return got
+            elif left and not self._service.stopping:
+                await self._news(step)
+            if self._service.stopping or loop.time() >= end:
+                return []
+
+    def topic_known(self, name: str) -> Topic | None:
+        """Return a pulled topic of its own that this process knows: for polls."""
+        topic = self._service.center.catalog.known().get(name) if self.fits(name) else None
+        return topic if topic is not None and topic.delivery is Delivery.PULL else None
+
+    async def _news(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._made.wait()
+        except TimeoutError:
+            return
+
+    # --- own tasks
+
+    @property
+    def prefix(self) -> str:
+        """How the dedup_keys of its tasks begin."""
+        return f"{self.name}:"
+
+    def topic_of(self, row: TaskRow) -> Topic | None:
+        """Return the topic of a task of its own, None if it is another's."""
+        topic = self._service.center.catalog.known_type(row.biz_type)
+        own = row.dedup_key is not None and row.dedup_key.startswith(self.prefix)
+        return topic if own and topic is not None and self.fits(topic.name) else None
+
+    async def own(self, biz_id: int | str, dedup_key: str | None = None) -> list[TaskRow]:
+        """Return its tasks of a biz_id, with this dedup_key or any, oldest first. Raises StoreUnavailable."""
+        return [row for row in await self._find(biz_id, dedup_key) if self.topic_of(row) is not None]
+
+    async def _find(self, biz_id: int | str, dedup_key: str | None) -> list[TaskRow]:
+        biz, store = BizId.of(biz_id), self._service.center.store
+        look = partial(store.find, biz, dedup_key=dedup_key)
+        rows = await self._service.in_line(store.server_of_biz(biz), look)
+        await self._service.read_through(rows)
+        return rows
+
+    async def put_across(self, task: NewTask, *, max_delay: float) -> Put:
+        """Store a task that is named over all topics of the dialect: what has its biz_id and dedup_key under
+        any of them is replaced, as ``on_conflict`` says. Raises what ``TimeoutCenter.put`` does."""
+        batcher = self._service.batcher
+        await self._find(task.biz_id, task.dedup_key)  # so that all topics are known under which it may be
+        one = await batcher.checked(task, across=self.topics(), max_delay=max_delay)
+        return one if isinstance(one, Put) else await batcher.store(one)
+
+    async def end(self, row: TaskRow) -> AckOutcome:
+        """End a task as processed if it was handed out in the row's version. Raises StoreUnavailable."""
+        topic = self.topic_of(row)
+        if topic is None or row.status != TaskStatus.PENDING:
+            return AckOutcome.UNKNOWN
+        slot = topic.slot(row.slot_crc, row.slot_amount).number
+        lease = PullLease(row.job_id, row.version, row.biz_type, slot, bytes(NONCE_BYTES))
+        outcome = (await self._service.pulls.ack([lease.text()]))[0]
+        if isinstance(outcome, TocError):
+            raise outcome
+        return outcome
+
+    async def cancel(self, row: TaskRow) -> CancelOutcome:
+        """Cancel a task, also one that is handed out. Raises StoreUnavailable."""
+        if self.topic_of(row) is None:
+            return CancelOutcome.UNKNOWN
+        center = self._service.center
+        return await self._service.in_line(center.store.server_of(row.job_id), center.cancel, row.job_id)
+
+    # --- bodies
+
+    async def body(self, of: TaskRow | Task) -> bytes:
+        """Return the body of a task, empty without one. Raises BodyGone or StoreUnavailable."""
+        if of.body_length is None:
+            return b""
+        store = self._service.center.store
+
+        def read() -> Content:
+            content = store.bodies.read({of.job_id: of.version}, gated=True).whole().get(of.job_id)
+            if content is None:
+                raise BodyGone(f"the body of task {of.job_id} is gone: the task was purged or replaced")
+            return content
+
+        return (await self._service.in_line(store.server_of(of.job_id), read)).data
+
+    async def bodies(self, got: Sequence[Delivered]) -> list[tuple[Delivered, bytes]]:
+        """Return tasks that were handed out with their bodies; takes back those whose body cannot be read.
+
+        Raises Busy, and takes back all, if too many bytes are being sent already.
+        """
+        size = sum(one.task.body_length or 0 for one in got)
+        if size and self._service.answering + size > MOST_ANSWERING:
+            self._service.pulls.release(got)
+            raise Busy("too many bytes are being sent")
+        found: list[tuple[Delivered, bytes]] = []
+        for place, one in enumerate(got):
+            try:
+                found.append((one, await self.body(one.task)))
+            except BodyGone:
+                self._service.pulls.release([one])
+            except BaseException:
+                self._service.pulls.release(got[place:])
+                self._service.pulls.release(seen for seen, _ in found)
+                raise
+        return found

@@ -1,0 +1,133 @@
+"""Jobs that their callers name: one id is one job over all topics of a door, and a push replaces it.
+
+A job is a task without limit of tries whose biz_id is the caller's id. So all that was ever pushed under one
+id is in one table, and one transaction replaces it, under whatever topic. What the caller has said is kept in
+the attribute: the id and the topic as they were, the delay, and the ttr, which every hand-out gets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from toc.gateway.dialects.door import Door
+from toc.gateway.dialects.names import key_for, topic_for
+from toc.gateway.service import Service
+from toc.model.clock import from_ms, to_ms
+from toc.model.errors import BodyGone, InvalidBizId
+from toc.model.pull import PullRow
+from toc.model.sharding import MAX_KEY_BYTES
+from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus, decode_attribute
+from toc.pull.hall import Delivered
+
+KEY = "job"
+"""What follows the dialect's name in the dedup_keys of jobs."""
+CONTENT_TYPE = "text/plain; charset=utf-8"
+
+
+_SAID = {"id": str, "topic": str, "delay": int, "ttr": int}
+"""What the attribute of a job holds."""
+
+
+class Job(NamedTuple):
+    """A job as its caller pushed it. Durations are ms; ``due`` is when it is first due, in ms."""
+
+    id: str
+    topic: str
+    delay: int
+    ttr: int
+    body: str
+    due: int
+
+    def task(self, dialect: str, prefix: str) -> NewTask:
+        """Return it as the task of a dialect whose topics' names begin with ``prefix``."""
+        body = self.body.encode()
+        return NewTask(
+            topic_for(self.topic, prefix),
+            key_for(self.id),
+            action_time=from_ms(self.due),
+            attribute={"id": self.id, "topic": self.topic, "delay": self.delay, "ttr": self.ttr},
+            dedup_key=f"{dialect}:{KEY}",
+            tries=UNLIMITED,
+            body=body or None,
+            content_type=CONTENT_TYPE if body else None,
+            on_conflict=OnConflict.REPLACE,
+        )
+
+
+class Jobs:
+    """The jobs of one dialect.
+
+    ``prefix`` begins the names of their topics. ``max_delay`` is the longest delay, in seconds.
+    """
+
+    def __init__(self, service: Service, door: Door, prefix: str, max_delay: float) -> None:
+        self._max_delay = max_delay
+        self._service = service
+        self._door = door
+        self._prefix = prefix
+
+    def due(self, delay: int) -> int:
+        """Return when a job is due that is pushed now (ms): never early."""
+        return self._service.center.clock.now_ms() + 1 + delay
+
+    async def push(self, job: Job) -> None:
+        """Store a job, or replace the pending one of its id."""
+        if len(job.id.encode()) > MAX_KEY_BYTES:
+            raise InvalidBizId(f"an id may have {MAX_KEY_BYTES} bytes")
+        task = job.task(self._door.name, self._prefix)
+        await self._door.make_topic(task.topic)
+        await self._door.put_across(task, max_delay=self._max_delay)
+
+    async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[Delivered, Job] | None:
+        """Hand out the first job that is due, of the first of these topics that has any."""
+        names = [topic_for(topic, self._prefix) for topic in topics]
+        end = time.monotonic() + wait
+        while got := await self._door.pull(names, _ttr, wait=max(end - time.monotonic(), 0.0)):
+            for one, body in await self._door.bodies(got):
+                return one, _job(one.task.attribute, body, to_ms(one.task.action_time))
+        return None
+
+    async def finish(self, job_id: str) -> None:
+        """End a job that was handed out since it was pushed."""
+        for row in await self._pending(job_id):
+            await self._door.end(row)
+
+    async def delete(self, job_id: str) -> None:
+        """End a job."""
+        for row in await self._pending(job_id):
+            await self._door.cancel(row)
+
+    async def get(self, job_id: str) -> Job | None:
+        """Return a job that has not ended."""
+        while rows := await self._pending(job_id):
+            row = rows[-1]
+            try:
+                body = await self._door.body(row)
+            except BodyGone:  # replaced between the two reads, or ended
+                continue
+            return _job(decode_attribute(row.attribute), body, row.action_time)
+        return None
+
+    async def _pending(self, job_id: str) -> list[TaskRow]:
+        if not job_id or len(job_id.encode()) > MAX_KEY_BYTES:
+            return []
+        rows = await self._door.own(key_for(job_id), f"{self._door.name}:{KEY}")
+        return [row for row in rows if row.status == TaskStatus.PENDING]
+
+
+def _job(said: Mapping[str, Any], body: bytes, due: int) -> Job:
+    return Job(said["id"], said["topic"], said["delay"], said["ttr"], body.decode(errors="replace"), due)
+
+
+def _ttr(row: PullRow) -> int | None:
+    """Return the ttr of a job; None if it is no job of ours."""
+    try:
+        said = decode_attribute(row.attribute)
+    except ValueError:
+        return None
+    if {name: type(said.get(name)) for name in _SAID} != _SAID:
+        return None
+    ttr: int = said["ttr"]
+    return max(ttr, 1)

@@ -1,0 +1,397 @@
+"""lmstfy's API: jobs are tasks of topics ``namespace.queue``, whose biz_id is the job's id."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+from toc.gateway.dialects import lmstfy_wire as wire
+from toc.gateway.dialects.door import Door
+from toc.gateway.dialects.lmstfy_replies import (
+    attributes_of,
+    handed_job,
+    id_of,
+    refusal,
+    reply,
+    secret_of,
+)
+from toc.gateway.dialects.lmstfy_tasks import DEDUP_KEY, NAME, task_of, template_of, topic_of
+from toc.gateway.dialects.lmstfy_wire import Call, Query, Refused, Route
+from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.gateway.service import Service
+from toc.model import access
+from toc.model.access import Access, Token
+from toc.model.errors import (
+    BodyGone,
+    InvalidBizId,
+    TocError,
+)
+from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
+from toc.model.task import TaskRow, TaskStatus, decode_attribute
+from toc.model.template import Template
+from toc.operate import admin, bulk
+from toc.pull.hall import Delivered
+from toc.pull.lapsed import end_lapsed
+from toc.pull.pulls import MAX_HOLD_SECONDS
+from toc.sdk.submission import Submission
+from toc.store.select import Selection
+
+MOST_BYTES = 16 << 20
+"""Most bytes of a bulk publish."""
+PAGE = 500
+MOST_DOORS = 1000
+
+NO_TOKEN_NEEDED = frozenset({Call.SIZE, Call.DEAD_SIZE})
+RATED = {Call.PUBLISH: "produce", Call.BULK: "produce", Call.CONSUME: "consume"}
+"""The calls that a token's rate bounds, and the word for them."""
+_ACCESS = {
+    Call.PUBLISH: access.Call.SUBMIT,
+    Call.BULK: access.Call.SUBMIT,
+    Call.REPUBLISH: access.Call.SUBMIT,
+    Call.CONSUME: access.Call.PULL,
+    Call.PEEK: access.Call.GET_BODY,
+    Call.PEEK_JOB: access.Call.GET_BODY,
+    Call.DELETE: access.Call.END_LEASE,
+    Call.DESTROY: access.Call.PURGE,
+    Call.PEEK_DEAD: access.Call.READ_DEAD,
+    Call.RESPAWN: access.Call.REDRIVE,
+    Call.DELETE_DEAD: access.Call.PURGE,
+}
+
+
+class Asked(NamedTuple):
+    """A request for a call on one queue; a consumer's names all of them."""
+
+    where: Route
+    query: Query
+    request: Request
+    door: Door
+    topic: str
+    token: Token | None
+
+
+class Lmstfy(Dialect):
+    """The API of lmstfy, port 7777."""
+
+    name: ClassVar[str] = NAME
+    templates: ClassVar[tuple[Template, ...]] = ()
+    guarded: ClassVar[bool] = False
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._doors: dict[str, Door] = {}
+        """By namespace."""
+        self._calls: dict[Call, Callable[[Asked], Awaitable[Reply]]] = {
+            Call.PUBLISH: self._publish,
+            Call.REPUBLISH: self._publish,
+            Call.BULK: self._bulk,
+            Call.CONSUME: self._consume,
+            Call.PEEK: self._peek,
+            Call.PEEK_JOB: self._peek_job,
+            Call.DELETE: self._delete,
+            Call.DESTROY: self._destroy,
+            Call.SIZE: self._size,
+            Call.PEEK_DEAD: self._peek_dead,
+            Call.RESPAWN: self._respawn,
+            Call.DELETE_DEAD: self._delete_dead,
+            Call.DEAD_SIZE: self._dead_size,
+        }
+
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes of the body of a request."""
+        return MOST_BYTES
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer a request. Raises Refused for a mistake."""
+        where = wire.route(request.method, request.path)
+        if where is None:
+            return reply({"error": "api not found"}, 404)
+        wire.check_names(where)
+        query = Query(request.query)
+        token = self._token(where, query, request)
+        topic = topic_of(where.namespace, where.queue)
+        asked = Asked(where, query, request, self._door(where.namespace), topic, token)
+        return await self._calls[where.call](asked)
+
+    def _door(self, namespace: str) -> Door:
+        door = self._doors.get(namespace)
+        if door is None:
+            if len(self._doors) >= MOST_DOORS:
+                self._doors.clear()
+            door = self._doors[namespace] = Door(self.service, NAME, (template_of(namespace),))
+        return door
+
+    def failed(self, request: Request, error: Exception) -> Reply:
+        """Answer a mistake, or a failure, which clients repeat."""
+        where = wire.route(request.method, request.path)
+        name = "other" if where is None else where.call.name.lower()
+        return refusal(error)._replace(name=name)
+
+    def _token(self, where: Route, query: Query, request: Request) -> Token | None:
+        """Return the request's token, None if it needs none. Raises Refused unless it allows the request."""
+        pool, secret = wire.token(request.headers, query)
+        if pool != "default":
+            raise Refused(404, "pool not found")
+        if where.call in NO_TOKEN_NEEDED:
+            return None
+        if not secret:
+            raise Refused(401, "token not found")
+        token = self.service.book.find(secret_of(secret))
+        queues = where.queue.split(",") if where.call is Call.CONSUME else [where.queue]
+        topics = [topic_of(where.namespace, queue) for queue in queues]
+        if token is None or not all(_may(token, where.call, topic) for topic in topics):
+            raise Refused(401, "invalid token")
+        action = RATED.get(where.call)
+        if action is not None and self.service.book.wait(token):
+            words = f"token({token.name}) {action} reach the limit rate, please retry later"
+            raise Refused(429, words, key="msg")
+        return token
+
+    # --- publish
+
+    async def _publish(self, asked: Asked) -> Reply:
+        if asked.where.job_id:  # whatever else is wrong
+            await self._end(asked)
+        wanted = wire.publishing(asked.query)
+        if len(asked.request.body) > wire.MOST_JOB_BYTES:
+            raise Refused(413, "body too large")
+        (job_id,) = await self._store(asked, wanted, [asked.request.body])
+        return reply({"msg": "published", "job_id": job_id}, 201, asked.where.call)
+
+    async def _bulk(self, asked: Asked) -> Reply:
+        wanted = wire.publishing(asked.query)
+        job_ids = await self._store(asked, wanted, wire.bulk_jobs(asked.request.body))
+        return reply({"msg": "published", "job_ids": job_ids}, 201, asked.where.call)
+
+    async def _store(self, asked: Asked, wanted: wire.Publishing, bodies: Sequence[bytes]) -> list[str]:
+        """Store jobs and return their ids."""
+        attributes = wire.attributes(asked.request.headers)
+        versioned = (asked.request.header(wire.VERSION_HEADER) or "").upper() == "YES"
+        now = self.service.center.clock.now_ms()
+        tasks = [
+            task_of(
+                asked.where.namespace,
+                asked.where.queue,
+                wire.new_job_id(now, wanted.delay, versioned=versioned),
+                body,
+                due=now + 1000 * wanted.delay,
+                expires_at=now + 1000 * wanted.ttl if wanted.ttl else 0,
+                tries=wanted.tries,
+                attributes=attributes,
+            )
+            for body in bodies
+        ]
+        await asked.door.make_topic(asked.topic)
+        batcher = self.service.batcher
+        checked = [await batcher.checked(task) for task in tasks]
+        for outcome in await batcher.store_each([one for one in checked if isinstance(one, Submission)]):
+            if isinstance(outcome, TocError):
+                raise outcome
+        return [str(task.biz_id) for task in tasks]
+
+    # --- consume
+
+    async def _consume(self, asked: Asked) -> Reply:
+        namespace = asked.where.namespace
+        wanted = wire.consuming(asked.where.queue, asked.query)
+        queues = {topic_of(namespace, queue): queue for queue in wanted.queues}
+        got = await self._pull(asked.door, list(queues), wanted)
+        if asked.token is not None and not self.service.book.in_force(asked.token):
+            self.service.pulls.release(got)  # it was revoked during the wait
+            raise Refused(401, "invalid token")
+        filled = await asked.door.bodies(got)
+        now = self.service.center.clock.now_ms()
+        jobs = [
+            wire.shown(handed_job(one, body, namespace, queues[one.task.topic], now), consumed=True)
+            for one, body in filled
+        ]
+        if not jobs:
+            return reply({"msg": "no job available"}, 404, asked.where.call)
+        answer = reply(jobs[0] if wanted.most == 1 else jobs, 200, asked.where.call)
+        return answer._replace(handed=[one for one, _ in filled])
+
+    async def _pull(self, door: Door, topics: Sequence[str], wanted: wire.Consuming) -> list[Delivered]:
+        """Hand out jobs: as many as are ready, of all queues, as soon as one is."""
+        ttr = 1000 * min(max(wanted.ttr, 1), MAX_TTR_SECONDS)
+        got = await door.pull(
+            topics, ttr, wait=min(float(wanted.timeout), MAX_HOLD_SECONDS), most=wanted.most
+        )
+        try:
+            while got and len(got) < wanted.most:
+                more = await door.pull(topics, ttr, most=wanted.most - len(got))
+                if not more:
+                    break
+                got = [*got, *more]
+        except BaseException:
+            self.service.pulls.release(got)
+            raise
+        return got
+
+    async def _delete(self, asked: Asked) -> Reply:
+        await self._end(asked)
+        return reply(None, 204, asked.where.call)
+
+    async def _end(self, asked: Asked) -> None:
+        """End a job for good, whatever its state."""
+        center = self.service.center
+        for row in await self._rows(asked):
+            if row.status == TaskStatus.PENDING:
+                outcome = await asked.door.end(row)
+                if outcome in (AckOutcome.NOT_HANDED_OUT, AckOutcome.REPLACED):
+                    await asked.door.cancel(row)
+            elif row.status == TaskStatus.DEAD:
+                await self.service.at_length_in_line(_run, partial(bulk.purge_dead, center, [row.job_id]))
+
+    # --- look
+
+    async def _peek(self, asked: Asked) -> Reply:
+        ready = await self._page(asked, TaskStatus.PENDING, 1)
+        if not ready:
+            raise Refused(404, "the queue is empty")
+        return reply(wire.shown(await self._job(asked, ready[0])), 200, asked.where.call)
+
+    async def _peek_job(self, asked: Asked) -> Reply:
+        now = self.service.center.clock.now_ms()
+        for row in await self._rows(asked):
+            dead = row.status == TaskStatus.DEAD
+            if dead or (row.status == TaskStatus.PENDING and not 0 < row.expires_at < now):
+                return reply(wire.shown(await self._job(asked, row)), 200, asked.where.call)
+        raise Refused(404, "job not found")
+
+    async def _size(self, asked: Asked) -> Reply:
+        return await self._counted(asked, TaskStatus.PENDING)
+
+    async def _dead_size(self, asked: Asked) -> Reply:
+        return await self._counted(asked, TaskStatus.DEAD)
+
+    async def _counted(self, asked: Asked, status: TaskStatus) -> Reply:
+        size = await self._count(asked, status)
+        return reply({**_names(asked), "size": size}, 200, asked.where.call)
+
+    # --- many
+
+    async def _destroy(self, asked: Asked) -> Reply:
+        """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
+        while ready := await self._page(asked, TaskStatus.PENDING, PAGE):
+            ids = [row.job_id for row in ready]
+            await self.service.at_length_in_line(_run, partial(bulk.cancel, self.service.center, ids))
+        return reply(None, 204, asked.where.call)
+
+    async def _peek_dead(self, asked: Asked) -> Reply:
+        dead = await self._page(asked, TaskStatus.DEAD, 1)
+        return reply(
+            {
+                **_names(asked),
+                "deadletter_size": await self._count(asked, TaskStatus.DEAD) if dead else 0,
+                "deadletter_head": id_of(dead[0]) if dead else "",
+            },
+            200,
+            asked.where.call,
+        )
+
+    async def _respawn(self, asked: Asked) -> Reply:
+        limit, ttl = wire.limit(asked.query), wire.respawn_ttl(asked.query)
+        center, count = self.service.center, 0
+        while count < limit:
+            dead = await self._page(asked, TaskStatus.DEAD, min(PAGE, limit - count))
+            if not dead:
+                break
+            now = center.clock.now_ms()
+            done = await self.service.at_length_in_line(
+                admin.redrive,
+                center.store,
+                center.queues,
+                center.catalog.known().values(),
+                [row.job_id for row in dead],
+                now_ms=now,
+                tries=1,
+                expires_at=min(now + 1000 * ttl, _END_OF_TIME) if ttl else 0,
+            )
+            count += done.tasks
+        return reply({"msg": "respawned", "count": count}, 200, asked.where.call)
+
+    async def _delete_dead(self, asked: Asked) -> Reply:
+        left = wire.limit(asked.query)
+        while left > 0:
+            dead = await self._page(asked, TaskStatus.DEAD, min(PAGE, left))
+            if not dead:
+                break
+            left -= len(dead)
+            ids = [row.job_id for row in dead]
+            await self.service.at_length_in_line(_run, partial(bulk.purge_dead, self.service.center, ids))
+        return reply(None, 204, asked.where.call)
+
+    # --- inside
+
+    async def _rows(self, asked: Asked) -> list[TaskRow]:
+        """Return the tasks of the job that the path names, in the queue that it names: one, or none."""
+        try:
+            rows = await asked.door.own(asked.where.job_id, DEDUP_KEY)
+        except InvalidBizId:
+            return []
+        return [
+            row
+            for row in rows
+            if (topic := asked.door.topic_of(row)) is not None and topic.name == asked.topic
+        ]
+
+    async def _selection(self, asked: Asked, status: TaskStatus) -> Selection | None:
+        """Return what selects the ready or the dead jobs of a queue; None if there is no such queue."""
+        topic = asked.door.topic_known(asked.topic)
+        if topic is None:
+            await self.service.batcher.read_topics()  # another process may just have created it
+            topic = asked.door.topic_known(asked.topic)
+        if topic is None:
+            return None
+        await self.service.at_all_in_line(end_lapsed, self.service.center.store, topic)
+        ready = status is TaskStatus.PENDING
+        before = self.service.center.clock.now_ms() + 1 if ready else None
+        return Selection(status, biz_type=topic.biz_type, before=before, dedup_key=DEDUP_KEY)
+
+    async def _page(self, asked: Asked, status: TaskStatus, limit: int) -> list[TaskRow]:
+        """Return at most ``limit`` ready or dead jobs of a queue, the first of them."""
+        wanted = await self._selection(asked, status)
+        if wanted is None:
+            return []
+        selections, place = self.service.center.store.selections, None
+        while True:
+            page = await self.service.at_all_in_line(selections.page, wanted, place, limit)
+            if page.rows or page.next is None:
+                return page.rows
+            place = page.next
+
+    async def _count(self, asked: Asked, status: TaskStatus) -> int:
+        wanted = await self._selection(asked, status)
+        if wanted is None:
+            return 0
+        return await self.service.at_all_in_line(self.service.center.store.selections.count, wanted)
+
+    async def _job(self, asked: Asked, row: TaskRow) -> wire.Job:
+        now, said = self.service.center.clock.now_ms(), decode_attribute(row.attribute)
+        try:
+            expired = 0 < row.expires_at < now and row.status == TaskStatus.PENDING
+            data = None if expired else await asked.door.body(row)
+        except BodyGone:
+            data = None
+        ttl = 0 if data is None or row.status == TaskStatus.DEAD else wire.seconds_left(row.expires_at, now)
+        job_id, left = id_of(row), max(0, row.tries - row.attempts)
+        names = asked.where.namespace, asked.where.queue
+        return wire.Job(*names, job_id, data, ttl, wire.elapsed(job_id, now), left, attributes_of(said))
+
+
+_END_OF_TIME = 253_402_214_400_000
+
+
+def _may(token: Token, call: Call, topic: str) -> bool:
+    return token.may(_ACCESS[call], topic) is Access.ALLOWED
+
+
+def _names(asked: Asked) -> dict[str, object]:
+    return {"namespace": asked.where.namespace, "queue": asked.where.queue}
+
+
+def _run(begin: Callable[[], Iterator[bulk.BulkStep]]) -> None:
+    for _ in begin():
+        pass

@@ -1,0 +1,239 @@
+"""lmstfy's admin API: which queues there are, and tokens for namespaces, which are access tokens of toc."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import re
+import secrets
+from base64 import b64decode
+from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_address
+from typing import ClassVar
+
+from toc.gateway.dialects import lmstfy_wire as wire
+from toc.gateway.dialects.lmstfy_replies import refusal, reply, secret_of
+from toc.gateway.dialects.lmstfy_tasks import NAME, prefix_of
+from toc.gateway.dialects.lmstfy_wire import Query, Refused
+from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.model import access
+from toc.model.access import Access, Role, Token
+from toc.model.errors import NameTaken, NotGranted
+from toc.model.template import Template
+from toc.model.topic import Delivery, TopicType
+from toc.operate.audit import audited
+from toc.operate.tokens import create_token, revoke_token
+
+ROLES = frozenset({Role.PRODUCE, Role.CONSUME, Role.OPERATE})
+"""What a token of lmstfy may do, on the queues of its namespace."""
+SHORTEST_TOKEN = 20
+EVERYWHERE_SECONDS = 1.0
+"""After so long every gateway knows a new token."""
+ENGINE = "redis"
+"""The one of the original's engines that pools are said to be of."""
+LOCAL = "lmstfy-admin"
+"""Who makes changes from this machine, in the audit."""
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_NO_PAGE = Reply(b"404 page not found", 404, "text/plain")
+_UNAUTHORIZED = 401
+
+
+class LmstfyAdmin(Dialect):
+    """The admin API of lmstfy, port 7778. From other machines it takes basic auth: any user, and as the
+    password an access token of the role admin."""
+
+    name: ClassVar[str] = LOCAL
+    templates: ClassVar[tuple[Template, ...]] = ()
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer a request. Raises Refused for a mistake."""
+        giver = None
+        if not _local(request.client):
+            giver = self._giver(request)
+            if giver is None:
+                realm = (b"www-authenticate", b'Basic realm="Authorization Required"')
+                answer = reply(None, _UNAUTHORIZED)
+                return answer._replace(headers=(*answer.headers, realm))
+        parts = request.path.strip("/").split("/")
+        query = Query(request.query)
+        if request.method == "GET" and parts == ["version"]:
+            return _shown({"version": self._version(), "build_commit": "", "build_date": ""}, "version")
+        engine = query.get("kind", ENGINE)
+        if request.method == "GET" and parts == ["pools"]:
+            return _shown(["default"] if engine == ENGINE else [], "pools")
+        if request.method == "GET" and parts == ["info"]:
+            there = engine == ENGINE and query.get("pool") in ("", "default")
+            return await self._info() if there else reply(None, 200)._replace(name="info")
+        if (unlimited := _unlimited(request, parts, query)) is not None:
+            return unlimited
+        if len(parts) == 2 and parts[0] == "token" and request.method in ("GET", "POST"):
+            do = self._list if request.method == "GET" else self._create
+            return await do(parts[1], query, request, giver)
+        if len(parts) == 3 and parts[0] == "token" and request.method == "DELETE":
+            return await self._delete(parts[1], parts[2], giver)
+        return _NO_PAGE._replace(headers=reply(None, 404).headers)
+
+    def failed(self, request: Request, error: Exception) -> Reply:  # noqa: ARG002 - its signature
+        """Answer a mistake or a failure."""
+        if isinstance(error, NotGranted):
+            error = Refused(403, str(error))
+        return refusal(error)
+
+    # --- calls
+
+    async def _info(self) -> Reply:
+        """List namespaces with their queues."""
+        stored = {
+            one.pattern for one in await self.service.at_topics(self.service.center.store.templates.list)
+        }
+        names = [
+            (topic.name.partition(".")[0], topic.name.partition(".")[2])
+            for topic in self.service.center.catalog.known().values()
+            if topic.delivery is Delivery.PULL
+            and topic.topic_type is TopicType.INSTANT
+            and f"{topic.name.partition('.')[0]}.*" in stored
+        ]
+        answer = _shown(wire.joined(names), "info")
+        return answer._replace(body=answer.body + b"\n", media_type="text/plain; charset=utf-8")
+
+    async def _list(self, namespace: str, query: Query, _: Request, giver: Token | None) -> Reply:
+        """List the names of the tokens of a namespace, each with what it is for."""
+        _pool(query.get("pool"))
+        every = await self.service.at_topics(self.service.center.store.tokens.list)
+        now = self.service.center.clock.now_ms()
+        mine = [
+            one
+            for one in every
+            if one.topics == (f"{prefix_of(namespace)}*",)
+            and one.lives(now)
+            and (giver is None or giver.covers(one))
+        ]
+        return _shown({"tokens": {one.name: one.created_by.partition(": ")[2] for one in mine}}, "tokens")
+
+    async def _create(self, namespace: str, query: Query, request: Request, giver: Token | None) -> Reply:
+        form = Query(request.body if _is_form(request) else b"")
+        description = form.get("description") or query.get("description")
+        given = form.get("token") or query.get("token")
+        if not description:
+            raise Refused(400, "invalid description")
+        if given and len(given) < SHORTEST_TOKEN:
+            raise Refused(400, "the user token was too short")
+        if len(namespace.encode()) > wire.LONGEST_NAME:
+            raise Refused(400, "the namespace name was too long")
+        if not wire.is_name(namespace):
+            raise Refused(400, "namespace name contains forbidden characters")
+        pool = query.get("pool")
+        if given:
+            named, given = wire.split_token(given)
+            pool = pool or (named if named != "default" else "")
+        _pool(pool)
+        try:
+            secret = await self._change(partial(self._make, namespace, description, given, giver))
+        except NameTaken:
+            raise Refused(400, "token has already existed") from None
+        await asyncio.sleep(EVERYWHERE_SECONDS)
+        token = given or secret
+        return _shown({"token": f"{pool}:{token}" if pool else token}, "create", 201)
+
+    async def _delete(self, namespace: str, text: str, giver: Token | None) -> Reply:
+        """Revoke a token of a namespace, given by itself or by its name."""
+        pool, secret = wire.split_token(text)
+        _pool(pool)
+        token = self.service.book.find(secret_of(secret))
+        name = token.name if token is not None else secret
+        every = await self.service.at_topics(self.service.center.store.tokens.list)
+        pattern = f"{prefix_of(namespace)}*"
+        if any(one.name == name and one.topics == (pattern,) for one in every):
+            await self._change(partial(self._revoke, name, giver))
+            await asyncio.sleep(EVERYWHERE_SECONDS)
+        return reply(None, 204)._replace(name="delete")
+
+    # --- inside
+
+    def _giver(self, request: Request) -> Token | None:
+        """Return the token of an administrator by whom the request comes, None if it is by none."""
+        kind, _, text = (request.header(b"authorization") or "").partition(" ")
+        try:
+            secret = b64decode(text, validate=True).decode().partition(":")[2]
+        except (binascii.Error, ValueError):
+            return None
+        token = self.service.book.find(secret) if kind.lower() == "basic" else None
+        allowed = token is not None and token.may(access.Call.CHANGE_TOKENS) is Access.ALLOWED
+        return token if allowed else None
+
+    async def _change(self, do: Callable[[], str]) -> str:
+        return await self.service.at_topics(do)
+
+    def _make(self, namespace: str, description: str, given: str, giver: Token | None) -> str:
+        center = self.service.center
+        words = _NO_NAME.sub("-", description).strip("-._")[:40]
+        name = f"{words or NAME}-{secrets.token_hex(4)}"
+        by = LOCAL if giver is None else giver.name
+        with audited(center.store, by, "token.create", name, namespace=namespace):
+            made = create_token(
+                center.store,
+                name,
+                roles=ROLES,
+                topics=[f"{prefix_of(namespace)}*"],
+                clock=center.clock,
+                by=f"{by}: {description}"[:128],
+                giver=giver,
+                secret=secret_of(given) if given else None,
+            )
+        return made.secret
+
+    def _revoke(self, name: str, giver: Token | None) -> str:
+        store = self.service.center.store
+        by = LOCAL if giver is None else giver.name
+        with audited(store, by, "token.revoke", name):
+            return revoke_token(store, name, giver=giver).name
+
+    def _version(self) -> str:
+        from importlib.metadata import version
+
+        return version("timeout-center")
+
+
+def _unlimited(request: Request, parts: list[str], query: Query) -> Reply | None:
+    """Answer what concerns limits of tokens and the access log as an original without any; None for another
+    call. Raises Refused for what would set one."""
+    limit = len(parts) in (4, 5) and parts[0] == "token" and parts[3] == "limit"
+    if request.method == "GET":
+        if parts == ["limits"]:
+            return reply([], 200)._replace(name="limits")
+        if parts == ["accesslog"]:
+            return reply({"status": "disabled"}, 200)._replace(name="accesslog")
+        if limit:
+            return reply(None, 404)._replace(body=b"null", media_type=wire.MEDIA_TYPE, name="limits")
+    elif limit and request.method == "DELETE":
+        return reply({"msg": "success"}, 200)._replace(name="limits")
+    elif limit and request.method in ("POST", "PUT"):
+        raise Refused(501, "limits of tokens are set by: toc token create --rate")
+    elif parts == ["accesslog"] and request.method == "POST":
+        if query.get("status") == "disable":
+            return reply({"status": "disabled"}, 200)._replace(name="accesslog")
+        if query.get("status") == "enable":
+            raise Refused(501, "there is no access log")
+        raise Refused(400, "invalid status")
+    return None
+
+
+def _shown(content: object, name: str, status: int = 200) -> Reply:
+    return reply(content, status, indent=True)._replace(name=name)
+
+
+def _pool(name: str) -> None:
+    if name not in ("", "default"):
+        raise Refused(400, "pool not found")
+
+
+def _is_form(request: Request) -> bool:
+    kind = request.header(b"content-type") or ""
+    return kind.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
+
+
+def _local(client: str) -> bool:
+    address = ip_address(client)
+    address = getattr(address, "ipv4_mapped", None) or address
+    return bool(address.is_loopback)

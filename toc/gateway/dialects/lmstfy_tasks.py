@@ -1,0 +1,76 @@
+"""lmstfy's jobs as tasks. Knows no server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toc.gateway.dialects.lmstfy_wire import U16
+from toc.gateway.dialects.names import hashed, topic_for
+from toc.model.clock import from_ms
+from toc.model.pull import MAX_TTR_SECONDS
+from toc.model.task import NewTask
+from toc.model.template import Template
+
+NAME = "lmstfy"
+DEDUP_KEY = f"{NAME}:job"
+MOST_TRIES = U16 - 1
+"""65,535 would be without limit."""
+LONGEST_PREFIX = 93
+"""Characters of a namespace in a topic: a hash, and the dots, fit behind it."""
+MOST_QUEUES = 10_000
+
+
+def prefix_of(namespace: str) -> str:
+    """Return how the topics of a namespace begin."""
+    return (topic_for(namespace) if len(namespace) <= LONGEST_PREFIX else hashed(namespace)) + "."
+
+
+def topic_of(namespace: str, queue: str) -> str:
+    """Return the topic of a queue: ``namespace.queue``, with a hash for what does not fit."""
+    return topic_for(queue, prefix_of(namespace))
+
+
+def template_of(namespace: str) -> Template:
+    """Return the template by which topics of a namespace are created."""
+    return Template(
+        f"{prefix_of(namespace)}*",
+        {
+            "slot_amount": 4,
+            "topic_type": "instant",
+            "delivery": "pull",
+            "max_runtime": MAX_TTR_SECONDS,
+            "retention": 86_400,
+        },
+        MOST_QUEUES,
+    )
+
+
+def task_of(
+    namespace: str,
+    queue: str,
+    job_id: str,
+    body: bytes,
+    *,
+    due: int,
+    expires_at: int,
+    tries: int,
+    attributes: Mapping[str, str],
+) -> NewTask:
+    """Return a job as a task. Instants are ms; ``expires_at`` 0: never.
+
+    Its attribute keeps the names, which a topic may not hold.
+    """
+    attribute: dict[str, Any] = {"namespace": namespace, "queue": queue}
+    if attributes:
+        attribute["attributes"] = dict(attributes)
+    return NewTask(
+        topic_of(namespace, queue),
+        job_id,
+        action_time=from_ms(due),
+        attribute=attribute,
+        dedup_key=DEDUP_KEY,
+        tries=min(tries, MOST_TRIES),
+        expires_at=from_ms(max(expires_at, due)) if expires_at else None,
+        body=body or None,
+    )

@@ -1,0 +1,370 @@
+"""lmstfy on the wire: what requests say, and how answers look. Knows no server.
+
+Words, codes and the order of the checks are those of bitleak/lmstfy 725f59e.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+import time
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import parse_qsl
+
+from toc.model.errors import InvalidInput
+
+MOST_JOB_BYTES = 1 << 20
+MOST_IN_BULK = 64
+MOST_AT_ONCE = 100
+MOST_ATTRIBUTES = 16
+ATTRIBUTE_BYTES = 256
+"""Longer keys and values of attributes are cut off."""
+ATTRIBUTE_HEADER = b"job-attr-"
+VERSION_HEADER = b"enable-job-version"
+MEDIA_TYPE = "application/json; charset=utf-8"
+
+DEFAULT_TTL, DEFAULT_TTR = 86_400, 120
+U16, U32, I63 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1
+LONGEST_NAME = 255
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Refused(InvalidInput):
+    """A request that is answered with a mistake, in the original's words."""
+
+    def __init__(self, status: int, message: str, *, key: str = "error") -> None:
+        super().__init__(message)
+        self.status = status
+        self.content = {key: message}
+
+
+class Call(Enum):
+    """What a request wants: its method, and what its path has after the queue."""
+
+    PUBLISH = ("PUT", "")
+    BULK = ("PUT", "bulk")
+    REPUBLISH = ("PUT", "job/")
+    CONSUME = ("GET", "")
+    PEEK = ("GET", "peek")
+    PEEK_JOB = ("GET", "job/")
+    DELETE = ("DELETE", "job/")
+    DESTROY = ("DELETE", "")
+    SIZE = ("GET", "size")
+    PEEK_DEAD = ("GET", "deadletter")
+    RESPAWN = ("PUT", "deadletter")
+    DELETE_DEAD = ("DELETE", "deadletter")
+    DEAD_SIZE = ("GET", "deadletter/size")
+
+
+_CALLS = {call.value: call for call in Call}
+_NAME = re.compile(r"[-_A-Za-z0-9]+")
+_NAMES = re.compile(r"[-_,A-Za-z0-9]+")
+
+
+class Route(NamedTuple):
+    """A call and what its path names."""
+
+    call: Call
+    namespace: str
+    queue: str
+    job_id: str = ""
+
+
+def route(method: str, path: str) -> Route | None:
+    """Return what a request is for, None for no call of the API."""
+    parts = path.split("/")
+    if len(parts) < 4 or parts[:2] != ["", "api"] or not all(parts[2:]):
+        return None
+    rest = parts[4:]
+    job_id = rest.pop() if len(rest) == 2 and rest[0] == "job" else ""
+    call = _CALLS.get((method, "/".join(rest) + ("/" if job_id else "")))
+    return None if call is None else Route(call, parts[2], parts[3], job_id)
+
+
+def check_names(where: Route) -> None:
+    """Raise Refused unless namespace and queue are legal."""
+    consume = where.call is Call.CONSUME
+    if not consume and max(len(where.namespace.encode()), len(where.queue.encode())) > LONGEST_NAME:
+        raise Refused(400, "namespace or queue name too long")
+    if not _NAME.fullmatch(where.namespace):
+        raise Refused(400, "namespace name contains forbidden characters")
+    legal = _NAMES if consume else _NAME
+    if not legal.fullmatch(where.queue) or (not consume and where.queue.startswith("_")):
+        raise Refused(400, "queue name contains forbidden characters")
+
+
+def is_name(text: str) -> bool:
+    """Whether a text has only characters that names may have."""
+    return _NAME.fullmatch(text) is not None
+
+
+# --- parameters
+
+
+class Query:
+    """The parameters of a query; of one that is there twice the first counts."""
+
+    def __init__(self, text: bytes) -> None:
+        pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, errors="replace")
+        self._values = dict(reversed(pairs))
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return a parameter as it is."""
+        return self._values.get(name, default)
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int, signed: bool = False) -> int:
+        """Return a whole number. Raises Refused."""
+        text = self._values.get(name)
+        if text is None:
+            return default
+        digits = text.removeprefix("-").removeprefix("+") if signed and text[1:2] not in "+-" else text
+        if len(digits) <= 20 and digits.isascii() and digits.isdecimal():
+            number = -int(digits) if text.startswith("-") else int(digits)
+            if least <= number <= most:
+                return number
+        raise Refused(400, f"invalid {name}")
+
+
+class Publishing(NamedTuple):
+    """How jobs are to be published. Seconds; a ttl of 0: without end."""
+
+    delay: int
+    ttl: int
+    tries: int
+
+
+def publishing(query: Query) -> Publishing:
+    """Return the parameters of publish. Raises Refused."""
+    delay = query.number("delay", 0, most=U32)
+    ttl = query.number("ttl", DEFAULT_TTL, most=U32)
+    if 0 < ttl < delay:
+        raise Refused(400, "ttl is shorter than delay")
+    tries = query.number("tries", 1, most=U16)
+    if not tries:
+        raise Refused(400, "tries shouldn't be zero")
+    return Publishing(delay, ttl, tries)
+
+
+class Consuming(NamedTuple):
+    """What a consumer asks for. Seconds."""
+
+    queues: list[str]
+    ttr: int
+    timeout: int
+    most: int
+
+
+def consuming(queues: str, query: Query) -> Consuming:
+    """Return the parameters of consume. Raises Refused."""
+    ttr = query.number("ttr", DEFAULT_TTR, most=U32)
+    timeout = query.number("timeout", 0, most=U32)
+    most = query.number("count", 1, least=1, most=MOST_AT_ONCE)
+    names = list(dict.fromkeys(filter(None, queues.split(","))))
+    if not names:
+        raise Refused(400, "invalid queue name(s)")
+    return Consuming(names, ttr, timeout, most)
+
+
+def limit(query: Query) -> int:
+    """Return how many dead letters are meant. Raises Refused."""
+    return query.number("limit", 1, least=1, most=I63, signed=True)
+
+
+def respawn_ttl(query: Query) -> int:
+    """Return the ttl of respawned jobs in seconds; 0: without end. Raises Refused."""
+    return query.number("ttl", DEFAULT_TTL, most=I63, signed=True)
+
+
+def attributes(headers: Headers) -> dict[str, str]:
+    """Return the attributes of a job from the headers of its request. Raises Refused.
+
+    Keys are in lower case: the case of a header's name means nothing.
+    """
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name.startswith(ATTRIBUTE_HEADER) and value:
+            key = name[len(ATTRIBUTE_HEADER) :][:ATTRIBUTE_BYTES].decode("latin-1")
+            found.setdefault(key, value[:ATTRIBUTE_BYTES].decode("utf-8", "replace"))
+    if len(found) > MOST_ATTRIBUTES:
+        raise Refused(400, f"too many attributes, cannot exceed {MOST_ATTRIBUTES}")
+    return found
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _no_constant(_: str) -> NoReturn:
+    raise ValueError
+
+
+# Numbers stay texts: only their form is checked.
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str)
+
+
+def bulk_jobs(body: bytes) -> list[bytes]:
+    """Return the jobs of a bulk publish, each byte for byte as it stands in the array. Raises Refused."""
+    try:
+        jobs = _elements(body.decode("latin-1"))  # one character per byte: JSON's own characters are ASCII
+    except (ValueError, RecursionError):
+        raise Refused(400, "request body should be an array of objects") from None
+    if not jobs:
+        raise Refused(400, "no jobs")
+    if len(jobs) > MOST_IN_BULK:
+        raise Refused(400, "too many jobs")
+    if max(map(len, jobs)) > MOST_JOB_BYTES:
+        raise Refused(413, "job too large")
+    return [job.encode("latin-1") for job in jobs]
+
+
+def _elements(text: str) -> list[str]:
+    """Return the elements of a JSON array as they are written. Raises ValueError."""
+
+    def skip(at: int) -> int:
+        space = _SPACE.match(text, at)
+        return at if space is None else space.end()
+
+    if text.strip(" \t\r\n") == "null":
+        return []
+    at = skip(0)
+    if text[at : at + 1] != "[":
+        raise ValueError
+    found: list[str] = []
+    at = skip(at + 1)
+    while text[at : at + 1] != "]" or found:
+        _, end = _DECODER.raw_decode(text, at)
+        found.append(text[at:end])
+        at = skip(end)
+        if text[at : at + 1] != ",":
+            break
+        at = skip(at + 1)
+    if text[at : at + 1] != "]" or skip(at + 1) != len(text):
+        raise ValueError
+    return found
+
+
+def token(headers: Headers, query: Query) -> tuple[str, str]:
+    """Return the pool and the token that a request names; ("default", "") without a token."""
+    raw = next((str(value, "latin-1") for name, value in headers if name == b"x-token" and value), "")
+    return split_token(raw or query.get("token"))
+
+
+def split_token(raw: str) -> tuple[str, str]:
+    """Return pool and token of ``[pool:]token``."""
+    pool, colon, secret = raw.partition(":")
+    return (pool, secret) if colon else ("default", raw)
+
+
+# --- answers
+
+
+class Job(NamedTuple):
+    """A job as answers show it. ``data`` None: it is gone."""
+
+    namespace: str
+    queue: str
+    job_id: str
+    data: bytes | None
+    ttl: int
+    elapsed_ms: int
+    remain_tries: int
+    attributes: Mapping[str, str] | None
+
+
+def shown(job: Job, *, consumed: bool = False) -> dict[str, Any]:
+    """Return a job as JSON holds it."""
+    content = job._asdict()
+    content["data"] = None if job.data is None else b64encode(job.data).decode()
+    content["attributes"] = dict(job.attributes) if job.attributes else None
+    return content | {"msg": "new job"} if consumed else content
+
+
+def encoded(content: Any, *, indent: bool = False) -> bytes:
+    """Return the JSON of an answer, byte for byte as Go writes it: sorted, and safe in HTML."""
+    text = json.dumps(
+        content,
+        ensure_ascii=False,
+        sort_keys=True,
+        indent=4 if indent else None,
+        separators=None if indent else (",", ":"),
+    )
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text.encode("utf-8", "replace")
+
+
+def seconds_left(expires_at: int, now: int) -> int:
+    """Return the ttl of a job that expires then (ms; 0: never), rounded as Redis does; at least 1."""
+    return max(1, (expires_at - now + 500) // 1000) if expires_at else 0
+
+
+# --- ids
+
+_ALPHABET = string.digits + "ABCDEFGHJKMNPQRSTVWXYZ"
+_VALUES = {char: value for value, char in enumerate(_ALPHABET)} | {
+    char.lower(): value for value, char in enumerate(_ALPHABET)
+}
+ULID_CHARS = 26
+LONGEST_ID = 64
+"""Characters. Longer texts are no ids, neither the original's nor ours."""
+
+
+def ulid(now: int, low: bytes = b"") -> str:
+    """Return a new ULID of an instant (ms). Its last bytes are ``low``, the rest is random."""
+    number = int.from_bytes(now.to_bytes(6, "big") + secrets.token_bytes(10 - len(low)) + low, "big")
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def request_id() -> str:
+    """Return a new id of a request."""
+    return ulid(int(time.time() * 1000))
+
+
+def new_job_id(now: int, delay: int, *, versioned: bool) -> str:
+    """Return the id of a new job as the original makes it: a ULID that holds its delay in seconds.
+
+    ``versioned``: with a 1 before it, for clients that ask for that.
+    """
+    return ("1" if versioned else "") + ulid(now, delay.to_bytes(4, "little"))
+
+
+def made_at(job_id: str) -> int | None:
+    """Return when a job was published (ms), None if its id does not say so."""
+    number = _number(job_id)
+    return None if number is None else number >> 80
+
+
+def delay_of(job_id: str) -> int | None:
+    """Return the delay in seconds that a job was published with, None if its id does not say so."""
+    number = _number(job_id)
+    return None if number is None else int.from_bytes((number & U32).to_bytes(4, "big"), "little")
+
+
+def _number(job_id: str) -> int | None:
+    """Return the 128 bits of a ULID, with or without a version before it."""
+    text = job_id[-ULID_CHARS:]
+    if len(text) < ULID_CHARS or not all(char in _VALUES for char in text):
+        return None
+    number = 0
+    for char in text:
+        number = number << 5 | _VALUES[char]
+    return number if number < 1 << 128 else None
+
+
+def elapsed(job_id: str, now: int) -> int:
+    """Return the milliseconds since a job was published; 0 if its id does not say so."""
+    made = made_at(job_id)
+    return 0 if made is None else max(0, now - made)
+
+
+def joined(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return (namespace, queue) pairs as the list of namespaces with their queues."""
+    found: dict[str, list[str]] = {}
+    for namespace, queue in sorted(names):
+        found.setdefault(namespace, []).append(queue)
+    return found

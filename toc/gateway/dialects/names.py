@@ -1,0 +1,41 @@
+"""Names of other systems as toc can store them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from toc.model.errors import InvalidInput
+from toc.model.sharding import check_key
+from toc.model.topic import NAME
+
+_HASHED = re.compile(r"h-[0-9a-f]{32}")
+
+
+def topic_for(name: str, prefix: str = "") -> str:
+    """Return the topic for a dialect's name: ``prefix`` and the name, or ``h-`` and a hash if that is none.
+
+    A name that looks like such a hash is hashed as well, so no two names ever share a topic.
+    """
+    return prefix + (name if _fits(name, prefix) else hashed(name))
+
+
+def key_for(text: str) -> str:
+    """Return what stands for a dialect's text in a biz_id: the text, or ``h-`` and a hash if that is no key.
+
+    Control characters are none.
+    """
+    try:
+        check_key("id", text)
+    except InvalidInput:
+        return hashed(text)
+    return hashed(text) if _HASHED.fullmatch(text) else text
+
+
+def hashed(name: str) -> str:
+    """Return ``h-`` and 128 bits of the name's hash."""
+    return f"h-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}"
+
+
+def _fits(name: str, prefix: str) -> bool:
+    return NAME.fullmatch(prefix + name) is not None and not _HASHED.fullmatch(name) and name != ""

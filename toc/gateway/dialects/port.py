@@ -1,0 +1,284 @@
+"""A dialect's port as an ASGI application: the guard, the whole request, the answer, and what follows it.
+
+    guard ─▶ body ─▶ the dialect's answer ─▶ sent? ─▶ what it handed out is recorded as written, or taken back
+                              └─▶ its own words for a mistake or a failure
+
+A dialect knows nothing of this: it gets a Request and returns a Reply. Whatever it raises is answered in its
+own words, never with a trace. No query, header or body reaches the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
+
+from toc.failpoint import failpoint
+from toc.gateway.connections import ClientGone, Connection
+from toc.gateway.dialects.door import Door
+from toc.gateway.service import Service
+from toc.model.errors import BodyTooLarge, Busy, TocError
+from toc.model.template import Template
+from toc.observe.log import get_logger, stack
+from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
+from toc.pull.hall import Delivered
+
+log = get_logger(__name__)
+
+MOST_BUFFERED = 64 << 20
+"""Most bytes of requests to all dialects of a process that are being received at once."""
+ACKS = 20
+ACK_AGAIN_SECONDS = 0.25
+"""How often, and with what pause, tasks are marked as processed whose server does not answer."""
+ESCAPED = 6
+"""Most bytes of JSON for one byte of a text."""
+BESIDE_BYTES = 64 << 10
+"""Bytes of a request beside a body."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Request(NamedTuple):
+    """One whole request. Names of headers are in lower case; ``path`` is decoded, ``query`` is not."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Headers
+    body: bytes = b""
+    client: str = ""
+    """The client's address."""
+
+    def header(self, name: bytes) -> str | None:
+        """Return the first header of this name."""
+        return next((value.decode("latin-1") for key, value in self.headers if key == name), None)
+
+
+class Reply(NamedTuple):
+    """The answer to a request.
+
+    ``handed`` are the tasks in it. ``ends``: they are processed once it was written. ``name`` names the call
+    in metrics: one of few.
+    """
+
+    body: bytes
+    status: int = 200
+    media_type: str = "application/json; charset=utf-8"
+    headers: Headers = ()
+    handed: Sequence[Delivered] = ()
+    ends: bool = False
+    name: str = "other"
+
+
+class Dialect(ABC):
+    """A protocol of another system. One object for each process that serves it."""
+
+    name: ClassVar[str]
+    """Of its option, of its metrics, and the beginning of the dedup_keys of its tasks."""
+    templates: ClassVar[tuple[Template, ...]]
+    """The patterns of its topics, with the policies of those that it creates."""
+    guarded: ClassVar[bool] = True
+    """Whether requests that a browser may have been tricked into are refused: it knows no tokens."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.door = Door(service, self.name, self.templates)
+
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes of the body of a request."""
+        return ESCAPED * self.service.center.settings.max_body + BESIDE_BYTES
+
+    @abstractmethod
+    async def answer(self, request: Request) -> Reply:
+        """Answer a request. Cancelled if its client leaves. What it raises is answered by ``failed``."""
+
+    @abstractmethod
+    def failed(self, request: Request, error: Exception) -> Reply:
+        """Answer a request that failed: a mistake (InvalidInput), or a server that is out of reach.
+
+        BodyTooLarge, without a body, if it was longer than ``most_bytes``. Must not raise.
+        """
+
+
+class Budget:
+    """How many bytes are being received, by all ports of a process."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+
+class Port:
+    """The ASGI application of one dialect."""
+
+    def __init__(self, dialect: Dialect, guard: Guard, budget: Budget) -> None:
+        self._dialect = dialect
+        self._guard = guard
+        self._budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        began = time.perf_counter()
+        connection: Connection = scope["toc.connection"]
+        client = scope["client"][0] if scope.get("client") else ""
+        request = Request(
+            scope["method"], scope["path"], scope["query_string"], scope["headers"], client=client
+        )
+        close = False
+        try:
+            if (refused := self._guard.refuses(scope, browsers=not self._dialect.guarded)) is not None:
+                reply, close = _forbidden(refused), True
+            else:
+                request = request._replace(body=await self._body(request, receive))
+                with connection.leaving_cancels():
+                    reply = await self._dialect.answer(request)
+        except ClientGone:
+            return
+        except Exception as exc:
+            reply = self._failed(request, exc)
+            close = isinstance(exc, (BodyTooLarge, Busy))  # perhaps not all of it was received
+        if reply.handed:
+            if connection.left:  # no byte was sent
+                self._dialect.service.pulls.release(reply.handed)
+                return
+            await self._hand(reply, connection, send)
+        else:
+            await _send(send, reply, close=close)
+        name = f"{self._dialect.name} {reply.name}"
+        REQUESTS.of(name, f"{reply.status // 100}xx").add()
+        REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
+
+    async def _hand(self, reply: Reply, connection: Connection, send: Send) -> None:
+        """Send an answer with tasks, and record that it was written."""
+        service = self._dialect.service
+        service.answering += len(reply.body)
+        try:
+            await _send(send, reply, close=False)
+            if not await connection.sent():
+                return
+        finally:
+            service.answering -= len(reply.body)
+        failpoint("pull.sent")
+        if not reply.ends:
+            service.pulls.written(reply.handed)
+            return
+        leases = [one.lease for one in reply.handed]
+        for _ in range(ACKS):
+            outcomes = await service.pulls.ack(leases)
+            leases = [
+                lease for lease, what in zip(leases, outcomes, strict=True) if isinstance(what, TocError)
+            ]
+            if not leases or service.stopping:
+                return
+            await asyncio.sleep(ACK_AGAIN_SECONDS)
+
+    def _failed(self, request: Request, error: Exception) -> Reply:
+        if not isinstance(error, TocError):
+            log.error("dialect_failed", dialect=self._dialect.name, stack=stack(error))
+        return self._dialect.failed(request, error)
+
+    async def _body(self, request: Request, receive: Receive) -> bytes:
+        """Return the whole body. Raises BodyTooLarge, Busy or ClientGone."""
+        most = self._dialect.most_bytes
+        declared = request.header(b"content-length") or "0"
+        if declared.isdecimal() and int(declared[:20]) > most:
+            raise BodyTooLarge(f"at most {most} bytes are allowed")
+        parts: list[bytes] = []
+        held = 0
+        try:
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part = message.get("body", b"")
+                held += len(part)
+                self._budget.held += len(part)
+                if held > most:
+                    raise BodyTooLarge(f"at most {most} bytes are allowed")
+                if self._budget.held > MOST_BUFFERED:
+                    raise Busy("too many bytes are being received")
+                parts.append(part)
+                more = message.get("more_body", False)
+        finally:
+            self._budget.held -= held
+        return b"".join(parts)
+
+
+class Guard:
+    """Who may use a port without a token.
+
+    ``networks``: the clients' networks; none for a port on loopback. ``hosts``: names by which clients know
+    the port. A page in a browser cannot use it, neither by its own name nor by one that it lets lead here.
+    """
+
+    def __init__(self, networks: Sequence[IPv4Network | IPv6Network], hosts: Sequence[str]) -> None:
+        self._networks = tuple(networks)
+        self._hosts = frozenset({"localhost", *(host.lower().rstrip(".") for host in hosts)})
+
+    def refuses(self, scope: Scope, *, browsers: bool = False) -> str | None:
+        """Return why a request is refused, None if it is not. ``browsers``: they may ask as well."""
+        if not self._near(scope.get("client")):
+            return "this address may not use the port"
+        if browsers:
+            return None
+        hosts = 0
+        for name, value in scope["headers"]:
+            if name == b"origin":
+                return "pages of browsers may not use the port"
+            if name == b"sec-fetch-site" and value.strip().lower() not in (b"none", b"same-origin"):
+                return "pages of browsers may not use the port"
+            if name == b"host":
+                hosts += 1
+                if hosts > 1 or not self._ours(value.decode("latin-1")):
+                    return "the port has no such name"
+        return None
+
+    def _near(self, client: Sequence[Any] | None) -> bool:
+        address = ip_address(client[0]) if client else None
+        address = getattr(address, "ipv4_mapped", None) or address
+        if address is None:
+            return False
+        return address.is_loopback or any(address in network for network in self._networks)
+
+    def _ours(self, host: str) -> bool:
+        """Whether a Host header is ours: a numeric address cannot be led elsewhere, a name can."""
+        try:
+            place = urlsplit(f"//{host.strip()}")
+            name = place.hostname or ""
+        except ValueError:
+            return False
+        if "@" in place.netloc:
+            return False
+        if name.rstrip(".") in self._hosts:
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _forbidden(why: str) -> Reply:
+    return Reply(f"{why}\n".encode(), 403, "text/plain; charset=utf-8", name="refused")
+
+
+async def _send(send: Send, reply: Reply, *, close: bool) -> None:
+    headers = [(b"cache-control", b"no-store"), *reply.headers]
+    if reply.status != 204:
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    if reply.media_type:
+        headers.append((b"content-type", reply.media_type.encode()))
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

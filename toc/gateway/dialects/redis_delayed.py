@@ -1,0 +1,156 @@
+"""redis-delayed: jobs named by numbers, over forms and queries."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl
+
+from toc.gateway.dialects.jobs import Job, Jobs
+from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.gateway.dialects.words import LARGEST, NotUnderstood, to_json
+from toc.gateway.service import Service
+from toc.model.errors import BodyTooLarge, InvalidInput
+from toc.model.template import Template
+from toc.pull.hall import Delivered
+
+PREFIX = "redis-delayed."
+MOST_FIELDS = 30
+MOST_DELAY_MS = 3650 * 86_400_000
+MOST_TTR_MS = 7 * 86_400_000
+TEXT = "text/plain;charset=UTF-8"
+RESERVED = "reserved"
+_CALLS = {
+    "/delay/add": ("POST", "add"),
+    "/delay/pop": ("GET", "pop"),
+    "/delay/finish": ("DELETE", "finish"),
+    "/delay/delete": ("DELETE", "delete"),
+}
+
+
+class RedisDelayed(Dialect):
+    """The dialect. Ids are unique over all topics; adding one again replaces its job."""
+
+    name: ClassVar[str] = "redis-delayed"
+    templates: ClassVar[tuple[Template, ...]] = (
+        Template(
+            f"{PREFIX}*",
+            {
+                "slot_amount": 16,
+                "topic_type": "instant",
+                "delivery": "pull",
+                "max_runtime": MOST_TTR_MS // 1000,
+                "retention": 86_400,
+            },
+            1000,
+        ),
+    )
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._jobs = Jobs(service, self.door, PREFIX, MOST_DELAY_MS / 1000 + 1)
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer a call."""
+        method, call = _CALLS.get(request.path, ("", ""))
+        if not call:
+            return _spring(request, HTTPStatus.NOT_FOUND, "No message available", "other")
+        if request.method != method:
+            message = f"Request method '{request.method}' not supported"
+            reply = _spring(request, HTTPStatus.METHOD_NOT_ALLOWED, message, call)
+            return reply._replace(headers=((b"allow", method.encode()),))
+        values = _fields(request)
+        handed: tuple[Delivered, ...] = ()
+        if call == "add":
+            job = self._job(values)
+            await self._jobs.push(job)
+            answer = to_json({"delayDate": job.due, "jodId": int(job.id), "topic": job.topic})
+        elif call == "pop":
+            got = await self._jobs.pop([_text(values, "topic")])
+            if got is None:
+                answer = to_json({"delayTime": 0, "retryCount": 0, "ttrTime": 0})
+            else:
+                handed, answer = (got[0],), to_json(_shown(*got))
+        else:
+            job_id = str(_number(values, "jobId", 0, LARGEST))
+            await (self._jobs.finish(job_id) if call == "finish" else self._jobs.delete(job_id))
+            return Reply(b"success", media_type=TEXT, name=call)
+        return Reply(answer, media_type="application/json;charset=UTF-8", handed=handed, name=call)
+
+    def _job(self, values: dict[str, str]) -> Job:
+        delay = _number(values, "delayTime", 0, MOST_DELAY_MS)
+        return Job(
+            str(_number(values, "id", 0, LARGEST)),
+            _text(values, "topic"),
+            delay,
+            _number(values, "ttrTime", 1, MOST_TTR_MS),
+            values.get("message", ""),
+            self._jobs.due(delay),
+        )
+
+    def failed(self, request: Request, error: Exception) -> Reply:
+        """Answer as the original's framework does."""
+        call = _CALLS.get(request.path, ("", "other"))[1]
+        if isinstance(error, BodyTooLarge):
+            return _spring(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error), call)
+        if isinstance(error, InvalidInput):
+            return _spring(request, HTTPStatus.BAD_REQUEST, str(error), call)
+        return _spring(request, HTTPStatus.SERVICE_UNAVAILABLE, "try again", call)
+
+
+def _fields(request: Request) -> dict[str, str]:
+    """Return the parameters of the query and of a form; those of the query come first.
+
+    Raises NotUnderstood.
+    """
+    kind = (request.header(b"content-type") or "").partition(";")[0].strip().lower()
+    form = request.body if kind == "application/x-www-form-urlencoded" else b""
+    found: dict[str, str] = {}
+    for data in (request.query, form):
+        if data.count(b"&") >= MOST_FIELDS:
+            raise NotUnderstood(f"at most {MOST_FIELDS} parameters are allowed")
+        try:
+            pairs = parse_qsl(data.decode(), keep_blank_values=True, errors="strict")
+        except ValueError:  # a UnicodeDecodeError, too
+            raise NotUnderstood("the parameters are not UTF-8, percent-encoded") from None
+        for name, value in pairs:
+            found.setdefault(name, value)
+    return found
+
+
+def _text(values: dict[str, str], name: str) -> str:
+    if not values.get(name):
+        raise NotUnderstood(f"Required String parameter '{name}' is not present")
+    return values[name]
+
+
+def _number(values: dict[str, str], name: str, least: int, most: int) -> int:
+    value = _text(values, name)
+    if not (value.isascii() and value.isdecimal() and len(value) < 20 and least <= int(value) <= most):
+        raise NotUnderstood(f"Parameter '{name}' must be a whole number from {least} to {most}")
+    return int(value)
+
+
+def _shown(one: Delivered, job: Job) -> dict[str, Any]:
+    return {
+        "delayTime": job.delay,
+        "id": job.id,
+        "message": job.body,
+        "retryCount": one.attempt - 1,
+        "status": RESERVED,
+        "topic": job.topic,
+        "ttrTime": job.ttr,
+    }
+
+
+def _spring(request: Request, status: HTTPStatus, message: str, call: str) -> Reply:
+    """Return an error as the original's framework words it."""
+    answer = {
+        "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000+0000"),
+        "status": int(status),
+        "error": status.phrase,
+        "message": message,
+        "path": request.path,
+    }
+    return Reply(to_json(answer), int(status), "application/json;charset=UTF-8", name=call)

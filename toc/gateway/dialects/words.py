@@ -1,0 +1,63 @@
+"""JSON as dialects read it: what is wrong is refused by one error, whatever it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from toc.model.errors import InvalidInput
+
+LARGEST = 2**63 - 1
+
+
+class NotUnderstood(InvalidInput):
+    """A request that is no JSON object in UTF-8, or has a value of another type."""
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """Return a JSON object; of a repeated name the last value counts. Raises NotUnderstood."""
+    try:
+        found = json.loads(data.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError):  # a UnicodeDecodeError, too
+        raise NotUnderstood("the request is no JSON in UTF-8") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise NotUnderstood("the request is no JSON object")
+    return found
+
+
+def text(values: dict[str, Any], name: str) -> str:
+    """Return a text, empty if it is missing. Raises NotUnderstood."""
+    value = values.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise NotUnderstood(f"{name} must be a text")
+    return whole_text(value)
+
+
+def number(values: dict[str, Any], name: str) -> int:
+    """Return a whole number of 64 bits, 0 if it is missing. Raises NotUnderstood."""
+    value = values.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not -LARGEST - 1 <= value <= LARGEST:
+        raise NotUnderstood(f"{name} must be a whole number")
+    return value
+
+
+def whole_text(value: str) -> str:
+    """Return a text with its lone surrogates replaced, which UTF-8 cannot encode."""
+    if value.isascii():
+        return value
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def to_json(value: Any) -> bytes:
+    """Return a value as JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _refuse(_: str) -> NoReturn:
+    raise ValueError

@@ -1,0 +1,167 @@
+"""Youzan's delay queue: the commands of its design on ``POST /``, and the paths of ouqiang/delay-queue."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from toc.gateway.dialects.jobs import Job, Jobs
+from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.gateway.dialects.words import NotUnderstood, number, parsed, text, to_json
+from toc.gateway.service import Service
+from toc.model.errors import InvalidInput
+from toc.model.task import NewTask
+from toc.model.template import Template
+from toc.pull.hall import Delivered
+
+PREFIX = "youzan."
+HOLD_SECONDS = 178.0
+MOST_DELAY = 2**31 - 1
+MOST_TTR = 86_400
+
+NO_ID = "job id不能为空"
+NO_TOPIC = "topic 不能为空"
+NO_TOPIC_TO_POP = "topic不能为空"
+WRONG_DELAY = "delay 取值范围1 - (2^31 - 1)"
+WRONG_TTR = "ttr 取值范围1 - 86400"
+NO_JSON = "解析json失败"
+ADDED = "添加成功"
+DONE = "操作成功"
+FAILED = {
+    "push": "添加失败",
+    "pop": "获取Job失败",
+    "finish": "删除失败",
+    "delete": "删除失败",
+    "get": "查询失败",
+}
+"""What is answered if a server is out of reach."""
+_COMMANDS = {"add": "push", "pop": "pop", "finish": "finish", "delete": "delete"}
+
+
+class Mistake(InvalidInput):
+    """A mistake in a request; its text is the answer's."""
+
+
+class Youzan(Dialect):
+    """The dialect. Ids are unique over all topics."""
+
+    name: ClassVar[str] = "youzan"
+    templates: ClassVar[tuple[Template, ...]] = (
+        Template(
+            f"{PREFIX}*",
+            {
+                "slot_amount": 16,
+                "topic_type": "instant",
+                "delivery": "pull",
+                "max_runtime": MOST_TTR,
+                "retention": 86_400,
+            },
+            1000,
+        ),
+    )
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._jobs = Jobs(service, self.door, PREFIX, MOST_DELAY + 1)
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer a command or a path."""
+        values = _folded(request.body) if _is_command(request) or request.path[1:] in FAILED else {}
+        call = _call(request, values)
+        if call is None:
+            if _is_command(request):
+                raise NotUnderstood("there is no such command")
+            return Reply(b"404 page not found\n", 404, "text/plain; charset=utf-8")
+        found: dict[str, Any] | None = None
+        handed: tuple[Delivered, ...] = ()
+        if call == "push":
+            await self._jobs.push(self._job(values))
+        elif call == "pop":
+            topic = text(values, "topic").strip()
+            if not topic:
+                raise Mistake(NO_TOPIC_TO_POP)
+            topics = [name for one in topic.split(",") if (name := one.strip())]
+            got = await self._jobs.pop(topics, wait=HOLD_SECONDS)
+            if got is not None:
+                handed, found = (got[0],), {"id": got[1].id, "body": got[1].body}
+        else:
+            job_id = text(values, "id").strip()
+            if not job_id:
+                raise Mistake(NO_ID)
+            if call == "finish":
+                await self._jobs.finish(job_id)
+            elif call == "delete":
+                await self._jobs.delete(job_id)
+            elif (job := await self._jobs.get(job_id)) is not None:
+                found = _shown(job)
+        if _is_command(request):
+            return _said(found, "", call)._replace(handed=handed)
+        return _coded(0, ADDED if call == "push" else DONE, found, call)._replace(handed=handed)
+
+    def _job(self, values: dict[str, Any]) -> Job:
+        """Return the job of a push. Raises Mistake or NotUnderstood."""
+        job_id, topic, body = (text(values, name).strip() for name in ("id", "topic", "body"))
+        delay, ttr = number(values, "delay"), number(values, "ttr")
+        if not job_id:
+            raise Mistake(NO_ID)
+        if not topic:
+            raise Mistake(NO_TOPIC)
+        if not 1 <= delay <= MOST_DELAY:
+            raise Mistake(WRONG_DELAY)
+        if not 1 <= ttr <= MOST_TTR:
+            raise Mistake(WRONG_TTR)
+        return Job(job_id, topic, delay * 1000, ttr * 1000, body, self._jobs.due(delay * 1000))
+
+    def failed(self, request: Request, error: Exception) -> Reply:
+        """Answer a mistake or a failure in the words of the original."""
+        try:
+            call = _call(request, _folded(request.body)) or "other"
+        except InvalidInput:
+            call = "other"
+        if isinstance(error, Mistake):
+            message = str(error)
+        else:
+            message = NO_JSON if isinstance(error, InvalidInput) else FAILED.get(call, NO_JSON)
+        return _said(None, message, call) if _is_command(request) else _coded(1, message, None, call)
+
+
+def new_task(job_id: str, topic: str, due: int, delay: int, ttr: int, body: str) -> NewTask:
+    """Return a job of Youzan's as a task: due at ``due`` (ms); ``delay`` and ``ttr`` in seconds."""
+    return Job(job_id, topic, delay * 1000, ttr * 1000, body, due).task(Youzan.name, PREFIX)
+
+
+def _is_command(request: Request) -> bool:
+    return request.path == "/" and request.method == "POST"
+
+
+def _call(request: Request, values: dict[str, Any]) -> str | None:
+    """Return what is asked for, None if there is no such call. Raises NotUnderstood."""
+    if _is_command(request):
+        return _COMMANDS.get(text(values, "command"))
+    return request.path[1:] if request.path[1:] in FAILED else None
+
+
+def _folded(body: bytes) -> dict[str, Any]:
+    """Return the members of a request; the case of their names does not count."""
+    return {name.lower(): value for name, value in parsed(body).items()}
+
+
+def _shown(job: Job) -> dict[str, Any]:
+    return {
+        "topic": job.topic,
+        "id": job.id,
+        "delay": job.due // 1000,
+        "ttr": job.ttr // 1000,
+        "body": job.body,
+    }
+
+
+def _coded(code: int, message: str, data: dict[str, Any] | None, call: str) -> Reply:
+    """Return the answer to a path."""
+    return Reply(to_json({"code": code, "message": message, "data": data}), name=f"/{call}")
+
+
+def _said(job: dict[str, Any] | None, error: str, call: str) -> Reply:
+    """Return the answer to a command."""
+    job = job or {"id": "", "body": ""}
+    answer = {"success": not error, "error": error, "id": job["id"], "value": job["body"]}
+    return Reply(to_json(answer), name=call)

@@ -1,0 +1,316 @@
+"""Calls of consumers: pull, ack, nack, extend."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from toc.gateway import show
+from toc.gateway.calls import Answer, Asked, HttpCall, Model
+from toc.gateway.problems import (
+    BUSY,
+    INVALID,
+    LEASE_ENDED,
+    UNAUTHENTICATED,
+    UNKNOWN_LEASE,
+    UNKNOWN_TOPIC,
+    Problem,
+    problem_of,
+)
+from toc.model.access import Call
+from toc.model.body import Content
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidLease, TocError
+from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome
+from toc.model.task import MAX_RETRY_SECONDS, Task
+from toc.pull.hall import Delivered
+from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_WAIT_SECONDS
+from toc.store.bodies import bounded
+
+MOST_BODY_BYTES = 8 << 20
+"""Bytes of bodies in one answer; more if the first alone is longer. Tasks beyond go to the next pull."""
+MOST_ANSWERING = 64 << 20
+"""Bytes of answers with tasks that are being sent, up to which further bodies are read."""
+MOST_LEASES = 1000
+
+
+class Pull(Model):
+    """What a consumer wants."""
+
+    max: int = Field(1, ge=1, le=MAX_TASKS, description="Most tasks.")
+    wait: float = Field(
+        0.0, ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False, description="Seconds to wait for the first."
+    )
+    ttr: float = Field(
+        DEFAULT_TTR_SECONDS, ge=1, le=MAX_TTR_SECONDS, allow_inf_nan=False,
+        description="Seconds for which nobody else gets the tasks; at most the topic's max_runtime.",
+    )  # fmt: skip
+
+
+class PulledTask(TypedDict):
+    """A task, and its lease until ``lease_until``. ``attempt`` counts its tries from 1; ``last``: there is no
+    other. A body is there as ``body`` if it is UTF-8, else as ``body_base64``."""
+
+    job_id: str
+    topic: str
+    biz_id: int | str
+    status: str
+    action_time: str
+    attribute: dict[str, Any]
+    version: int
+    tries: int
+    expires_at: str | None
+    failed_tries: int
+    lease: str
+    attempt: int
+    lease_until: str
+    last: bool
+    body: NotRequired[str]
+    body_base64: NotRequired[str]
+    content_type: NotRequired[str]
+
+
+class Pulled(TypedDict):
+    """The tasks that were handed out, all of one topic; none if none came due in time."""
+
+    tasks: list[PulledTask]
+
+
+async def pull(asked: Asked) -> Answer:
+    """Hand out due tasks of the first of these topics (a list with commas) that has any."""
+    names, wanted, pulls = asked.path["topics"].split(","), asked.body, asked.service.pulls
+    for name in names:
+        if not asked.may(name):
+            raise Problem(UNKNOWN_TOPIC, "there is no such topic")
+    got = await pulls.pull(names, most=wanted.max, wait=wanted.wait, ttr=wanted.ttr)
+    if not asked.still_valid():  # it may have been revoked during the wait
+        pulls.release(got)
+        raise Problem(UNAUTHENTICATED, "the access token has ended")
+    try:
+        tasks = await _with_bodies(asked, got)
+    except BaseException:
+        pulls.release(got)
+        raise
+    shown = {one.key.job_id for one, _ in tasks}
+    pulls.release(one for one in got if one.key.job_id not in shown)
+    return Answer(
+        {"tasks": [_shown(one, content) for one, content in tasks]}, handed=[one for one, _ in tasks]
+    )
+
+
+async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Delivered, Content | None]]:
+    """Return tasks with their bodies, as many as one answer holds and as have theirs.
+
+    What is left out, because its body is out of reach or there are enough bytes, is to be released.
+    """
+    sizes = [(one, -1 if one.task.stored_body is None else one.task.stored_body.length) for one in got]
+    part = next(bounded(sizes, MOST_BODY_BYTES), [])
+    size = sum(max(length, 0) for _, length in sizes[: len(part)])
+    if size and asked.service.answering + size > MOST_ANSWERING:
+        raise Problem(BUSY, "too many bytes are being sent")
+    wanted = {one.key.job_id: one.key.version for one in part if one.task.stored_body is not None}
+    contents: dict[int, Content] = {}
+    if wanted:
+        read = asked.service.center.store.bodies.read
+        found = await asked.service.at_bodies(lambda: read(wanted, gated=True))
+        if not found and found.unanswered:
+            raise next(iter(found.unanswered.values()))
+        contents = dict(found)
+    return [
+        (one, contents.get(one.key.job_id))
+        for one in part
+        if one.key.job_id not in wanted or one.key.job_id in contents
+    ]
+
+
+def _shown(one: Delivered, content: Content | None) -> PulledTask:
+    task: Task = one.task
+    shown: PulledTask = {
+        "job_id": str(task.job_id),
+        "topic": task.topic,
+        "biz_id": task.biz_id,
+        "status": show.STATUS[int(task.status)],
+        "action_time": show.instant(to_ms(task.action_time)),
+        "attribute": task.attribute,
+        "version": task.version,
+        "tries": task.tries,
+        "expires_at": None if task.expires_at is None else show.instant(to_ms(task.expires_at)),
+        "failed_tries": one.attempt - 1,
+        "lease": one.lease,
+        "attempt": one.attempt,
+        "lease_until": show.instant(to_ms(one.lease_until)),
+        "last": one.last,
+    }
+    if content is not None:
+        shown["content_type"] = content.content_type
+        try:
+            shown["body"] = content.data.decode()
+        except UnicodeDecodeError:
+            shown["body_base64"] = b64encode(content.data).decode()
+    return shown
+
+
+# --- leases
+
+Lease = Annotated[str, Field(max_length=MAX_LEASE_CHARS, description="As a pull gave it.")]
+
+
+class Leases(Model):
+    """One lease, or many."""
+
+    lease: Lease | None = None
+    leases: list[Lease] | None = Field(None, min_length=1, max_length=MOST_LEASES)
+
+
+class Nack(Leases):
+    """How the tries have failed."""
+
+    delay: float | None = Field(
+        None, ge=0, le=MAX_RETRY_SECONDS, allow_inf_nan=False,
+        description="Seconds until the next try; by default the topic's backoff.",
+    )  # fmt: skip
+    dead: bool = Field(False, description="No further try.")
+    error: str = Field("", max_length=1000, description="What went wrong: the task's last_error.")
+
+
+class Extend(Leases):
+    """For how long the tasks are needed."""
+
+    ttr: float = Field(ge=1, le=MAX_TTR_SECONDS, allow_inf_nan=False, description="Seconds from now.")
+
+
+class Ends(TypedDict):
+    """What came of a lease; of many as a list ``leases``, each with a ``problem`` if it was refused."""
+
+    lease: NotRequired[str]
+    outcome: NotRequired[str]
+    late: NotRequired[bool]
+    lease_until: NotRequired[str]
+    leases: NotRequired[list[dict[str, Any]]]
+
+
+async def ack(asked: Asked) -> Answer:
+    """End tasks as processed, also after their leases have ended. May be repeated."""
+    return await _for_each(asked, asked.service.pulls.ack, _acked)
+
+
+async def nack(asked: Asked) -> Answer:
+    """Give tasks back as failed. Their leases must live."""
+    wanted, pulls = asked.body, asked.service.pulls
+    return await _for_each(
+        asked,
+        lambda leases: pulls.nack(leases, delay=wanted.delay, dead=wanted.dead, error=wanted.error),
+        _nacked,
+    )
+
+
+async def extend(asked: Asked) -> Answer:
+    """Keep tasks for longer, in all at most the topic's max_runtime. Their leases must live."""
+    ttr, pulls = asked.body.ttr, asked.service.pulls
+    return await _for_each(asked, lambda leases: pulls.extend(leases, ttr=ttr), _extended)
+
+
+async def _for_each(
+    asked: Asked, do: Callable[[Sequence[str]], Any], told: Callable[[Any], dict[str, Any]]
+) -> Answer:
+    """Do it for those leases that the token may use, and answer for all in order. Raises Problem."""
+    body: Leases = asked.body
+    if (body.lease is None) == (body.leases is None):
+        raise Problem(INVALID, "give a lease, or a list of leases", field="lease")
+    leases = body.leases or [body.lease or ""]
+    own = await _visible(asked, leases)
+    results = dict(zip(own, await do(own) if own else (), strict=True))
+    answers = [_answer(lease, results.get(lease), told) for lease in leases]
+    if body.leases is not None:
+        return Answer(
+            {
+                "leases": [
+                    {"lease": lease, "outcome": one.more["outcome"], "problem": one.body()}
+                    if isinstance(one, Problem)
+                    else one
+                    for lease, one in zip(leases, answers, strict=True)
+                ]
+            }
+        )
+    (only,) = answers
+    if isinstance(only, Problem):
+        raise only
+    return Answer(only)
+
+
+async def _visible(asked: Asked, leases: Iterable[str]) -> list[str]:
+    """Return those, each once, of topics that the token may use."""
+    pulls, known = asked.service.pulls, dict.fromkeys(leases)
+    for again in (True, False):
+        own, strange = [], False
+        for lease in known:
+            with suppress(InvalidLease):
+                topic = pulls.topic_of(lease)
+                strange |= topic is None
+                if topic is not None and asked.may(topic.name):
+                    own.append(lease)
+        if not (strange and again):
+            return own
+        with suppress(TocError):  # another process may just have created it
+            await asked.service.batcher.read_topics()
+    return own
+
+
+def _acked(outcome: AckOutcome) -> dict[str, Any]:
+    return {"outcome": outcome.value.replace(" ", "_"), "late": outcome is AckOutcome.LATE}
+
+
+def _nacked(outcome: LeaseOutcome) -> dict[str, Any]:
+    return {"outcome": {LeaseOutcome.DONE: "nacked", LeaseOutcome.DEAD: "buried"}.get(outcome, "gone")}
+
+
+def _extended(until: datetime | LeaseOutcome) -> dict[str, Any]:
+    if isinstance(until, LeaseOutcome):
+        return {"outcome": "gone"}
+    return {"outcome": "extended", "lease_until": show.instant(to_ms(until))}
+
+
+def _answer(lease: str, result: Any, told: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | Problem:
+    if result is None or isinstance(result, InvalidLease):
+        return Problem(UNKNOWN_LEASE, "there is no such lease", outcome="unknown")
+    if isinstance(result, TocError):
+        problem = problem_of(result)
+        problem.more["outcome"] = "failed"
+        return problem
+    found = told(result)
+    outcome = found["outcome"]
+    if outcome in _REFUSED:
+        kind = UNKNOWN_LEASE if outcome == "unknown" else LEASE_ENDED
+        return Problem(kind, _REFUSED[outcome], outcome=outcome)
+    return {"lease": lease, **found}
+
+
+_REFUSED = {
+    "cancelled": "the task was cancelled, or has expired",
+    "dead": "the task is dead",
+    "replaced": "the task has another version: a new deadline, a replacement or a redrive",
+    "not_handed_out": "nobody has the task: its hand-out was taken back before it was answered",
+    "gone": "the lease has ended: its ttr is over, or its task has ended or changed",
+    "unknown": "there is no such task",
+}
+"""Outcomes that are refusals, and what they mean."""
+
+
+CALLS = (
+    HttpCall(
+        "POST", "/v1/topics/{topics}:pull", Call.PULL, pull, "Pull due tasks",
+        body=Pull, gives=Pulled, waits=True,
+    ),
+    HttpCall("POST", "/v1/leases:ack", Call.END_LEASE, ack, "End tasks", body=Leases, gives=Ends),
+    HttpCall("POST", "/v1/leases:nack", Call.END_LEASE, nack, "Give tasks back", body=Nack, gives=Ends),
+    HttpCall(
+        "POST", "/v1/leases:extend", Call.END_LEASE, extend, "Keep tasks for longer",
+        body=Extend, gives=Ends,
+    ),
+)  # fmt: skip

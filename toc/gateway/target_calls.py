@@ -1,0 +1,172 @@
+"""Calls about the receivers of webhooks. Secrets are in the answers to create and rotate, and in no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from toc.gateway.calls import Answer, Asked, HttpCall, Model
+from toc.model.access import Call
+from toc.model.target import MOST_PREVIOUS_SECONDS, PREVIOUS_SECONDS, Target
+from toc.sdk.targets import target_record
+
+_SECONDS = "Seconds for a whole request."
+_CONCURRENCY = "Requests in flight, over all workers."
+_RATE = "Requests a second, over all workers; null: no limit."
+_DEAD_ON = "Which of the answers 400, 404 and 422 make a task dead."
+_HEADERS = "Go with every request. Encrypted, and never shown."
+
+
+class NewTarget(Model):
+    """A receiver of webhooks to register."""
+
+    name: str
+    url: str = Field(description="https on port 443, unless the operator allows more.")
+    timeout: float = Field(15.0, description=_SECONDS)
+    concurrency: int = Field(50, description=_CONCURRENCY)
+    rate: float | None = Field(None, description=_RATE)
+    dead_on: list[int] = Field(default_factory=list, description=_DEAD_ON)
+    headers: dict[str, str] = Field(default_factory=dict, description=_HEADERS)
+
+
+class AlteredTarget(Model):
+    """What to change of a target. ``headers`` replace all that it had."""
+
+    url: str | None = None
+    timeout: float | None = Field(None, description=_SECONDS)
+    concurrency: int | None = Field(None, description=_CONCURRENCY)
+    rate: float | None = Field(None, description=_RATE)
+    dead_on: list[int] | None = Field(None, description=_DEAD_ON)
+    headers: dict[str, str] | None = Field(None, description=_HEADERS)
+
+
+class Rotation(Model):
+    """How to rotate."""
+
+    keep: float = Field(
+        PREVIOUS_SECONDS,
+        ge=0,
+        le=MOST_PREVIOUS_SECONDS,
+        allow_inf_nan=False,
+        description="For how many seconds the former secret signs too.",
+    )
+
+
+class Pause(Model):
+    """Why it is paused."""
+
+    why: str = Field("", max_length=255)
+
+
+class Targets(TypedDict):
+    """Targets by name."""
+
+    targets: list[dict[str, Any]]
+
+
+async def list_targets(asked: Asked) -> Answer:
+    """List the targets."""
+    found = await asked.service.at_topics(asked.service.center.targets.list)
+    return Answer({"targets": [target_record(one) for one in found]})
+
+
+async def show_target(asked: Asked) -> Answer:
+    """Show a target."""
+    found = await asked.service.at_topics(asked.service.center.store.targets.get, asked.path["name"])
+    return Answer(target_record(found))
+
+
+async def create(asked: Asked) -> Answer:
+    """Register a target, and show its signing secret, this once."""
+    values = dict(asked.body.__dict__)
+    make = partial(asked.service.center.targets.create, values.pop("name"), values.pop("url"), **values)
+    async with asked.audit("target.create", asked.body.name, _told(values)):
+        made = await asked.service.at_topics(make)
+    return Answer(target_record(made.target) | {"secret": made.secret}, 201)
+
+
+async def alter(asked: Asked) -> Answer:
+    """Change a target."""
+    given = asked.body.model_fields_set
+    values = {
+        name: value
+        for name, value in asked.body.__dict__.items()
+        if value is not None or (name == "rate" and name in given)
+    }
+    return await _changed(asked, "alter", asked.service.center.targets.alter, values)
+
+
+async def rotate(asked: Asked) -> Answer:
+    """Give a target a new signing secret, and show it, this once."""
+    name, keep = asked.path["name"], asked.body.keep
+    async with asked.audit("target.rotate", name, {"keep": keep}):
+        made = await asked.service.at_topics(partial(asked.service.center.targets.rotate, name, keep=keep))
+    return Answer(target_record(made.target) | {"secret": made.secret})
+
+
+async def send_test(asked: Asked) -> Answer:
+    """Send a target a signed request that stands for no task, and show what it answers."""
+    name = asked.path["name"]
+    async with asked.audit("target.test", name, {}):
+        answer = await asked.service.at_target(asked.service.center.targets.test, name)
+    return Answer(answer._asdict())
+
+
+async def pause(asked: Asked) -> Answer:
+    """Send nothing more to a target; its tasks wait."""
+    do = partial(asked.service.center.targets.pause, by=asked.token.name)
+    return await _changed(asked, "pause", do, {"why": asked.body.why})
+
+
+async def resume(asked: Asked) -> Answer:
+    """Send to a paused target again."""
+    return await _changed(asked, "resume", asked.service.center.targets.resume, {})
+
+
+async def delete(asked: Asked) -> Answer:
+    """Delete a target and its secret; its tasks wait until there is one of that name again."""
+    name = asked.path["name"]
+    async with asked.audit("target.delete", name, {}):
+        await asked.service.at_topics(asked.service.center.targets.delete, name)
+    return Answer({"name": name})
+
+
+async def _changed(asked: Asked, what: str, do: Callable[..., Target], values: dict[str, Any]) -> Answer:
+    name = asked.path["name"]
+    async with asked.audit(f"target.{what}", name, _told(values)):
+        target = await asked.service.at_topics(partial(do, name, **values))
+    return Answer(target_record(target))
+
+
+def _told(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what the audit is told of a change: of headers only the names, of a URL that there is one."""
+    told = {name: value for name, value in values.items() if name not in ("headers", "url")}
+    return told | {name: sorted(values[name]) for name in ("headers",) if name in values}
+
+
+CALLS = (
+    HttpCall("GET", "/v1/targets", Call.READ_TARGETS, list_targets, "List webhook targets", gives=Targets),
+    HttpCall(
+        "POST", "/v1/targets", Call.CHANGE_TARGET, create, "Register a webhook target",
+        body=NewTarget, status=201,
+    ),
+    HttpCall("GET", "/v1/targets/{name}", Call.READ_TARGETS, show_target, "Show a webhook target"),
+    HttpCall(
+        "PATCH", "/v1/targets/{name}", Call.CHANGE_TARGET, alter, "Change a webhook target",
+        body=AlteredTarget,
+    ),
+    HttpCall("DELETE", "/v1/targets/{name}", Call.CHANGE_TARGET, delete, "Delete a webhook target"),
+    HttpCall(
+        "POST", "/v1/targets/{name}:rotate", Call.CHANGE_TARGET, rotate, "Give a target a new secret",
+        body=Rotation,
+    ),
+    HttpCall("POST", "/v1/targets/{name}:test", Call.RUN_TARGET, send_test, "Send a webhook target a test"),
+    HttpCall(
+        "POST", "/v1/targets/{name}:pause", Call.RUN_TARGET, pause, "Pause a webhook target", body=Pause
+    ),
+    HttpCall("POST", "/v1/targets/{name}:resume", Call.RUN_TARGET, resume, "Resume a webhook target"),
+)  # fmt: skip

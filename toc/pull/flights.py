@@ -1,0 +1,65 @@
+"""Tasks on their way to consumers, and how they ended before their entries had moved.
+
+A consumer is told of a task first; only then its entry moves to the end of its ttr. An answer may come in
+between. What it means for the index waits here until the move is made, which would else put the entry back.
+
+Only answers to this process are held. Where an ack by another gateway, or a cancel, overtakes the move, the
+entry stays until ttr would have ended: its row, which has ended, then drops it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from toc.model.pull import PullLease, PullRow
+
+
+class Ended(NamedTuple):
+    """A lease that has ended, and its row as it is then; None if its task is processed."""
+
+    lease: PullLease
+    row: PullRow | None
+
+
+class Flights:
+    """The ids that are being handed out. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: Counter[int] = Counter()
+        """One may be under way twice: found as an entry, and as a row without Redis."""
+        self._held: dict[int, Ended] = {}
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._ids
+
+    def begin(self, job_ids: Iterable[int]) -> None:
+        """Their hand-outs begin."""
+        with self._lock:
+            self._ids.update(job_ids)
+
+    def hold(self, ends: Iterable[Ended]) -> list[Ended]:
+        """Keep those of tasks under way. Returns the others."""
+        free = []
+        with self._lock:
+            for end in ends:
+                if end.lease.job_id in self._ids:
+                    self._held[end.lease.job_id] = end
+                else:
+                    free.append(end)
+        return free
+
+    def end(self, job_ids: Iterable[int]) -> list[Ended]:
+        """Their entries have moved. Returns what was kept."""
+        kept = []
+        with self._lock:
+            for job_id in job_ids:
+                self._ids[job_id] -= 1
+                if not self._ids[job_id]:
+                    del self._ids[job_id]
+                    if (end := self._held.pop(job_id, None)) is not None:
+                        kept.append(end)
+        return kept

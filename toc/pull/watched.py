@@ -1,0 +1,54 @@
+"""When the slots of a topic are next due, as far as a process knows."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from toc.model.topic import Slot
+
+NEVER = 2**62
+
+
+class Watched:
+    """The slots of one topic, and when each is next due (ms)."""
+
+    def __init__(self) -> None:
+        self.due: dict[Slot, int] = {}
+        self.left: dict[Slot, int] = {}
+        self._heap: list[tuple[int, Slot]] = []
+        self.wanted_at = 0.0
+
+    def look(self, slot: Slot, due: int) -> None:
+        """Look at it at ``due``, unless earlier."""
+        if due < self.due.get(slot, -1):
+            self.due[slot] = due
+            heapq.heappush(self._heap, (due, slot))
+
+    def add(self, slots: Sequence[Slot]) -> bool:
+        """Watch these slots and no others. Returns whether they are others than before."""
+        if self.due.keys() == set(slots):
+            return False
+        for slot in set(slots) - self.due.keys():
+            self.due[slot] = NEVER
+            self.look(slot, 0)
+        self.due = {slot: self.due[slot] for slot in slots}
+        return True
+
+    def next_due(self) -> int | None:
+        """When the first is due; None if no due time is known."""
+        while self._heap:
+            due, slot = self._heap[0]
+            if self.due.get(slot) == due:
+                return due
+            heapq.heappop(self._heap)
+        return None
+
+    def take_due(self, now: int, most: int) -> list[Slot]:
+        """The slots that are due, first the longest due. They are due no more until ``look``."""
+        found: list[Slot] = []
+        while len(found) < most and (due := self.next_due()) is not None and due <= now:
+            _, slot = heapq.heappop(self._heap)
+            self.due[slot] = NEVER
+            found.append(slot)
+        return found

@@ -1,0 +1,190 @@
+"""``center.targets``: receivers of webhooks, their limits and their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from toc.model.clock import Clock
+from toc.model.errors import ConfigError, InvalidTarget, UnknownTarget, shown
+from toc.model.target import (
+    MOST_PREVIOUS_SECONDS,
+    PREVIOUS_SECONDS,
+    Allow,
+    Target,
+    TargetSecrets,
+    check_headers,
+    check_url,
+    new_secret,
+)
+from toc.model.wire import instant
+from toc.store.store import Store
+from toc.store.targets import Resealed
+
+if TYPE_CHECKING:
+    from toc.webhooks.probe import TestAnswer
+
+LIMITS = frozenset({"timeout", "concurrency", "rate", "dead_on"})
+"""What ``alter`` changes beside the URL and the headers."""
+
+
+class NewSecret(NamedTuple):
+    """A target with a new signing secret, which nothing shows again."""
+
+    target: Target
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"NewSecret(target={self.target!r}, secret='***')"
+
+
+class Targets:
+    """The webhook targets. Any method raises StoreUnavailable.
+
+    Those that read or write secrets raise SecretsLocked without TOC_SECRET_KEY. A change is in force
+    everywhere within two seconds.
+    """
+
+    def __init__(self, *, store: Callable[[], Store], allow: Allow, clock: Clock) -> None:
+        self._store = store
+        self._allow = allow
+        self._clock = clock
+
+    def create(
+        self, name: str, url: str, *, headers: Mapping[str, str] | None = None, **limits: Any
+    ) -> NewSecret:
+        """Register a receiver, and return it with the secret by which it checks signatures.
+
+        ``headers`` go with every request; they are encrypted and never shown. ``limits``: ``timeout``
+        (seconds for a request, 15), ``concurrency`` (requests in flight over all workers, 50), ``rate``
+        (requests a second over all workers; None: no limit) and ``dead_on`` (which of the answers 400, 404
+        and 422 make a task dead at once; none). Raises InvalidTarget or NameTaken before anything is written.
+        """
+        target = Target(name, check_url(url, self._allow), **_limits(limits))
+        opened = TargetSecrets(new_secret(), None, check_headers(headers or {}))
+        return NewSecret(self._store().targets.create(target, opened), opened.secret)
+
+    def get(self, name: str) -> Target | None:
+        """Return a target, or None."""
+        try:
+            return self._store().targets.get(name)
+        except UnknownTarget:
+            return None
+
+    def list(self) -> list[Target]:
+        """Return all targets by name. Leaves out rows that this version does not understand."""
+        return [*self._store().targets.list()]
+
+    def alter(
+        self, name: str, *, url: str | None = None, headers: Mapping[str, str] | None = None, **limits: Any
+    ) -> Target:
+        """Change a target. ``headers`` replace all that it had; ``limits`` are those of ``create``.
+
+        Raises InvalidTarget or UnknownTarget.
+        """
+        changes = _limits(limits)
+        if url is not None:
+            changes["url"] = check_url(url, self._allow)
+        if not changes and headers is None:
+            raise InvalidTarget("url, headers or a limit: name at least one to change")
+        found = None if headers is None else check_headers(headers)
+
+        def change(target: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets | None]:
+            if opened is not None and found is not None:
+                opened = replace(opened, headers=found)
+            return replace(target, **changes), opened
+
+        return self._store().targets.change(name, change, with_secrets=found is not None)
+
+    def rotate(self, name: str, *, keep: timedelta | float = PREVIOUS_SECONDS) -> NewSecret:
+        """Give a target a new secret. The former one signs too for ``keep`` (seconds; by default a day).
+
+        Raises UnknownTarget, and InvalidTarget for a ``keep`` of more than 30 days.
+        """
+        seconds = keep.total_seconds() if isinstance(keep, timedelta) else keep
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise InvalidTarget(f"keep must be a timedelta or seconds, not {shown(keep)}")
+        if not 0 <= seconds <= MOST_PREVIOUS_SECONDS:
+            raise InvalidTarget(f"keep must be 0 to {MOST_PREVIOUS_SECONDS:g} seconds, not {shown(keep)}")
+        secret = new_secret()
+        until = self._clock.now_ms() + round(seconds * 1000) if seconds else None
+
+        def change(target: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets | None]:
+            assert opened is not None  # noqa: S101 - it was asked for
+            return (
+                replace(target, previous_until=until),
+                replace(opened, secret=secret, previous=opened.secret if seconds else None),
+            )
+
+        return NewSecret(self._store().targets.change(name, change, with_secrets=True), secret)
+
+    def test(self, name: str) -> TestAnswer:
+        """Send a target one signed request that stands for no task, paused or not; return what it answered.
+
+        Takes as long as the target's timeout. Raises UnknownTarget, and ConfigError without the packages for
+        webhooks.
+        """
+        try:
+            from toc.webhooks.probe import send_test
+        except ImportError as exc:
+            raise ConfigError("webhooks need more packages: pip install 'timeout-center[webhooks]'") from exc
+        table = self._store().targets
+        target = table.get(name)
+        return send_test(target, table.open(target), self._allow)
+
+    def pause(self, name: str, *, why: str = "", by: str = "") -> Target:
+        """Send nothing more to a target; its tasks wait. Requests in flight end. Raises UnknownTarget."""
+        self._store().targets.pause(name, by=by, why=why)
+        return self._store().targets.get(name)
+
+    def resume(self, name: str) -> Target:
+        """Send to a paused target again. Raises UnknownTarget."""
+
+        def change(target: Target, _opened: TargetSecrets | None) -> tuple[Target, None]:
+            return replace(target, paused=False, paused_by="", paused_why=""), None
+
+        return self._store().targets.change(name, change)
+
+    def delete(self, name: str) -> None:
+        """Remove a target. Its tasks wait until there is one of that name again. Raises UnknownTarget."""
+        self._store().targets.delete(name)
+
+    def reseal(self) -> Resealed:
+        """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated."""
+        return self._store().targets.reseal()
+
+
+def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return limits as Target has them. Raises InvalidTarget for a name or a ``dead_on`` that is none."""
+    for name in given.keys() - LIMITS:
+        raise InvalidTarget(f"{name} is not a limit of a target; there are {', '.join(sorted(LIMITS))}")
+    limits = dict(given)
+    if "dead_on" in limits:
+        statuses = limits["dead_on"]
+        try:
+            limits["dead_on"] = frozenset(statuses)
+        except TypeError as exc:
+            raise InvalidTarget(f"dead_on may hold 400, 404 and 422, not {shown(statuses)}") from exc
+    return limits
+
+
+def target_record(target: Target) -> dict[str, Any]:
+    """Return a target for display, without its secret and the values of its headers."""
+    until = target.previous_until
+    return {
+        "name": target.name,
+        "url": target.url,
+        "timeout": target.timeout,
+        "concurrency": target.concurrency,
+        "rate": target.rate,
+        "dead_on": sorted(target.dead_on),
+        "headers": list(target.header_names),
+        "paused": target.paused,
+        "paused_by": target.paused_by,
+        "paused_why": target.paused_why,
+        "previous_until": None if until is None else instant(until),
+        "created": instant(target.created),
+        "modified": instant(target.modified),
+    }
