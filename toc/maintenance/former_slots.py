@@ -11,7 +11,7 @@ early delays a task for a moment and loses none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
 
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
@@ -33,31 +33,36 @@ REST = 9
 
 
 class FormerSlots:
-    """The loop that checks. Idle unless table 0 is this worker's and a topic has former slots."""
+    """The loop that checks. Idle unless table 0 is this worker's and a topic has former slots.
 
-    def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
+    ``tables`` returns this worker's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        tables: Callable[[], Collection[int]],
+    ) -> None:
         self._store = store
         self._queues = queues
         self._catalog = catalog
         self._clock = clock
-        self._tables = sorted(table for tables in store.tables_of_server() for table in tables)
-        self._mine = False
+        self._mine = tables
+        self._tables = sorted(table for part in store.tables_of_server() for table in part)
         self._passes: dict[tuple[str, int, int], _Pass] = {}
-
-    def add(self, tables: Iterable[int]) -> None:
-        """Note that these tables are this worker's from now on."""
-        self._mine = self._mine or 0 in tables
-
-    def remove(self, tables: Iterable[int]) -> None:
-        """Note that another worker has these tables."""
-        self._mine = self._mine and 0 not in tables
 
     def run_once(self) -> float:
         """One step for each topic that is being narrowed. Returns the seconds until the next."""
         began = self._clock.monotonic()
-        topics = [topic for topic in self._catalog.known().values() if topic.former_slots and self._mine]
+        topics = [topic for topic in self._catalog.known().values() if topic.former_slots]
+        if not topics or 0 not in self._mine():
+            self._passes.clear()
+            return LOOK_SECONDS
         passes = {(topic.name, topic.slot_amount, topic.former_slots): topic for topic in topics}
-        self._passes = {key: self._passes.get(key) or _Pass(began) for key in passes}
+        self._passes = {key: self._passes.get(key) or _Pass(began, self._tables) for key in passes}
         going_on = False
         for key, topic in passes.items():
             try:
@@ -71,32 +76,25 @@ class FormerSlots:
         """Look for a use of the former slots. Returns whether the next step should follow soon."""
         if self._clock.monotonic() - made.began < HOLD_SECONDS:
             return False
-        if not made.looked:
+        if made.left is made.order:
             for peek in self._queues.peek(topic.slots()[topic.slot_amount :]).values():
                 if isinstance(peek, IndexUnavailable) or peek.store or peek.prepared:
                     return False
-        # Start with the table of the last find: while it has such a row, nothing else is read.
-        rest = len(self._tables) - made.looked
-        part = [
-            self._tables[(made.start + made.looked + n) % len(self._tables)] for n in range(min(TABLES, rest))
-        ]
+        part, rest = made.left[:TABLES], made.left[TABLES:]
         found = self._store.stamped_above(part, topic.biz_type, topic.slot_amount)
-        if found:
-            made.start, made.looked = self._tables.index(min(found)), 0
-            return False
-        made.looked += len(part)
-        if made.looked < len(self._tables):
-            return True
-        made.looked = 0
+        if found:  # start with that table: while it has such a row, nothing else is read
+            made.order = sorted(made.order, key=lambda table: table not in found)
+        made.left = made.order if found or not rest else rest
+        if found or rest:
+            return not found
         if self._store.topics.stop_consuming(topic):
             log.info("slots_given_up", topic=topic.name, slots=topic.slot_amount, former=topic.former_slots)
         return False
 
 
 class _Pass:
-    """How many tables in a row, from ``start`` on, had no such row."""
+    """The tables in the order in which they are read, and those of them that are left."""
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, began: float, tables: Sequence[int]) -> None:
         self.began = began
-        self.start = 0
-        self.looked = 0
+        self.order = self.left = tables

@@ -14,7 +14,7 @@ a retention is altered, since that changes what lies behind, and once a day.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from toc.model.catalog import TopicCatalog
@@ -56,13 +56,16 @@ class PurgeStep(NamedTuple):
 
 
 class Retention:
-    """The loop over the tables of this worker."""
+    """The loop over the tables of this worker, which ``tables`` returns."""
 
-    def __init__(self, store: Store, catalog: TopicCatalog, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, catalog: TopicCatalog, clock: Clock, tables: Callable[[], frozenset[int]]
+    ) -> None:
         self._store = store
         self._catalog = catalog
         self._clock = clock
         self._servers = [frozenset(tables) for tables in store.tables_of_server()]
+        self._mine = tables
         self._tables: frozenset[int] = frozenset()
         self._keep: dict[int, int] = {}
         """biz_type -> seconds, as of this cycle."""
@@ -76,19 +79,13 @@ class Retention:
         self._untold_since = 0.0
         self._told_at = float("-inf")
 
-    def add(self, tables: Iterable[int]) -> None:
-        """Purge these tables from now on."""
-        self._tables |= frozenset(tables)
-        self._cycle_at = float("-inf")  # look soon
-
-    def remove(self, tables: Iterable[int]) -> None:
-        """Leave these tables to another worker."""
-        self._tables -= frozenset(tables)
-
     def run_once(self) -> float:
         """One step. Returns the seconds until the next."""
         began = self._clock.monotonic()
         self._tell(began)
+        before, self._tables = self._tables, self._mine()
+        if self._tables - before:
+            self._cycle_at = began  # look at what is new
         keep = self._retired | {
             topic.biz_type: max(topic.retention, LEAST_SECONDS) for topic in self._catalog.known().values()
         }
@@ -155,7 +152,7 @@ class Retention:
         places = {key: place for key, place in places.items() if key[0] not in failed}  # the next cycle looks
         old = [row for row in rows if self._keep.get(row.biz_type, step.retention + 1) <= step.retention]
         if old:
-            self._store.purge({row.job_id: row.body_length for row in old})
+            self._store.ended.delete({row.job_id: row.body_length for row in old})
             self._count(row.biz_type for row in old)
         last = {(row.table, row.status): (row.ended, row.job_id) for row in rows}
         read = Counter((row.table, row.status) for row in rows)

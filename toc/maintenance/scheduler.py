@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from toc.failpoint import failpoint
 from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
+from toc.model.clock import Clock, Seldom
 from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
 from toc.model.schedule import step
 from toc.observe.log import get_logger
@@ -45,8 +45,6 @@ REST, REST_BUSY = 3, 9
 HURRY_MS = 5_000
 """With an occurrence due within this time there is no rest."""
 RETRY_SECONDS = 1.0
-MOST_COMPLAINED = 1000
-"""Of how many schedules it remembers that their trouble was logged."""
 STUCK_MS = 30_000
 """When a schedule is tried again that this worker cannot move on. Another may understand it."""
 
@@ -79,8 +77,7 @@ class Scheduler:
         """When the next round of asking begins (monotonic)."""
         self._agenda: dict[int, int] = {}
         """When each table must be read (ms); none if it holds no schedule."""
-        """When the topics were last read for one that was unknown (monotonic)."""
-        self._complained: dict[str, float] = {}
+        self._complains = Seldom(sweep.clock, COMPLAIN_SECONDS)
 
     def add(self, tables: Iterable[int]) -> None:
         """Serve the schedules of these tables from now on."""
@@ -114,7 +111,7 @@ class Scheduler:
                 self._unasked.extend(sorted(self._tables))
                 self._ask()
         except (StoreUnavailable, SchemaBehind) as exc:
-            if self._unsaid("server"):
+            if self._complains("server"):
                 log.warning("schedules_not_served", error=str(exc))
             return RETRY_SECONDS
         after = self._clock.monotonic()
@@ -176,16 +173,16 @@ class Scheduler:
         try:
             definition = stored.definition
             topic = self._catalog.known().get(definition.topic)  # asking for it would wait for its server
-        except InvalidSchedule as exc:
+            if topic is None or topic.closed:
+                return self._stuck(stored, now, f"there is no topic {definition.topic!r} that takes tasks")
+            return self._schedules.move(stored, step(definition, stored.state, now, ended=ended), topic)
+        except InvalidSchedule as exc:  # also by a step: the file of its zone may be gone by now
             return self._stuck(stored, now, str(exc))
-        if topic is None or topic.closed:
-            return self._stuck(stored, now, f"there is no topic {definition.topic!r} that takes tasks")
-        return self._schedules.move(stored, step(definition, stored.state, now, ended=ended), topic)
 
     def _stuck(self, stored: Stored, now: int, why: str) -> Move:
         """Put a schedule off that cannot be moved on here."""
         SCHEDULES_STUCK.of().add()
-        if self._unsaid(stored.name):
+        if self._complains(("schedule", stored.name)):
             log.warning("schedule_stuck", schedule=stored.name, error=why)
         return Move(stored, stored.state._replace(look=now + STUCK_MS), [])
 
@@ -207,15 +204,5 @@ class Scheduler:
         for error in failed.values():
             if not isinstance(error, (Locked, SchemaBehind)):
                 raise error
-            if self._unsaid("table"):
+            if self._complains("table"):
                 log.warning("schedules_not_served", error=str(error))
-
-    def _unsaid(self, what: str) -> bool:
-        """Whether this trouble has not been logged for a while; it is now."""
-        now = self._clock.monotonic()
-        if now - self._complained.get(what, float("-inf")) < COMPLAIN_SECONDS:
-            return False
-        if len(self._complained) > MOST_COMPLAINED:
-            self._complained.clear()
-        self._complained[what] = now
-        return True

@@ -19,7 +19,7 @@ from toc.failpoint import failpoint
 from toc.index.calls import IndexBroken
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
+from toc.model.clock import Clock, Seldom
 from toc.model.errors import IndexUnavailable, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot, Topic
@@ -63,14 +63,12 @@ class Sweep:
         self.scans = store.scans
         self._store = store
         self._topics = store.topics
-        self._widened: dict[str, float] = {}
-        """When each topic was last asked to have more slots consumed (monotonic)."""
+        self._widens = Seldom(clock, WIDEN_SECONDS)
+        """By topic: whether to have more slots consumed."""
         self.clock = clock
         self._queues = queues
         self._catalog = catalog
-        self._no_topic: dict[int, float] = {}
-        """When each biz_type without a topic was last logged (monotonic)."""
-        self._complained = float("-inf")
+        self._complains = Seldom(clock, COMPLAIN_SECONDS)
 
     def horizon_ms(self) -> int:
         """How far ahead (ms) any topic keeps tasks in Redis."""
@@ -191,9 +189,7 @@ class Sweep:
                 failed.update(job_id for job_id, _ in entries[slot])
                 if isinstance(result, IndexBroken):
                     broken += len(entries[slot])
-                now = self.clock.monotonic()
-                if now - self._complained > COMPLAIN_SECONDS:
-                    self._complained = now
+                if self._complains():
                     log.warning("sweep_not_indexed", slot=str(slot), error=str(result))
             else:
                 added += result
@@ -203,10 +199,8 @@ class Sweep:
         """Have more slots consumed: a row is stamped with a former amount, because its writer had read the
         topic long ago. (If this process has, the topic table knows the amount and nothing changes.)
         """
-        now = self.clock.monotonic()
-        if now - self._widened.get(topic.name, float("-inf")) < WIDEN_SECONDS:
+        if not self._widens(topic.name):
             return
-        self._widened[topic.name] = now
         try:
             if self._topics.keep_consuming(topic.name, slot_amount):
                 log.info("slots_consumed_again", topic=topic.name, slots=slot_amount)
@@ -218,10 +212,8 @@ class Sweep:
         if topic is not None:
             return topic
         ROWS_WITHOUT_TOPIC.of().add()
-        now = self.clock.monotonic()
-        if now - self._no_topic.get(row.biz_type, float("-inf")) < COMPLAIN_SECONDS:
+        if not self._complains(row.biz_type):
             return None
-        self._no_topic[row.biz_type] = now
         try:
             topic = self._catalog.of_type(row.biz_type)
         except StoreUnavailable:

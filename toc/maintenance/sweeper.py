@@ -22,7 +22,7 @@ from math import ceil
 
 from toc.failpoint import failpoint
 from toc.maintenance.sweep import COMPLAIN_SECONDS, LEAST_PAGE, ROWS_PER_STEP, Crawl, Sweep, everything
-from toc.model.clock import Clock
+from toc.model.clock import Clock, Seldom
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
@@ -205,7 +205,7 @@ class Sweeper:
         self._rush_wanted = float("-inf")
         self._rushed = float("-inf")
         self._failing_since: float | None = None
-        self._complained = float("-inf")
+        self._complains = Seldom(self._clock, COMPLAIN_SECONDS)
 
     def add(self, tables: Iterable[int]) -> None:
         """Sweep these tables from now on. All their rows are read soon."""
@@ -269,9 +269,8 @@ class Sweeper:
         SWEEP_FAILURES.of().add()
         if self._failing_since is None:
             self._failing_since = now
-            self._complained = float("-inf")
-        if now - self._complained > COMPLAIN_SECONDS:
-            self._complained = now
+            self._complains = Seldom(self._clock, COMPLAIN_SECONDS)
+        if self._complains():
             log.warning("sweep_failed", error=str(exc))
         return RETRY_SECONDS
 
@@ -437,41 +436,6 @@ class Sweeper:
         done = 1 - crawl.tables_left / max(1, crawl.tables)
         until = began if crawl.amid else pass_began + every * done
         return crawl if crawl.tables_left else None, self._rest(began, REST_CRAWL, until)
-
-
-class Sweepers:
-    """A Sweeper for each server of the task table, each on its own thread."""
-
-    def __init__(self, tables_of_server: Sequence[Sequence[int]], sweepers: Sequence[Sweeper]) -> None:
-        self.sweepers = sweepers
-        self._of = list(zip(sweepers, map(frozenset, tables_of_server), strict=True))
-
-    def add(self, tables: Iterable[int]) -> None:
-        """Sweep these tables from now on."""
-        wanted = frozenset(tables)
-        for sweeper, own in self._of:
-            sweeper.add(wanted & own)
-
-    def remove(self, tables: Iterable[int]) -> None:
-        """Leave these tables to another worker."""
-        wanted = frozenset(tables)
-        for sweeper, own in self._of:
-            sweeper.remove(wanted & own)
-
-    def forget(self) -> None:
-        """Forget all known ids: the index may have lost entries."""
-        for sweeper in self.sweepers:
-            sweeper.forget()
-
-    def rush(self) -> None:
-        """Restore everything, soonest first: the index has lost data."""
-        for sweeper in self.sweepers:
-            sweeper.rush()
-
-    @property
-    def rushed(self) -> float:
-        """When the last rush began that is complete on every server (monotonic)."""
-        return min(sweeper.rushed for sweeper in self.sweepers)
 
 
 def _last(ids: Sequence[tuple[int, int]]) -> Position:

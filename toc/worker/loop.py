@@ -1,14 +1,15 @@
-"""A thread around a ``run_once``: the form of every loop of a worker."""
+"""A thread around a ``run_once``: the form of every loop of a worker. Watches tasks of event loops too."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from toc.observe.log import close_log, get_logger
 
@@ -128,3 +129,14 @@ def watched_thread(
             end_process(name, RuntimeError("it ended without being told to"))
 
     return threading.Thread(target=run, name=f"toc-{name}", daemon=True)
+
+
+def watched_task(name: str, task: asyncio.Task[Any], told_to_end: Callable[[], bool]) -> None:
+    """End the process, with a message, if the task raises, returns or is cancelled without being told to."""
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if not told_to_end():
+            error = None if task.cancelled() else task.exception()
+            end_process(name, error or RuntimeError("it ended without being told to"))
+
+    task.add_done_callback(ended)

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from toc.coordination.presence import Presence
 from toc.index.queues import PATIENCE_SECONDS
@@ -29,7 +29,8 @@ from toc.maintenance.dead_entries import DeadQueueCheck
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import InvalidInput, TocError
 from toc.model.features import KNOWN
-from toc.model.topic import Slot, Topic
+from toc.model.handler import Handler
+from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import close_log, configure, detach, get_logger
 from toc.observe.metrics import (
     BOARD_BYTES,
@@ -44,7 +45,7 @@ from toc.observe.metrics import (
     write_to,
 )
 from toc.sdk.client import TimeoutCenter, apart, open_queues
-from toc.worker import copies, descriptors, stdio
+from toc.worker import copies, descriptors, interpreter, limits, stdio
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.control import ControlPipe, unpack
 from toc.worker.handover import Handover
@@ -83,6 +84,16 @@ STUCK_SECONDS = 120.0
 """A longer turn of an internal loop counts as hanging. Servers that hang are given up long before."""
 
 
+class WebhookHandlers(Protocol):
+    """What sends the tasks of webhook topics (``toc.webhooks``)."""
+
+    def run_once(self) -> float:
+        """Read the targets. Returns the seconds until the next call."""
+
+    def handler(self, topic: str) -> Handler:
+        """Return the handler of a topic."""
+
+
 class Worker:
     """The loops of one process around one TimeoutCenter. ``identity`` is that of its task table, if known."""
 
@@ -95,6 +106,7 @@ class Worker:
         app: str,
         threads: int,
         identity: str | None = None,
+        webhooks: WebhookHandlers | None = None,
     ) -> None:
         settings, clock = center.settings, center.clock
         self._clock = clock
@@ -119,7 +131,14 @@ class Worker:
             max_crashes=settings.max_crashes,
             on_room=wake_fallback,
             recycle=self._recycle,
+            coroutines=webhooks is not None,
         )
+        self._handlers = center.handlers
+        """Of each topic that this process can serve now. The stages read it."""
+        self._own_handlers = dict(center.handlers)
+        """Those of the application."""
+        self._webhooks = webhooks
+        self._serve_webhooks()
         center.store.leases.identify(worker_id)
         self._leases = center.store.leases
         self.heartbeat = Heartbeat(
@@ -147,8 +166,8 @@ class Worker:
             catalog=self._catalog,
             clock=clock,
             book=self.book,
-            on_loss=self.services.sweepers.rush,
-            refilled=lambda: self.services.sweepers.rushed,
+            on_loss=self.services.rush,
+            refilled=self.services.rushed,
             identity=identity or center.store.identity.get(),
             name=f"{settings.cluster} with its tables on {center.store.identity.place}",
             refuse=center.queues.refuse,
@@ -190,6 +209,7 @@ class Worker:
             self.watch.loop,
             self.fallback.loop,
             Loop("catalog", self._refresh_catalog),
+            *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
         # Not the quarantine: a task may run alone for as long as max_runtime.
         self._watched = [loop for loop in self.loops if loop is not self.pipeline.quarantine.loop]
@@ -238,12 +258,30 @@ class Worker:
             topics = self._catalog.refresh()
             if topics != self._topics:
                 before, self._topics = self._topics, topics
+                self._serve_webhooks()
                 if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
-                    self.services.sweepers.forget()  # entries in former slots are not served
+                    self.services.forget()  # entries in former slots are not served
                 self.pipeline.dispatcher.topics_changed()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
         return REFRESH_SECONDS
+
+    def _serve_webhooks(self) -> None:
+        """Give each topic the handler that its delivery asks for: that of webhooks or the application's."""
+        if self._webhooks is None:
+            return
+        for topic in self._topics.values():
+            handler, own = self._handlers.get(topic.name), self._own_handlers.get(topic.name)
+            wanted = own
+            if topic.delivery is Delivery.WEBHOOK:
+                known = handler is not None and handler.delivery is Delivery.WEBHOOK
+                wanted = handler if known else self._webhooks.handler(topic.name)
+            if wanted is None or wanted is handler:
+                continue
+            if self.pipeline.dispatcher.serve(wanted):
+                self._handlers[topic.name] = wanted
+            else:
+                self._topics = {}  # look again
 
     # --- main thread
 
@@ -308,9 +346,12 @@ class Worker:
 
         Runs on its own thread: the main thread may wait for a server.
         """
+        interpreter.restore()
         descriptors.check()
         if descriptors.short():
             self._recycle(NO_DESCRIPTORS)
+        if limits.restore():
+            self._recycle("a handler lowered a resource limit for good")
         if stdio.restore():
             self._recycle("a handler closed a standard stream, and a connection has its number")
         self._link.send("beat", stuck=self._measure())
@@ -405,6 +446,7 @@ def main() -> None:
     parser.add_argument("--app", required=True)
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--webhooks", action="store_true")
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--board", type=int, required=True)
     arguments = parser.parse_args()
@@ -437,6 +479,7 @@ def main() -> None:
             app=arguments.app,
             threads=arguments.threads,
             identity=identity,
+            webhooks=_webhooks(center, arguments) if arguments.webhooks else None,
         )
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=isinstance(exc, InvalidInput))
@@ -444,6 +487,8 @@ def main() -> None:
         _end(exc.exit_code)
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads that the application has started
+    limits.keep()
+    interpreter.keep()
     threading.current_thread().name = "toc-main"
     # Loaded objects stay for good. Scanning them repeatedly would stop all threads for 20 ms or more at a
     # time, most of all in an application that imports much.
@@ -457,6 +502,20 @@ def main() -> None:
         center.tracing.flush()
     presence.close()
     _end(0)
+
+
+def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHandlers:
+    from toc.webhooks.handlers import Webhooks  # its HTTP client is an extra
+
+    return Webhooks(
+        targets=center.store.targets,
+        queues=center.queues,
+        catalog=center.catalog,
+        clock=center.clock,
+        allow=center.settings.allow,
+        holder=arguments.worker_id,
+        members=lambda: center.settings.processes,
+    )
 
 
 def _learn(center: TimeoutCenter, told: dict[str, Any] | None) -> str | None:

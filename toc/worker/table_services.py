@@ -1,4 +1,5 @@
-"""The services of a worker process for its tables: sweep, schedules, purge, former slots, purge of audit."""
+"""The services of a worker process for its tables: sweep, schedules, ends of pulled tasks, former slots, and
+what purges."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from collections.abc import Collection
 from functools import partial
 
 from toc.index.queues import Queues
-from toc.maintenance.audit_retention import AuditRetention
 from toc.maintenance.former_slots import FormerSlots
+from toc.maintenance.pull_ends import PullEnds
+from toc.maintenance.record_retention import RecordRetention
 from toc.maintenance.retention import Retention
 from toc.maintenance.scheduler import Scheduler
 from toc.maintenance.sweep import Sweep
-from toc.maintenance.sweeper import Sweeper, Sweepers
+from toc.maintenance.sweeper import Sweeper
 from toc.model.errors import TocError
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
@@ -27,53 +29,66 @@ DECLARE_AGAIN_SECONDS = 5.0
 
 class TableServices:
     """The loops over tables: per database server one that sweeps and one for schedules; one that purges, one
-    for former slots, one for the audit. One more makes the schedules that the application declares."""
+    for ends of pulled tasks, one for former slots, one for records. One more makes the schedules that the
+    application declares."""
 
     def __init__(self, center: TimeoutCenter, queues: Queues, pressure: Pressure) -> None:
         store, catalog, clock = center.store, center.catalog, center.clock
-        sweep, layout = Sweep(store, queues, catalog, clock), store.tables_of_server()
-        wakes = [Wake() for _ in layout]
-        self.sweepers = Sweepers(layout, [Sweeper(sweep, wake, lambda: pressure.crowded) for wake in wakes])
-        schedule_wakes = [Wake() for _ in layout]
-        self._schedulers = [
-            Scheduler(store, catalog, sweep, wake, lambda: pressure.crowded) for wake in schedule_wakes
-        ]
-        self._layout = list(map(frozenset, layout))
-        self._retention = Retention(store, catalog, clock)
-        self._former_slots = FormerSlots(store, queues, catalog, clock)
-        self._audit_retention = AuditRetention(store, clock, center.settings.audit_retention)
+        sweep = Sweep(store, queues, catalog, clock)
+        self._sweepers: list[Sweeper] = []
+        self._of_server: list[tuple[frozenset[int], Sweeper | Scheduler]] = []
+        """The services of each server, with its tables."""
+        loops = []
+        for number, own in enumerate(map(frozenset, store.tables_of_server())):
+            wake, schedule_wake = Wake(), Wake()
+            sweeper = Sweeper(sweep, wake, lambda: pressure.crowded)
+            scheduler = Scheduler(store, catalog, sweep, schedule_wake, lambda: pressure.crowded)
+            self._sweepers.append(sweeper)
+            self._of_server += [(own, sweeper), (own, scheduler)]
+            loops += [
+                Loop(f"sweep-{number}", sweeper.run_once, wake),
+                Loop(f"schedules-{number}", scheduler.run_once, schedule_wake),
+            ]
+        self._tables: frozenset[int] = frozenset()
+
+        def mine() -> frozenset[int]:
+            return self._tables
+
+        keep = center.settings.audit_retention
         self.loops = [
-            Loop("retention", self._retention.run_once),
-            Loop("former-slots", self._former_slots.run_once),
-            Loop("audit-retention", self._audit_retention.run_once),
-            *(
-                Loop(f"sweep-{number}", sweeper.run_once, wake)
-                for number, (sweeper, wake) in enumerate(zip(self.sweepers.sweepers, wakes, strict=True))
-            ),
-            *(
-                Loop(f"schedules-{number}", scheduler.run_once, wake)
-                for number, (scheduler, wake) in enumerate(zip(self._schedulers, schedule_wakes, strict=True))
-            ),
+            Loop("retention", Retention(store, catalog, clock, mine).run_once),
+            Loop("record-retention", RecordRetention(store, clock, mine, keep=keep).run_once),
+            Loop("pull-ends", PullEnds(store, queues, catalog, clock, mine).run_once),
+            Loop("former-slots", FormerSlots(store, queues, catalog, clock, mine).run_once),
+            *loops,
             Loop("declared-schedules", partial(declare, center)),
         ]
 
     def add(self, tables: Collection[int]) -> None:
         """Serve these tables from now on."""
-        self.sweepers.add(tables)
-        for scheduler, own in zip(self._schedulers, self._layout, strict=True):
-            scheduler.add(own.intersection(tables))
-        self._retention.add(tables)
-        self._former_slots.add(tables)
-        self._audit_retention.add(tables)
+        self._tables = self._tables.union(tables)
+        for own, service in self._of_server:
+            service.add(own.intersection(tables))
 
     def remove(self, tables: Collection[int]) -> None:
         """Stop serving these tables: another worker has them."""
-        self.sweepers.remove(tables)
-        for scheduler in self._schedulers:
-            scheduler.remove(tables)
-        self._retention.remove(tables)
-        self._former_slots.remove(tables)
-        self._audit_retention.remove(tables)
+        self._tables = self._tables.difference(tables)
+        for _, service in self._of_server:
+            service.remove(tables)
+
+    def forget(self) -> None:
+        """Forget all known ids: the index may have lost entries."""
+        for sweeper in self._sweepers:
+            sweeper.forget()
+
+    def rush(self) -> None:
+        """Restore everything, soonest first: the index has lost data."""
+        for sweeper in self._sweepers:
+            sweeper.rush()
+
+    def rushed(self) -> float:
+        """When the last rush began that is complete on every server (monotonic)."""
+        return min(sweeper.rushed for sweeper in self._sweepers)
 
     def end(self) -> None:
         """Begin no further step. A current one ends by itself."""

@@ -29,7 +29,7 @@ from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, IndexUnavailable, StoreUnavailable
-from toc.model.topic import Slot
+from toc.model.topic import Delivery, Slot
 from toc.observe.exposition import encode
 from toc.observe.log import get_logger
 from toc.observe.metrics import (
@@ -42,6 +42,7 @@ from toc.observe.metrics import (
     OVERDUE,
     PAUSED,
     PREPARED,
+    PULLED,
     REDIS_UP,
     RESUMED,
     SCHEDULED,
@@ -245,6 +246,7 @@ class Monitor:
         _put(values, UNSEEN, unseen)
         for topic in topics.values():
             _put(values, PAUSED, float(topic.paused), topic.name)
+            _put(values, PULLED, float(topic.delivery is Delivery.PULL), topic.name)
             _put(values, RESUMED, 0.0, topic.name)
         self._index, self._away["Redis"] = values, away
 

@@ -10,7 +10,8 @@ from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.daemon.http import LOOK_TIMEOUT_SECONDS, Monitor
-from toc.worker.daemon.supervisor import Beside, Daemon
+from toc.worker.daemon.processes import Beside
+from toc.worker.daemon.supervisor import Daemon
 
 log = get_logger(__name__)
 
@@ -18,10 +19,10 @@ _PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url
 """The settings that say where tasks are stored."""
 
 
-def run_daemon(app: str, settings: Settings, beside: Beside | None = None) -> int:
+def run_daemon(app: str, settings: Settings, beside: Beside | None = None, *, webhooks: bool = False) -> int:
     """Run the daemon for ``app`` until it is told to stop. Returns the exit code.
 
-    ``beside``: further processes that it keeps running.
+    ``beside``: further processes that it keeps running. ``webhooks``: its workers send webhooks too.
 
     Before anything is started, raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or
     ConfigError for an address at which it cannot listen.
@@ -30,6 +31,8 @@ def run_daemon(app: str, settings: Settings, beside: Beside | None = None) -> in
     try:
         _check_settings(app, center.settings, settings)
         _check_servers(center, handlers=app != NO_HANDLERS)
+        if webhooks and not settings.secret_key:
+            log.warning("webhooks_without_key")
         monitor = Monitor(
             settings.metrics_address,
             # separate connections with short timeouts, to detect a server that hangs
@@ -47,6 +50,7 @@ def run_daemon(app: str, settings: Settings, beside: Beside | None = None) -> in
             topics=frozenset(center.handlers),
             monitor=monitor,
             beside=beside,
+            webhooks=webhooks,
         )
         return daemon.run()
     finally:

@@ -14,13 +14,11 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from toc.config import Settings
@@ -35,10 +33,11 @@ from toc.model.features import KNOWN, Lacking
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
-from toc.worker.control import ControlPipe, pack, unpack
+from toc.worker.control import pack, unpack
 from toc.worker.daemon.http import Monitor, State
+from toc.worker.daemon.processes import Beside, WorkerProcess, doing, start, traced
 from toc.worker.loop import Loop
-from toc.worker.silence import SILENT_SECONDS, Silence, patience
+from toc.worker.silence import SILENT_SECONDS, patience
 
 log = get_logger(__name__)
 
@@ -50,59 +49,9 @@ KILL_AFTER_SECONDS = 10.0
 RESTART_CAP_SECONDS = 10.0
 """Longest backoff before the successor of a process that dies soon after its start."""
 SERVED_CAP_SECONDS = 1.0
-"""Longest backoff if the process has served."""
+"""Longest backoff if the process has served, and others cannot serve in its place."""
 LIVED_SECONDS = 10.0
 """A worker process that lived this long is replaced at once when it dies."""
-
-
-class WorkerProcess:
-    """One worker process as the daemon sees it."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], link: ControlPipe, worker_id: str, index: int
-    ) -> None:
-        self.process = process
-        self.link = link
-        self.worker_id = worker_id
-        self.index = index
-        self.pidfd = os.pidfd_open(process.pid)
-        self.born = time.monotonic()
-        self.beat = self.born
-        self.silence = Silence()
-        self.member = False
-        """Whether it has joined the membership."""
-        self.heard = False
-        """Whether it has ever sent a message. Until then it is starting, however long that takes."""
-        self.stuck: list[str] = []
-        """Its internal loops that hang."""
-        self.unfit: Mapping[str, Any] | None = None
-        """Its message that says why it cannot work at all."""
-        self.leaving = False
-        self.recycled = False
-        """Whether it leaves because it wants a successor."""
-        self.left = False
-        """Whether it reported an orderly end. The exit code proves nothing: a handler can set any."""
-        self.killed = False
-        self.features: frozenset[str] = frozenset()
-        """What it knows. It may be of another version than its daemon."""
-        self.held: set[Slot] = set()
-        """Slots that it was told to take."""
-        self.dropping: set[Slot] = set()
-        """Slots that it was told to drop and has not confirmed."""
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Further processes that a daemon keeps running: they have no slots and are no members of the cluster.
-
-    ``command`` starts one; it gets ``--worker-id``, ``--link`` and ``--board`` besides, and inherits the
-    ``descriptors``. It speaks over the link as a worker process does.
-    """
-
-    name: str
-    processes: int
-    command: tuple[str, ...]
-    descriptors: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -119,6 +68,8 @@ class Daemon:
     topics: frozenset[str]
     monitor: Monitor
     beside: Beside | None = None
+    webhooks: bool = False
+    """Whether its workers send webhooks."""
 
     def __post_init__(self) -> None:
         self._processes = self.settings.processes + (self.beside.processes if self.beside else 0)
@@ -315,9 +266,18 @@ class Daemon:
                     pid=child.process.pid,
                     metrics=self.monitor.address,
                     machine=socket.gethostname(),
+                    serves=self._serves,
                     features=child.features,
                 )
             )
+
+    @property
+    def _serves(self) -> frozenset[str]:
+        """The deliveries that its workers serve."""
+        served = {Delivery.HANDLER.value}
+        if self.webhooks:
+            served.add(Delivery.WEBHOOK.value)
+        return frozenset(served) | (self.beside.deliveries if self.beside else frozenset())
 
     def _take_out(self, child: WorkerProcess, *, known_dead: bool) -> None:
         if child.member:
@@ -347,7 +307,7 @@ class Daemon:
             State(
                 now,
                 self._processes,
-                workers=Counter(_doing(child, silent) for child in children),
+                workers=Counter(doing(child, silent) for child in children),
                 silent=silent,
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
                 owned=frozenset(slot for slot in held if slot.topic != TABLES),
@@ -381,8 +341,18 @@ class Daemon:
         number = index - self.settings.processes
         name = f"{self.beside.name}{number}" if self.beside and number >= 0 else str(index)
         worker_id = self._neighbourhood.name(f"{self.settings.host}-{name}")
+        if self.beside and number >= 0:
+            command, inherited = [*self.beside.command], self.beside.descriptors
+        else:
+            command, inherited = [sys.executable, "-m", "toc.worker.process", "--app", self.app], ()
+            command += ["--threads", str(self.settings.threads), *(["--webhooks"] if self.webhooks else [])]
         try:
-            child = self._start(worker_id, index)
+            with self.monitor.board(worker_id) as board:
+                command += ["--worker-id", worker_id, "--board", str(board)]
+                # Passed on because the process may be unable to read it: the server may be away now.
+                topics = [topic.values() for topic in self.catalog.known().values()]
+                known = {"identity": self.identity, "topics": topics}
+                child = start(command, [board, *inherited], known, worker_id, index)
         except OSError as exc:  # no memory, no more processes or files: running workers continue
             self.monitor.ended(worker_id)
             log.warning("worker_not_started", error=str(exc))
@@ -391,39 +361,6 @@ class Daemon:
         self._children[worker_id] = child
         self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
-
-    def _start(self, worker_id: str, index: int) -> WorkerProcess:
-        """Start a worker process. Raises OSError, after cleaning up."""
-        if self.beside and index >= self.settings.processes:
-            command, inherited = [*self.beside.command], self.beside.descriptors
-        else:
-            command, inherited = [sys.executable, "-m", "toc.worker.process", "--app", self.app], ()
-            command += ["--threads", str(self.settings.threads)]
-        command += ["--worker-id", worker_id]
-        ours, theirs = socket.socketpair()
-        link = ControlPipe(ours)
-        with theirs:
-            try:
-                # Passed on because the process may be unable to read it: the server may be away now.
-                known = [topic.values() for topic in self.catalog.known().values()]
-                link.send("known", identity=self.identity, topics=known)
-                with self.monitor.board(worker_id) as board:
-                    # A group of its own: a handler that signals its group reaches only what it has started.
-                    process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                        [*command, "--link", str(theirs.fileno()), "--board", str(board)],
-                        stdin=subprocess.DEVNULL,
-                        pass_fds=[theirs.fileno(), board, *inherited],
-                        process_group=0,
-                    )
-                try:
-                    return WorkerProcess(process, link, worker_id, index)
-                except OSError:
-                    process.kill()
-                    process.wait()
-                    raise
-            except OSError:
-                link.close()
-                raise
 
     def _bury(self, child: WorkerProcess) -> None:
         """Handle the end of a worker process. Nothing of it runs any more, so its death is published."""
@@ -451,7 +388,7 @@ class Daemon:
         if child.left:
             log.info("worker_left", **about)
         elif child.unfit is None:
-            log.error("worker_died", exit_code=code, **about)
+            log.error("worker_died", exit_code=code, again_in_seconds=again, **about)
         else:
             log.error("worker_unfit", error=child.unfit["error"], again_in_seconds=again, **about)
         if self._stop_at is not None:
@@ -473,8 +410,12 @@ class Daemon:
             return None
         lived = time.monotonic() - child.born
         self._crashes[child.index] = 0 if lived > LIVED_SECONDS else self._crashes[child.index] + 1
-        # One that has served died of a task, which can happen only a few times; other tasks wait for it.
-        cap = SERVED_CAP_SECONDS if child.heard else RESTART_CAP_SECONDS
+        # A worker that has served died of a task, which can happen only a few times; other tasks wait for it.
+        # A process beside them may die of a request that is sent for ever; others like it serve meanwhile.
+        replaceable = not self._consumes(child) and any(
+            not self._consumes(one) for one in self._children.values()
+        )
+        cap = SERVED_CAP_SECONDS if child.heard and not replaceable else RESTART_CAP_SECONDS
         return min(0.1 * (2.0 ** min(self._crashes[child.index], 10) - 1), cap)
 
     def _look_after(self) -> None:
@@ -522,7 +463,7 @@ class Daemon:
             self._take_out(child, known_dead=False)
         topics = [topic for topic in self.catalog.known().values() if topic.name in self.topics]
         limit = patience(max((topic.max_runtime for topic in topics), default=0))  # it may run any of them
-        if seconds > limit and not _traced(child.process.pid):
+        if seconds > limit and not traced(child.process.pid):
             self._kill(child, f"it was silent for {seconds:.0f} s")
 
     def _kill(self, child: WorkerProcess, why: str) -> None:
@@ -583,24 +524,6 @@ class Daemon:
                 self._incomplete |= len(granted) < len(missing)
 
 
-def _doing(child: WorkerProcess, silent: Collection[str]) -> str:
-    """The state of a worker process, as a label of the metric toc_workers."""
-    if not child.heard:
-        return "starting"
-    if child.worker_id in silent:
-        return "silent"
-    return "leaving" if child.leaving else "ready"
-
-
 def _lacks(lacking: Lacking) -> list[str]:
     """The features that some members lack, each with the hosts."""
     return [f"{feature}: {' '.join(hosts)}" for feature, hosts in sorted(lacking.items()) if hosts]
-
-
-def _traced(pid: int) -> bool:
-    """Whether a debugger is attached: then the process may be stopped on purpose."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    return "\nTracerPid:\t0\n" not in status

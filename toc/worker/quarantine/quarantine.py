@@ -23,12 +23,12 @@ import random
 import threading
 from base64 import b64encode
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from toc.model.body import Body
-from toc.model.clock import Clock
+from toc.model.clock import Clock, Seldom
 from toc.model.errors import StoreUnavailable
 from toc.model.raised import Raised, overran
 from toc.model.task import TryRow
@@ -37,7 +37,6 @@ from toc.model.verdict import Failure, has_expired, is_suspect
 from toc.observe.log import get_logger
 from toc.observe.metrics import LOG_LINES_DROPPED, QUARANTINED
 from toc.store.batch import Guard
-from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.loop import Loop
 from toc.worker.quarantine.child import IsolatedProcess
@@ -46,7 +45,7 @@ from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.dispatch import CLEAN_UP_SECONDS
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.finish import Finisher
+from toc.worker.stages.finish import Finisher, tell_unwritten
 
 log = get_logger(__name__)
 
@@ -107,7 +106,7 @@ class Quarantine:
         self._seconds = FIRST_GUESS_SECONDS  # moving average of the run time
         self._turn = 0
         """The latest turn given to a postponed task (ms)."""
-        self._told_at = float("-inf")
+        self._tells = Seldom(self.clock, BUSY_LOG_SECONDS)
         self._leaving = False
         self.loop = Loop("quarantine", self.run_once)
 
@@ -127,8 +126,7 @@ class Quarantine:
         self.loop.wake()
         if not put_off:
             return
-        if (monotonic := self.clock.monotonic()) - self._told_at >= BUSY_LOG_SECONDS:
-            self._told_at = monotonic
+        if self._tells():
             log.warning("quarantine_full", waiting=LINE, put_off=len(put_off))
         self._put_off(put_off)
 
@@ -298,7 +296,7 @@ class Quarantine:
                 entry.row = counted
                 return True
         if guards.unanswered:
-            _complain(guards.unanswered)
+            tell_unwritten(guards.unanswered)
             self._put_off([(entry, now + NOT_STARTED_MS)])
         else:
             self._by_row([entry])
@@ -309,8 +307,7 @@ class Quarantine:
         if entry.row is before:
             return
         guards = self.store.fail([_change(entry.row, before, BROKEN_OFF)])
-        if guards.unanswered:
-            _complain(guards.unanswered)
+        tell_unwritten(guards.unanswered)
         entry.row = before
 
     def _put_off(self, times: Sequence[tuple[Entry, int]]) -> None:
@@ -320,8 +317,7 @@ class Quarantine:
         """
         changed = {entry.job_id: entry.row._replace(next_time=at) for entry, at in times}
         guards = self.store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
-        if guards.unanswered:
-            _complain(guards.unanswered)
+        tell_unwritten(guards.unanswered)
         lost = [entry for entry, _ in times if guards.get(entry.job_id) is Guard.LOST]
         back = [entry for entry, _ in times if entry not in lost]
         for entry in back:
@@ -351,10 +347,6 @@ class Quarantine:
 def smoothed(average: float, seconds: float) -> float:
     """The moving average of run times after a run of ``seconds``."""
     return average + (min(seconds, OUTLIER * max(average, LEAST_SECONDS)) - average) * 0.1
-
-
-def _complain(unanswered: Mapping[int, Trouble]) -> None:
-    log.warning("rows_not_written", tries=len(unanswered), error=str(next(iter(unanswered.values()))))
 
 
 def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:

@@ -111,7 +111,8 @@ class Agenda:
                     self.look(member, now + BEHIND_LOOK_MS)
                 continue
             topic = topics.get(name)
-            if topic is None or not topic.to_handlers or name not in self.handlers:
+            handler = self.handlers.get(name)
+            if topic is None or handler is None or not handler.serves(topic):
                 for member in members:
                     self.look(member, now + PAUSED_LOOK_MS)
                 continue

@@ -15,12 +15,13 @@ from itertools import groupby
 
 from toc.model.clock import Clock
 from toc.model.task import TaskStatus, TryRow
+from toc.model.topic import Delivery
 from toc.model.verdict import Check, check
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, STALE, StepTimer
-from toc.store.batch import Owing
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
+from toc.store.tries import Owing
 from toc.worker.loop import end_process
 from toc.worker.quarantine.quarantine import Quarantine
 from toc.worker.stages.dispatch import Dispatcher
@@ -167,7 +168,8 @@ class Checker:
             self.finisher.expire(expired)
         if behind := checked[Check.CLOCK_BEHIND]:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
-            self.finisher.give_back_later(behind, now)
+            # By Redis's clock they are due: until then by its clock.
+            self.finisher.give_back_until((e, e.taken + e.row.next_time - now) for e in behind)
         if refused:
             self.finisher.settle_by_row(refused)
         if ready:
@@ -230,8 +232,12 @@ class Checker:
             at = self.clock.now_ms() + RETRY_MS
             self.finisher.put_away((entry, at) for entry in ready if self.finisher.behind(entry))
             ready = [entry for entry in ready if not self.finisher.behind(entry)]
-        alone = [entry for entry in ready if self.quarantine.takes(entry.row)]
+        alone = [entry for entry in ready if self._runs_alone(entry)]
         if alone:
             self.quarantine.admit(alone)
-            ready = [entry for entry in ready if not self.quarantine.takes(entry.row)]
+            ready = [entry for entry in ready if not self._runs_alone(entry)]
         self.dispatcher.put(ready)
+
+    def _runs_alone(self, entry: Entry) -> bool:
+        """Whether it is a suspect. A webhook is none: it runs nothing of the application."""
+        return entry.handler.delivery is Delivery.HANDLER and self.quarantine.takes(entry.row)

@@ -39,6 +39,8 @@ class HandlerTask(asyncio.Task[None]):
         """The first step, called inside the task."""
         self.begun = True
         _running.set(self.entry)
+        if asyncio._get_running_loop() is None:  # a handler before it has left the thread without one
+            asyncio._set_running_loop(self.get_loop())
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the task unless another handler calls. Returns whether it was cancelled."""

@@ -26,11 +26,11 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import UnreadableTask
 from toc.model.handler import Handler
-from toc.model.raised import Disturbed, Raised, raised
+from toc.model.raised import Delivered, Disturbed, Raised, raised
 from toc.model.task import Task
 from toc.model.topic import Slot
 from toc.model.verdict import has_expired
-from toc.observe.log import get_logger, stack
+from toc.observe.log import Stack, get_logger
 from toc.worker import copies, descriptors
 from toc.worker.loop import end_process, watched_thread
 from toc.worker.stages.bodies import BodyReader, Fetched
@@ -47,6 +47,9 @@ START_WITHIN_SECONDS = 0.1
 """How far ahead the poller takes: as many entries as the threads can start within this time."""
 MAX_WAITING = 2000
 """Most entries of one topic that wait for a thread, however fast its handler is. Bounds memory."""
+AHEAD = 256
+"""Most entries taken of topics whose handlers mostly wait for others, beyond those that do."""
+LOOK_SECONDS = 0.003
 CLEAN_UP_SECONDS = 5.0
 """How long a coroutine that was cancelled because of max_runtime may clean up. After that its process is
 replaced, as for a thread that does not end."""
@@ -77,6 +80,8 @@ class _AsyncLine:
 
     topic: str
     size: int
+    elsewhere: Callable[[], int] | None = None
+    """That of its handler."""
     waiting: deque[Entry] = field(default_factory=deque)
     """Entries beyond the topic's concurrency, and each new entry until the event loop has seen it."""
     taken: int = 0
@@ -102,6 +107,8 @@ class Dispatcher:
     bodies: BodyReader
     on_room: Sequence[Callable[[], None]]
     recycle: Callable[[str], None]
+    coroutines: bool = False
+    """Whether ``serve`` may bring coroutines although there is none at the start."""
 
     def __post_init__(self) -> None:
         handlers = self.handlers.values()
@@ -129,13 +136,17 @@ class Dispatcher:
             for n in range(self.threads + spare if self._lines else 0)
         ]
         self._async = {
-            topic: _AsyncLine(topic, handler.batch or 1)
+            topic: _AsyncLine(topic, handler.batch or 1, handler.elsewhere)
             for topic, handler in self.handlers.items()
             if handler.is_async
         }
+        self._shared_taken = 0
+        """Entries of lines whose handlers have ``elsewhere`` that have not ended."""
+        self._looking = False
+        """Whether room is looked for each LOOK_SECONDS."""
         self._tasks: dict[int, HandlerTask] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        if self._async:
+        if self._async or self.coroutines:
             self._loop = asyncio.new_event_loop()
             self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
             thread = watched_thread("async-handlers", self._run_event_loop, lambda: self._closed)
@@ -159,6 +170,22 @@ class Dispatcher:
         elif not any(thread.ident for thread in self._threads):  # never started
             self._loop.close()
 
+    def serve(self, handler: Handler) -> bool:
+        """Prepare for a handler that was not there at the start: a topic is new or has another delivery.
+
+        Returns whether that was possible: not while entries of the topic are held for another coroutine.
+        Only a coroutine may be new: threads have the lines that were made at the start.
+        """
+        topic = handler.topic
+        with self._lock:
+            if topic in self._async and self._async[topic].taken:
+                return False
+            others = {name: line for name, line in self._async.items() if name != topic}
+            if handler.is_async:
+                others[topic] = _AsyncLine(topic, handler.batch or 1, handler.elsewhere)
+            self._async = others  # replaced, as other threads iterate over it
+        return True
+
     # --- the poller's side
 
     def room(self, topic: str) -> int:
@@ -173,6 +200,9 @@ class Dispatcher:
                 soon = concurrency * coroutines.size * (1 + START_WITHIN_SECONDS / coroutines.seconds)
                 limit = int(min(limit, soon))
             room = limit - coroutines.taken
+            if coroutines.elsewhere is not None:
+                room = min(room, coroutines.elsewhere() + AHEAD - self._shared_taken)
+                limit = min(limit, 2 * AHEAD)
             return room if room >= limit // 8 else 0
         line = self._lines[topic]
         threads = self._threads_for(line)
@@ -187,12 +217,25 @@ class Dispatcher:
         with self._lock:
             self._wants_room.add(topic)
         self._tell_room()
+        line = self._async.get(topic)
+        if self._loop is not None and line is not None and line.elsewhere is not None and self._wants_room:
+            self._loop.call_soon_threadsafe(self._on_loop, self._look_for_room, False)
 
     def _tell_room(self) -> None:
         with self._lock:
             found = self._finds_room()
         if found:
             self._say_room()
+
+    def _look_for_room(self, again: bool) -> None:
+        """Tell of room that came although no task has ended: more wait elsewhere. Runs on the event loop."""
+        assert self._loop is not None  # noqa: S101
+        if self._looking and not again:
+            return
+        self._tell_room()
+        self._looking = bool(self._wants_room)
+        if self._looking:
+            self._loop.call_later(LOOK_SECONDS, self._on_loop, self._look_for_room, True)
 
     def _say_room(self) -> None:
         for wake in self.on_room:
@@ -233,8 +276,8 @@ class Dispatcher:
             for entry in entries:
                 topic = entry.topic.name
                 line = self._lines.get(topic)
-                if line is None:
-                    self._async[topic].taken += 1
+                if line is None or topic in self._async:
+                    self._count(self._async[topic], 1)
                     # Not on the event loop, which a handler may block: what waits can be withdrawn.
                     self._async[topic].waiting.append(entry)
                     coroutines.add(topic)
@@ -252,6 +295,12 @@ class Dispatcher:
         for topic in coroutines:
             self._tell_loop(topic)
 
+    def _count(self, line: _AsyncLine, more: int) -> None:
+        """Count entries that were put into a line, or have ended. Call under the lock."""
+        line.taken += more
+        if line.elsewhere is not None:
+            self._shared_taken += more
+
     def load(self) -> dict[str, tuple[int, int]]:
         """For each topic, how many handlers run (a batch counts as one) and how many entries wait."""
         load = {topic: (line.running, len(line.waiting)) for topic, line in self._lines.items()}
@@ -259,25 +308,22 @@ class Dispatcher:
 
     def look_at_loop(self) -> None:
         """Find out whether a coroutine blocks the event loop. One thread calls this once a second."""
-        if self._async:
+        if self._loop is not None:
             self._loop_watch.look(busy=any(line.taken for line in self._async.values()))
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back the entries of these slots (None: all) that wait and have not started."""
         taken: list[Entry] = []
         with self._lock:
-            for line in self._lines.values():
+            lines: list[_Line | _AsyncLine] = [*self._lines.values(), *self._async.values()]
+            for line in lines:
                 kept: deque[Entry] = deque()
                 for entry in line.waiting:
                     (taken if slots is None or entry.slot in slots else kept).append(entry)
+                if isinstance(line, _AsyncLine):
+                    self._count(line, len(kept) - len(line.waiting))
                 line.waiting = kept
             self._turns = deque(line for line in self._lines.values() if line.waiting)
-            for coroutines in self._async.values():
-                left: deque[Entry] = deque()
-                for entry in coroutines.waiting:
-                    (taken if slots is None or entry.slot in slots else left).append(entry)
-                coroutines.taken -= len(coroutines.waiting) - len(left)
-                coroutines.waiting = left
         return taken
 
     # --- threads
@@ -421,10 +467,12 @@ class Dispatcher:
             if error is None:
                 self.finisher.ended(entry, None)
             else:
-                about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": told[id(error)].name}
-                log.debug("handler_raised", stack=stack(error), **about)
-                self.finisher.ended(entry, told[id(error)])
-        if told and descriptors.short():
+                what = told[id(error)]
+                if what.until is None and what.sent is None:  # else the lines of code, ours, tell nothing
+                    about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": what.name}
+                    log.debug("handler_raised", stack=Stack(error), **about)
+                self.finisher.ended(entry, what)
+        if any(what.until is None for what in told.values()) and descriptors.short():
             self.recycle(NO_DESCRIPTORS)
 
     # --- event loop
@@ -509,7 +557,9 @@ class Dispatcher:
         errors: dict[int, BaseException | None] = {}
         try:
             if handler.batch is None:
-                await handler.call(_task(batch[0], bodies))
+                outcome = await handler.call(_task(batch[0], bodies))
+                if isinstance(outcome, Delivered):
+                    batch[0].delivered = outcome
             else:
                 outcome = await handler.call(_tasks(batch, bodies, errors))
                 errors = {**per_task(outcome, batch), **errors}
@@ -548,7 +598,7 @@ class Dispatcher:
 
     def _async_done(self, line: _AsyncLine, count: int) -> None:
         with self._lock:
-            line.taken -= count
+            self._count(line, -count)
         if self._wants_room:
             self._tell_room()
 

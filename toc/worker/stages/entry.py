@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from toc.model.handler import Handler
+from toc.model.raised import Delivered
 from toc.model.scores import store_score
 from toc.model.task import TryRow
 from toc.model.topic import Slot, Topic
@@ -26,11 +27,13 @@ class Entry:
     it. ``taken`` is Redis's time of the prepare in milliseconds; ``checked`` says that the row was read.
     Monotonic times: ``held`` is from before the take, ``kept`` the last heartbeat, ``started`` and ``ended``
     those of the handler (0 and unset before), ``leased`` until when this worker surely has a lease on the
-    row, ``lease_at`` when to ask for a longer one (0: it has not asked yet).
+    row, ``lease_at`` when to ask for a longer one (0: it has not asked yet). ``delivered`` is what the
+    receiver of a webhook answered, if it succeeded.
     """
 
     __slots__ = (
         "checked",
+        "delivered",
         "ended",
         "fence",
         "handler",
@@ -69,6 +72,7 @@ class Entry:
         self.checked = False
         self.leased = 0.0
         self.lease_at = 0.0
+        self.delivered: Delivered | None = None
 
     def timed_out(self, now: float) -> bool:
         """Whether others may have timed the entry out: no heartbeat succeeded within prepare_timeout."""

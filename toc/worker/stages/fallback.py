@@ -145,7 +145,8 @@ class Fallback:
         room: dict[Topic, int] = {}
         for name in {slot.topic for slot in slots}:
             topic = known.get(name)
-            if topic is None or not topic.to_handlers or name not in self.handlers:
+            handler = self.handlers.get(name)
+            if topic is None or handler is None or not handler.serves(topic):
                 continue
             free = self.dispatcher.room(name)
             if free > 0:

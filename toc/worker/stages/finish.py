@@ -8,9 +8,9 @@ corrects. Each database server has its own thread, so its tries wait for no othe
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
@@ -24,8 +24,9 @@ from toc.model.verdict import Failure, Place, after_failure, belongs, beyond_hor
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.batch import Finish, Guard
+from toc.store.plan import TRIED_BEFORE
 from toc.store.shards import Answers, Trouble
-from toc.store.store import TRIED_BEFORE, Store
+from toc.store.store import Store
 from toc.worker.loop import Loop
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.inbox import Pressure
@@ -73,11 +74,11 @@ class Moves:
 
     def departing(self, inflight: Inflight) -> Moves:
         """The moves that may begin. The move of an entry whose id was taken again is obsolete."""
-        scores = {id(entry): score for entry, score in self.rollback}
-        back = inflight.depart(entry for entry, _ in self.rollback)
+        scores = dict(self.rollback)
+        back = inflight.depart(scores)
         return Moves(
             inflight.depart(self.commit),
-            [(entry, scores[id(entry)]) for entry in back],
+            [(entry, scores[entry]) for entry in back],
             inflight.depart(self.bury),
         )
 
@@ -153,14 +154,8 @@ class Finisher:
         """Return entries whose row could not be read. Charges no try."""
         self._roll_back((entry, entry.unread_score()) for entry in entries)
 
-    def give_back_later(self, entries: Iterable[Entry], now: int) -> None:
-        """Return entries that are due by Redis's clock but not by ours (``now``, ms), for the difference."""
-        self._roll_back(
-            (entry, entry.row_score(entry.taken + entry.row.next_time - now)) for entry in entries
-        )
-
     def give_back_until(self, times: Iterable[tuple[Entry, int]]) -> None:
-        """Return entries until these instants (ms), when another worker's lease on their rows ends."""
+        """Return entries until these instants (ms), such as the end of another worker's lease."""
         self._roll_back((entry, entry.row_score(at)) for entry, at in times)
 
     def _roll_back(self, pairs: Iterable[tuple[Entry, float]]) -> None:
@@ -322,7 +317,8 @@ class Flusher:
         began = self.clock.monotonic()
         done = [entry for entry, error in batch if error is None]
         failed = [(entry, error) for entry, error in batch if error is not None]
-        cases = self.store.finish([(e.job_id, e.row.version) for e in done]) if done else Answers[Finish]()
+        sent = {e.job_id: (e.row.attempts + 1, e.delivered) for e in done if e.delivered is not None}
+        cases = self.store.finish([(e.job_id, e.row.version) for e in done], sent) if done else Answers()
         failures = self._failures(failed)
         guards = Answers[Guard]()
         if failures.retries:
@@ -333,11 +329,12 @@ class Flusher:
         unwritten = [pair for pair in batch if pair[0].job_id in cases.unanswered | guards.unanswered]
         if unwritten:
             missing = {entry.job_id for entry, _ in unwritten}
-            self._complain(len(unwritten), {**cases.unanswered, **guards.unanswered})
+            tell_unwritten(cases.unanswered | guards.unanswered)
             batch = [pair for pair in batch if pair[0].job_id not in missing]
             done = [entry for entry in done if entry.job_id not in missing]
             failed = [pair for pair in failed if pair[0].job_id not in missing]
-        measured = self._measured(entry for entry, _ in batch)  # before any row is read again
+        tried = [entry for entry, error in batch if error is None or error.until is None]
+        measured = self._measured(tried)  # before any row is read again
         overtaken = self._settle_successes(done, cases, moves)
         overtaken += self._settle_failures(failed, failures, guards, moves)
         unsettled = self._by_row(overtaken, moves)
@@ -348,9 +345,6 @@ class Flusher:
         for labels, count in self._outcomes.items():
             TRIES.of(*labels).add(count)
         return unwritten + [pair for pair in batch if pair[0].job_id in unsettled]
-
-    def _complain(self, tries: int, errors: Mapping[int, Trouble]) -> None:
-        log.warning("rows_not_written", tries=tries, error=str(next(iter(errors.values()))))
 
     def _measured(self, entries: Iterable[Entry]) -> dict[str, tuple[list[float], list[float]]]:
         """By topic: how late tries started, how long they ran (seconds). Before rows are read again."""
@@ -427,7 +421,10 @@ class Flusher:
             else:
                 entry.leased = 0.0  # the row has no lease any more
                 failure = failures.retries[entry.job_id]
-                if error.disturbed:
+                if error.until is not None:
+                    self._outcomes[entry.topic.name, "postponed"] += 1
+                    log.debug("try_postponed", reason=error.text, **about)
+                elif error.disturbed:
                     self._outcomes[entry.topic.name, "crashed"] += 1
                     log.warning("try_disturbed", reason=error.text, crashes=failure.new_crashes, **about)
                 else:
@@ -454,8 +451,7 @@ class Flusher:
         for entry in entries:
             if entry.job_id not in unsettled:
                 moves.by_row(entry, rows.get(entry.job_id))
-        if unsettled:
-            self._complain(len(unsettled), unsettled)
+        tell_unwritten(unsettled)
         return unsettled
 
     # --- index
@@ -468,9 +464,8 @@ class Flusher:
         began = self.clock.monotonic()
         if moves.stopped:
             # Before the lease and the entry go: until then a cancel goes by these.  [rule: mark-tried]
-            failed = self.store.mark_begun(moves.stopped, "its worker stopped before it had ended")
-            if failed:  # the tasks run again: that must not wait
-                self._complain(len(failed), failed)
+            # Where that fails, the tasks run again all the same: that must not wait.
+            tell_unwritten(self.store.mark_begun(moves.stopped, "its worker stopped before it had ended"))
         # While they are held here: the lease that is given up must not be one that was taken again.
         self._release([e for e, _ in moves.rollback if e.leased and self.inflight.get(e.job_id) is e])
         going = moves.departing(self.inflight)
@@ -487,42 +482,27 @@ class Flusher:
         if beyond:  # it waits in its row alone; the sweep brings it back in time
             moves.commit += beyond
             moves.rollback = [(e, score) for e, score in moves.rollback if e not in beyond]
-        failed = Moves()
-        if moves.commit:
-            commits = _by_slot(moves.commit)
-            results = self.queues.commit({s: [(e.job_id, e.fence) for e in es] for s, es in commits.items()})
-            for slot, entries in commits.items():
-                if isinstance(results[slot], IndexUnavailable):
-                    failed.commit += entries
-        if moves.rollback:
-            backs: dict[Slot, list[tuple[Entry, float]]] = {}
-            for entry, score in moves.rollback:
-                backs.setdefault(entry.slot, []).append((entry, score))
-            returned = self.queues.rollback(
-                {slot: [(e.job_id, e.fence, score) for e, score in pairs] for slot, pairs in backs.items()}
-            )
-            for slot, pairs in backs.items():
-                if isinstance(returned[slot], IndexUnavailable):
-                    failed.rollback += pairs
-        if moves.bury:
-            buries = _by_slot(moves.bury)
-            buried = self.queues.bury(
-                {slot: [(e.job_id, e.fence, now) for e in es] for slot, es in buries.items()}
-            )
-            for slot, entries in buries.items():
-                if isinstance(buried[slot], IndexUnavailable):
-                    failed.bury += entries
-        return failed
+        scores = dict(moves.rollback)
+        queues = self.queues
+        commit = _sent(queues.commit, moves.commit, lambda e: (e.job_id, e.fence))
+        back = _sent(queues.rollback, scores, lambda e: (e.job_id, e.fence, scores[e]))
+        bury = _sent(queues.bury, moves.bury, lambda e: (e.job_id, e.fence, now))
+        return Moves(commit, [(entry, scores[entry]) for entry in back], bury)
 
     def _release(self, entries: list[Entry]) -> None:
         """Give up the leases of entries that go back."""
         if not entries:
             return
-        failed = self.store.leases.release([entry.job_id for entry in entries]).unanswered
-        if failed:
-            self._complain(len(failed), failed)  # they will run out
+        released = self.store.leases.release([entry.job_id for entry in entries])
+        tell_unwritten(released.unanswered)  # these will run out
         for entry in entries:
             entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
+
+
+def tell_unwritten(errors: Mapping[int, Trouble]) -> None:
+    """Log that the rows of these tries could not be written, if there are any."""
+    if errors:
+        log.warning("rows_not_written", tries=len(errors), error=str(next(iter(errors.values()))))
 
 
 def mark_begun(
@@ -546,8 +526,21 @@ def mark_begun(
     return failed
 
 
-def _by_slot(entries: Iterable[Entry]) -> dict[Slot, list[Entry]]:
-    grouped: dict[Slot, list[Entry]] = {}
+def _sent(
+    transition: Callable[[dict[Slot, list[Any]]], Mapping[Slot, object]],
+    entries: Collection[Entry],
+    words: Callable[[Entry], tuple[float, ...]],
+) -> list[Entry]:
+    """Make a transition of entries, each with its words. Returns those whose node did not answer."""
+    if not entries:
+        return []
+    by_slot: dict[Slot, list[Entry]] = {}
     for entry in entries:
-        grouped.setdefault(entry.slot, []).append(entry)
-    return grouped
+        by_slot.setdefault(entry.slot, []).append(entry)
+    results = transition({slot: list(map(words, some)) for slot, some in by_slot.items()})
+    return [
+        entry
+        for slot, some in by_slot.items()
+        if isinstance(results[slot], IndexUnavailable)
+        for entry in some
+    ]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from toc.model.clock import Clock
+from toc.model.clock import Clock, Seldom
 from toc.model.verdict import Failure, after_crash
 from toc.observe.log import get_logger
 from toc.observe.metrics import LEASED, TRIES
@@ -22,7 +22,7 @@ from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.loop import Loop
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
-from toc.worker.stages.finish import Finisher
+from toc.worker.stages.finish import Finisher, tell_unwritten
 
 log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class LeaseKeeper:
         self._inflight = inflight
         self._finisher = finisher
         self._max_crashes = max_crashes
-        self._complained = float("-inf")
+        self._complains = Seldom(clock, COMPLAIN_SECONDS)
         servers = range(len(store.tables_of_server()))
         self._asked: list[list[Entry]] = [[] for _ in servers]
         """The entries for which the last look requested leases, by server."""
@@ -71,8 +71,7 @@ class LeaseKeeper:
         self._asked[number] = due
         if due:
             failed = self.take(due)
-            if failed and now - self._complained > COMPLAIN_SECONDS:
-                self._complained = now
+            if failed and self._complains():
                 _complain(failed)
         return TICK_SECONDS if len(self._inflight) else IDLE_SECONDS
 
@@ -182,9 +181,7 @@ class LeaseKeeper:
     def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
         """Write crashes to the rows, and give the entries back as the rows then say."""
         guards = self._store.crash([crash for _, crash in crashed])
-        if guards.unanswered:  # they are checked again when they come back
-            first = next(iter(guards.unanswered.values()))
-            log.warning("rows_not_written", tries=len(guards.unanswered), error=str(first))
+        tell_unwritten(guards.unanswered)  # they are checked again when they come back
         for entry, crash in crashed:
             if guards.get(entry.job_id) is Guard.APPLIED:
                 TRIES.of(entry.topic.name, "crashed").add()

@@ -38,7 +38,7 @@ class Pipeline:
     """The stages of one process, and the objects that they share.
 
     ``on_room`` is woken, like the poller, when there is room for more. ``recycle`` asks, with a reason, for a
-    successor of this process.
+    successor of this process. ``coroutines``: handlers that are coroutines may come later.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Pipeline:
         max_crashes: int,
         on_room: Wake,
         recycle: Callable[[str], None],
+        coroutines: bool = False,
     ) -> None:
         wake = Wake()
         self.inbox = Inbox(wake)
@@ -79,6 +80,7 @@ class Pipeline:
             bodies=self.bodies,
             on_room=(wake, on_room),
             recycle=recycle,
+            coroutines=coroutines,
         )
         self.quarantine = Quarantine(
             app=app,

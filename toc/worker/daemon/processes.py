@@ -1,0 +1,120 @@
+"""The processes of a daemon: how one is started, and what the daemon knows of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toc.model.topic import Slot
+from toc.worker.control import ControlPipe
+from toc.worker.silence import Silence
+
+
+class WorkerProcess:
+    """One worker process as the daemon sees it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: ControlPipe, worker_id: str, index: int
+    ) -> None:
+        self.process = process
+        self.link = link
+        self.worker_id = worker_id
+        self.index = index
+        self.pidfd = os.pidfd_open(process.pid)
+        self.born = time.monotonic()
+        self.beat = self.born
+        self.silence = Silence()
+        self.member = False
+        """Whether it has joined the membership."""
+        self.heard = False
+        """Whether it has ever sent a message. Until then it is starting, however long that takes."""
+        self.stuck: list[str] = []
+        """Its internal loops that hang."""
+        self.unfit: Mapping[str, Any] | None = None
+        """Its message that says why it cannot work at all."""
+        self.leaving = False
+        self.recycled = False
+        """Whether it leaves because it wants a successor."""
+        self.left = False
+        """Whether it reported an orderly end. The exit code proves nothing: a handler can set any."""
+        self.killed = False
+        self.features: frozenset[str] = frozenset()
+        """What it knows. It may be of another version than its daemon."""
+        self.held: set[Slot] = set()
+        """Slots that it was told to take."""
+        self.dropping: set[Slot] = set()
+        """Slots that it was told to drop and has not confirmed."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Further processes that a daemon keeps running: they have no slots and are no members of the cluster.
+
+    ``command`` starts one; it gets ``--worker-id``, ``--link`` and ``--board`` besides, and inherits the
+    ``descriptors``. It speaks over the link as a worker process does. Topics of the ``deliveries`` that they
+    serve belong to the daemon's workers: those own the slots, and leave the tasks to these processes.
+    """
+
+    name: str
+    processes: int
+    command: tuple[str, ...]
+    descriptors: tuple[int, ...] = ()
+    deliveries: frozenset[str] = frozenset()
+
+
+def start(
+    command: Sequence[str],
+    descriptors: Sequence[int],
+    known: Mapping[str, Any],
+    worker_id: str,
+    index: int,
+) -> WorkerProcess:
+    """Start a worker process that inherits these descriptors, and tell it what is ``known``.
+
+    Raises OSError, after cleaning up.
+    """
+    ours, theirs = socket.socketpair()
+    link = ControlPipe(ours)
+    with theirs:
+        try:
+            link.send("known", **known)
+            # A group of its own: a handler that signals its group reaches only what it has started.
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [*command, "--link", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), *descriptors],
+                process_group=0,
+            )
+            try:
+                return WorkerProcess(process, link, worker_id, index)
+            except OSError:
+                process.kill()
+                process.wait()
+                raise
+        except OSError:
+            link.close()
+            raise
+
+
+def doing(child: WorkerProcess, silent: Collection[str]) -> str:
+    """The state of a worker process, as a label of the metric toc_workers."""
+    if not child.heard:
+        return "starting"
+    if child.worker_id in silent:
+        return "silent"
+    return "leaving" if child.leaving else "ready"
+
+
+def traced(pid: int) -> bool:
+    """Whether a debugger is attached: then the process may be stopped on purpose."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "\nTracerPid:\t0\n" not in status
