@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from toc.cli.options import Json, option
 from toc.cli.output import show
-from toc.cli.values import Json, moment, opened
+from toc.cli.values import moment, opened
 from toc.model.wire import instant
 
 if TYPE_CHECKING:
@@ -16,21 +15,11 @@ if TYPE_CHECKING:
 
 
 def audit(
-    by: Annotated[
-        str | None, typer.Option("--by", metavar="WHO", help="Only by this operator, user@host, or token.")
-    ] = None,
-    action: Annotated[
-        str | None, typer.Option("--action", metavar="NAME", help="Only this action: topic.pause.")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", metavar="NAME", help="Only on this topic, host, token, ...")
-    ] = None,
-    after: Annotated[
-        str | None, typer.Option("--after", metavar="TIME", help="Since: an age such as 2h, or ISO 8601.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(metavar="N", min=1, max=10_000, help="At most N actions, latest first.")
-    ] = 50,
+    by: str | None = option("WHO", "Only by this operator, user@host, or token."),
+    action: str | None = option("NAME", "Only this action: topic.pause."),
+    target: str | None = option("NAME", "Only on this topic, host, token, ..."),
+    after: str | None = option("TIME", "Since: an age such as 2h, or ISO 8601."),
+    limit: int = option("N", "At most N actions, latest first.", default=50, min=1, max=10_000),
     as_json: Json = False,
 ) -> None:
     """Show what operators have changed: who, when, what, and what came of it.
@@ -50,7 +39,6 @@ def audit(
 
 
 def _record(row: AuditRow) -> dict[str, Any]:
-    """Return an action for display."""
     result = {} if row.result is None else json.loads(row.result)
     return {
         "id": row.action_id,

@@ -21,22 +21,13 @@ if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
     from toc.store import Selection
 
-Topic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
-After = Annotated[
+Biz = Annotated[
     str | None,
-    typer.Option("--after", metavar="TIME", help="Died after: an age such as 2h, or ISO 8601 with a zone."),
+    typer.Option("--biz-id", metavar="ID", help="Id of the order or other object; a number if all digits."),
 ]
-Before = Annotated[
-    str | None,
-    typer.Option("--before", metavar="TIME", help="Died before; written as for --after."),
-]
-ErrorText = Annotated[
-    str | None, typer.Option("--error", metavar="TEXT", help="Only tasks whose last error contains this.")
-]
-All = Annotated[bool, typer.Option("--all", help="Every task that the filters select.")]
+Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text even if it is all digits.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show how many tasks it would be.")]
 Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most N tasks per second.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 TELL_SECONDS = 5.0
 SHOWN_IDS = 100
@@ -136,7 +127,9 @@ class Account:
     @contextmanager
     def audited(self, center: TimeoutCenter, action: str) -> Iterator[None]:
         """Record in the audit what is done to the tasks, and the counts that it has come to at the end."""
-        details = {name: value for name, value in self.fields().items() if name != "by"}
+        from toc.operate.audit import tasks_chosen
+
+        details = {"selected": self.fields()["selected"], **tasks_chosen(self._job_ids)}
         with audited(center, action, self._chosen.get("topic", "tasks"), **details) as record:
             try:
                 yield

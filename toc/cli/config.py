@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from toc.cli.options import Json
 from toc.cli.output import print_json, show
-from toc.cli.values import Json, load_settings
+from toc.cli.values import load_settings
 
 app = typer.Typer(no_args_is_help=True, help="The settings as toc understands them.")
 

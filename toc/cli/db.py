@@ -7,8 +7,9 @@ import time
 
 import typer
 
+from toc.cli.options import Json
 from toc.cli.output import progress_bar, say, show
-from toc.cli.values import Json, load_settings
+from toc.cli.values import load_settings
 
 app = typer.Typer(no_args_is_help=True, help="The schema of the task table, over every shard.")
 

@@ -3,49 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.bulk import (
-    Account,
-    After,
-    All,
-    Before,
-    DryRun,
-    ErrorText,
-    Filters,
-    Rate,
-    Topic,
-    Yes,
-    check_rate,
-    confirm,
-    selected,
-)
+from toc.cli.bulk import Account, Biz, DryRun, Filters, Rate, Text, check_rate, confirm, selected
+from toc.cli.options import Group, JobId, Json, WithNumbers, Yes, flag, grouped, option
 from toc.cli.output import history_record, row_record, say, show, show_one
-from toc.cli.values import Biz, JobId, Json, Text, WithNumbers, job_number, opened
+from toc.cli.values import job_number, opened
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
+from toc.observe.log import get_logger
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
 
+log = get_logger(__name__)
+
 app = typer.Typer(no_args_is_help=True, help="Tasks that ran out of tries.")
 
+ALL = "Every task that the filters select."
 JobIds = Annotated[list[str] | None, typer.Argument(metavar="[JOB_ID]...", help="Which tasks.")]
 
 
+class Which(Group):
+    """Which dead tasks, by the names of Filters' fields."""
+
+    topic: str | None = option("NAME", "Only this topic.")
+    biz_id: Biz = None
+    text: Text = False
+    after: str | None = option("TIME", "Died after: an age such as 2h, or ISO 8601 with a zone.")
+    before: str | None = option("TIME", "Died before; written as for --after.")
+    error: str | None = option("TEXT", "Only tasks whose last error contains this.")
+
+
 @app.command("list")
+@grouped
 def list_dead(
-    topic: Topic = None,
-    biz: Biz = None,
-    text: Text = False,
-    after: After = None,
-    before: Before = None,
-    error: ErrorText = None,
-    limit: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1_000_000, help="At most N tasks, newest first.")
-    ] = 100,
+    which: Which,
+    limit: int = option("N", "At most N tasks, newest first.", default=100, min=1, max=1_000_000),
     as_json: Json = False,
 ) -> None:
     """List dead tasks, newest first.
@@ -53,13 +50,9 @@ def list_dead(
     Examples: toc dead list --topic order.close --limit 20
               toc dead list --after 2h --error "connection refused"
     """
-    from toc.operate import admin
-
     with opened() as center:
         names = {each.biz_type: each.name for each in center.store.topics.list()}
-        filters = Filters(topic, biz, text, after, before, error)
-        wanted = selected(center, TaskStatus.DEAD, filters)
-        rows = admin.newest(center.store, wanted, limit)
+        rows = center.store.selections.newest(selected(center, TaskStatus.DEAD, Filters(**which)), limit)
     records = [row_record(row, names.get(row.biz_type, "?")) for row in rows]
     if not as_json:
         keys = ("job_id", "topic", "biz_id", "action_time", "failed_tries", "crashes", "ended", "last_error")
@@ -81,15 +74,12 @@ def show_dead(wanted: JobId, as_json: Json = False) -> None:
 
 
 @app.command(cls=WithNumbers)
+@grouped
 def redrive(
     wanted: JobIds = None,
-    topic: Topic = None,
-    biz: Biz = None,
-    text: Text = False,
-    after: After = None,
-    before: Before = None,
-    error: ErrorText = None,
-    every: All = False,
+    *,
+    which: Which,
+    every: bool = flag("--all", ALL),
     rate: Rate = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -100,39 +90,29 @@ def redrive(
               toc dead redrive --topic order.close --all --rate 100
               toc dead redrive --error "connection refused" --after 2h --all --dry-run
     """
-    from toc.observe.log import get_logger
     from toc.operate import bulk
 
-    log = get_logger(__name__)
-    filters = Filters(topic, biz, text, after, before, error)
-    job_ids = [job_number(one) for one in wanted or ()]
-    _check(job_ids, filters, every, rate)
+    filters, job_ids = _wanted(wanted, which, every, rate)
     with opened(account=True) as center:
         chosen = _chosen(center, job_ids, filters)
         if dry_run:
             show_one({"would_redrive": len(chosen)}, as_json=as_json)
             return
         account = Account(chosen, filters)
-        account.follow(
-            center,
-            "tasks.redrive",
-            bulk.redrive(center, chosen, rate),
-            lambda **fields: log.info("tasks_redriven", **fields),
-        )
-    show_one(account.counts or {"redriven": 0, "not_indexed_yet": 0}, as_json=as_json)
-    _all_of_them(job_ids, account.counts["redriven"] if account.counts else 0)
+        steps = bulk.redrive(center, chosen, rate)
+        account.follow(center, "tasks.redrive", steps, partial(log.info, "tasks_redriven"))
+    counts = account.counts or {"redriven": 0, "not_indexed_yet": 0}
+    show_one(counts, as_json=as_json)
+    _all_of_them(job_ids, counts["redriven"])
 
 
 @app.command(cls=WithNumbers)
+@grouped
 def purge(
     wanted: JobIds = None,
-    topic: Topic = None,
-    biz: Biz = None,
-    text: Text = False,
-    after: After = None,
-    before: Before = None,
-    error: ErrorText = None,
-    every: All = False,
+    *,
+    which: Which,
+    every: bool = flag("--all", ALL),
     rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -145,13 +125,9 @@ def purge(
     Examples: toc dead purge 894573895733248
               toc dead purge --topic order.close --before 30d --all --dry-run
     """
-    from toc.observe.log import get_logger
     from toc.operate import bulk
 
-    log = get_logger(__name__)
-    filters = Filters(topic, biz, text, after, before, error)
-    job_ids = [job_number(one) for one in wanted or ()]
-    _check(job_ids, filters, every, rate)
+    filters, job_ids = _wanted(wanted, which, every, rate)
     with opened(account=True) as center:
         chosen = _chosen(center, job_ids, filters)
         if dry_run:
@@ -160,12 +136,8 @@ def purge(
         if chosen and not job_ids:  # JOB_IDs are a choice already
             confirm(f"delete {len(chosen)} dead tasks for good", yes=yes)
         account = Account(chosen, filters)
-        account.follow(
-            center,
-            "tasks.purge",
-            bulk.purge_dead(center, chosen, rate),
-            lambda **fields: log.info("dead_purged", **fields),
-        )
+        steps = bulk.purge_dead(center, chosen, rate)
+        account.follow(center, "tasks.purge", steps, partial(log.info, "dead_purged"))
     counts = account.counts or {"purged": 0, "left": 0}
     show_one(counts, as_json=as_json)
     if counts["left"]:
@@ -174,11 +146,16 @@ def purge(
     _all_of_them(job_ids, counts["purged"])
 
 
-def _check(job_ids: list[int], filters: Filters, every: bool, rate: float | None) -> None:
+def _wanted(
+    wanted: list[str] | None, which: Which, every: bool, rate: float | None
+) -> tuple[Filters, list[int]]:
+    """Return what is chosen: filters, or job_ids. Raises InvalidInput unless it is one of the two."""
+    filters, job_ids = Filters(**which), [job_number(one) for one in wanted or ()]
     filtered = bool(filters.given())
     if bool(job_ids) == (filtered and every) or every != filtered:
         raise InvalidInput("give JOB_IDs, or --topic NAME (or another filter) together with --all")
     check_rate(rate)
+    return filters, job_ids
 
 
 def _chosen(center: TimeoutCenter, job_ids: list[int], filters: Filters) -> Sequence[int]:

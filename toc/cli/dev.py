@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,17 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toc.cli.gateway import http_processes, with_dialects
+from toc.cli.options import Json, flag, option
 from toc.cli.output import print_json, say, show
 from toc.cli.streams import end_if_lost
-from toc.cli.values import Json, load_settings, who
-from toc.model.errors import InvalidInput, shown
+from toc.cli.values import load_settings, who
+from toc.cli.worker import check_webhooks
+from toc.model.access import Role
+from toc.model.errors import ConfigError, InvalidInput, shown
+from toc.model.topic import Topic
 
 if TYPE_CHECKING:
     from toc.config import Settings
     from toc.dev.demo.report import Report
     from toc.dev.demo.run import Progress
     from toc.dev.demo.stage import Stage
-    from toc.worker.daemon.supervisor import Beside
+    from toc.worker.daemon.processes import Beside
 
 cluster = typer.Typer(
     no_args_is_help=True,
@@ -35,29 +42,20 @@ Directory = Annotated[
 ]
 CLUSTER = Path(".toc/cluster")
 LOOPBACK = "127.0.0.1"
+DEV_RECEIVER = f"http://{LOOPBACK}:8080"
+"""Where `toc dev` sends webhooks besides to public addresses: as in examples/webhooks."""
 DEV_TOKEN_SECONDS = 7 * 86_400.0
 
 
 def demo(
-    orders: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Real orders: order_id, purchased_at, approved_at, delivered_at.",
-        ),
-    ] = None,
-    count: Annotated[int, typer.Option(metavar="N", help="How many orders to make up.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same orders.")] = 1,
-    speed: Annotated[
-        float, typer.Option(metavar="N", help="30 minutes and 7 days take 30 seconds; 10 makes that 3.")
-    ] = 1.0,
-    on_cluster: Annotated[
-        bool, typer.Option("--cluster", help="Run on the cluster that `toc cluster start` started.")
-    ] = False,
-    configured: Annotated[
-        bool,
-        typer.Option("--configured", help="Run on the servers of your settings, with its own worker."),
-    ] = False,
+    orders: Path | None = option(
+        "FILE.csv", "Real orders: order_id, purchased_at, approved_at, delivered_at."
+    ),
+    count: int = option("N", "How many orders to make up.", default=1000),
+    seed: int = option("N", "The same seed makes the same orders.", default=1),
+    speed: float = option("N", "30 minutes and 7 days take 30 seconds; 10 makes that 3.", default=1.0),
+    on_cluster: bool = flag("--cluster", "Run on the cluster that `toc cluster start` started."),
+    configured: bool = flag("--configured", "Run on the servers of your settings, with its own worker."),
     directory: Directory = CLUSTER,
     as_json: Json = False,
 ) -> None:
@@ -110,8 +108,6 @@ def _clean_up_when_terminated() -> None:
 
 @contextmanager
 def _stage(on_cluster: bool, configured: bool, directory: Path) -> Iterator[Stage]:
-    import tempfile
-
     from toc.dev.demo import stage
 
     with ExitStack() as stack:
@@ -193,18 +189,15 @@ def _print_report(report: Report, as_json: bool) -> None:
 
 
 def dev(
-    app: Annotated[
-        str | None, typer.Option("--app", metavar="MODULE:NAME", help="Run a worker for this TimeoutCenter.")
-    ] = None,
-    directory: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where all files are kept, also after the end.")
-    ] = Path(".toc"),
+    app: str | None = option("MODULE:NAME", "Run a worker for this TimeoutCenter."),
+    directory: Path = option("DIR", "Where all files are kept, also after the end.", default=Path(".toc")),
 ) -> None:
     """Run every server embedded, to develop an application, until Ctrl-C.
 
-    Prints the settings for your application and for other toc commands, and, if the extra `gateway` is
-    installed, the address of an HTTP gateway and a token for it. Creates the topics that the app
-    handles and that do not exist yet. One machine, one disk: not for production.
+    Prints the settings for your application and for other toc commands; if the extra `gateway` is
+    installed, the address of an HTTP gateway, a token for it, and the ports of the other protocols. If the
+    extra `webhooks` is installed, it sends webhooks, also to http://127.0.0.1:8080. Creates the topics that
+    the app handles and that do not exist yet. One machine, one disk: not for production.
 
     Example: toc dev --app shop.deadlines:center
     """
@@ -214,7 +207,8 @@ def dev(
 
     _clean_up_when_terminated()
     with EmbeddedStack(directory) as stack:
-        config = write_config(directory.absolute() / "toc.toml", stack.settings)
+        for_webhooks = _for_webhooks(stack.directory)
+        config = write_config(stack.directory / "toc.toml", stack.settings | for_webhooks)
         with only_config(config):
             settings = load_settings(daemon=True)
             migrator(settings).upgrade()
@@ -225,7 +219,7 @@ def dev(
             beside = _gateway(settings)
             if app is None:
                 say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
-            if app is None and beside is None:
+            if app is None and beside is None and not for_webhooks:
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.pause()
             else:
@@ -235,16 +229,33 @@ def dev(
 
                 if app is None:
                     settings = Settings(**(settings.model_dump() | {"processes": 1}))
-                raise typer.Exit(run_daemon(app or NO_HANDLERS, settings, beside))
+                webhooks = bool(for_webhooks)
+                raise typer.Exit(run_daemon(app or NO_HANDLERS, settings, beside, webhooks=webhooks))
+
+
+def _for_webhooks(directory: Path) -> dict[str, list[str]]:
+    """Return the settings that webhooks need: a key, which the directory keeps, and a receiver that may be
+    reached on this machine. Nothing if webhooks are not installed."""
+    from toc.store.secretbox import new_key
+
+    try:
+        check_webhooks()
+    except ConfigError as exc:
+        say(f"no webhooks: {exc}")
+        return {}
+    path = directory / "secret_key"
+    path.touch(mode=0o600)
+    key = path.read_text() or new_key()
+    path.write_text(key)
+    say(f"webhooks may go to {DEV_RECEIVER} too")
+    return {"secret_key": [key], "webhook_allow": [DEV_RECEIVER, LOOPBACK]}
 
 
 def _gateway(settings: Settings) -> Beside | None:
-    """Return what serves the HTTP API, and print its address and a token. None if it is not installed."""
-    import secrets
+    """Return what serves the HTTP API and the other protocols, and print the addresses and a token.
 
-    from toc.cli.gateway import http_processes
-    from toc.model.access import Role
-    from toc.model.errors import ConfigError
+    None if it is not installed.
+    """
     from toc.operate.tokens import create_token
     from toc.sdk.client import TimeoutCenter
 
@@ -264,11 +275,12 @@ def _gateway(settings: Settings) -> Beside | None:
             lifetime=DEV_TOKEN_SECONDS,
         )
     say(f"its token, for a week: {made.secret}")
-    return beside
+    from toc.gateway.dialects.registry import DIALECTS
+
+    return with_dialects(beside, dict.fromkeys(DIALECTS, f"{LOOPBACK}:0"), [], [])
 
 
 def _create_topics(app: str) -> None:
-    from toc.model.topic import Topic
     from toc.worker.app import load_app
 
     center = load_app(app)
@@ -290,21 +302,13 @@ def start(
             metavar="[NAME]...", help="Only these parts (see `toc cluster status`), or a new host: host3."
         ),
     ] = None,
-    daemons: Annotated[
-        int, typer.Option(metavar="N", min=0, max=32, help="Worker daemons; each stands for a host.")
-    ] = 2,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=256,
-            help="Worker processes per daemon. Default: as the daemons have, or 2.",
-        ),
-    ] = None,
-    zookeepers: Annotated[
-        int, typer.Option(metavar="N", min=1, max=9, help="ZooKeeper servers: three survive the loss of one.")
-    ] = 3,
+    daemons: int = option("N", "Worker daemons; each stands for a host.", default=2, min=0, max=32),
+    processes: int | None = option(
+        "N", "Worker processes per daemon. Default: as the daemons have, or 2.", min=1, max=256
+    ),
+    zookeepers: int = option(
+        "N", "ZooKeeper servers: three survive the loss of one.", default=3, min=1, max=9
+    ),
     directory: Directory = CLUSTER,
 ) -> None:
     """Start the cluster in the background; its daemons run the demo's handlers. Then: toc demo --cluster

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
 
 import typer
 
+from toc.cli.options import Json, flag
 from toc.cli.output import progress_bar, say, show
-from toc.cli.values import Json, opened
+from toc.cli.values import opened
 
 
 def doctor(
-    problems: Annotated[bool, typer.Option("--problems", help="Show only failures and warnings.")] = False,
-    as_json: Json = False,
+    problems: bool = flag("--problems", "Show only failures and warnings."), as_json: Json = False
 ) -> None:
     """Check every server, setting, right, clock, worker and topic; say what is wrong and what to do.
 

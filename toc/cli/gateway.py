@@ -4,59 +4,79 @@ from __future__ import annotations
 
 import socket
 import sys
-from ipaddress import ip_address, ip_network
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from toc.cli.options import option
 from toc.cli.output import say
-from toc.cli.values import load_settings
+from toc.cli.values import daemon_settings
 from toc.model.errors import ConfigError, InvalidInput, shown
 
 if TYPE_CHECKING:
-    from toc.worker.daemon.supervisor import Beside
+    from toc.worker.daemon.processes import Beside
 
 BACKLOG = 2048
 """Connections that wait to be taken, for instance while a process is replaced."""
 
 
+def _port(name: str, text: str) -> Any:
+    """Return the option of a dialect's port."""
+    return option("ADDRESS:PORT", text, envvar=f"TOC_GATEWAY_{name}")
+
+
 def gateway(
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; a numeric address.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535, help="0: any free port.")] = 8080,
-    processes: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=64, help="HTTP processes; on two cores one answers soonest."),
-    ] = 1,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: speak TLS.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM.")] = None,
-    plain_from: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CIDR", help="Answer these networks without TLS, such as a proxy's; may be repeated."
-        ),
-    ] = None,
+    host: str = option("ADDRESS", "Where to listen; a numeric address.", default="127.0.0.1"),
+    port: int = option("N", "0: any free port.", default=8080, min=0, max=65_535),
+    processes: int = option(
+        "N", "HTTP processes; on two cores one answers soonest.", default=1, min=1, max=64
+    ),
+    tls_cert: Path | None = option("FILE", "Certificate chain in PEM: speak TLS."),
+    tls_key: Path | None = option("FILE", "Its key in PEM."),
+    plain_from: list[str] | None = option(
+        "CIDR", "Answer these networks without TLS, such as a proxy's; may be repeated."
+    ),
+    youzan: str | None = _port("YOUZAN", "Speak Youzan's delay queue here."),
+    redis_delayed: str | None = _port("REDIS_DELAYED", "Speak redis-delayed here."),
+    delay_task: str | None = _port("DELAY_TASK", "Speak delay/task here."),
+    lmstfy: str | None = _port("LMSTFY", "Speak lmstfy's API here."),
+    lmstfy_admin: str | None = _port("LMSTFY_ADMIN", "Speak lmstfy's admin API here."),
+    dialect_from: list[str] | None = option(
+        "CIDR",
+        "Open the ports of dialects, which know no tokens, to these networks; may be repeated.",
+        envvar="TOC_GATEWAY_DIALECT_FROM",
+    ),
+    dialect_host: list[str] | None = option(
+        "NAME",
+        "A name by which clients know these ports; may be repeated.",
+        envvar="TOC_GATEWAY_DIALECT_HOST",
+    ),
 ) -> None:
     """Serve the HTTP API, by access tokens (`toc token create`). SIGTERM ends it in good order.
 
     One worker without handlers runs beside the HTTP processes, so that a system of gateways alone is
-    complete. Outside loopback it needs TLS, or --plain-from.
+    complete. Outside loopback it needs TLS, or --plain-from; ports of dialects need --dialect-from.
 
     Example: toc gateway --host 0.0.0.0 --port 8443 --tls-cert chain.pem --tls-key key.pem
-    """
-    from toc.config import Settings
-    from toc.observe.log import detach
 
+    Example: toc gateway --youzan 127.0.0.1:9277
+    """
     beside = http_processes(host, port, processes, tls_cert, tls_key, plain_from or [])
-    detach()
-    settings = load_settings(daemon=True)
-    settings.need_database_urls()
-    settings.need_redis_url()
-    settings = Settings(**(settings.model_dump() | {"processes": 1}))
+    named = {
+        "youzan": youzan,
+        "redis-delayed": redis_delayed,
+        "delay-task": delay_task,
+        "lmstfy": lmstfy,
+        "lmstfy-admin": lmstfy_admin,
+    }
+    beside = with_dialects(
+        beside, {name: at for name, at in named.items() if at}, dialect_from or [], dialect_host or []
+    )
+    settings = daemon_settings(processes=1)
     from toc.worker.app import NO_HANDLERS
     from toc.worker.daemon.start import run_daemon
 
@@ -67,7 +87,8 @@ def http_processes(
     host: str, port: int, processes: int, tls_cert: Path | None, tls_key: Path | None, plain_from: list[str]
 ) -> Beside:
     """Listen, and return what a daemon keeps running to serve that. Raises ConfigError or InvalidInput."""
-    from toc.worker.daemon.supervisor import Beside
+    from toc.model.topic import Delivery
+    from toc.worker.daemon.processes import Beside
 
     try:
         import toc.gateway.process
@@ -92,19 +113,66 @@ def http_processes(
             f"{host} is not loopback, and tokens must not cross a network in the clear: give --tls-cert and "
             f"--tls-key, or name with --plain-from who may come without TLS (a proxy that speaks it)"
         )
-    listener = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as exc:
-        raise ConfigError(f"cannot listen on {host} port {port}: {exc.strerror or exc}") from exc
+    listener = listen(address, port)
     scheme = "http" if tls_cert is None else "https"
-    where = f"[{host}]" if address.version == 6 else host
-    say(f"gateway at {scheme}://{where}:{listener.getsockname()[1]}, its documentation at /docs")
+    say(f"gateway at {scheme}://{_place(listener)}, its documentation at /docs")
     command = [sys.executable, "-m", toc.gateway.process.__name__, "--listen", str(listener.fileno())]
     if tls_cert is not None and tls_key is not None:
         command += ["--tls-cert", str(tls_cert.absolute()), "--tls-key", str(tls_key.absolute())]
     for network in networks:
         command += ["--allow", network]
-    return Beside("http", processes, tuple(command), (listener.detach(),))
+    return Beside("http", processes, tuple(command), (listener.detach(),), frozenset({Delivery.PULL.value}))
+
+
+def with_dialects(
+    beside: Beside, named: Mapping[str, str], networks: Sequence[str], hosts: Sequence[str]
+) -> Beside:
+    """Listen for dialects, given by name with ADDRESS:PORT, and return what serves them as well.
+
+    Raises ConfigError or InvalidInput.
+    """
+    try:
+        allowed = [str(ip_network(text)) for text in networks]
+    except ValueError as exc:
+        raise InvalidInput(f"--dialect-from: {exc}; write a network such as 10.0.0.0/8") from exc
+    command, descriptors = list(beside.command), list(beside.descriptors)
+    for name, place in named.items():
+        host, _, digits = place.rpartition(":")
+        try:
+            address, port = ip_address(host.removeprefix("[").removesuffix("]")), int(digits)
+        except ValueError as exc:
+            raise InvalidInput(
+                f"--{name} {shown(place)}: write a numeric address and a port, such as 127.0.0.1:9277"
+            ) from exc
+        if not address.is_loopback and not allowed:
+            raise ConfigError(
+                f"--{name} {place} is not loopback, and whoever reaches the port may use it: name with "
+                f"--dialect-from the networks that may"
+            )
+        listener = listen(address, port)
+        say(f"{name} at http://{_place(listener)}")
+        descriptors.append(listener.detach())
+        command += ["--dialect", f"{name}={descriptors[-1]}"]
+    for network in allowed:
+        command += ["--dialect-from", network]
+    for host in hosts:
+        command += ["--dialect-host", host]
+    return replace(beside, command=tuple(command), descriptors=tuple(descriptors))
+
+
+def listen(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
+    """Return a socket that listens. Raises ConfigError."""
+    listener = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((str(address), port))
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as exc:
+        listener.close()
+        raise ConfigError(f"cannot listen on {address} port {port}: {getattr(exc, 'strerror', exc)}") from exc
+    return listener
+
+
+def _place(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from toc.cli.options import Json, flag, option
 from toc.cli.output import progress_bar, say, show_one
-from toc.cli.values import Json, opened
+from toc.cli.values import opened
 
 if TYPE_CHECKING:
     from toc.model.topic import Topic
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    once: Annotated[bool, typer.Option("--once", help="Go through everything once, then end.")] = False,
-    as_json: Json = False,
+    once: bool = flag("--once", "Go through everything once, then end."), as_json: Json = False
 ) -> None:
     """Add the entries that Redis lacks, according to the rows. Workers do so always; this needs none.
 
@@ -32,10 +32,7 @@ def sweep(
         admin.sweep_on(center)
 
 
-def rebuild(
-    topic: Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")] = None,
-    as_json: Json = False,
-) -> None:
+def rebuild(topic: str | None = option("NAME", "Only this topic."), as_json: Json = False) -> None:
     """Fill the index from the rows at full speed, earliest due first. Harmless at any time.
 
     Workers do so by themselves when Redis has lost data; use this when none runs, or to be sure. Exits with 4

@@ -16,8 +16,10 @@ from toc.cli import (
     doctor,
     gateway,
     index,
+    moving,
     schedule,
     streams,
+    target,
     task,
     template,
     token,
@@ -25,8 +27,8 @@ from toc.cli import (
     topic,
     worker,
 )
+from toc.cli.options import WithNumbers
 from toc.cli.output import say
-from toc.cli.values import WithNumbers
 from toc.model.errors import TocError, shown
 
 app = typer.Typer(
@@ -55,8 +57,11 @@ app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
 app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
 app.add_typer(template.app, name="template", rich_help_panel=_OPERATE)
 app.add_typer(schedule.app, name="schedule", rich_help_panel=_OPERATE)
+app.add_typer(target.app, name="target", rich_help_panel=_OPERATE)
+app.add_typer(target.secrets, name="secrets", rich_help_panel=_OPERATE)
 app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
 app.command(rich_help_panel=_OPERATE)(gateway.gateway)
+app.add_typer(moving.app, name="import", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE)(top.top)
 for command in (
     worker.slots,

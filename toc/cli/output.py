@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.task import TaskStatus
+from toc.model.errors import UnreadableTask
+from toc.model.task import TaskStatus, decode_attribute
 from toc.model.wire import instant
 
 if TYPE_CHECKING:
@@ -41,6 +42,14 @@ def print_json(value: Any) -> None:
     # Letters that the encoding lacks are escaped as JSON does it; the stream's own way is not JSON.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(json.dumps(wire.plain(value), ensure_ascii=not encoding.lower().startswith("utf"), indent=2))
+
+
+def print_job_id(job_id: int, *, as_json: bool) -> None:
+    """Print the job_id of a task that was submitted."""
+    if as_json:
+        print_json({"job_id": job_id})
+    else:
+        print(job_id)
 
 
 def console() -> Console:
@@ -93,11 +102,7 @@ def progress_bar(what: str) -> Iterator[Callable[[float, str], None]]:
 
 
 def show(
-    records: Sequence[Mapping[str, Any]],
-    *,
-    as_json: bool,
-    empty: str,
-    spare: Sequence[str] = (),
+    records: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str, spare: Sequence[str] = ()
 ) -> None:
     """Print records with the same keys: a JSON array, or a table whose columns are the keys.
 
@@ -288,30 +293,47 @@ def body_record(task: Task, *, whole: bool) -> dict[str, Any]:
 
 
 def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
-    """Return a row for display, with the columns that only operators need."""
-    return {
+    """Return a row for display, with the columns that only operators need.
+
+    One that is damaged has no attribute, and says under ``unreadable`` what is wrong.
+    """
+    attribute, damage = None, {}
+    try:
+        attribute = decode_attribute(row.attribute)
+    except (ValueError, RecursionError) as exc:
+        damage["unreadable"] = str(UnreadableTask(row.job_id, type(exc).__name__))
+
+    def at(milliseconds: int) -> str | None:
+        try:
+            return instant(milliseconds)
+        except OverflowError as exc:
+            damage["unreadable"] = str(UnreadableTask(row.job_id, type(exc).__name__))
+            return None
+
+    record = {
         "job_id": row.job_id,
         "topic": topic,
         "biz_id": row.biz_id if row.biz_key is None else row.biz_key,
         "biz_type": row.biz_type,
         "status": status_name(row.status),
-        "action_time": instant(row.action_time),
-        "next_time": instant(row.next_time) if row.status == TaskStatus.PENDING else None,
-        "ended": None if row.status == TaskStatus.PENDING else instant(row.next_time),
+        "action_time": at(row.action_time),
+        "next_time": at(row.next_time) if row.status == TaskStatus.PENDING else None,
+        "ended": None if row.status == TaskStatus.PENDING else at(row.next_time),
         "failed_tries": row.attempts,
         "crashes": row.crashes,
         "version": row.version,
         "last_error": row.last_error,
-        "attribute": json.loads(row.attribute),
+        "attribute": attribute,
         "body_length": row.body_length,
         "dedup_key": row.dedup_key,
         "slot_amount": row.slot_amount,
-        "created": instant(row.gmt_create),
-        "modified": instant(row.gmt_modified),
+        "created": at(row.gmt_create),
+        "modified": at(row.gmt_modified),
         "tries": row.tries or None,
         "expires_at": instant(row.expires_at) if row.expires_at else None,
         "expired": bool(row.expired),
     }
+    return record | damage
 
 
 def history_record(tries: Sequence[FailedTry]) -> list[Any]:
@@ -321,24 +343,12 @@ def history_record(tries: Sequence[FailedTry]) -> list[Any]:
 
 def topic_record(topic: Topic) -> dict[str, Any]:
     """Return a topic for display. Durations are seconds."""
+    first = dict.fromkeys(("name", "biz_type", "slot_amount", "topic_type", "paused"))
     return {
-        "name": topic.name,
-        "biz_type": topic.biz_type,
-        "slot_amount": topic.slot_amount,
-        "topic_type": str(topic.topic_type),
-        "paused": topic.paused,
-        "retries": topic.retries,
-        "backoff": str(topic.backoff),
-        "backoff_base": topic.backoff_base,
-        "backoff_cap": topic.backoff_cap,
-        "prepare_timeout": topic.prepare_timeout,
-        "max_runtime": topic.max_runtime,
-        "horizon": topic.horizon,
-        "retention": topic.retention,
-        "concurrency": topic.concurrency,
+        **first,
+        **topic.values(),
         "former_slots": topic.former_slots or None,
         "resume_rate": topic.resume_rate or None,
         "resumed_at": instant(topic.resumed_at) if topic.resumed_at else None,
-        "delivery": str(topic.delivery),
-        "closed": topic.closed,
+        "target": topic.target or None,
     }

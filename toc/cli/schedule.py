@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.output import print_json, say, show, show_one
-from toc.cli.values import Json, attribute, audited, duration, instant, opened, who
+from toc.cli.options import Group, Json, flag, grouped, option
+from toc.cli.output import print_job_id, print_json, say, show, show_one
+from toc.cli.values import attribute, audited, changing, duration, instant, opened, who
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.schedule import Dst, Missed, Overlap
+from toc.model.errors import NaiveDatetime
+from toc.model.schedule import Dst, Missed, Overlap, check_instant
+from toc.model.schedule import preview as fires_of
 from toc.observe.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from toc.model.schedule import Definition, Fire
+    from toc.model.schedule import Fire
     from toc.sdk.schedules import Schedule
 
 log = get_logger(__name__)
@@ -27,33 +30,27 @@ app = typer.Typer(no_args_is_help=True, help="Tasks that come again and again: c
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Such as report.nightly; it is the biz_id of its tasks.")
 ]
-Cron = Annotated[
-    str | None, typer.Option("--cron", metavar="EXPR", help="Five fields, such as '0 9 * * MON-FRI'.")
-]
-Zone = Annotated[
-    str | None, typer.Option("--zone", metavar="ZONE", help="Of --cron, such as Europe/Berlin. Default UTC.")
-]
-Every = Annotated[
-    str | None, typer.Option("--every", metavar="TIME", help="A period instead of --cron: 30s, 15m, 1d.")
-]
-Anchor = Annotated[
-    str | None,
-    typer.Option("--anchor", metavar="TIME", help="When --every begins, ISO 8601. Default 1970, UTC."),
-]
-DstPolicy = Annotated[
-    Dst | None,
-    typer.Option("--dst", help="A fixed time that the clock leaves out. Default cron: right after."),
-]
-MissedPolicy = Annotated[
-    Missed | None,
-    typer.Option("--missed", help="What runs after a stop longer than --window. Default latest."),
-]
-Window = Annotated[
-    str | None, typer.Option("--window", metavar="TIME", help="After shorter stops all run. Default 1d.")
-]
-OverlapPolicy = Annotated[
-    Overlap | None, typer.Option("--overlap", help="If the one before has not ended. Default skip.")
-]
+TOPIC = "The topic of its tasks."
+
+
+class Rule(Group):
+    """The times at which a schedule fires."""
+
+    cron: str | None = option("EXPR", "Five fields, such as '0 9 * * MON-FRI'.")
+    zone: str | None = option("ZONE", "Of --cron, such as Europe/Berlin. Default UTC.")
+    every: str | None = option("TIME", "A period instead of --cron: 30s, 15m, 1d.")
+    anchor: str | None = option("TIME", "When --every begins, ISO 8601. Default 1970, UTC.")
+    dst: Dst | None = option(None, "A fixed time that the clock leaves out. Default cron: right after.")
+
+
+class Policies(Group):
+    """What a schedule does when it cannot just fire."""
+
+    missed: Missed | None = option(None, "What runs after a stop longer than --window. Default latest.")
+    window: str | None = option("TIME", "After shorter stops all run. Default 1d.")
+    overlap: Overlap | None = option(None, "If the one before has not ended. Default skip.")
+
+
 Jitter = Annotated[
     str | None,
     typer.Option("--jitter", metavar="TIME", help="Delay by a part of this that follows from the name."),
@@ -61,46 +58,37 @@ Jitter = Annotated[
 Attribute = Annotated[
     str | None, typer.Option("--attribute", metavar="JSON", help="The data of each task for its handler.")
 ]
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="The topic of its tasks.")]
 
 
 @app.command()
+@grouped
 def create(
     name: Name,
-    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="The topic of its tasks.")],
-    cron: Cron = None,
-    zone: Zone = None,
-    every: Every = None,
-    anchor: Anchor = None,
-    dst: DstPolicy = None,
-    missed: MissedPolicy = None,
-    window: Window = None,
-    overlap: OverlapPolicy = None,
+    topic: str = option("TOPIC", TOPIC, default=...),
+    *,
+    rule: Rule,
+    policies: Policies,
     jitter: Jitter = None,
     attribute_json: Attribute = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Begin only with `toc schedule resume`.")] = False,
+    paused: bool = flag("--paused", "Begin only with `toc schedule resume`."),
     as_json: Json = False,
 ) -> None:
     """Create a schedule.
 
     Example: toc schedule create report.nightly --topic report.make --cron '0 2 * * *' --zone Europe/Berlin
     """
-    given = _given(
-        cron=cron, zone=zone, every=every, anchor=anchor, dst=dst, missed=missed, window=window,
-        overlap=overlap, jitter=jitter, attribute=attribute_json,
-    )  # fmt: skip
+    given = _given(**rule, **policies, jitter=jitter, attribute=attribute_json)
     options = _options(**given)
-    with opened(account=True) as center:
-        with audited(center, "schedule.create", name, topic=topic, **given):
-            schedule = center.schedules.create(name, topic=topic, paused=paused, **options)
-        log.info("schedule_created", by=who(), schedule=name, topic=topic)
-    show_one(schedule_record(schedule), as_json=as_json)
+    with changing("schedule.create", name, topic=topic, **given) as center:
+        schedule = center.schedules.create(name, topic=topic, paused=paused, **options)
+    log.info("schedule_created", by=who(), schedule=name, topic=topic)
+    show_one(_record(schedule), as_json=as_json)
 
 
 @app.command("list")
 def list_schedules(
-    after: Annotated[str, typer.Option(metavar="NAME", help="Begin after this name.")] = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Show at most N.")] = 1000,
+    after: str = option("NAME", "Begin after this name.", default=""),
+    limit: int = option("N", "Show at most N.", default=1000, min=1, max=10_000),
     as_json: Json = False,
 ) -> None:
     """List the schedules by name.
@@ -109,10 +97,10 @@ def list_schedules(
     """
     with opened() as center:
         found = center.schedules.list(after=after, limit=limit)
-    records = [schedule_record(schedule) for schedule in found]
+    records = [_record(schedule) for schedule in found]
     if not as_json:
         keys = ("name", "topic", "when", "paused", "next_time", "fired", "skipped", "missed")
-        records = [{**{key: _when(each) if key == "when" else each[key] for key in keys}} for each in records]
+        records = [{key: _when(each) if key == "when" else each[key] for key in keys} for each in records]
     show(
         records,
         as_json=as_json,
@@ -130,21 +118,17 @@ def show_schedule(name: Name, as_json: Json = False) -> None:
 
     with opened() as center:
         schedule = need(center.schedules.get(name), name)
-    show_one(schedule_record(schedule), as_json=as_json)
+    show_one(_record(schedule), as_json=as_json)
 
 
 @app.command()
+@grouped
 def alter(
     name: Name,
-    topic: Topic = None,
-    cron: Cron = None,
-    zone: Zone = None,
-    every: Every = None,
-    anchor: Anchor = None,
-    dst: DstPolicy = None,
-    missed: MissedPolicy = None,
-    window: Window = None,
-    overlap: OverlapPolicy = None,
+    topic: str | None = option("TOPIC", TOPIC),
+    *,
+    rule: Rule,
+    policies: Policies,
     jitter: Jitter = None,
     attribute_json: Attribute = None,
     as_json: Json = False,
@@ -155,60 +139,48 @@ def alter(
 
     Example: toc schedule alter report.nightly --cron '30 2 * * *'
     """
-    given = _given(
-        topic=topic, cron=cron, zone=zone, every=every, anchor=anchor, dst=dst, missed=missed, window=window,
-        overlap=overlap, jitter=jitter, attribute=attribute_json,
-    )  # fmt: skip
+    given = _given(topic=topic, **rule, **policies, jitter=jitter, attribute=attribute_json)
     changes = _options(**given)
-    with opened(account=True) as center:
-        with audited(center, "schedule.alter", name, **given):
-            schedule = center.schedules.alter(name, **changes)
-        log.info("schedule_changed", by=who(), schedule=name, changes=", ".join(changes))
-    show_one(schedule_record(schedule), as_json=as_json)
+    with changing("schedule.alter", name, **given) as center:
+        schedule = center.schedules.alter(name, **changes)
+    log.info("schedule_changed", by=who(), schedule=name, changes=", ".join(changes))
+    show_one(_record(schedule), as_json=as_json)
 
 
 @app.command()
 def pause(name: Name, as_json: Json = False) -> None:
     """Start no more occurrences. What is left out so is not made up for."""
-    with opened(account=True) as center:
-        with audited(center, "schedule.pause", name):
-            schedule = center.schedules.pause(name)
-        log.info("schedule_changed", by=who(), schedule=name, changes="paused")
-    show_one(schedule_record(schedule), as_json=as_json)
+    with changing("schedule.pause", name) as center:
+        schedule = center.schedules.pause(name)
+    log.info("schedule_changed", by=who(), schedule=name, changes="paused")
+    show_one(_record(schedule), as_json=as_json)
 
 
 @app.command()
 def resume(name: Name, as_json: Json = False) -> None:
     """Go on with a paused schedule, from now."""
-    with opened(account=True) as center:
-        with audited(center, "schedule.resume", name):
-            schedule = center.schedules.resume(name)
-        log.info("schedule_changed", by=who(), schedule=name, changes="resumed")
-    show_one(schedule_record(schedule), as_json=as_json)
+    with changing("schedule.resume", name) as center:
+        schedule = center.schedules.resume(name)
+    log.info("schedule_changed", by=who(), schedule=name, changes="resumed")
+    show_one(_record(schedule), as_json=as_json)
 
 
 @app.command()
 def trigger(name: Name, as_json: Json = False) -> None:
     """Run a task of the schedule now, and print its job_id. Changes nothing else."""
-    with opened(account=True) as center:
-        with audited(center, "schedule.trigger", name):
-            job_id = center.schedules.trigger(name)
-        log.info("schedule_triggered", by=who(), schedule=name, job_id=job_id)
-    if as_json:
-        print_json({"job_id": job_id})
-    else:
-        print(job_id)
+    with changing("schedule.trigger", name) as center:
+        job_id = center.schedules.trigger(name)
+    log.info("schedule_triggered", by=who(), schedule=name, job_id=job_id)
+    print_job_id(job_id, as_json=as_json)
 
 
 @app.command()
 def backfill(
     name: Name,
-    start: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="The first nominal time, ISO 8601 with a zone.")
-    ],
-    end: Annotated[str, typer.Option("--to", metavar="TIME", help="The last nominal time.")],
-    rate: Annotated[float, typer.Option("--rate", metavar="N", help="Start N a second.")] = 10.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    start: str = option("TIME", "The first nominal time, ISO 8601 with a zone.", "--from", default=...),
+    end: str = option("TIME", "The last nominal time.", "--to", default=...),
+    rate: float = option("N", "Start N a second.", default=10.0),
+    dry_run: bool = flag("--dry-run", "Only count."),
     as_json: Json = False,
 ) -> None:
     """Run the occurrences of the past that have no task.
@@ -231,35 +203,30 @@ def backfill(
 
 
 @app.command()
+@grouped
 def preview(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which schedule.")] = None,
-    cron: Cron = None,
-    zone: Zone = None,
-    every: Every = None,
-    anchor: Anchor = None,
-    dst: DstPolicy = None,
+    *,
+    rule: Rule,
     jitter: Jitter = None,
-    count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=1000, help="How many.")] = 20,
-    after: Annotated[
-        str | None, typer.Option("--after", metavar="TIME", help="Begin after this time. Default now.")
-    ] = None,
+    count: int = option("N", "How many.", default=20, min=1, max=1000),
+    after: str | None = option("TIME", "Begin after this time. Default now."),
     as_json: Json = False,
 ) -> None:
     """Show the next times at which a schedule fires, or would with these options.
 
     Example: toc schedule preview --cron '30 2 * * *' --zone Europe/Berlin --after 2030-03-30T00:00Z
     """
-    from toc.model.schedule import preview as fires_of
     from toc.sdk.schedules import define, need
 
-    options = _options(cron=cron, zone=zone, every=every, anchor=anchor, dst=dst, jitter=jitter)
+    options = _options(**rule, **_given(jitter=jitter))
     begin = datetime.now(UTC) if after is None else instant(after)
     if name is None:
         definition = define("preview", topic="preview", **options)
     else:
         with opened() as center:
             definition = need(center.schedules.get(name), name).definition.changed(**options)
-    fires = fires_of(definition, to_ms(_aware(begin)), count)
+    fires = fires_of(definition, to_ms(check_instant(_aware(begin))), count)
     show(_fires(fires, as_json=as_json), as_json=as_json, empty="it never fires again")
 
 
@@ -268,51 +235,20 @@ def delete(name: Name, as_json: Json = False) -> None:
     """Delete a schedule and cancel its next occurrence. What runs is left alone."""
     from toc.sdk.schedules import need
 
-    with opened(account=True) as center:
-        with audited(center, "schedule.delete", name):
-            deleted = center.schedules.delete(name)
-        if not deleted:
-            need(None, name)
-        log.info("schedule_deleted", by=who(), schedule=name)
+    with changing("schedule.delete", name) as center:
+        deleted = center.schedules.delete(name)
+    need(deleted or None, name)
+    log.info("schedule_deleted", by=who(), schedule=name)
     if as_json:
         print_json({"name": name, "deleted": True})
     else:
         say(f"{name} is deleted")
 
 
-def schedule_record(schedule: Schedule) -> dict[str, Any]:
-    """Return a schedule for display. Durations are seconds."""
-    definition: Definition = schedule.definition
+def _record(schedule: Schedule) -> dict[str, Any]:
+    from toc.sdk.schedule_records import schedule_record
 
-    def at(value: datetime | None) -> str | None:
-        return None if value is None else wire.instant(to_ms(value))
-
-    every = definition.every
-    return {
-        "name": schedule.name,
-        "topic": definition.topic,
-        "cron": definition.cron,
-        "zone": definition.zone if definition.cron else None,
-        "every": None if every is None else every.total_seconds(),
-        "anchor": at(definition.anchor) if every is not None else None,
-        "dst": str(definition.dst),
-        "missed_policy": str(definition.missed),
-        "window": definition.window.total_seconds(),
-        "overlap": str(definition.overlap),
-        "jitter": definition.jitter.total_seconds(),
-        "attribute": dict(definition.attribute),
-        "paused": schedule.paused,
-        "next_time": None if schedule.paused else at(schedule.next_time),
-        "buffered": at(schedule.buffered),
-        "last_job_id": None if schedule.last_job_id is None else str(schedule.last_job_id),
-        "fired": schedule.fired,
-        "skipped": schedule.skipped,
-        "missed": schedule.missed,
-        "missed_at": at(schedule.missed_at),
-        "schedule_id": str(schedule.schedule_id),
-        "created": at(schedule.created),
-        "modified": at(schedule.modified),
-    }
+    return schedule_record(schedule)
 
 
 def _when(record: dict[str, Any]) -> str:
@@ -322,8 +258,10 @@ def _when(record: dict[str, Any]) -> str:
 
 
 def _fires(fires: Sequence[Fire], *, as_json: bool) -> list[dict[str, Any]]:
+    from toc.sdk.schedule_records import fire_record
+
     if as_json:
-        return [{"nominal": fire.nominal.isoformat(), "due": wire.instant(to_ms(fire.due))} for fire in fires]
+        return [fire_record(fire) for fire in fires]
     return [
         {
             "day": f"{fire.nominal:%a}",
@@ -342,22 +280,12 @@ def _given(**options: str | None) -> dict[str, str]:
 def _options(**given: Any) -> dict[str, Any]:
     """Return what was given, by the names of ``schedules.create``."""
     parse: dict[str, Any] = {
-        "every": duration,
-        "window": duration,
-        "jitter": duration,
-        "anchor": instant,
-        "attribute": attribute,
-    }
-    return {
-        name: parse[name](value) if name in parse else value
-        for name, value in given.items()
-        if value is not None
-    }
+        **dict.fromkeys(("every", "window", "jitter"), duration), "anchor": instant, "attribute": attribute,
+    }  # fmt: skip
+    return {name: parse[name](value) if name in parse else value for name, value in given.items()}
 
 
 def _aware(at: datetime) -> datetime:
-    from toc.model.errors import NaiveDatetime
-
     if at.utcoffset() is None:
         raise NaiveDatetime(f"{at.isoformat()} has no time zone; append Z or an offset such as +01:00")
     return at

@@ -6,46 +6,39 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.bulk import Account, DryRun, Filters, Rate, Yes, check_rate, confirm, selected
+from toc.cli.bulk import Account, Biz, DryRun, Filters, Rate, Text, check_rate, confirm, selected
+from toc.cli.options import JobId, Json, MaybeJobId, Yes, flag, option
 from toc.cli.output import (
     body_record,
     history_record,
     print_bytes,
-    print_json,
+    print_job_id,
     row_record,
     say,
     show,
     show_one,
     task_record,
 )
-from toc.cli.values import (
-    Biz,
-    JobId,
-    Json,
-    MaybeJobId,
-    Text,
-    attribute,
-    audited,
-    biz_id,
-    duration,
-    instant,
-    job_number,
-    opened,
-)
+from toc.cli.values import attribute, audited, aware, biz_id, duration, instant, job_number, opened
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.errors import InvalidInput, NaiveDatetime, NotInFuture, PartialCancel, UnknownTask, shown
-from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
+from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask, UnreadableTask, shown
+from toc.model.task import CancelOutcome, OnConflict, RescheduleOutcome, TaskStatus
+from toc.observe.log import get_logger
 from toc.observe.tracing import is_traced, trace_id
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
 
+log = get_logger(__name__)
+
+_KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
 _MEANS = {
     "may_have_started": "a try may be running, or have run",
@@ -55,39 +48,34 @@ _MEANS = {
 """The explanation of each outcome other than the one that was asked for."""
 
 
+Delay = Annotated[str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")]
+ActionTime = Annotated[
+    str | None, typer.Option(metavar="TIME", help="When: ISO 8601 with a zone, 2030-01-31T12:00:00Z.")
+]
+Every = Annotated[bool, typer.Option("--all", help="With --topic: all its pending tasks.")]
+
+
 def submit(
     topic: Annotated[str, typer.Argument(help="The topic, as `toc topic list` shows it.")],
     biz: Biz = None,
-    delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")
-    ] = None,
-    action_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When: ISO 8601 with a zone, 2030-01-31T12:00:00Z.")
-    ] = None,
-    attribute_json: Annotated[
-        str | None, typer.Option("--attribute", metavar="JSON", help="The task's data for the handler.")
-    ] = None,
-    dedup_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="A second submit with this key returns the first task.")
-    ] = None,
-    slot_basis: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Chooses the slot instead of the biz_id.")
-    ] = None,
+    delay: Delay = None,
+    action_time: ActionTime = None,
+    attribute_json: str | None = option("JSON", "The task's data for the handler.", "--attribute"),
+    dedup_key: str | None = option("KEY", "A second submit with this key returns the first task."),
+    slot_basis: str | None = option("TEXT", "Chooses the slot instead of the biz_id."),
     text: Text = False,
-    tries: Annotated[
-        int, typer.Option(metavar="N", help="All its tries, instead of the topic's; 65535: without limit.")
-    ] = 0,
-    expires_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="No try starts after it: ISO 8601 with a zone.")
-    ] = None,
-    body: Annotated[str | None, typer.Option(metavar="TEXT", help="The task's body, as UTF-8.")] = None,
-    body_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The task's body: the bytes of a file; - is stdin.")
-    ] = None,
-    content_type: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE", help="Of the body: application/octet-stream, or text/plain for --body."),
-    ] = None,
+    tries: int = option("N", "All its tries, instead of the topic's; 65535: without limit.", default=0),
+    expires_at: str | None = option("TIME", "No try starts after it: ISO 8601 with a zone."),
+    body: str | None = option("TEXT", "The task's body, as UTF-8."),
+    body_file: str | None = option("FILE", "The task's body: the bytes of a file; - is stdin."),
+    content_type: str | None = option(
+        "TYPE", "Of the body: application/octet-stream, or text/plain for --body."
+    ),
+    on_conflict: OnConflict = option(
+        None, "If a task has the dedup key: keep it, refuse with an error, or replace it.", default=_KEEP
+    ),
+    target: str | None = option("NAME", "The webhook target it is sent to; else its topic's."),
+    url: str | None = option("URL", "A URL of its own; with --target a path: /paid."),
     as_json: Json = False,
 ) -> None:
     """Submit a task and print its job_id.
@@ -112,11 +100,11 @@ def submit(
             expires_at=None if expires_at is None else instant(expires_at),
             body=_body(body, body_file, center.settings.max_body),
             content_type=TEXT_TYPE if body is not None and content_type is None else content_type,
+            on_conflict=on_conflict,
+            target=target,
+            url=url,
         )
-    if as_json:
-        print_json({"job_id": job_id})
-    else:
-        print(job_id)
+    print_job_id(job_id, as_json=as_json)
 
 
 def _body(text: str | None, file: str | None, most: int) -> bytes | None:
@@ -130,17 +118,14 @@ def _body(text: str | None, file: str | None, most: int) -> bytes | None:
             return sys.stdin.buffer.read(most + 1)
         with Path(file).open("rb") as source:
             return source.read(most + 1)
-    except OSError as exc:
-        raise InvalidInput(f"--body-file {shown(file)} cannot be read: {exc.strerror}") from exc
-    except ValueError as exc:  # a NUL in its name
-        raise InvalidInput(f"--body-file {shown(file)} cannot be read: {exc}") from exc
+    except (OSError, ValueError) as exc:  # a ValueError for a NUL in its name
+        why = getattr(exc, "strerror", exc)
+        raise InvalidInput(f"--body-file {shown(file)} cannot be read: {why}") from exc
 
 
 def get(
     wanted: JobId,
-    body: Annotated[
-        bool, typer.Option("--body", help="Print the task's body and nothing else; with --json, in base64.")
-    ] = False,
+    body: bool = flag("--body", "Print the task's body and nothing else; with --json, in base64."),
     as_json: Json = False,
 ) -> None:
     """Show one task, or print its body.
@@ -177,7 +162,7 @@ def get(
 
 def find(
     biz: Biz = None,
-    topic: Annotated[str | None, typer.Option(help="Only tasks of this topic.")] = None,
+    topic: str | None = option(None, "Only tasks of this topic."),
     text: Text = False,
     as_json: Json = False,
 ) -> None:
@@ -185,11 +170,16 @@ def find(
 
     Example: toc find --biz-id 42
     """
+    from toc.operate import admin
+
     if biz is None:
         raise InvalidInput("--biz-id is missing; write it as in `toc find --biz-id 42`")
     with opened() as center:
-        tasks = center.find(biz_id=biz_id(biz, as_text=text), topic=topic)
-        records = [task_record(task) for task in tasks]
+        wanted = biz_id(biz, as_text=text)
+        try:
+            records = [task_record(task) for task in center.find(biz_id=wanted, topic=topic)]
+        except UnreadableTask:  # one of them: the others are shown all the same
+            records = [row_record(row, name) for row, name in admin.find_rows(center, wanted, topic)]
         rare = ("expired", "tries", "expires_at", "body_length")
         if not as_json and not any(record[name] for record in records for name in rare):
             records = [{key: value for key, value in one.items() if key not in rare} for one in records]
@@ -203,13 +193,10 @@ def find(
 
 def cancel(
     wanted: MaybeJobId = None,
-    topic: Annotated[
-        str | None,
-        typer.Option(help="With --biz-id: its tasks on this topic. With --all: every task."),
-    ] = None,
+    topic: str | None = option(None, "With --biz-id: its tasks on this topic. With --all: every task."),
     biz: Biz = None,
     text: Text = False,
-    every: Annotated[bool, typer.Option("--all", help="With --topic: all its pending tasks.")] = False,
+    every: Every = False,
     rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -223,9 +210,6 @@ def cancel(
               toc cancel --topic order.close --biz-id 42
               toc cancel --topic order.close --all --rate 200
     """
-    from toc.observe.log import get_logger
-
-    log = get_logger(__name__)
     job_id = None if wanted is None else job_number(wanted)
     one = _is_one(job_id, topic, biz, every)
     check_rate(rate)
@@ -265,50 +249,40 @@ def cancel(
 
 
 def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: bool, as_json: bool) -> None:
-    from toc.observe.log import get_logger
     from toc.operate import bulk
 
-    log = get_logger(__name__)
     filters = Filters(topic)
     chosen = _pending(center, filters)
     if chosen:
         confirm(f"cancel {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, filters)
     account.follow(
-        center,
-        "tasks.cancel",
-        bulk.cancel(center, chosen, rate),
-        lambda **fields: log.info("tasks_cancelled", **fields),
+        center, "tasks.cancel", bulk.cancel(center, chosen, rate), partial(log.info, "tasks_cancelled")
     )
-    show_one(account.counts or {"cancelled": 0}, as_json=as_json)
-    if sum(account.counts.values()) > account.counts.get("cancelled", 0):
+    _tell(account, "cancelled", as_json=as_json)
+
+
+def _tell(account: Account, done: str, *, as_json: bool) -> None:
+    """Show what came of many tasks; exit with 1 unless all are ``done``."""
+    show_one(account.counts or {done: 0}, as_json=as_json)
+    if sum(account.counts.values()) > account.counts.get(done, 0):
         raise typer.Exit(1)
 
 
 def reschedule(
     wanted: MaybeJobId = None,
-    delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")
-    ] = None,
-    action_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When: ISO 8601 with a zone, 2030-01-31T12:00:00Z.")
-    ] = None,
-    topic: Annotated[
-        str | None,
-        typer.Option(help="With --biz-id: its pending tasks on this topic. With --all: all."),
-    ] = None,
+    delay: Delay = None,
+    action_time: ActionTime = None,
+    topic: str | None = option(None, "With --biz-id: its pending tasks on this topic. With --all: all."),
     biz: Biz = None,
     text: Text = False,
-    every: Annotated[bool, typer.Option("--all", help="With --topic: all its pending tasks.")] = False,
+    every: Every = False,
     rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    expires_at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="No try starts after it: ISO 8601 with a zone. As it was, if left out."
-        ),
-    ] = None,
+    expires_at: str | None = option(
+        "TIME", "No try starts after it: ISO 8601 with a zone. As it was, if left out."
+    ),
     as_json: Json = False,
 ) -> None:
     """Give another deadline and all tries to a pending task, those of a biz_id on a topic, or all of a topic.
@@ -357,24 +331,16 @@ def _reschedule_many(
     yes: bool,
     as_json: bool,
 ) -> None:
-    from toc.observe.log import get_logger
     from toc.operate import bulk
 
-    log = get_logger(__name__)
     if due() <= datetime.now(UTC):
         raise NotInFuture(f"{due().isoformat()} is not after now; give a later time")
     if chosen and biz is None:
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, Filters(topic, biz), action_time=due().isoformat())
-    account.follow(
-        center,
-        "tasks.reschedule",
-        bulk.reschedule(center, chosen, due, rate, expires_at=expires_at),
-        lambda **fields: log.info("tasks_rescheduled", **fields),
-    )
-    show_one(account.counts or {"rescheduled": 0}, as_json=as_json)
-    if sum(account.counts.values()) > account.counts.get("rescheduled", 0):
-        raise typer.Exit(1)
+    steps = bulk.reschedule(center, chosen, due, rate, expires_at=expires_at)
+    account.follow(center, "tasks.reschedule", steps, partial(log.info, "tasks_rescheduled"))
+    _tell(account, "rescheduled", as_json=as_json)
 
 
 def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool) -> bool:
@@ -388,9 +354,7 @@ def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool)
 def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> Callable[[], datetime]:
     """Return the function that says when a task is to be due; it is called as each task is moved."""
     if action_time is not None:
-        at = instant(action_time)
-        if at.tzinfo is None:
-            raise NaiveDatetime(f"{action_time!r} has no time zone; append Z or an offset such as +01:00")
+        at = aware(action_time)
         return lambda: at
     seconds = duration(delay or "")
     if seconds > center.settings.max_delay:

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toc.cli.options import Json, option
 from toc.cli.output import print_json, say, show, show_one
-from toc.cli.values import Json, audited, duration, opened, who
+from toc.cli.values import changing, duration, opened, who
 from toc.model.access import Role
 from toc.model.wire import instant
 from toc.observe.log import get_logger
 
 if TYPE_CHECKING:
     from toc.model.access import Token
+
+log = get_logger(__name__)
 
 app = typer.Typer(no_args_is_help=True, help="Access tokens of the gateway.")
 
@@ -23,18 +26,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: shop-bac
 @app.command()
 def create(
     name: Name,
-    role: Annotated[list[Role], typer.Option("--role", help="What it may do. Repeat it for more than one.")],
-    topic: Annotated[
-        list[str],
-        typer.Option("--topic", metavar="PATTERN", help="On which topics: shop.*, or * for all. May repeat."),
-    ],
-    expires: Annotated[
-        str | None, typer.Option("--expires", metavar="TIME", help="Ends after: 12h, 90d. Default: never.")
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", metavar="N", help="Requests a second that each gateway process accepts."),
-    ] = None,
+    role: list[Role] = option(None, "What it may do. Repeat it for more than one.", default=...),
+    topic: list[str] = option("PATTERN", "On which topics: shop.*, or * for all. May repeat.", default=...),
+    expires: str | None = option("TIME", "Ends after: 12h, 90d. Default: never."),
+    rate: float | None = option("N", "Requests a second that each gateway process accepts."),
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, for the only time: nothing else knows it, and nothing can show it again.
@@ -43,22 +38,14 @@ def create(
     """
     from toc.operate import tokens
 
-    log = get_logger(__name__)
     lifetime = None if expires is None else duration(expires)
     roles = sorted(each.value for each in set(role))
-    with opened(account=True) as center:
-        with audited(center, "token.create", name, roles=roles, topics=topic, expires=expires, rate=rate):
-            made = tokens.create_token(
-                center.store,
-                name,
-                roles=role,
-                topics=topic,
-                clock=center.clock,
-                by=who(),
-                lifetime=lifetime,
-                rate=rate,
-            )
-        log.info("token_created", by=who(), token=name, roles=", ".join(roles), topics=", ".join(topic))
+    with changing("token.create", name, roles=roles, topics=topic, expires=expires, rate=rate) as center:
+        made = tokens.create_token(
+            center.store, name, roles=role, topics=topic, clock=center.clock, by=who(), lifetime=lifetime,
+            rate=rate,
+        )  # fmt: skip
+    log.info("token_created", by=who(), token=name, roles=", ".join(roles), topics=", ".join(topic))
     if as_json:
         print_json(_record(made.token) | {"token": made.secret})
         return
@@ -86,16 +73,13 @@ def revoke(name: Name, as_json: Json = False) -> None:
     """End a token for good, everywhere within a second. Its name is not used again."""
     from toc.operate import tokens
 
-    log = get_logger(__name__)
-    with opened(account=True) as center:
-        with audited(center, "token.revoke", name):
-            token = tokens.revoke_token(center.store, name)
-        log.info("token_revoked", by=who(), token=name)
+    with changing("token.revoke", name) as center:
+        token = tokens.revoke_token(center.store, name)
+    log.info("token_revoked", by=who(), token=name)
     show_one(_record(token), as_json=as_json)
 
 
 def _record(token: Token) -> dict[str, Any]:
-    """Return a token for display."""
     return {
         "name": token.name,
         "roles": sorted(role.value for role in token.roles),

@@ -6,13 +6,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from toc.cli.options import Json, flag, option
 from toc.cli.output import and_more, console, most_urgent, print_json, say, screen, table
 from toc.cli.streams import end_if_lost
-from toc.cli.values import Json, address, opened
+from toc.cli.values import address, opened
 from toc.model.errors import CoordinationUnavailable, InvalidInput
 
 if TYPE_CHECKING:
@@ -28,12 +29,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def top(
-    daemon: Annotated[
-        list[str] | None,
-        typer.Option("--daemon", metavar="HOST:PORT", help="Read this daemon's /metrics; may be repeated."),
-    ] = None,
-    interval: Annotated[float, typer.Option(metavar="S", help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, for one interval, and end.")] = False,
+    daemon: list[str] | None = option("HOST:PORT", "Read this daemon's /metrics; may be repeated."),
+    interval: float = option("S", "Seconds between two looks.", default=2.0),
+    once: bool = flag("--once", "Look once, for one interval, and end."),
     as_json: Json = False,
 ) -> None:
     """Watch a cluster: rates, lateness, waiting tasks, slots by worker, dead tasks, what is out of reach.

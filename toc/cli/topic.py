@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.bulk import Yes, confirm
+from toc.cli.bulk import confirm
+from toc.cli.options import Group, Json, Yes, flag, grouped, option
 from toc.cli.output import print_json, progress_bar, say, show, show_one, topic_record
-from toc.cli.values import Json, audited, duration, opened, who, whole_seconds
+from toc.cli.values import audited, changing, duration, opened, who, whole_seconds
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import InvalidInput
 from toc.model.topic import Backoff, Delivery, Topic, TopicType
@@ -19,6 +20,8 @@ from toc.observe.log import get_logger
 if TYPE_CHECKING:
     from toc.operate.admin import Stamped
     from toc.sdk.client import TimeoutCenter
+
+log = get_logger(__name__)
 
 COUNT_SECONDS = 5
 """For how many seconds `show` counts pending tasks without --count."""
@@ -30,83 +33,49 @@ app = typer.Typer(no_args_is_help=True, help="Create topics and change their pol
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Such as order.close: letters, digits, '.', '_', '-'.")
 ]
-Slots = Annotated[
-    int | None, typer.Option("--slots", metavar="N", help="Partitions: a power of two, 1 to 1024.")
-]
-Type = Annotated[
-    TopicType | None,
-    typer.Option(
-        "--type", help="timed: deadlines lie ahead (the default). instant: tasks may be due at once."
-    ),
-]
-Retries = Annotated[
-    int | None, typer.Option("--retries", metavar="N", help="Total tries, 1 to 31. Default 16.")
-]
-BackoffKind = Annotated[
-    Backoff | None, typer.Option("--backoff", help="How long a failed task waits. Default exponential.")
-]
-BackoffBase = Annotated[
-    str | None,
-    typer.Option("--backoff-base", metavar="TIME", help="First wait, doubled each try. Default 1s."),
-]
-BackoffCap = Annotated[
-    str | None, typer.Option("--backoff-cap", metavar="TIME", help="Longest wait. Default 10m.")
-]
-PrepareTimeout = Annotated[
-    str | None,
-    typer.Option(
-        "--prepare-timeout", metavar="TIME", help="A worker silent this long loses its tasks. Default 30s."
-    ),
-]
-MaxRuntime = Annotated[
-    str | None,
-    typer.Option("--max-runtime", metavar="TIME", help="A try that runs longer fails. Default 1h."),
-]
-Horizon = Annotated[
-    str | None,
-    typer.Option("--horizon", metavar="TIME", help="Later tasks wait in MySQL only. Default 1d."),
-]
-Retention = Annotated[
-    str | None,
-    typer.Option("--retention", metavar="TIME", help="How long finished rows are kept. Default 3d."),
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(
-        "--concurrency",
-        metavar="N",
-        help="Handlers that each worker process runs at once. Default 0: as many as it has threads.",
-    ),
-]
-DeliveryKind = Annotated[
-    Delivery | None,
-    typer.Option(
-        "--delivery",
-        help="Who starts its tasks: handler (default); pull and webhook wait until a door serves them.",
-    ),
-]
+PARTITIONS = "Partitions: a power of two, 1 to 1024."
+
+
+class Policies(Group):
+    """The policies of topics, by the names of Topic's fields."""
+
+    topic_type: TopicType | None = option(
+        None, "timed: deadlines lie ahead (the default). instant: tasks may be due at once.", "--type"
+    )
+    retries: int | None = option("N", "Total tries, 1 to 31. Default 16.")
+    backoff: Backoff | None = option(None, "How long a failed task waits. Default exponential.")
+    backoff_base: str | None = option("TIME", "First wait, doubled each try. Default 1s.")
+    backoff_cap: str | None = option("TIME", "Longest wait. Default 10m.")
+    prepare_timeout: str | None = option("TIME", "A worker silent this long loses its tasks. Default 30s.")
+    max_runtime: str | None = option("TIME", "A try that runs longer fails. Default 1h.")
+    horizon: str | None = option("TIME", "Later tasks wait in MySQL only. Default 1d.")
+    retention: str | None = option("TIME", "How long finished rows are kept. Default 3d.")
+    concurrency: int | None = option(
+        "N", "Handlers that each worker process runs at once. Default 0: as many as it has threads."
+    )
+    delivery: Delivery | None = typer.Option(
+        None,
+        help="Who starts its tasks: handler (default); pull: consumers at a gateway; webhook: receivers.",
+    )
+    target: str | None = option("NAME", "Where a webhook topic sends its tasks; '' for nowhere.")
+
+    def parsed(self) -> dict[str, Any]:
+        """Return those that were given, with durations as seconds. Raises InvalidDelay."""
+        parse: dict[str, Callable[[str], float]] = {
+            **dict.fromkeys(("backoff_base", "backoff_cap"), duration),
+            **dict.fromkeys(("prepare_timeout", "max_runtime", "horizon", "retention"), whole_seconds),
+        }
+        return {name: parse[name](value) if name in parse else value for name, value in self.items()}
 
 
 @app.command()
+@grouped
 def create(
     name: Name,
-    biz_type: Annotated[
-        int, typer.Option("--biz-type", metavar="N", help="Its number in the rows, unique to the topic.")
-    ],
-    slots: Annotated[
-        int, typer.Option("--slots", metavar="N", help="Partitions: a power of two, 1 to 1024.")
-    ],
-    topic_type: Type = None,
-    retries: Retries = None,
-    backoff: BackoffKind = None,
-    backoff_base: BackoffBase = None,
-    backoff_cap: BackoffCap = None,
-    prepare_timeout: PrepareTimeout = None,
-    max_runtime: MaxRuntime = None,
-    horizon: Horizon = None,
-    retention: Retention = None,
-    concurrency: Concurrency = None,
-    delivery: DeliveryKind = None,
+    biz_type: int = option("N", "Its number in the rows, unique to the topic.", default=...),
+    slots: int = option("N", PARTITIONS, default=...),
+    *,
+    policies: Policies,
     as_json: Json = False,
 ) -> None:
     """Create a topic.
@@ -115,24 +84,10 @@ def create(
     """
     from toc.operate import admin
 
-    given = policies(
-        topic_type=topic_type,
-        retries=retries,
-        backoff=backoff,
-        backoff_base=backoff_base,
-        backoff_cap=backoff_cap,
-        prepare_timeout=prepare_timeout,
-        max_runtime=max_runtime,
-        horizon=horizon,
-        retention=retention,
-        concurrency=concurrency,
-        delivery=delivery,
-    )
-    log = get_logger(__name__)
-    with opened(account=True) as center:
-        with audited(center, "topic.create", name, biz_type=biz_type, slot_amount=slots, **given):
-            topic = admin.create_topic(center, name, biz_type=biz_type, slot_amount=slots, **given)
-        log.info("topic_created", by=who(), topic=name, biz_type=biz_type)
+    given = policies.parsed()
+    with changing("topic.create", name, biz_type=biz_type, slot_amount=slots, **given) as center:
+        topic = admin.create_topic(center, name, biz_type=biz_type, slot_amount=slots, **given)
+    log.info("topic_created", by=who(), topic=name, biz_type=biz_type)
     show_one(topic_record(topic), as_json=as_json)
 
 
@@ -140,8 +95,7 @@ def create(
 def list_topics(as_json: Json = False) -> None:
     """List the topics."""
     with opened() as center:
-        topics = center.store.topics.list()
-    records = [topic_record(topic) for topic in topics]
+        records = [topic_record(topic) for topic in center.store.topics.list()]
     if not as_json:  # `show` prints the policies: they do not fit on a screen
         keys = ("name", "biz_type", "slot_amount", "topic_type", "paused", "retries", "backoff")
         records = [{key: record[key] for key in keys} for record in records]
@@ -156,9 +110,7 @@ def list_topics(as_json: Json = False) -> None:
 @app.command("show")
 def show_topic(
     name: Name,
-    count: Annotated[
-        bool, typer.Option("--count", help="Count all pending tasks by their number of slots.")
-    ] = False,
+    count: bool = flag("--count", "Count all pending tasks by their number of slots."),
     as_json: Json = False,
 ) -> None:
     """Show a topic with its policies, and how far a change of its slots has come.
@@ -197,23 +149,13 @@ def _amounts(found: Stamped) -> str:
 
 
 @app.command()
+@grouped
 def alter(
     name: Name,
-    slots: Slots = None,
-    topic_type: Type = None,
-    retries: Retries = None,
-    backoff: BackoffKind = None,
-    backoff_base: BackoffBase = None,
-    backoff_cap: BackoffCap = None,
-    prepare_timeout: PrepareTimeout = None,
-    max_runtime: MaxRuntime = None,
-    horizon: Horizon = None,
-    retention: Retention = None,
-    concurrency: Concurrency = None,
-    delivery: DeliveryKind = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="With --delivery: wait until nothing of it is prepared or leased.")
-    ] = False,
+    slots: int | None = option("N", PARTITIONS),
+    *,
+    policies: Policies,
+    wait: bool = flag("--wait", "With --delivery: wait until nothing of it is prepared or leased."),
     as_json: Json = False,
 ) -> None:
     """Change policies of a topic, or its slots while it is in use. Name and biz_type cannot change.
@@ -223,25 +165,12 @@ def alter(
     Examples: toc topic alter order.close --slots 16 --backoff-cap 5m
               toc topic alter order.close --delivery handler --wait
     """
-    changes = policies(
-        topic_type=topic_type,
-        retries=retries,
-        backoff=backoff,
-        backoff_base=backoff_base,
-        backoff_cap=backoff_cap,
-        prepare_timeout=prepare_timeout,
-        max_runtime=max_runtime,
-        horizon=horizon,
-        retention=retention,
-        concurrency=concurrency,
-        delivery=delivery,
-    )
+    changes = policies.parsed()
     if slots is not None:
         changes["slot_amount"] = slots
-    with opened(account=True) as center:
-        with audited(center, "topic.alter", name, **changes):
-            topic = _alter(center, name, changes, wait=wait)
-        _log_change(topic, changes)
+    with changing("topic.alter", name, **changes) as center:
+        topic = _alter(center, name, changes, wait=wait)
+    _log_change(topic, changes)
     if slots is not None:
         rest = (
             f"; {topic.former_slots} are consumed until none of those is left" if topic.former_slots else ""
@@ -261,10 +190,9 @@ def pause(name: Name, as_json: Json = False) -> None:
     """
     from toc.operate import admin
 
-    with opened(account=True) as center:
-        with audited(center, "topic.pause", name):
-            topic = admin.alter_topic(center.store, name, {"paused": True})
-        _log_change(topic, {"paused": True})
+    with changing("topic.pause", name) as center:
+        topic = admin.alter_topic(center.store, name, {"paused": True})
+    _log_change(topic, {"paused": True})
     time.sleep(NOTICED_SECONDS)  # the message that follows must be true
     _tell(topic, "paused", as_json)
 
@@ -272,12 +200,7 @@ def pause(name: Name, as_json: Json = False) -> None:
 @app.command()
 def resume(
     name: Name,
-    rate: Annotated[
-        int | None,
-        typer.Option(
-            "--rate", metavar="N", min=1, help="Start at most N waiting tasks a second, cluster-wide."
-        ),
-    ] = None,
+    rate: int | None = option("N", "Start at most N waiting tasks a second, cluster-wide.", min=1),
     as_json: Json = False,
 ) -> None:
     """Start the tasks of a paused topic again, oldest first.
@@ -287,19 +210,16 @@ def resume(
     """
     from toc.operate import admin
 
-    with opened(account=True) as center:
-        with audited(center, "topic.resume", name, rate=rate):
-            topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())
-        _log_change(topic, {"paused": False, "resume_rate": rate})
+    with changing("topic.resume", name, rate=rate) as center:
+        topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())
+    _log_change(topic, {"paused": False, "resume_rate": rate})
     _tell(topic, "running" if rate is None else f"running; what waited starts at {rate} a second", as_json)
 
 
 @app.command()
 def delete(
     name: Name,
-    purge: Annotated[
-        bool, typer.Option("--purge", help="First cancel its pending tasks and delete its dead ones.")
-    ] = False,
+    purge: bool = flag("--purge", "First cancel its pending tasks and delete its dead ones."),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -313,7 +233,6 @@ def delete(
     """
     from toc.operate import admin, topics
 
-    log = get_logger(__name__)
     with opened(account=True) as center:
         admin.get_topic(center.store, name)
         what = ", with all its pending and dead tasks," if purge else ""
@@ -322,7 +241,7 @@ def delete(
             ended = topics.delete_topic(center, name, purge=purge, progress=lambda text: bar(0.0, text))
             counts = {"pending_cancelled": ended.rows.pending, "dead_deleted": ended.rows.dead}
             record.update(counts)
-        log.info("topic_deleted", by=who(), topic=name, **counts)
+    log.info("topic_deleted", by=who(), topic=name, **counts)
     show_one({"deleted": name, **counts}, as_json=as_json)
 
 
@@ -344,9 +263,7 @@ def _alter(center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait
 
 
 def _log_change(topic: Topic, changes: Mapping[str, Any]) -> None:
-    """Log who changed what."""
     chosen = ", ".join(f"{name}={value}" for name, value in changes.items() if value is not None)
-    log = get_logger(__name__)
     log.info("topic_changed", by=who(), topic=topic.name, changes=chosen)
 
 
@@ -355,13 +272,3 @@ def _tell(topic: Topic, state: str, as_json: bool) -> None:
         print_json(topic_record(topic))
     else:
         say(f"{topic.name} is {state}")
-
-
-def policies(**options: Any) -> dict[str, Any]:
-    """Return the policies that were given, by the names of Topic's fields."""
-    parse: dict[str, Callable[[str], float]] = {
-        **dict.fromkeys(("backoff_base", "backoff_cap"), duration),
-        **dict.fromkeys(("prepare_timeout", "max_runtime", "horizon", "retention"), whole_seconds),
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    return {name: parse[name](value) if name in parse else value for name, value in given.items()}

@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-from typer.core import TyperCommand
+from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime, shown
@@ -24,32 +21,13 @@ if TYPE_CHECKING:
     from toc.config import Settings
     from toc.sdk.client import TimeoutCenter
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB_ID", help="The number that submit returned.")]
-MaybeJobId = Annotated[str | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")]
-Biz = Annotated[
-    str | None,
-    typer.Option("--biz-id", metavar="ID", help="Id of the order or other object; a number if all digits."),
-]
-Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text even if it is all digits.")]
-
 OLDEST = 36_525 * 86_400.0
 """The greatest age that is accepted: a hundred years, in seconds."""
-_NEGATIVE = re.compile(r"-(?:[0-9.]+(?:e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 _DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _JOB_ID = re.compile(r"[0-9]{1,19}")
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
-
-
-class WithNumbers(TyperCommand):
-    """A command with numeric arguments: ``-1`` is an argument to refuse, not an unknown option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as click does, after letting negative numbers through."""
-        ctx.ignore_unknown_options = any(_NEGATIVE.fullmatch(each) for each in args)
-        return super().parse_args(ctx, args)
 
 
 def duration(text: str) -> float:
@@ -84,6 +62,14 @@ def instant(text: str) -> datetime:
         ) from None
 
 
+def aware(text: str) -> datetime:
+    """Parse a time in ISO 8601 with a zone. Raises InvalidInput."""
+    at = instant(text)
+    if at.tzinfo is None:
+        raise NaiveDatetime(f"{shown(text)} has no time zone; append Z or an offset such as +01:00")
+    return at
+
+
 def moment(text: str, now_ms: int) -> int:
     """Return a past time in ms: an age such as ``2h``, or ISO 8601 with a zone. Raises InvalidInput."""
     try:
@@ -94,10 +80,7 @@ def moment(text: str, now_ms: int) -> int:
     except InvalidDelay:
         if _DURATION.fullmatch(text.strip()):
             raise
-        at = instant(text)
-    if at.tzinfo is None:
-        raise NaiveDatetime(f"{shown(text)} has no time zone; append Z or an offset such as +01:00")
-    return max(0, to_ms(at))
+        return max(0, to_ms(aware(text)))
 
 
 def job_number(text: str) -> int:
@@ -155,6 +138,18 @@ def load_settings(*, daemon: bool = False) -> Settings:
     return settings
 
 
+def daemon_settings(**given: object) -> Settings:
+    """Load the settings of a daemon, with those ``given`` instead, and detach its log. Raises ConfigError."""
+    from toc.config import Settings
+    from toc.observe.log import detach
+
+    detach()
+    settings = load_settings(daemon=True)
+    settings.need_database_urls()
+    settings.need_redis_url()
+    return Settings(**(settings.model_dump() | given))  # refuses what the variables refuse
+
+
 @contextmanager
 def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
     """Yield a TimeoutCenter with the settings, closed at the end. Connects to servers on first use.
@@ -168,14 +163,23 @@ def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
 
 
 @contextmanager
-def audited(center: TimeoutCenter, action: str, target: str, **details: object) -> Iterator[dict[str, Any]]:
+def changing(action: str, target: str, /, **details: object) -> Iterator[TimeoutCenter]:
+    """Yield a TimeoutCenter for one change, which is recorded as by ``audited``."""
+    with opened(account=True) as center, audited(center, action, target, **details):
+        yield center
+
+
+@contextmanager
+def audited(
+    center: TimeoutCenter, action: str, target: str, /, **details: object
+) -> Iterator[dict[str, Any]]:
     """Record a change in the audit as the OS user's; nothing is changed if that cannot be written.
 
     Yields a dict for what came of it. Prompts and checks belong before it, exit codes after it.
     """
     from toc.operate import audit
 
-    with audit.audited(center.store, by=who(), action=action, target=target, **details) as record:
+    with audit.audited(center.store, who(), action, target, **details) as record:
         yield record
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toc.cli.options import Json, flag, option
 from toc.cli.output import ago, and_more, most_urgent, say, screen, show, table
 from toc.cli.streams import end_if_lost
-from toc.cli.values import Json, audited, load_settings, opened, who
-from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput, UnknownHost, shown
-from toc.model.topic import Delivery
+from toc.cli.values import daemon_settings, load_settings, opened, who
+from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput
 from toc.model.wire import instant, seconds
 
 if TYPE_CHECKING:
     from toc.config import Settings
     from toc.coordination.coordinator import SlotRow
     from toc.coordination.operator import Operator
-    from toc.model.topic import Slot
     from toc.operate.admin import SlotView
+    from toc.operate.wishes import Wishes
     from toc.sdk.client import TimeoutCenter
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="As `toc workers` shows it.")]
@@ -37,48 +36,45 @@ Absent = Annotated[
     bool, typer.Option("--absent", help="Also if it has no worker now; takes effect when it has.")
 ]
 
-NAMED = 20
-"""How many hosts a message names at most."""
-_NUMBER = re.compile(r"[0-9]{1,6}")
-
 SLOT_SPARE = ("state", "dead", "since", "next_due")
 WATCH_SPARE = (*SLOT_SPARE, "prepared", "scheduled")
 """On a watched terminal a slot has one line, so that as many as possible are shown."""
 
 
 def worker(
-    app: Annotated[
-        str, typer.Option("--app", metavar="MODULE:NAME", help="Your TimeoutCenter: shop.deadlines:center.")
-    ],
-    processes: Annotated[
-        int | None, typer.Option(metavar="N", help="Worker processes. Default: one per core.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Handlers that each process runs at once. Default 16.")
-    ] = None,
+    app: str | None = option("MODULE:NAME", "Your TimeoutCenter: shop.deadlines:center."),
+    webhooks: bool = flag("--webhooks", "Send the tasks of topics whose delivery is webhook."),
+    processes: int | None = option("N", "Worker processes. Default: one per core."),
+    threads: int | None = option("N", "Handlers that each process runs at once. Default 16."),
 ) -> None:
-    """Run handlers: the daemon of this host. SIGTERM or Ctrl-C end it in good order.
+    """Run handlers, send webhooks, or both: the daemon of this host. SIGTERM or Ctrl-C end it in good order.
 
-    Example: toc worker --app shop.deadlines:center --processes 4
+    Examples: toc worker --app shop.deadlines:center --processes 4
+              toc worker --webhooks
     """
-    from toc.config import Settings
-    from toc.observe.log import detach
-
-    detach()
-    settings = load_settings(daemon=True)
-    settings.need_database_urls()
-    settings.need_redis_url()
+    if app is None and not webhooks:
+        raise InvalidInput("give --app MODULE:NAME, --webhooks, or both")
     asked = {"processes": processes, "threads": threads}
-    given = {name: value for name, value in asked.items() if value is not None}
-    settings = Settings(**(settings.model_dump() | given))  # refuses what the variables refuse
+    settings = daemon_settings(**{name: value for name, value in asked.items() if value is not None})
+    if webhooks:
+        check_webhooks()
+    from toc.worker.app import NO_HANDLERS
     from toc.worker.daemon.start import run_daemon
 
-    raise typer.Exit(run_daemon(app, settings))
+    raise typer.Exit(run_daemon(NO_HANDLERS if app is None else app, settings, webhooks=webhooks))
+
+
+def check_webhooks() -> None:
+    """Raise ConfigError unless webhooks can be sent from here."""
+    try:
+        import toc.webhooks.probe  # noqa: F401 - imports the HTTP client
+    except ImportError as exc:
+        raise ConfigError("--webhooks needs: pip install 'timeout-center[webhooks]'") from exc
 
 
 def slots(
-    topic: Annotated[str | None, typer.Option(metavar="NAME", help="Only this topic.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh each second until Ctrl-C.")] = False,
+    topic: str | None = option("NAME", "Only this topic."),
+    watch: bool = flag("--watch", "Refresh each second until Ctrl-C."),
     as_json: Json = False,
 ) -> None:
     """Show every slot: its owner and why, how many tasks it holds, and how late it is.
@@ -173,10 +169,8 @@ def drain(host: Host, absent: Absent = False) -> None:
     Exits with 1, and does nothing, if the host has no worker now and is not drained either.
     """
     _check_name("host", host)
-    with _visit() as (center, visit):
-        present = _is_there(visit, host, absent=absent or host in visit.intents().drains)
-        with audited(center, "host.drain", host):
-            visit.drain(host, by=who())
+    with _wishes() as wishes:
+        present = wishes.drain(host, absent=absent)
     if present:
         say(f"{host} is being drained; `toc workers` shows when it owns nothing")
     else:
@@ -186,11 +180,8 @@ def drain(host: Host, absent: Absent = False) -> None:
 def undrain(host: Host) -> None:
     """Let a drained host have slots again. Exits with 1 if it was not drained and has no worker."""
     _check_name("host", host)
-    with _visit() as (center, visit):
-        with audited(center, "host.undrain", host):
-            found = visit.undrain(host)
-        if not found:
-            _is_there(visit, host, hint=f"drained hosts: {_some(visit.intents().drains)}")
+    with _wishes() as wishes:
+        found = wishes.undrain(host)
     say(f"{host} may have slots again" if found else f"{host} was not drained")
 
 
@@ -212,11 +203,8 @@ def pin(
     # Arguments are filled from left to right: of two, the second is the target.
     slot, target = (topic, number) if target is None else (f"{topic}_{number}", target)
     _check_name("target", target)
-    with _visit() as (center, visit):
-        wanted = _slot(center, slot)
-        _is_there(visit, target, absent=absent)
-        with audited(center, "slot.pin", slot, to=target):
-            visit.pin(wanted, target, by=who())
+    with _wishes() as wishes:
+        wishes.pin(slot, target, absent=absent)
     say(f"{slot} is pinned to {target}")
 
 
@@ -226,10 +214,8 @@ def unpin(
 ) -> None:
     """Let a pinned slot go where balance puts it."""
     slot = topic if number is None else f"{topic}_{number}"
-    with _visit() as (center, visit):
-        wanted = _slot(center, slot)
-        with audited(center, "slot.unpin", slot):
-            found = visit.unpin(wanted)
+    with _wishes() as wishes:
+        found = wishes.unpin(slot)
     say(f"{slot} is not pinned any more" if found else f"{slot} was not pinned")
 
 
@@ -246,10 +232,8 @@ def weight(
 
     check_weight(share)
     _check_name("host", host)
-    with _visit() as (center, visit):
-        _is_there(visit, host, absent=absent or host in visit.intents().weights)
-        with audited(center, "host.weight", host, weight=share):
-            visit.weigh(host, share, by=who())
+    with _wishes() as wishes:
+        wishes.weigh(host, share, absent=absent)
     say(f"each worker of {host} weighs {share:g} now")
 
 
@@ -259,31 +243,15 @@ def unweight(host: Host) -> None:
     Exits with 1 if the host had no other weight and has no worker either.
     """
     _check_name("host", host)
-    with _visit() as (center, visit):
-        with audited(center, "host.unweight", host):
-            found = visit.unweigh(host)
-        if not found:
-            _is_there(visit, host, hint=f"hosts with a weight: {_some(visit.intents().weights)}")
+    with _wishes() as wishes:
+        found = wishes.unweigh(host)
     say(f"{host} has the weight of its daemon again" if found else f"{host} had no weight set by an operator")
 
 
-def rebalance(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
-    as_json: Json = False,
-) -> None:
+def rebalance(dry_run: bool = flag("--dry-run", "Only show what would move."), as_json: Json = False) -> None:
     """Spread every topic's slots evenly over the workers, and show the moves."""
-    with _visit() as (center, visit):
-        deliveries = {
-            topic.name: topic.delivery.value
-            for topic in center.store.topics.list()
-            if topic.delivery is not Delivery.HANDLER
-        }
-        if dry_run:
-            moves = visit.rebalance(by=who(), dry_run=True, deliveries=deliveries)
-        else:
-            with audited(center, "cluster.rebalance", center.settings.cluster) as record:
-                moves = visit.rebalance(by=who(), deliveries=deliveries)
-                record["moves"] = len(moves)
+    with _wishes() as wishes:
+        moves = wishes.rebalance(dry_run=dry_run)
     records = [{"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new} for move in moves]
     show(records, as_json=as_json, empty="nothing to move: all is even")
 
@@ -306,30 +274,14 @@ def _check_name(what: str, name: str) -> None:
     check_node_name(what, name)
 
 
-def _is_there(
-    visit: Operator, target: str, *, absent: bool = False, hint: str = "add --absent if it will come later"
-) -> bool:
-    """Whether there is such a host or worker now. If not, raises UnknownHost, unless ``absent``."""
-    rows = visit.workers()
-    hosts = {row.host for row in rows}
-    if target in hosts or any(row.worker_id == target for row in rows):
-        return True
-    if not absent:
-        raise UnknownHost(f"{shown(target)} has no worker now; hosts with workers: {_some(hosts)}; {hint}")
-    return False
-
-
-def _some(names: Iterable[str]) -> str:
-    """Return names for a message, at most NAMED of them."""
-    first, rest = sorted(names)[:NAMED], sorted(names)[NAMED:]
-    return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
-
-
 @contextmanager
-def _visit() -> Iterator[tuple[TimeoutCenter, Operator]]:
-    """Yield an SDK, whose store has the audit, and a connection to the cluster."""
+def _wishes() -> Iterator[Wishes]:
+    """Yield what makes wishes in the name of this user."""
+    from toc.operate.wishes import Wishes
+
     with opened() as center, _operator(center.settings) as visit:
-        yield center, visit
+        hint = "add --absent if it will come later"
+        yield Wishes(visit, center.store, by=who(), cluster=center.settings.cluster, hint=hint)
 
 
 def _operator(settings: Settings) -> Operator:
@@ -341,19 +293,6 @@ def _operator(settings: Settings) -> Operator:
             "set TOC_ZOOKEEPER to run several hosts as a cluster"
         )
     return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
-
-
-def _slot(center: TimeoutCenter, name: str) -> Slot:
-    from toc.model.topic import Slot
-    from toc.operate import admin
-
-    topic_name, _, number = name.rpartition("_")
-    if not topic_name or not _NUMBER.fullmatch(number):
-        raise InvalidInput(f"{shown(name)} is not a slot; write it as `toc slots` does: order.close_3")
-    topic = admin.get_topic(center.store, topic_name)
-    if int(number) >= topic.consumed:
-        raise InvalidInput(f"{topic_name} has slots 0 to {topic.consumed - 1}, not {number}")
-    return Slot(topic_name, int(number))
 
 
 def _watch(center: TimeoutCenter, topic: str | None) -> None:
@@ -417,8 +356,6 @@ def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, 
 
 
 def _slot_record(view: SlotView) -> dict[str, Any]:
-    from toc.coordination.coordinator import SlotState
-
     seat, seen = view.seat, view.queues
     reasons = [seat.reason] if seat and not (view.going and seat.reason == "balance") else []
     reasons += ["given up when empty"] if view.going else []
@@ -427,7 +364,7 @@ def _slot_record(view: SlotView) -> dict[str, Any]:
         "state": seat and str(seat.state),
         "owner": seat and seat.owner,
         "since": instant(seat.since) if seat and seat.since else None,
-        "moving_to": seat.assigned if seat and seat.state is SlotState.MOVING else None,
+        "moving_to": seat.assigned if seat and seat.state.value == "moving" else None,
         "why": "; ".join(reasons) or None,
     }
     if isinstance(seen, IndexUnavailable):

@@ -130,6 +130,16 @@ def stack(error: BaseException) -> str:
     return "\nfrom\n".join(parts)
 
 
+class Stack:
+    """An error's ``stack``, made only if its line is written."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __repr__(self) -> str:
+        return stack(self._error)
+
+
 class _Logger:
     """Logs as structlog is configured, or as ``configure()`` would if nobody has configured it.
 

@@ -39,11 +39,11 @@ Values = dict[Key, list[float]]
 """The cells of many series."""
 
 LABEL_VALUES = {
-    "outcome": ("processed", "failed", "dead", "crashed", "duplicate", "overtaken"),
+    "outcome": ("processed", "failed", "dead", "crashed", "duplicate", "overtaken", "postponed"),
     "step": ("prepare", "read", "finish", "commit"),
     "queue": ("store", "dead"),
     "how": ("left", "recycled", "died"),
-    "reason": ("slow", "crowded"),
+    "reason": ("slow", "crowded", "unread"),
 }
 """The possible values of each label of counters and histograms, except topics."""
 
@@ -211,7 +211,7 @@ class Family(Generic[Series]):
 
     def _cells(self, labels: Key) -> memoryview[float]:
         try:
-            return _own_board().place((self.metric.name, *labels), self.metric.cells)
+            return own_board().place((self.metric.name, *labels), self.metric.cells)
         except MemoryError:
             from toc.observe.log import get_logger  # imported here: the log counts its dropped lines here
 
@@ -243,15 +243,11 @@ def write_to(board: SharedMetrics) -> None:
 
 def own_board() -> SharedMetrics:
     """Return the board to which this process writes."""
-    with _lock:
-        return _own_board()
-
-
-def _own_board() -> SharedMetrics:
     global _board
-    if _board is None:
-        _board = SharedMetrics(bytearray(BOARD_BYTES))
-    return _board
+    with _lock:
+        if _board is None:
+            _board = SharedMetrics(bytearray(BOARD_BYTES))
+        return _board
 
 
 def add_up(into: Values, values: Mapping[Key, Sequence[float]], *, ended: bool = False) -> None:
@@ -301,8 +297,12 @@ def _counter(name: str, text: str, *labels: str) -> Family[Count]:
     return _declare(Metric(name, text, MetricKind.COUNTER, labels), Count)
 
 
-def _gauge(name: str, text: str, *labels: str, kind: MetricKind = MetricKind.GAUGE) -> Family[Level]:
-    return _declare(Metric(name, text, kind, labels), Level)
+def _gauge(name: str, text: str, *labels: str) -> Family[Level]:
+    return _declare(Metric(name, text, MetricKind.GAUGE, labels), Level)
+
+
+def _highest(name: str, text: str, *labels: str) -> Family[Level]:
+    return _declare(Metric(name, text, MetricKind.HIGHEST, labels), Level)
 
 
 def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Family[Distribution]:
@@ -332,7 +332,8 @@ RUNTIME = _histogram(
 TRIES = _counter(
     "toc_tries",
     "Tries that ended. failed, crashed: will be tried again. duplicate: another try had processed the task. "
-    "overtaken: the task was cancelled, rescheduled or dead by then.",
+    "overtaken: the task was cancelled, rescheduled or dead by then. postponed: a webhook could not be sent "
+    "now, which uses up no try.",
     "topic",
     "outcome",
 )
@@ -355,9 +356,7 @@ WITHOUT_INDEX = _counter(
     "topic",
 )
 LEASED = _counter(
-    "toc_leased_entries",
-    "Entries that waited because another live worker had a lease on the row.",
-    "topic",
+    "toc_leased_entries", "Entries that waited because another live worker had a lease on the row.", "topic"
 )
 QUARANTINED = _counter(
     "toc_quarantined_tasks",
@@ -393,8 +392,14 @@ INDEX_REBUILDS = _counter(
 )
 PURGED = _counter("toc_purged_rows", "Finished rows deleted because their retention was over.", "topic")
 
-# --- the gateway
+# --- the gateway; each of its HTTP processes counts
 
+HANDED_OUT = _counter(
+    "toc_handed_out_tasks", "Times that a task was handed out to a consumer that pulls.", "topic"
+)
+GATEWAYS_READY = _gauge(
+    "toc_ready_gateways", "HTTP processes of this gateway that can serve, as its /readyz says."
+)
 REQUESTS = _counter(
     "toc_requests", "Requests that a gateway answered, by call and class of status.", "call", "status"
 )
@@ -409,6 +414,32 @@ CONNECTIONS_CLOSED = _counter(
     "toc_closed_connections",
     "Connections that the gateway closed: too slow to send or to read, or idle while too many were open.",
     "reason",
+)
+
+# --- webhooks; the worker process that sends counts
+
+WEBHOOK_REQUESTS = _counter(
+    "toc_webhook_requests", "Requests that were sent, by target and class of status; none: no answer.",
+    "target", "status",
+)  # fmt: skip
+WEBHOOK_SECONDS = _histogram(
+    "toc_webhook_duration_seconds",
+    "Time of a request, from the look-up of the name to the end of what is read of the answer, by target.",
+    "target",
+    buckets=STEP_SECONDS,
+)
+WEBHOOK_POSTPONED = _counter(
+    "toc_webhook_postponed",
+    "Times that a task was put off, by target and reason. It uses up no try.",
+    "target",
+    "reason",
+)
+WEBHOOK_WAITING = _gauge(
+    "toc_webhook_waiting_tasks", "Tasks that are overdue because they were put off, by target and reason.",
+    "target", "reason",
+)  # fmt: skip
+WEBHOOK_BREAKERS = _gauge(
+    "toc_webhook_open_breakers", "Worker processes that send a target nothing but probes.", "target"
 )
 
 # --- schedules; the worker process that moves a schedule on counts
@@ -444,11 +475,10 @@ WAITING = _gauge(
 UNWRITTEN = _gauge(
     "toc_unwritten_results", "Tries that have ended and whose results are not written to the rows yet."
 )
-LOOP_BUSY = _gauge(
+LOOP_BUSY = _highest(
     "toc_loop_busy_seconds",
     "How long the current iteration of an internal loop has lasted; 0 while it sleeps.",
     "loop",
-    kind=MetricKind.HIGHEST,
 )
 WITHOUT_REDIS = _gauge(
     "toc_slots_without_redis", "Slots served from the task table because their Redis node is out of reach."
@@ -456,10 +486,9 @@ WITHOUT_REDIS = _gauge(
 BROKEN_SLOTS = _gauge(
     "toc_broken_slots", "Slots with a Redis key that toc did not write; they are served from the task table."
 )
-INDEX_FOREIGN = _gauge(
+INDEX_FOREIGN = _highest(
     "toc_index_foreign",
     "1 while Redis and namespace belong to another cluster; all slots are served from the task table.",
-    kind=MetricKind.HIGHEST,
 )
 
 LOOP_BLOCKED = _counter(
@@ -477,11 +506,7 @@ SLOTS = _gauge(
 )
 TABLES = _gauge("toc_swept_tables", "Task tables that this daemon's workers sweep.")
 WORKERS = _gauge("toc_workers", "Worker processes of this daemon.", "state")
-DRAINED = _gauge(
-    "toc_drained",
-    "1 while the daemon's host is drained; absent without ZooKeeper.",
-    kind=MetricKind.HIGHEST,
-)
+DRAINED = _highest("toc_drained", "1 while the daemon's host is drained; absent without ZooKeeper.")
 WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
 
 # --- the state of the servers, which the daemon reads every few seconds for its own slots; the daemon that
@@ -493,19 +518,18 @@ SCHEDULED = _gauge(
 DUE = _gauge("toc_due_tasks", "Tasks in the StoreQueues that are due and not taken yet.", "topic")
 PREPARED = _gauge("toc_prepared_tasks", "Tasks in the PrepareQueues: taken and not finished.", "topic")
 DEAD = _gauge("toc_dead_tasks", "Tasks in the DeadQueues.", "topic")
-OVERDUE = _gauge(
+OVERDUE = _highest(
     "toc_overdue_seconds",
     "How long the first task that has not started has been due, whether or not a worker has taken it.",
     "topic",
-    kind=MetricKind.HIGHEST,
 )
-RESUMED = _gauge(
+RESUMED = _highest(
     "toc_resumed_seconds",
     "Time since the topic was resumed, until every task that was due before has started; else 0.",
     "topic",
-    kind=MetricKind.HIGHEST,
 )
-PAUSED = _gauge("toc_topic_paused", "1 while the topic is paused.", "topic", kind=MetricKind.HIGHEST)
+PULLED = _highest("toc_topic_pulled", "1 while the tasks of the topic are pulled.", "topic")
+PAUSED = _highest("toc_topic_paused", "1 while the topic is paused.", "topic")
 UNSEEN = _gauge("toc_unseen_slots", "Slots of this daemon whose state could not be read from Redis.")
 REDIS_UP = _gauge("toc_redis_up", "1 if this Redis node answers the daemon.", "server")
 DATABASE_UP = _gauge("toc_database_up", "1 if this database server answers the daemon.", "server")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from toc.model.errors import ConfigError
+from toc.model.raised import Postponed
 from toc.model.task import Dead, Retry, Task
 from toc.observe.log import get_logger, stack
 
@@ -47,6 +49,22 @@ def trace_id(job_id: int) -> str:
 def is_traced(job_id: int, share: float) -> bool:
     """Whether the task belongs to this share (0 to 1) of all tasks. Every process gives the same answer."""
     return int.from_bytes(_digest(job_id)[8:16], "big") < round(share * 2**64)
+
+
+def traceparent(job_id: int) -> str:
+    """Return the header of W3C's Trace Context for what a try of this task sends.
+
+    Under the span of the try, if there is one; else under the derived parent of all spans of the task, not
+    sampled.
+    """
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry import trace
+
+        current = trace.get_current_span().get_span_context()
+        if current.is_valid:
+            return f"00-{current.trace_id:032x}-{current.span_id:016x}-{current.trace_flags:02x}"
+    digest = _digest(job_id)
+    return f"00-{digest[:16].hex()}-{digest[16:24].hex()}-00"
 
 
 class Tracing:
@@ -207,10 +225,10 @@ class Tracing:
         return self._start("process", kind, task.job_id, task.topic, more, links=links, start_ns=start_ns)
 
     def _end_try(self, span: Span, error: BaseException | None) -> None:
-        kinds = {type(None): "processed", Dead: "dead", Retry: "retry"}
+        kinds = {type(None): "processed", Dead: "dead", Retry: "retry", Postponed: "postponed"}
         outcome = next((name for kind, name in kinds.items() if isinstance(error, kind)), "failed")
         span.set_attribute("toc.outcome", outcome)
-        if error is not None:
+        if error is not None and outcome != "postponed":
             self._fail(span, error)
         span.end()
 

@@ -15,17 +15,17 @@ from toc.coordination.coordinator import SlotRow
 from toc.index.messages import Peek
 from toc.index.queues import Queues
 from toc.maintenance.sweep import Sweep, SweepCounts, sweep_all
-from toc.maintenance.sweeper import Sweeper, Sweepers
+from toc.maintenance.sweeper import Sweeper
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import IndexUnavailable, InvalidInput, StoreUnavailable, UnknownTask, UnknownTopic
 from toc.model.features import Feature
+from toc.model.sharding import BizId
 from toc.model.task import TaskRow
 from toc.model.topic import Delivery, Slot, Topic, check_topic_name
 from toc.model.verdict import entry_score
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.submission import check_job_id
 from toc.store.scan import of_type
-from toc.store.select import Selection
 from toc.store.store import Store
 
 if TYPE_CHECKING:
@@ -52,9 +52,12 @@ def create_topic(
 ) -> Topic:
     """Create a topic; ``policies`` are fields of Topic.
 
-    Raises InvalidTopic, TopicExists, or FeatureNotReady for a delivery that some member does not know.
+    Raises InvalidTopic, TopicExists, UnknownTarget, or FeatureNotReady for a delivery that some member does
+    not know.
     """
     topic = Topic(name, biz_type, slot_amount, **policies)
+    if topic.target:
+        center.store.targets.get(topic.target)
     if topic.delivery is not Delivery.HANDLER:
         center.require(Feature.DELIVERY)
     center.store.topics.create(topic)
@@ -62,9 +65,12 @@ def create_topic(
 
 
 def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
-    """Change fields of a topic and return it. Raises InvalidTopic, UnknownTopic or InvalidInput."""
+    """Change fields of a topic and return it. Raises InvalidTopic, UnknownTopic, UnknownTarget or
+    InvalidInput."""
     if not changes:
         raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
+    if changes.get("target"):
+        store.targets.get(changes["target"])
     return store.topics.alter(name, **changes)
 
 
@@ -115,16 +121,6 @@ def pending_by_slots(
 # --- dead tasks -----------------------------------------------------------------------------------------
 
 
-def newest(store: Store, wanted: Selection, limit: int) -> list[TaskRow]:
-    """Return at most ``limit`` of the selected tasks, newest first, read from the rows.
-
-    Raises InvalidInput for a ``limit`` below 1, and StoreUnavailable.
-    """
-    if limit < 1:
-        raise InvalidInput(f"limit must be 1 or more, not {limit}")
-    return store.selections.newest(wanted, limit)
-
-
 @dataclass(frozen=True, slots=True)
 class Redriven:
     """The result of a redrive: how many tasks are pending again, and how many of them wait for the sweep."""
@@ -134,16 +130,24 @@ class Redriven:
 
 
 def redrive(
-    store: Store, queues: Queues, topics: Iterable[Topic], job_ids: Iterable[int], *, now_ms: int
+    store: Store,
+    queues: Queues,
+    topics: Iterable[Topic],
+    job_ids: Iterable[int],
+    *,
+    now_ms: int,
+    tries: int | None = None,
+    expires_at: int = 0,
 ) -> Redriven:
     """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
 
+    ``tries``: from now on they have so many. They expire at ``expires_at`` (ms), by default never.
     Writes the rows first, then the index; if Redis is out of reach, the sweep adds the entries. Meant for a
     few hundred tasks; use ``toc.operate.bulk`` for more. Raises StoreUnavailable.
     """
     by_type = {topic.biz_type: topic for topic in topics}
     unindexed = 0
-    rows = store.redrive(job_ids, now_ms)
+    rows = store.redrive(job_ids, now_ms, tries=tries, expires_at=expires_at)
     entries: dict[Slot, list[tuple[int, float]]] = {}
     for row in rows:
         topic = by_type.get(row.biz_type)
@@ -171,6 +175,14 @@ def get_row(store: Store, job_id: int) -> TaskRow:
     return row
 
 
+def find_rows(center: TimeoutCenter, biz_id: int | str, topic: str | None) -> list[tuple[TaskRow, str]]:
+    """Return the rows of a biz_id, damaged ones too, oldest first, each with the name of its topic."""
+    biz_type = None if topic is None else center.catalog.get(topic).biz_type
+    topics = {each.biz_type: each.name for each in center.store.topics.list()}
+    rows = center.store.find(BizId.of(biz_id), biz_type)
+    return [(row, topics.get(row.biz_type, f"biz_type-{row.biz_type}")) for row in rows]
+
+
 # --- the index ----------------------------------------------------------------------------------------------
 
 
@@ -196,14 +208,14 @@ def sweep_on(center: TimeoutCenter) -> None:
     center.catalog.refresh()
     layout = center.store.tables_of_server()
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
-    sweepers = Sweepers(layout, [Sweeper(sweep) for _ in layout])
-    sweepers.add(table for tables in layout for table in tables)
 
     def run(sweeper: Sweeper) -> None:
         while True:
             time.sleep(sweeper.run_once())
 
-    for sweeper in sweepers.sweepers:
+    for tables in layout:
+        sweeper = Sweeper(sweep)
+        sweeper.add(tables)
         threading.Thread(target=run, args=[sweeper], daemon=True).start()
     while True:
         time.sleep(REFRESH_SECONDS)

@@ -1,6 +1,6 @@
 """The audit of operators' changes: a row of intent before each, one of the result after it.
 
-    with audited(store, by="ann@host1", action="topic.pause", target="order.close") as record:
+    with audited(store, "ann@host1", "topic.pause", "order.close") as record:
         ...
         record["tasks"] = 3        # becomes part of the result
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,11 +25,19 @@ log = get_logger(__name__)
 
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 MOST_ERROR = 1000
+MOST_IDS = 1000
+"""Most job_ids in the details of a change to many tasks."""
+
+
+def tasks_chosen(job_ids: Sequence[int]) -> dict[str, Any]:
+    """Return how many tasks a change is about, and which: all of them, or those named ``first_job_ids``."""
+    name = "job_ids" if len(job_ids) <= MOST_IDS else "first_job_ids"
+    return {"tasks": len(job_ids), name: [str(job_id) for job_id in job_ids[:MOST_IDS]]}
 
 
 @contextmanager
 def audited(
-    store: Store, *, by: str, action: str, target: str, **details: object
+    store: Store, by: str, action: str, target: str, /, **details: object
 ) -> Iterator[dict[str, Any]]:
     """Record a change: who makes it, what and to what, and what came of it.
 
@@ -64,7 +72,8 @@ def audited(
 def _text(values: dict[str, Any]) -> str:
     """Return values as JSON that fits its column."""
     text = _storable(json.dumps(values, ensure_ascii=False, default=str))
-    return text if len(text) <= MOST_TEXT else json.dumps({"too_long": len(text), "begins": text[:2000]})
+    size = len(text.encode())
+    return text if size <= MOST_TEXT else json.dumps({"too_long": size, "begins": text[:2000]})
 
 
 def _storable(text: str) -> str:

@@ -79,7 +79,9 @@ def purge_dead(
             else:
                 free += entries[slot]
                 gone.setdefault(slot, []).extend(entries[slot])
-        counts["purged"] += center.store.purge_dead({job_id: sizes[job_id] for job_id in free})
+        counts["purged"] += center.store.ended.delete(
+            {job_id: sizes[job_id] for job_id in free}, [TaskStatus.DEAD]
+        )
         yield BulkStep(done, dict(counts))
     if gone:
         time.sleep(LAST_SWEEP_SECONDS)

@@ -24,7 +24,7 @@ from toc.model.clock import from_ms
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Slot, Topic
-from toc.operate import admin
+from toc.operate import admin, targets
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
 from toc.store.scan import DueRow
@@ -71,9 +71,9 @@ def examine(
     settings = center.settings
     settings.need_database_urls()
     settings.need_redis_url()
-    lines = [Line(finding.level, "database", *finding[1:]) for finding in center.store.examine()]
+    lines = _lines("database", center.store.examine())
     progress(0.2, "looking at Redis")
-    lines += [Line(finding.level, "redis", *finding[1:]) for finding in preflight.examine(center.queues)]
+    lines += _lines("redis", preflight.examine(center.queues))
     progress(0.4, "looking at topics and slots")
     topics: list[Topic] = []
     try:
@@ -82,10 +82,10 @@ def examine(
         lines += _unless_said(lines, "topics", exc)
     else:
         lines += _none_yet(topics)
-        lines += [Line(found.level, "redis", *found[1:]) for found in _owner(center)]
+        lines += _lines("redis", _owner(center))
     slots = [slot for topic in topics for slot in topic.slots()]
     peeks = center.queues.peek(slots)
-    lines += [Line(found.level, "redis", *found[1:]) for found in preflight.broken(center.queues, slots)]
+    lines += _lines("redis", preflight.broken(center.queues, slots))
     lines += _index_rights(center, peeks, lines)
     lines += _without_index(peeks)
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
@@ -94,9 +94,14 @@ def examine(
     else:
         lines += _alone(center, topics, lines)
     lines += _topics(topics, peeks)
+    lines += _lines("targets", targets.examine(center, topics))
     progress(0.8, "looking for overdue tasks")
     lines += _overdue(center, topics, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
+
+
+def _lines(part: str, findings: Iterable[Finding]) -> list[Line]:
+    return [Line(found.level, part, *found[1:]) for found in findings]
 
 
 def _owner(center: TimeoutCenter) -> list[Finding]:
@@ -173,15 +178,9 @@ def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Li
 
 
 def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> list[Line]:
-    lines = [
-        Line(
-            Level.NOTE,
-            "workers",
-            "-",
-            "TOC_ZOOKEEPER is not set: only one daemon on one host can run; when it is down, nothing fires",
-            "set TOC_ZOOKEEPER to run several hosts as a cluster",
-        )
-    ]
+    what = "TOC_ZOOKEEPER is not set: only one daemon on one host can run; when it is down, nothing fires"
+    do = "set TOC_ZOOKEEPER to run several hosts as a cluster"
+    lines = [Line(Level.NOTE, "workers", "-", what, do)]
     if not topics:
         return lines
     try:
@@ -196,21 +195,13 @@ def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> lis
 
 
 def _nobody() -> Line:
-    return Line(
-        Level.REFUSE,
-        "workers",
-        "-",
-        "no worker is alive: nothing fires",
-        "start `toc worker --app ...` on each host; its log says why if it ends",
-    )
+    do = "start `toc worker --app ...` on each host; its log says why if it ends"
+    return Line(Level.REFUSE, "workers", "-", "no worker is alive: nothing fires", do)
 
 
 def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[Line]:
     settings = center.settings
-    lines = [
-        Line(finding.level, "zookeeper", *finding[1:])
-        for finding in ensemble.examine(address, timeout=settings.connect_timeout)
-    ]
+    lines = _lines("zookeeper", ensemble.examine(address, timeout=settings.connect_timeout))
     visit = Operator(address, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
     try:
         with visit:
@@ -289,16 +280,14 @@ def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> 
         yield Line(Level.NOTE, "intents", drain.host, what + absent, f"toc undrain {drain.host}")
     for slot, pin in wanted.pins.items():
         what = f"pinned to {pin.target} by {pin.by} since {_when(pin.at)}"
+        level = Level.WARN
         if topics and slot.number >= amounts.get(slot.topic, 0):  # no topics: perhaps they cannot be read
-            yield Line(
-                Level.WARN, "intents", str(slot), f"{what}; there is no such slot", f"toc unpin {slot}"
-            )
+            what += "; there is no such slot"
         elif pin.target not in targets:
-            yield Line(
-                Level.WARN, "intents", str(slot), f"{what}, but that is not running", f"toc unpin {slot}"
-            )
+            what += ", but that is not running"
         else:
-            yield Line(Level.NOTE, "intents", str(slot), what, f"toc unpin {slot}")
+            level = Level.NOTE
+        yield Line(level, "intents", str(slot), what, f"toc unpin {slot}")
     for weight in wanted.weights.values():
         what = f"weighs {weight.weight:g} by {weight.by} since {_when(weight.at)}"
         absent = "" if weight.host in hosts else "; no worker is there"

@@ -52,20 +52,22 @@ def create_token(
     lifetime: float | None = None,
     rate: float | None = None,
     giver: Token | None = None,
+    secret: str | None = None,
 ) -> Made:
     """Make a token that lives ``lifetime`` seconds (None: until it is revoked).
 
     ``giver``: the token by which the caller asks; None for an operator at the command line, who may grant
-    all. Raises InvalidInput, NameTaken, NotGranted.
+    all. ``secret``: its text, for one that clients have already; it begins with PREFIX. Raises InvalidInput,
+    NameTaken, NotGranted.
     """
     now = clock.now_ms()
     if lifetime is not None and not 1 <= lifetime <= 10 * 366 * 86_400:
-        raise InvalidInput("a token lives for 1 s to 10 years, or without end")
+        raise InvalidInput("a token lives for 1 s to 10 years, or without end", "lifetime")
     expires_at = None if lifetime is None else now + round(lifetime * 1000)
     token = Token(name, frozenset(roles), tuple(topics), expires_at, rate, by, now)
     if giver is not None:
         check_grant(giver, roles, topics, expires_at, rate)
-    secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    secret = secret or PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     store.tokens.create(token, digest(secret))
     return Made(token, secret)
 
@@ -96,6 +98,7 @@ class TokenBook:
         self._clock = clock
         self._tokens: Mapping[bytes, Token] = {}
         """By SHA-256. Replaced, never changed in place."""
+        self._named: Mapping[str, Token] = {}
         self._state: State | None = None
         self._answered = float("-inf")
         """When the last look at the table that succeeded began (monotonic)."""
@@ -110,6 +113,7 @@ class TokenBook:
         try:
             if self._state is None or self._table.state() != self._state:
                 self._state, self._tokens = self._table.read()
+                self._named = {token.name: token for token in self._tokens.values()}
         except TocError as exc:
             if not self._away:
                 self._away = True
@@ -117,6 +121,11 @@ class TokenBook:
         else:
             self._answered, self._away = began, False
         return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
+
+    @property
+    def known(self) -> bool:
+        """Whether those tokens hold that were read last: the table has answered within KEPT_SECONDS."""
+        return self._clock.monotonic() - self._answered <= KEPT_SECONDS
 
     def find(self, secret: str) -> Token | None:
         """Return the token of a text, or None if it is none, or is revoked or expired.
@@ -134,6 +143,10 @@ class TokenBook:
             if age <= FRESH_SECONDS:
                 return None
         raise TokensUnavailable("the table of access tokens is out of reach; try again")
+
+    def in_force(self, token: Token) -> bool:
+        """Whether a token that was found is neither revoked nor expired now, as far as is known."""
+        return self._named.get(token.name) == token and token.lives(self._clock.now_ms())
 
     def wait(self, token: Token) -> float:
         """Take one request from what a token's rate allows this process. Returns 0.0 if it is admitted.

@@ -144,20 +144,17 @@ class LocalCluster:
             Process(parts[name]["pid"], parts[name]["started"]).kill()
 
     def _start_servers(self, progress: Callable[[str], None]) -> dict[str, Any]:
-        redis = RedisCluster(self.directory / "redis", die_with_parent=False)
-        mariadb = MariaDB(self.directory / "mariadb", die_with_parent=False)
-        progress("Redis Cluster")
-        try:
-            redis.start()
-        finally:
-            for number, node in enumerate(redis.nodes, 1):
-                self._note_server(f"redis{number}", node)
-        progress("mariadb")
-        try:
-            mariadb.start()
-        finally:
-            self._note_server("mariadb", mariadb)
-        zookeeper = self._start_zookeeper(progress)
+        redis, mariadb, zookeeper = self._redis(), self._mariadb(), self._zookeeper(self.zookeepers)
+        for name, server in (("redis", redis), ("mariadb", mariadb), ("zookeeper", zookeeper)):
+            progress("Redis Cluster" if name == "redis" else name)
+            try:
+                server.start()
+            finally:
+                if isinstance(server, PrivateServer):
+                    self._note_server(name, server)
+                else:
+                    for number, node in enumerate(server.nodes, 1):
+                        self._note_server(f"{name}{number}", node)
         return {
             "database_urls": [mariadb.url],
             "databases": 8,
@@ -168,36 +165,27 @@ class LocalCluster:
             "cluster": "local",
         }
 
-    def _start_zookeeper(self, progress: Callable[[str], None]) -> ZooKeeper | ZooKeeperEnsemble:
-        """Start a single server, or an ensemble of several, each in its own directory."""
-        progress("zookeeper")
-        if self.zookeepers == 1:
-            alone = ZooKeeper(self.directory / "zookeeper", die_with_parent=False)
-            try:
-                return alone.start()
-            finally:
-                self._note_server("zookeeper", alone)
-        ensemble = ZooKeeperEnsemble(
-            self.directory / f"zookeeper-of-{self.zookeepers}", size=self.zookeepers, die_with_parent=False
-        )
-        try:
-            return ensemble.start()
-        finally:
-            for number, node in enumerate(ensemble.nodes, 1):
-                self._note_server(f"zookeeper{number}", node)
+    def _redis(self) -> RedisCluster:
+        return RedisCluster(self.directory / "redis", die_with_parent=False)
+
+    def _mariadb(self) -> MariaDB:
+        return MariaDB(self.directory / "mariadb", die_with_parent=False)
+
+    def _zookeeper(self, size: int) -> ZooKeeper | ZooKeeperEnsemble:
+        """A single server, or an ensemble of several, each in its own directory."""
+        if size == 1:
+            return ZooKeeper(self.directory / "zookeeper", die_with_parent=False)
+        return ZooKeeperEnsemble(self.directory / f"zookeeper-of-{size}", size=size, die_with_parent=False)
 
     def _server(self, name: str) -> PrivateServer:
         """Return a server that was started before."""
-        number = int("0" + name.lstrip("abcdefghijklmnopqrstuvwxyz")) - 1
-        if name.startswith("redis"):
-            return RedisCluster(self.directory / "redis", die_with_parent=False).nodes[number]
         if name == "mariadb":
-            return MariaDB(self.directory / "mariadb", die_with_parent=False)
-        if name == "zookeeper":
-            return ZooKeeper(self.directory / "zookeeper", die_with_parent=False)
+            return self._mariadb()
         size = sum(each.startswith("zookeeper") for each in self._parts())
-        directory = self.directory / f"zookeeper-of-{size}"
-        return ZooKeeperEnsemble(directory, size=size, die_with_parent=False).nodes[number]
+        server = self._redis() if name.startswith("redis") else self._zookeeper(size)
+        if isinstance(server, ZooKeeper):
+            return server
+        return server.nodes[int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) - 1]
 
     def _start_daemons(
         self, names: Sequence[str], progress: Callable[[str], None] = lambda _name: None

@@ -36,6 +36,21 @@ class _Nodes(Started, Generic[Node]):
 
     nodes: list[Node]
 
+    def start(self) -> Self:
+        """Start all nodes and wait until each serves. Raises MissingServer or StartFailed."""
+        for node in self.nodes:
+            node.start()
+        self._join()
+        if not until(lambda: all(map(self._serves, self.nodes)), 30):
+            raise StartFailed(f"the nodes did not join:\n{tail(self.nodes[0].log)}")
+        return self
+
+    def _join(self) -> None:
+        """Make one of the nodes, if they do not do so by themselves."""
+
+    def _serves(self, node: Node) -> bool:
+        raise NotImplementedError
+
     def stop(self) -> None:
         """Stop all nodes."""
         for node in self.nodes:
@@ -144,17 +159,9 @@ class RedisCluster(_Nodes[_ClusterNode]):
         """The URL for TOC_REDIS_URL."""
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
-    def start(self) -> Self:
-        """Start all nodes, join them at the first start, wait until each serves. Raises StartFailed."""
-        for node in self.nodes:
-            node.start()
-        if "cluster_known_nodes:1\r" in str(self.nodes[0].call("CLUSTER", "INFO")):
-            self._join()
-        if not until(lambda: all(self._serves(node) for node in self.nodes), 30):
-            raise StartFailed(f"the cluster did not form:\n{tail(self.nodes[0].log)}")
-        return self
-
     def _join(self) -> None:
+        if "cluster_known_nodes:1\r" not in str(self.nodes[0].call("CLUSTER", "INFO")):
+            return  # they were joined at the first start
         bounds = [16384 * number // len(self.nodes) for number in range(len(self.nodes) + 1)]
         for number, node in enumerate(self.nodes):
             node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else they must resolve a collision
@@ -163,7 +170,7 @@ class RedisCluster(_Nodes[_ClusterNode]):
         for node in self.nodes[1:]:
             node.call("CLUSTER", "MEET", "127.0.0.1", first.port, first.kept_port("bus"))
 
-    def _serves(self, node: RedisServer) -> bool:
+    def _serves(self, node: _ClusterNode) -> bool:
         try:
             info = str(node.call("CLUSTER", "INFO"))
         except (OSError, Refused):
@@ -380,13 +387,8 @@ class ZooKeeperEnsemble(_Nodes[_ZooKeeperMember]):
         """The value for TOC_ZOOKEEPER."""
         return ",".join(node.url for node in self.nodes)
 
-    def start(self) -> Self:
-        """Start all members and wait until each serves. Raises MissingServer or StartFailed."""
-        for node in self.nodes:
-            node.start()
-        if not until(lambda: all(node.serves() for node in self.nodes), 30):
-            raise StartFailed(f"the ensemble did not form:\n{tail(self.nodes[0].log)}")
-        return self
+    def _serves(self, node: _ZooKeeperMember) -> bool:
+        return node.serves()
 
 
 def find_redis() -> Path:

@@ -1,0 +1,133 @@
+"""toc import youzan | lmstfy"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from toc.cli.options import Json, flag, option
+from toc.cli.output import say, show_one
+from toc.cli.values import audited, load_settings, who
+from toc.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toc.index.foreign import Foreign
+    from toc.model.clock import Clock
+    from toc.moving.importing import Original, Report
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Move over from another delay queue. What it holds is read and never changed; safe to repeat.",
+)
+
+TELL_SECONDS = 5.0
+
+REDIS = option(
+    "URL",
+    "The other queue's Redis; redis://host:6379/1 for database 1.",
+    default=...,
+    envvar="TOC_IMPORT_REDIS",
+)
+DRY_RUN = flag("--dry-run", "Write nothing; count what it holds.")
+
+
+@app.command()
+def youzan(
+    redis: str = REDIS,
+    dry_run: bool = DRY_RUN,
+    buckets: str = option("PATTERN", "The keys of its buckets (bucket_name).", default="dq_bucket_*"),
+    queues: str = option("PATTERN", "The keys of its ready queues (queue_name).", default="dq_queue_*"),
+    as_json: Json = False,
+) -> None:
+    """Take over the jobs of ouqiang/delay-queue 0.4 for the dialect --youzan.
+
+    Exits with 1 if a job could not be taken over. Its default database is 1.
+
+    Example: toc import youzan --redis redis://10.0.0.7:6379/1 --dry-run
+    """
+
+    def original(redis: Foreign, clock: Clock) -> Original:
+        from toc.moving.youzan import YouzanOriginal
+
+        return YouzanOriginal(redis, clock, buckets=buckets, queues=queues)
+
+    _import("youzan", redis, original, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -> None:
+    """Take over the jobs and dead letters of one pool of lmstfy (engine "redis") for the dialect --lmstfy.
+
+    Exits with 1 if a job could not be taken over.
+
+    Example: toc import lmstfy --redis redis://10.0.0.7:6379
+    """
+
+    def original(redis: Foreign, clock: Clock) -> Original:
+        from toc.moving.lmstfy import LmstfyOriginal
+
+        return LmstfyOriginal(redis, clock)
+
+    _import("lmstfy", redis, original, dry_run=dry_run, as_json=as_json)
+
+
+def _import(
+    what: str, url: str, original: Callable[[Foreign, Clock], Original], *, dry_run: bool, as_json: bool
+) -> None:
+    from toc.index.foreign import Foreign
+    from toc.moving.importing import Importing
+    from toc.sdk.client import TimeoutCenter
+
+    settings = load_settings()
+    settings.need_database_urls()
+    settings.need_redis_url()
+    began = told = time.monotonic()
+
+    def tell(report: Report) -> None:
+        nonlocal told
+        if time.monotonic() - told >= TELL_SECONDS:
+            told = time.monotonic()
+            say(
+                f"{report.found.total()} jobs found, {report.imported} imported, "
+                f"{report.there} there before, {report.checked} checked"
+            )
+
+    try:
+        with TimeoutCenter(settings) as center, closing(Foreign(url)) as redis:
+            importing = Importing(center, original(redis, center.clock), tell, by=who())
+            if dry_run:
+                report = importing.look()
+            else:
+                with audited(center, f"import.{what}", what) as record:
+                    report = importing.run()
+                    record.update(_record(report))
+    except ImportError as exc:
+        raise ConfigError(
+            f"the dialects need {exc.name}, which is not installed: pip install 'timeout-center[gateway]'"
+        ) from exc
+    show_one({**_record(report), "seconds": round(time.monotonic() - began, 1)}, as_json=as_json)
+    if dry_run:
+        say("nothing was written; run it without --dry-run")
+    elif report.complete:
+        say(f"all {report.checked} jobs are tasks; run it again after the other queue has been stopped")
+    else:
+        say("some jobs are no tasks, see above; it is safe to run this again")
+        raise typer.Exit(1)
+
+
+def _record(report: Report) -> dict[str, Any]:
+    return {
+        "found": dict(report.found),
+        "imported": report.imported,
+        "there_before": report.there,
+        "different": report.different,
+        "checked": report.checked,
+        "missing": report.missing,
+        "refused": dict(report.refused),
+        "passed_by": dict(report.passed),
+        "examples": report.examples,
+    }

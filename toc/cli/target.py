@@ -1,0 +1,251 @@
+"""toc target create | list | show | alter | rotate | test | pause | resume | delete; toc secrets"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.cli.options import Group, Json, grouped, option
+from toc.cli.output import print_json, say, show, show_one
+from toc.cli.values import audited, changing, duration, opened, who
+from toc.model.errors import InvalidTarget, shown
+from toc.observe.log import get_logger
+
+if TYPE_CHECKING:
+    from toc.model.target import Target
+    from toc.sdk.targets import NewSecret
+
+log = get_logger(__name__)
+
+app = typer.Typer(no_args_is_help=True, help="Receivers of webhooks.")
+secrets = typer.Typer(no_args_is_help=True, help="The keys that encrypt the secrets of webhook targets.")
+
+MOST_FILE = 100_000
+"""Bytes that a file of headers may have."""
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Such as shop: letters, digits, '.', '_', '-'.")]
+URL = "Where tasks are sent: https://host/path."
+
+
+class Limits(Group):
+    """The limits of targets, and the headers of their requests."""
+
+    timeout: str | None = option("TIME", "Longest request. Default 15s.")
+    concurrency: int | None = option("N", "Requests in flight, over all workers. Default 50.")
+    rate: float | None = option("N", "Requests a second, over all workers. Default 0: no limit.")
+    dead_on: str | None = option("LIST", "Answers that make a task dead: of 400,404,422. '': none.")
+    headers: str | None = option("FILE", "Lines 'Name: value' that go with every request; - is stdin.")
+
+    def parsed(self) -> dict[str, Any]:
+        """Return those that were given, by the names of Target's fields. Reads the headers."""
+        given: dict[str, Any] = dict(self)
+        if "timeout" in given:
+            given["timeout"] = duration(given["timeout"])
+        if "rate" in given:
+            given["rate"] = given["rate"] or None
+        if "dead_on" in given:
+            parts = [part.strip() for part in given["dead_on"].split(",") if part.strip()]
+            given["dead_on"] = [int(part) if part in ("400", "404", "422") else part for part in parts]
+        if "headers" in given:
+            given["headers"] = _headers(given["headers"])
+        return given
+
+
+@app.command()
+@grouped
+def create(
+    name: Name, url: str = option("URL", URL, default=...), *, limits: Limits, as_json: Json = False
+) -> None:
+    """Register a receiver and print its signing secret, for the only time.
+
+    Headers come from a file or from stdin, since other users of this host can read command lines.
+
+    Example: toc target create shop --url https://shop.example.com/hooks --rate 100
+    """
+    given = limits.parsed()
+    with changing("target.create", name, **{"url": "", "headers": []} | _told(url, given)) as center:
+        made = center.targets.create(name, url, **given)
+    _log(name, "created")
+    _tell_secret(made, as_json=as_json)
+
+
+@app.command("list")
+def list_targets(as_json: Json = False) -> None:
+    """List the targets, without their secrets, and name those that topics have and that are not there."""
+    with opened() as center:
+        targets = center.targets.list()
+        topics = center.store.topics.list()
+    known = {target.name for target in targets}
+    show(
+        [_record(target) for target in targets],
+        as_json=as_json,
+        empty="no targets; toc target create NAME --url https://host/path",
+        spare=("created", "modified", "paused_by", "paused_why", "previous_until", "headers"),
+    )
+    for topic in topics:
+        if topic.target and topic.target not in known:
+            say(f"topic {topic.name} sends to target {topic.target}, which is not there: its tasks wait")
+
+
+@app.command("show")
+def show_target(name: Name, as_json: Json = False) -> None:
+    """Show a target, without its secret and the values of its headers, and the topics that send to it."""
+    with opened() as center:
+        target = center.store.targets.get(name)
+        topics = [topic.name for topic in center.store.topics.list() if topic.target == name]
+    show_one(_record(target) | {"topics": topics}, as_json=as_json)
+
+
+@app.command()
+@grouped
+def alter(name: Name, url: str | None = option("URL", URL), *, limits: Limits, as_json: Json = False) -> None:
+    """Change a target. --headers replaces all that it had; an empty file removes them.
+
+    Example: toc target alter shop --rate 0 --dead-on 404,422
+    """
+    given = limits.parsed()
+    with changing("target.alter", name, **_told(url, given)) as center:
+        target = center.targets.alter(name, url=url, **given)
+    _log(name, "altered")
+    show_one(_record(target), as_json=as_json)
+
+
+@app.command()
+def rotate(
+    name: Name,
+    keep: str = option("TIME", "How long the former secret signs too; 0: no more.", default="1d"),
+    as_json: Json = False,
+) -> None:
+    """Give a target a new signing secret and print it, for the only time.
+
+    Until --keep is over, requests are signed with both, so receivers can change over without a gap.
+    """
+    seconds = duration(keep)
+    with changing("target.rotate", name, keep=seconds) as center:
+        made = center.targets.rotate(name, keep=seconds)
+    _log(name, "rotated")
+    _tell_secret(made, as_json=as_json)
+
+
+@app.command("test")
+def send_test(name: Name, as_json: Json = False) -> None:
+    """Send a target one signed request that stands for no task, paused or not, and show what it answers.
+
+    Exits with 1 unless the answer is a 2xx. The request has the topic toc.test.
+    """
+    with opened(account=True) as center, audited(center, "target.test", name) as record:
+        answer = center.targets.test(name)
+        record.update(status=answer.status)
+    show_one(answer._asdict(), as_json=as_json)
+    if answer.status is None or not 200 <= answer.status < 300:
+        raise typer.Exit(1)
+
+
+@app.command()
+def pause(
+    name: Name, why: str = option("TEXT", "Is shown to other operators.", default=""), as_json: Json = False
+) -> None:
+    """Send nothing more to a target; its tasks wait, and no try is used up. Requests in flight end."""
+    with changing("target.pause", name, why=why) as center:
+        target = center.targets.pause(name, why=why, by=who())
+    _log(name, "paused")
+    show_one(_record(target), as_json=as_json)
+
+
+@app.command()
+def resume(name: Name, as_json: Json = False) -> None:
+    """Send to a paused target again, also to one that was paused by its own answer 410."""
+    with changing("target.resume", name) as center:
+        target = center.targets.resume(name)
+    _log(name, "resumed")
+    show_one(_record(target), as_json=as_json)
+
+
+@app.command()
+def delete(name: Name, as_json: Json = False) -> None:
+    """Delete a target and its secret. Its tasks wait until there is a target of that name again."""
+    with changing("target.delete", name) as center:
+        center.targets.delete(name)
+    _log(name, "deleted")
+    show_one({"deleted": name}, as_json=as_json)
+
+
+@secrets.command()
+def key() -> None:
+    """Print a new key for TOC_SECRET_KEY. Nothing keeps it: without it, stored secrets are lost."""
+    from toc.store.secretbox import new_key
+
+    print(new_key())
+
+
+@secrets.command("rotate")
+def rotate_keys(as_json: Json = False) -> None:
+    """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated.
+
+    Put the new key before the old one on every host first; when this has run, take the old one away.
+    """
+    with opened(account=True) as center, audited(center, "secrets.rotate", "all targets") as record:
+        done, locked = center.targets.reseal()
+        record.update(targets=done, locked=locked)
+    log.info("secrets_rotated", by=who(), targets=done, locked=len(locked))
+    show_one({"targets": done, "locked": list(locked)}, as_json=as_json)
+    if locked:
+        say("no key of TOC_SECRET_KEY opens the locked ones: add theirs behind the others, or recreate them")
+        raise typer.Exit(3)
+
+
+def _headers(source: str) -> dict[str, str]:
+    """Read lines ``Name: value``. Raises InvalidTarget, which quotes no value."""
+    if source == "-":
+        data = sys.stdin.buffer.read(MOST_FILE + 1)
+    else:
+        with Path(source).open("rb") as file:
+            data = file.read(MOST_FILE + 1)
+    if len(data) > MOST_FILE:
+        raise InvalidTarget(f"headers: the file has more than {MOST_FILE} bytes")
+    found: dict[str, str] = {}
+    for number, line in enumerate(data.decode("latin-1").split("\n"), 1):
+        if not line.strip():
+            continue
+        name, colon, value = line.removesuffix("\r").partition(":")
+        if not colon:
+            raise InvalidTarget(f"headers: line {number} is not 'Name: value'")
+        if name in found:
+            raise InvalidTarget(f"headers: {shown(name)} is there twice")
+        found[name] = value.strip(" ")
+    return found
+
+
+def _told(url: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what the audit is told of a change: of headers only the names."""
+    told = {name: value for name, value in given.items() if name != "headers"}
+    told |= {} if url is None else {"url": _plain(url)}
+    return told | {name: sorted(given[name]) for name in ("headers",) if name in given}
+
+
+def _plain(url: str) -> str:
+    """Return a URL for the audit, without its query, which may hold a secret, and without a user."""
+    scheme, _, rest = url.partition("?")[0].rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _tell_secret(made: NewSecret, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_record(made.target) | {"secret": made.secret})
+        return
+    print(made.secret)
+    say("keep it: it is not shown again. The receiver checks signatures with it.")
+
+
+def _record(target: Target) -> dict[str, Any]:
+    from toc.sdk.targets import target_record
+
+    record = dict.fromkeys(("name", "url", "paused")) | target_record(target)
+    return record | {name: record[name] or None for name in ("paused_by", "paused_why")}
+
+
+def _log(name: str, what: str) -> None:
+    log.info("target_changed", by=who(), target=name, what=what)

@@ -1,0 +1,1 @@
+"""Moving over from other delay queues: what their Redis holds becomes tasks."""

@@ -1,0 +1,253 @@
+"""Takes over what another queue's Redis holds. May be broken off and run again at any time.
+
+    read (a page) ─▶ store, once per job ─▶ read back ─▶ ... ─▶ look at all of them once more
+
+A job's id in the other queue is its biz_id here, and with the dialect's dedup_key it names one task. So a job
+that was taken over before, by this run or another, is found and left alone, whatever has become of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from toc.failpoint import failpoint
+from toc.model.clock import from_ms
+from toc.model.errors import DedupConflict, InvalidInput, NameTaken
+from toc.model.pattern import matches
+from toc.model.sharding import BizId
+from toc.model.task import NewTask, TaskRow, TaskStatus
+from toc.model.template import Template
+from toc.model.verdict import Failure
+from toc.operate.templates import ensure_topic
+from toc.sdk.client import TimeoutCenter
+
+BATCH = 500
+CHECKED_TOGETHER = 1000
+LATER_MS = 86_400_000
+"""A dead job is due so much later until it is marked as dead: nobody may get it in between."""
+BURIED = "it was a dead letter when it was imported"
+LATEST_MS = 253_402_214_400_000
+"""The end of the year 9999: nothing is due later."""
+NEVER = "it is never due"
+
+
+def instant_of(score: float) -> int:
+    """Return an instant (ms), given in seconds as Redis keeps them: any number, also an infinite one."""
+    return int(max(min(score, 2.0**40), 0.0) * 1000)
+
+
+class Found(NamedTuple):
+    """A job of the other queue. ``key`` names it there. ``state``: where it was. ``dead``: a dead letter."""
+
+    key: str
+    state: str
+    task: NewTask
+    dead: bool = False
+
+
+class Passed(NamedTuple):
+    """Something that is not taken over, and why. ``lost``: it may be a job."""
+
+    key: str
+    why: str
+    lost: bool = False
+
+
+class Original(Protocol):
+    """A queue to take jobs from. ``over_topics``: an id names one job over all its topics."""
+
+    over_topics: bool
+
+    def templates(self) -> Iterable[Template]:
+        """Return the templates of the topics of the jobs that were found so far."""
+
+    def read(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
+        """Yield its jobs in pages, those with a ``known`` key perhaps again. Never writes."""
+
+
+@dataclass
+class Report:
+    """How far an import has come. ``found`` counts jobs by state, ``passed`` by reason what is no job any
+    more, ``refused`` by reason what could not be taken over.
+
+    ``imported`` are new tasks, ``there`` were tasks before. ``different``: there is a task of that id with
+    another content, which was left as it is. ``checked`` were looked at once more at the end, and ``missing``
+    are those of them that are no tasks.
+    """
+
+    found: Counter[str] = field(default_factory=Counter)
+    passed: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    imported: int = 0
+    there: int = 0
+    different: int = 0
+    checked: int = 0
+    missing: int = 0
+    examples: dict[str, str] = field(default_factory=dict)
+    """A key for each reason for which something was not taken over."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all jobs are tasks."""
+        return not (self.missing or self.different or self.refused)
+
+    def pass_by(self, one: Passed) -> None:
+        """Count what is not taken over."""
+        (self.refused if one.lost else self.passed)[one.why] += 1
+        self.examples.setdefault(one.why, one.key)
+
+
+class Importing:
+    """One import. ``tell`` is called after every page."""
+
+    def __init__(
+        self, center: TimeoutCenter, original: Original, tell: Callable[[Report], object], *, by: str
+    ) -> None:
+        self.report = Report()
+        self._center = center
+        self._original = original
+        self._tell = tell
+        self._by = by
+        self._began = center.clock.now_ms()
+        self._taken: dict[str, int] = {}
+        """Job_ids by key."""
+        self._passed: set[str] = set()
+        self._templates: set[str] = set()
+
+    def look(self) -> Report:
+        """Count what would be taken over, and write nothing. Raises IndexUnavailable."""
+        for _, found in self._pages():
+            self._taken.update((one.key, 0) for one in found)
+            self._tell(self.report)
+        return self.report
+
+    def run(self) -> Report:
+        """Take over all jobs and check them. Raises TocError; run it again then."""
+        for templates, found in self._pages():
+            for template in templates:
+                self._make_template(template)
+            for first in range(0, len(found), BATCH):
+                self._take(found[first : first + BATCH])
+            self._tell(self.report)
+        self._check()
+        return self.report
+
+    # --- inside
+
+    def _pages(self) -> Iterator[tuple[list[Template], list[Found]]]:
+        """Yield what is new in each page, with the templates of its topics."""
+        for page in self._original.read(self._taken):
+            found: dict[str, Found] = {}
+            for one in page:
+                if isinstance(one, Passed):
+                    if one.key not in self._passed:
+                        self._passed.add(one.key)
+                        self.report.pass_by(one)
+                elif one.key not in self._taken and one.key not in self._passed:
+                    found.setdefault(one.key, one)
+            self.report.found.update(one.state for one in found.values())
+            yield list(self._original.templates()), list(found.values())
+
+    def _make_template(self, template: Template) -> None:
+        if template.pattern not in self._templates:
+            self._templates |= {one.pattern for one in self._center.store.templates.list()}
+        if template.pattern not in self._templates:
+            with suppress(NameTaken):
+                self._center.store.templates.create(template)
+            self._templates.add(template.pattern)
+
+    def _take(self, found: Sequence[Found]) -> None:
+        for name in {one.task.topic for one in found}:
+            ensure_topic(self._center, name, by=self._by)
+        later = self._center.clock.now_ms() + LATER_MS
+        tasks = [_postponed(one.task, later) if one.dead else one.task for one in found]
+        job_ids = self._submit(found, tasks)
+        failpoint("import.stored")
+        rows = self._center.store.read([job_id for job_id in job_ids if job_id is not None])
+        self._bury(
+            rows[job_id]
+            for one, job_id in zip(found, job_ids, strict=True)
+            if one.dead and job_id is not None and job_id in rows
+        )
+        pushed = self._pushed(found, job_ids) if self._original.over_topics else frozenset()
+        for one, job_id in zip(found, job_ids, strict=True):
+            if job_id is None:
+                continue
+            if job_id in pushed:
+                self._differs(one)
+                continue
+            self._taken[one.key] = job_id
+            row = rows.get(job_id)
+            if row is not None and row.gmt_create >= self._began:
+                self.report.imported += 1
+            else:
+                self.report.there += 1
+
+    def _submit(self, found: Sequence[Found], tasks: Sequence[NewTask]) -> list[int | None]:
+        """Return the job_ids; None for what cannot be taken over, which is counted."""
+        try:
+            return list(self._center.submit_many(tasks))
+        except (DedupConflict, InvalidInput):
+            pass
+        job_ids: list[int | None] = []
+        for one, task in zip(found, tasks, strict=True):
+            job_id: int | None = None
+            try:
+                job_id = self._center.submit_many([task])[0]
+            except DedupConflict:
+                self._differs(one)
+            except InvalidInput as exc:
+                self._passed.add(one.key)
+                self.report.pass_by(Passed(one.key, type(exc).__name__, lost=True))
+            job_ids.append(job_id)
+        return job_ids
+
+    def _differs(self, one: Found) -> None:
+        self._passed.add(one.key)
+        self.report.different += 1
+        self.report.examples.setdefault("a task of its id has another content", one.key)
+
+    def _pushed(self, found: Sequence[Found], job_ids: Sequence[int | None]) -> frozenset[int]:
+        """Cancel the tasks of jobs that are here under another topic too, and return them: those were pushed
+        to the dialect, which replaces. Looked at after the submit, so whoever pushes meanwhile is seen, or
+        sees the task."""
+        patterns = {template.pattern for template in self._original.templates()}
+        topics = self._center.catalog.refresh().values()
+        own = {one.biz_type for one in topics if any(matches(pattern, one.name) for pattern in patterns)}
+        pushed: set[int] = set()
+        for one, job_id in zip(found, job_ids, strict=True):
+            if job_id is None:
+                continue
+            rows = self._center.store.find(BizId.of(one.task.biz_id), dedup_key=one.task.dedup_key)
+            if any(row.biz_type in own and row.job_id != job_id for row in rows):
+                self._center.cancel(job_id)
+                pushed.add(job_id)
+        return frozenset(pushed)
+
+    def _bury(self, rows: Iterable[TaskRow]) -> None:
+        """Mark dead letters as dead, unless something has happened to them since."""
+        failures = [
+            Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, BURIED)
+            for row in rows
+            if (row.status, row.version, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0, 0)
+        ]
+        if failures:
+            self._center.store.die(failures).whole()
+
+    def _check(self) -> None:
+        """Look for every job that was taken over once more."""
+        job_ids = list(self._taken.values())
+        for first in range(0, len(job_ids), CHECKED_TOGETHER):
+            part = job_ids[first : first + CHECKED_TOGETHER]
+            rows = self._center.store.read(part)
+            self.report.checked += len(part)
+            self.report.missing += sum(job_id not in rows for job_id in part)
+            self._tell(self.report)
+
+
+def _postponed(task: NewTask, later: int) -> NewTask:
+    return task._replace(action_time=from_ms(later), delay=None, expires_at=None)

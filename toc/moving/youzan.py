@@ -1,0 +1,144 @@
+"""What ouqiang/delay-queue (0.4) keeps in its Redis, by default in database 1.
+
+    {id}               the job in MessagePack: Topic, Id, Delay (the second when it is due), TTR, Body
+    dq_bucket_{n}      ids of jobs that wait for their time or for the end of their ttr, by second
+    dq_queue_{topic}   ids of ready jobs, the next one at the left end
+
+Both patterns of names can be configured there, and are given here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from toc.gateway.dialects.jobs import Job
+from toc.gateway.dialects.youzan import MOST_TTR, PREFIX, Youzan
+from toc.index.foreign import Foreign
+from toc.model.clock import Clock
+from toc.model.sharding import MAX_KEY_BYTES
+from toc.model.task import OnConflict
+from toc.model.template import Template
+from toc.moving import msgpack
+from toc.moving.importing import LATEST_MS, NEVER, Found, Passed, instant_of
+
+T = TypeVar("T")
+
+BUCKETS, QUEUES = "dq_bucket_*", "dq_queue_*"
+VALUES = 100
+SETTLE_SECONDS = 0.2
+SOON_MS = 1000
+"""Ready jobs are due so much later: a task of a timed topic is never due at once."""
+
+DELETED = "its job was deleted"
+OTHER = "a key that holds no job"
+LONG = f"its id has more than {MAX_KEY_BYTES} bytes"
+
+
+class YouzanOriginal:
+    """The jobs of one delay queue. ``buckets`` and ``queues`` are patterns of keys."""
+
+    over_topics = True
+
+    def __init__(self, redis: Foreign, clock: Clock, *, buckets: str = BUCKETS, queues: str = QUEUES) -> None:
+        self._redis = redis
+        self._clock = clock
+        self._patterns = buckets, queues
+
+    def templates(self) -> Iterable[Template]:
+        """Return the dialect's templates."""
+        return Youzan.templates
+
+    def read(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
+        """Yield all jobs, first those that are in a bucket or ready."""
+        yield from self._placed(known)
+        strays: set[bytes] = set()
+        for keys in self._redis.keys("*", "string"):
+            for page in _pages([key for key in keys if _text(key) not in known]):
+                for one in self._jobs([(key, None, "stray") for key in page]):
+                    if isinstance(one, Found):
+                        strays.add(one.key.encode())
+                    else:
+                        yield [one]
+        if not strays:
+            return
+        time.sleep(SETTLE_SECONDS)
+        yield from self._placed(known)  # those whose place was just written, or changed while it was read
+        for page in _pages(sorted(key for key in strays if _text(key) not in known)):
+            yield self._jobs([(key, None, "stray") for key in page])
+
+    def _placed(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
+        buckets, queues = self._patterns
+        for keys in self._redis.keys(buckets, "zset"):
+            for key in keys:
+                for members in self._redis.scores(key):
+                    new = [(one, score) for one, score in members if _text(one) not in known]
+                    for page in _pages(new):
+                        yield self._jobs([(one, instant_of(score), "waiting") for one, score in page])
+        for keys in self._redis.keys(queues, "list"):
+            for key in keys:
+                for items in self._redis.items(key):
+                    for part in _pages([one for one in items if _text(one) not in known]):
+                        yield self._jobs([(one, None, "ready") for one in part])
+
+    def _jobs(self, places: list[tuple[bytes, int | None, str]]) -> list[Found | Passed]:
+        values = self._redis.values([key for key, _, _ in places])
+        now = self._clock.now_ms()
+        jobs: list[Found | Passed] = []
+        for (key, at, state), value in zip(places, values, strict=True):
+            if value is None:
+                jobs.append(Passed(f"{state} {_text(key)}", DELETED))
+            else:
+                jobs.append(self._job(key, value[0], at, state, now))
+        return jobs
+
+    def _job(self, key: bytes, stored: bytes, at: int | None, state: str, now: int) -> Found | Passed:
+        said = _said(key, stored)
+        if said is None:
+            return Passed(_text(key), OTHER)
+        job_id, topic, delay, ttr, body = said
+        if len(job_id.encode()) > MAX_KEY_BYTES:
+            return Passed(_text(key), LONG, lost=True)
+        due = delay * 1000
+        if state == "waiting":
+            due = max(due, at or 0)
+            state = "delayed" if delay * 1000 > now else "reserved"
+        elif state == "stray":
+            due = max(due, now + 1000 * ttr)  # its consumer has it, or ended before that was noted
+            state = "reserved"
+        due = max(due, now + SOON_MS)
+        if due > LATEST_MS:
+            return Passed(_text(key), NEVER, lost=True)
+        # What depends on the hour of the import is no part of the attribute: it would not be the same again.
+        task = Job(job_id, topic, 0, 1000 * ttr, body, due).task(Youzan.name, PREFIX)
+        return Found(_text(key), state, task._replace(on_conflict=OnConflict.KEEP))
+
+
+def _said(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
+    """Return id, topic, delay, ttr and body of a job; None if it is none."""
+    try:
+        values: Any = msgpack.unpack(stored)
+    except ValueError:
+        return None
+    if not isinstance(values, dict):
+        return None
+    said = {name.lower(): value for name, value in values.items() if isinstance(name, str)}
+    job_id, topic, body = said.get("id"), said.get("topic"), said.get("body")
+    delay, ttr = said.get("delay"), said.get("ttr")
+    if not isinstance(job_id, str) or job_id.encode() != key or not isinstance(topic, str) or not topic:
+        return None
+    if isinstance(body, bytes):
+        body = body.decode(errors="replace")
+    if not isinstance(body, str) or type(delay) is not int or type(ttr) is not int:
+        return None
+    return job_id, topic, max(delay, 0), min(max(ttr, 1), MOST_TTR), body
+
+
+def _text(key: bytes) -> str:
+    return key.decode(errors="backslashreplace")
+
+
+def _pages(items: list[T]) -> Iterator[list[T]]:
+    for first in range(0, len(items), VALUES):
+        yield items[first : first + VALUES]

@@ -1,0 +1,119 @@
+"""What operators ask of the cluster: hosts drained or weighed, slots pinned, everything spread evenly.
+
+Each wish is recorded in the audit, and refused if it names a host or worker that is not there, unless it is
+meant for one that will come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from toc.coordination.operator import Move, Operator
+from toc.model.errors import InvalidInput, UnknownHost, shown
+from toc.model.topic import Delivery, Slot
+from toc.operate import admin
+from toc.operate.audit import audited
+from toc.store import Store
+
+NAMED = 20
+"""How many hosts a message names at most."""
+_NUMBER = re.compile(r"[0-9]{1,6}")
+
+
+class Wishes:
+    """Makes wishes in the name of ``by``. Every method raises InvalidInput and UnknownHost.
+
+    ``hint`` says how to name a host that is ``absent``.
+    """
+
+    def __init__(self, visit: Operator, store: Store, *, by: str, cluster: str, hint: str) -> None:
+        self._visit = visit
+        self._store = store
+        self._by = by
+        self._cluster = cluster
+        self._hint = hint
+
+    def drain(self, host: str, *, absent: bool = False) -> bool:
+        """Take all slots from a host until ``undrain``. Returns whether it has a worker now."""
+        present = self._is_there(host, absent=absent or host in self._visit.intents().drains)
+        with audited(self._store, self._by, "host.drain", host):
+            self._visit.drain(host, by=self._by)
+        return present
+
+    def undrain(self, host: str) -> bool:
+        """Let a host have slots again. Returns False if it was not drained."""
+        with audited(self._store, self._by, "host.undrain", host):
+            found = self._visit.undrain(host)
+        if not found:
+            self._is_there(host, hint=f"drained hosts: {some(self._visit.intents().drains)}")
+        return found
+
+    def weigh(self, host: str, weight: float, *, absent: bool = False) -> None:
+        """Give the workers of a host another share than its TOC_WEIGHT, until ``unweigh``."""
+        self._is_there(host, absent=absent or host in self._visit.intents().weights)
+        with audited(self._store, self._by, "host.weight", host, weight=weight):
+            self._visit.weigh(host, weight, by=self._by)
+
+    def unweigh(self, host: str) -> bool:
+        """Let TOC_WEIGHT of a host count again. Returns False if it did."""
+        with audited(self._store, self._by, "host.unweight", host):
+            found = self._visit.unweigh(host)
+        if not found:
+            self._is_there(host, hint=f"hosts with a weight: {some(self._visit.intents().weights)}")
+        return found
+
+    def pin(self, slot: str, target: str, *, absent: bool = False) -> None:
+        """Put a slot, such as order.close_3, on a worker or host. Raises UnknownTopic."""
+        wanted = self._slot(slot)
+        self._is_there(target, absent=absent)
+        with audited(self._store, self._by, "slot.pin", slot, to=target):
+            self._visit.pin(wanted, target, by=self._by)
+
+    def unpin(self, slot: str) -> bool:
+        """Let a slot go where balance puts it. Returns False if it was not pinned. Raises UnknownTopic."""
+        wanted = self._slot(slot)
+        with audited(self._store, self._by, "slot.unpin", slot):
+            return self._visit.unpin(wanted)
+
+    def rebalance(self, *, dry_run: bool) -> list[Move]:
+        """Spread every topic's slots evenly over the workers. Returns what will move."""
+        deliveries = {
+            topic.name: topic.delivery.value
+            for topic in self._store.topics.list()
+            if topic.delivery is not Delivery.HANDLER
+        }
+        if dry_run:
+            return self._visit.rebalance(by=self._by, dry_run=True, deliveries=deliveries)
+        with audited(self._store, self._by, "cluster.rebalance", self._cluster) as record:
+            moves = self._visit.rebalance(by=self._by, deliveries=deliveries)
+            record["moves"] = len(moves)
+        return moves
+
+    def _is_there(self, target: str, *, absent: bool = False, hint: str = "") -> bool:
+        rows = self._visit.workers()
+        hosts = {row.host for row in rows}
+        if target in hosts or any(row.worker_id == target for row in rows):
+            return True
+        if not absent:
+            raise UnknownHost(
+                f"{shown(target)} has no worker now; hosts with workers: {some(hosts)}; {hint or self._hint}"
+            )
+        return False
+
+    def _slot(self, name: str) -> Slot:
+        topic_name, _, number = name.rpartition("_")
+        if not topic_name or not _NUMBER.fullmatch(number):
+            raise InvalidInput(
+                f"{shown(name)} is not a slot; write it as `toc slots` does: order.close_3", "slot"
+            )
+        topic = admin.get_topic(self._store, topic_name)
+        if int(number) >= topic.consumed:
+            raise InvalidInput(f"{topic_name} has slots 0 to {topic.consumed - 1}, not {number}", "slot")
+        return Slot(topic_name, int(number))
+
+
+def some(names: Iterable[str]) -> str:
+    """Return names for a message, at most NAMED of them."""
+    first, rest = sorted(names)[:NAMED], sorted(names)[NAMED:]
+    return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")

@@ -1,0 +1,1 @@
+"""Webhooks: tasks that are sent to a URL when they are due."""

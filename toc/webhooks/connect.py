@@ -1,0 +1,149 @@
+"""Connections of webhooks: only to addresses that were looked at, and with a bound on what is read.
+
+The resolver drops what must not be connected to. Then the address itself is looked at once more, where its
+socket is made: nothing else could be connected to, be it a literal, an answer from a cache or a redirection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
+from ipaddress import ip_address
+from typing import Any, cast
+
+from aiohttp import ClientRequest, ClientTimeout, TCPConnector
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_exceptions import ClientPayloadError
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
+
+from toc.webhooks.addresses import Allowed, refusal
+
+RESOLVER_THREADS = 32
+"""Names that may be looked up at once. Lookups of one name are shared: one that hangs takes one."""
+NAMES_SECONDS = 10
+"""For how long an answer of the resolver is used."""
+MOST_RAW_BYTES = 1 << 17
+"""How much of an answer is taken from the network: interim answers, head, body and what frames it."""
+
+REUSED: ContextVar[list[bool]] = ContextVar("REUSED")
+"""Of a request: whether the connection that it got was kept from an earlier one. aiohttp's own way to tell is
+its traces, which await a dozen signals for each request."""
+
+Lookup = Callable[..., Sequence[tuple[Any, ...]]]
+"""``socket.getaddrinfo``, or what stands for it."""
+
+
+class AddressRefused(OSError):
+    """The address must not be connected to. No connection was made."""
+
+
+def check_address(text: str, allowed: Allowed) -> None:
+    """Raise AddressRefused for an address that must not be connected to."""
+    why = refusal(ip_address(text), allowed)
+    if why is not None:
+        raise AddressRefused(f"{text} must not be connected to: {why}; TOC_WEBHOOK_ALLOW may list it")
+
+
+class Resolver(AbstractResolver):
+    """Looks names up and leaves out what must not be connected to."""
+
+    def __init__(self, allowed: Allowed, lookup: Lookup) -> None:
+        self._allowed = allowed
+        self._lookup = lookup
+        self._executor = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="toc-names")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name that may be connected to. Raises OSError if there is none."""
+        loop = asyncio.get_running_loop()
+        infos = await loop.run_in_executor(
+            self._executor, lambda: self._lookup(host, port, family=family, type=socket.SOCK_STREAM)
+        )
+        found: list[ResolveResult] = []
+        refused: AddressRefused | None = None
+        for kind, _type, proto, _name, address in infos:
+            try:
+                check_address(address[0], self._allowed)
+            except (AddressRefused, ValueError) as exc:
+                refused = AddressRefused(f"{host}: {exc}")
+                continue
+            found.append(
+                {
+                    "hostname": host,
+                    "host": address[0],
+                    "port": port,
+                    "family": kind,
+                    "proto": proto,
+                    "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+                }
+            )
+        if not found:
+            raise refused or OSError(f"{host}: there is no address of this name")
+        return found
+
+    async def close(self) -> None:
+        """Look up nothing more."""
+        self._executor.shutdown(wait=False)
+
+
+class AnswerTooLong(ClientPayloadError):
+    """The head of an answer does not end within MOST_RAW_BYTES."""
+
+
+class Bounded(ResponseHandler):
+    """Ends an answer after MOST_RAW_BYTES: an extension of a chunk need not end, nor need interim answers."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._raw = 0
+        self.answers = 0
+        """How many it has been prepared for."""
+
+    def set_response_params(self, **params: Any) -> None:
+        """Begin with another answer."""
+        self._raw = 0
+        self.answers += 1
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what is within the bound; then the connection is of no more use."""
+        if self._raw > MOST_RAW_BYTES:
+            return
+        self._raw += len(data)
+        super().data_received(data)
+        if self._raw > MOST_RAW_BYTES:
+            self.force_close()
+            if self._payload is not None and not self._payload.is_eof():
+                self._payload.feed_eof()
+            else:  # where there is an answer already, this changes nothing
+                self.set_exception(AnswerTooLong(f"its head does not end within {MOST_RAW_BYTES} bytes"))
+
+
+class Connector(TCPConnector):
+    """Makes connections and keeps them for a while. How many there are, the rooms of the targets decide."""
+
+    def __init__(self, allowed: Allowed, resolver: Resolver) -> None:
+        def guarded(info: tuple[Any, ...]) -> socket.socket:
+            family, kind, proto, _name, address = info
+            check_address(address[0], allowed)
+            return socket.socket(family, kind, proto)
+
+        super().__init__(limit=0, ttl_dns_cache=NAMES_SECONDS, resolver=resolver, socket_factory=guarded)
+        # aiohttp has no argument for it.
+        bounded = partial(Bounded, loop=asyncio.get_running_loop())
+        self._factory = cast("partial[ResponseHandler]", bounded)
+
+    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
+        """Return a connection, and note for the request whether it was kept from an earlier one."""
+        connection = await super().connect(req, traces, timeout)
+        protocol = connection.protocol
+        if (noted := REUSED.get(None)) is not None:
+            noted.append(isinstance(protocol, Bounded) and protocol.answers > 0)
+        return connection

@@ -1,0 +1,250 @@
+"""The handler of webhook topics: from a task to the request that its target gets, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, NoReturn
+from urllib.parse import urlsplit
+
+from toc.failpoint import failpoint
+from toc.index.queues import Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import InvalidTarget, SecretsLocked, TocError
+from toc.model.handler import Handler
+from toc.model.raised import Delivered, Postponed, Sent, Undelivered
+from toc.model.target import Allow, Target, TargetSecrets, route_of, url_of
+from toc.model.task import Task
+from toc.model.topic import Delivery
+from toc.observe.log import get_logger
+from toc.observe.metrics import WEBHOOK_BREAKERS, WEBHOOK_REQUESTS, WEBHOOK_SECONDS
+from toc.observe.tracing import traceparent
+from toc.store.target_book import TargetBook
+from toc.store.targets import TargetTable
+from toc.webhooks.answers import Answer, Meaning, meaning
+from toc.webhooks.connect import Lookup
+from toc.webhooks.request import body_of, headers_of
+from toc.webhooks.rooms import Full, Rooms
+from toc.webhooks.sender import Sender
+from toc.webhooks.waits import Labels, Waits
+
+log = get_logger(__name__)
+
+OWN_URL = "(url)"
+"""Stands in metrics for all URLs of tasks' own."""
+OWN_CONCURRENCY = 50
+"""Requests in flight, over all workers, to one origin of tasks' own URLs."""
+OWN_SECONDS = 15.0
+"""Time-out of a request to such a URL."""
+LOOK_SECONDS = 1.0
+"""How soon a task is looked at again whose target is paused, unknown or locked, if few wait."""
+MOST_LOOKS = 100.0
+"""How many of them are looked at in a second, in one process, if many wait."""
+MOST_LOOK_SECONDS = 300.0
+LUMP_MS = 50
+"""Postponed tasks come back at multiples of this: taking one costs nearly as much as taking many."""
+PAUSED_BY = "webhook"
+NOTHING: Mapping[str, str] = {}
+
+
+class Bound(NamedTuple):
+    """Where a task goes, and what it is signed with. A URL of its own has no target, and nothing signs it."""
+
+    url: str
+    room: str
+    label: str
+    target: Target | None
+    opened: TargetSecrets | None
+    headers: Mapping[str, str] = NOTHING
+    pausable: bool = False
+    """Whether the URL is the target's own, so that a 410 pauses it."""
+
+    @property
+    def limits(self) -> tuple[int, float | None]:
+        """Requests in flight, and a second."""
+        if self.target is None:
+            return OWN_CONCURRENCY, None
+        return self.target.concurrency, self.target.rate
+
+    def keys(self, now: int) -> Sequence[bytes]:
+        """What to sign with at ``now`` (ms)."""
+        if self.target is None or self.opened is None:
+            return ()
+        return self.opened.signing(self.target, now)
+
+
+class Webhooks:
+    """Sends the tasks of webhook topics. One for each worker process.
+
+    ``holder`` names the process in Redis, ``members`` says how many processes send webhooks. ``run_once``
+    reads the targets: on a thread of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        targets: TargetTable,
+        queues: Queues,
+        catalog: TopicCatalog,
+        clock: Clock,
+        allow: Allow,
+        holder: str,
+        members: Callable[[], int],
+        lookup: Lookup = socket.getaddrinfo,
+    ) -> None:
+        self._targets = targets
+        self._book = TargetBook(targets, clock)
+        self._catalog = catalog
+        self._clock = clock
+        self._sender = Sender(allow, lookup)
+        self._own_sender = Sender(allow, lookup)
+        """For URLs of tasks' own: names that are not found take threads of its own, not those of targets."""
+        self._rooms = Rooms(queues.permits, holder, members)
+        self._labels = Labels()
+        self._waits = Waits(self._labels)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")
+        self._shown = False
+        self._locked: set[int] = set()
+        """change_ids of targets whose secrets no key here opens, each of which is logged once."""
+
+    def run_once(self) -> float:
+        """Read the targets. Returns the seconds until the next call."""
+        return self._book.run_once()
+
+    def handler(self, topic: str) -> Handler:
+        """Return the handler of a topic whose delivery is webhook."""
+        elsewhere = self._rooms.elsewhere
+        return Handler(topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, elsewhere=elsewhere)
+
+    async def deliver(self, task: Task) -> Delivered:
+        """Send a task. Raises Undelivered, or Postponed if it cannot be sent now."""
+        if not self._shown:
+            self._shown = True
+            self._show()
+        bound = self._bound(task)
+        room = self._rooms.of(bound.room, *bound.limits)
+        try:
+            await self._rooms.enter(room, self._waits.waiting(bound.label, "concurrency"))
+        except Full as full:
+            self._postpone(bound.label, full.reason, full.seconds)
+        era = room.breaker.era
+        answer: Answer | None = None
+        try:
+            answer = await self._send(task, bound)
+        finally:
+            if self._rooms.judge(room, era, well=None if answer is None else not answer.unwell):
+                closed = room.breaker.blocked(asyncio.get_running_loop().time())
+                log.warning("webhook_breaker_opened", target=bound.label, seconds=round(closed))
+            self._rooms.leave(room, None if answer is None else answer.ms / 1000)
+        failpoint("webhook.answered")
+        return await self._judge(task, bound, answer)
+
+    # --- where it goes
+
+    def _bound(self, task: Task) -> Bound:
+        """Return where a task goes. Raises Postponed as long as that cannot be told."""
+        topic = self._catalog.known()[task.topic]
+        route = route_of(topic, task.attribute)
+        if route.url:
+            return _own_url(route.url)
+        name = route.target or task.topic
+        if not route.target:
+            self._postpone(name, "no-target", self._look_again(name, "no-target"))
+        target = self._book.known(route.target)
+        if target is None:
+            why = "unknown" if self._book.ready else "targets-not-read"
+            self._postpone(name, why, self._look_again(name, why))
+        if target.paused:
+            self._postpone(name, "paused", self._look_again(name, "paused"))
+        try:
+            opened = self._book.secrets(target)
+        except SecretsLocked as exc:
+            if target.change_id not in self._locked:
+                self._locked.add(target.change_id)
+                log.warning("webhook_secrets_locked", target=name, error=str(exc))
+            self._postpone(name, "locked", self._look_again(name, "locked"))
+        try:
+            url = url_of(target, route.path)
+        except InvalidTarget as exc:
+            raise Undelivered(str(exc), Sent(0, 0), dead=True) from None
+        return Bound(url, name, name, target, opened, opened.headers, pausable=not route.path)
+
+    def _look_again(self, target: str, why: str) -> float:
+        seconds = min(self._waits.waiting(target, why) / MOST_LOOKS, MOST_LOOK_SECONDS)
+        return max(LOOK_SECONDS, seconds) * random.uniform(1.0, 2.0)  # noqa: S311 - spreads load
+
+    def _postpone(self, target: str, why: str, seconds: float) -> NoReturn:
+        until = self._clock.now_ms() + max(round(seconds * 1000), 1)
+        until += -until % LUMP_MS
+        self._waits.note(target, why, until)
+        raise Postponed(until, f"target {target}: {why}")
+
+    # --- what comes of it
+
+    async def _send(self, task: Task, bound: Bound) -> Answer:
+        body, content_type = body_of(task)
+        now = self._clock.now_ms()
+        headers = headers_of(
+            task,
+            body,
+            content_type,
+            keys=bound.keys(now),
+            timestamp=now // 1000,
+            traceparent=traceparent(task.job_id),
+            own=bound.headers,
+        )
+        seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
+        sender = self._own_sender if bound.room.startswith(_OWN_ROOM) else self._sender
+        answer = await sender.send(bound.url, headers, body, seconds)
+        label = self._labels.of(bound.label)
+        status = "none" if answer.status is None else f"{answer.status // 100}xx"
+        WEBHOOK_REQUESTS.of(label, status).add()
+        WEBHOOK_SECONDS.of(label).observe_one(answer.ms / 1000)
+        return answer
+
+    async def _judge(self, task: Task, bound: Bound, answer: Answer) -> Delivered:
+        dead_on = bound.target.dead_on if bound.target is not None else ()
+        found = meaning(answer, dead_on)
+        sent = Sent(answer.status or 0, answer.ms)
+        if found is Meaning.PROCESSED:
+            return Delivered(sent, answer.text)
+        if found is Meaning.GONE and bound.pausable and bound.target is not None:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._pause, bound.target, task)
+        if found in (Meaning.DEAD, Meaning.GONE):
+            raise Undelivered(answer.text, sent, dead=True)
+        after = answer.retry_after
+        cap = self._catalog.known()[task.topic].backoff_cap
+        raise Undelivered(answer.text, sent, after_ms=round(min(after, cap) * 1000) if after else None)
+
+    def _pause(self, target: Target, task: Task) -> None:
+        """Pause a target that wants nothing any more. If that fails, the next task's answer does it."""
+        why = f"it answered 410 to job {task.job_id}"
+        try:
+            paused = self._targets.pause(target.name, by=PAUSED_BY, why=why, change_id=target.change_id)
+            if paused:
+                log.warning("target_paused", target=target.name, job_id=task.job_id)
+                self._book.run_once()
+        except TocError as exc:
+            log.warning("target_not_paused", target=target.name, error=str(exc))
+
+    def _show(self) -> None:
+        """Update the gauges, once a second."""
+        self._waits.show(self._clock.now_ms())
+        for name, is_open in self._rooms.open_breakers().items():
+            if not name.startswith(_OWN_ROOM):
+                WEBHOOK_BREAKERS.of(self._labels.of(name)).set(int(is_open))
+        asyncio.get_running_loop().call_later(1.0, self._show)
+
+
+_OWN_ROOM = "url:"
+
+
+def _own_url(url: str) -> Bound:
+    """A URL of a task's own. Signed by a target's secret, a request could be passed on to that target."""
+    room = _OWN_ROOM + hashlib.sha256(urlsplit(url).netloc.encode()).hexdigest()[:16]
+    return Bound(url, room, OWN_URL, None, None)

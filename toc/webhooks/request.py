@@ -1,0 +1,73 @@
+"""The request of a task: its body and its headers. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from toc.model.clock import to_ms
+from toc.model.target import payload_of
+from toc.model.task import Task
+from toc.model.wire import instant
+from toc.webhooks.signature import signature, webhook_id
+
+USER_AGENT = "toc-webhooks/1"
+JSON = "application/json"
+_PLAIN = re.compile(r"[\x21-\x24\x26-\x7e]+")
+"""Printable ASCII without spaces and percent signs."""
+
+
+def body_of(task: Task) -> tuple[bytes, str]:
+    """Return what is sent and its content type: the body, else the attribute as JSON."""
+    if task.body is not None:
+        return task.body, task.content_type or "application/octet-stream"
+    text = json.dumps(payload_of(task.attribute), ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace"), JSON
+
+
+def headers_of(
+    task: Task,
+    body: bytes,
+    content_type: str,
+    *,
+    keys: Sequence[bytes],
+    timestamp: int,
+    traceparent: str,
+    own: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the headers of a try. ``own`` are the target's; without ``keys`` nothing is signed."""
+    named = {
+        "toc-topic": task.topic,
+        "toc-attempt": str(task.attempt),
+        "toc-action-time": instant(to_ms(task.action_time)),
+        "toc-biz-id": plain(str(task.biz_id)),
+        "traceparent": traceparent,
+    }
+    return signed(named, webhook_id(task), body, content_type, keys=keys, timestamp=timestamp, own=own)
+
+
+def signed(
+    named: dict[str, str],
+    message_id: str,
+    body: bytes,
+    content_type: str,
+    *,
+    keys: Sequence[bytes],
+    timestamp: int,
+    own: Mapping[str, str],
+) -> dict[str, str]:
+    """Return all headers of a request, given those that name its task."""
+    headers = {"User-Agent": USER_AGENT} if "user-agent" not in map(str.lower, own) else {}
+    headers |= own
+    headers |= {"Content-Type": content_type, "Accept-Encoding": "identity"}
+    headers |= {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
+    if keys:
+        headers["webhook-signature"] = signature(keys, message_id, timestamp, body)
+    return headers | named
+
+
+def plain(text: str) -> str:
+    """Return a text as a header can carry it: percent-encoded, unless it is plain."""
+    return text if _PLAIN.fullmatch(text) else quote(text.encode(errors="replace"), safe="")
