@@ -42,13 +42,15 @@ test: $(STAMP) servers check ## everything: servers, check, all tests
 # test_backup, test_local_servers, test_demo, ...); test_tls, whose servers are secured in any case.
 SECURED := tests/integration/system tests/contract tests/integration/coordination tests/integration/store \
 	tests/integration/index/test_transitions.py tests/integration/index/test_wake.py \
-	tests/integration/index/test_strays.py tests/integration/test_cli.py tests/integration/test_doctor.py
+	tests/integration/index/test_strays.py tests/integration/test_cli.py tests/integration/test_doctor.py \
+	tests/integration/gateway/test_calls.py tests/integration/gateway/test_targets.py \
+	tests/integration/gateway/test_pulls_http.py
 secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with the accounts of deploy/ alone
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
 # Besides the table's: outages of Redis seen from within, which no other target runs in full.
 OUTAGES := tests/integration/system/test_split_from_redis.py tests/integration/system/test_without_redis.py \
-	tests/integration/gateway/test_faults.py
+	tests/integration/gateway/test_faults.py tests/integration/test_webhook_receivers.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(OUTAGES) -m "not chaos" $(ARGS)

@@ -71,6 +71,11 @@
 #else
 #define UNCHANGED(n) (row.nonce == n && row.due && WAS_WRITTEN)
 #endif
+#ifdef NO_CONSUMER_FIRST
+#define AT_ONCE 1
+#else
+#define AT_ONCE 0
+#endif
 
 #define PENDING 0
 #define PROCESSED 1
@@ -105,6 +110,7 @@ unsigned reclaims : 2 = RECLAIMS;
 unsigned crashes : 2 = CRASHES;
 unsigned extends : 2 = EXTENDS;
 bit ended[2];           /* by version: the task has ended */
+bit busy;               /* the ttr of a lease that a new deadline has ended is not over */
 
 /* Who ends a task finds it open, and ends it once. */
 inline ends(how) {
@@ -149,6 +155,7 @@ hand_out:
           :: else
           fi;
           assert(row.status == PENDING);
+          assert(!busy);                                                 /* nobody else has it */
           drawn = drawn + 1; n = drawn; won = 1;
           version[n] = row.version;
           if
@@ -265,7 +272,7 @@ active proctype Time() {
 
 end:
   do
-  :: atomic { row.status == PENDING && !row.due -> row.due = 1; if :: store == LATER -> store = DUE :: else fi }
+  :: atomic { row.status == PENDING && !row.due -> row.due = 1; busy = 0; if :: store == LATER -> store = DUE :: else fi }
   :: atomic { store == LATER && (row.due || row.status != PENDING) -> store = DUE }
   :: atomic { store == LATER && early -> early = 0; store = DUE }
   :: row.status != PENDING && store != LATER -> break
@@ -311,7 +318,9 @@ active proctype Reschedule() {
   atomic {
     if
     :: row.status == PENDING ->
-       row.version = 1; row.attempts = 0; row.nonce = 0; row.written = 0; row.due = 0
+       busy = (row.nonce != 0 && !row.due);
+       /* the new time comes not before the ttr is over [rule: consumer-first] */
+       row.version = 1; row.attempts = 0; row.nonce = 0; row.written = 0; row.due = AT_ONCE
     :: else
     fi };
   atomic {

@@ -31,6 +31,9 @@
 #ifndef DISTURBS
 #define DISTURBS 0      /* tries of worker 0 that another task's handler breaks off */
 #endif
+#ifndef POSTPONES
+#define POSTPONES 0     /* tries of worker 0 that cannot take place now: the target of a webhook is away */
+#endif
 #ifndef RECLAIMERS
 #define RECLAIMERS 1    /* 2: both workers take themselves for the owner of the slot */
 #endif
@@ -376,6 +379,7 @@ insert:
 #define LEAVING 9               /* its row is written, its move decided */
 #define STOPPED 10              /* its worker does not wait for its end */
 #define BROKEN  11              /* another task's handler has broken it off */
+#define PUT_OFF 12              /* it cannot take place now: its handler has run nothing */
 
 #define COMMIT   1
 #define ROLLBACK 2
@@ -423,6 +427,9 @@ proctype Worker(bit w) {
   unsigned unread : 2 = (w == 0 -> UNREAD : 0);
 #if DISTURBS
   unsigned disturbs : 2 = (w == 0 -> DISTURBS : 0);
+#endif
+#if POSTPONES
+  unsigned postpones : 2 = (w == 0 -> POSTPONES : 0);
 #endif
 
 end:
@@ -508,6 +515,22 @@ end:
           row.crashes = row.crashes + 1;
           row.next_time = (now > row.action_time -> now : row.action_time);
           explain();
+          if
+          :: ambiguous -> ambiguous--
+          :: leave(ROLLBACK, row.next_time, rest_of(row.attempts))
+          fi
+       :: else -> stage = REREAD
+       fi }
+#endif
+
+#if POSTPONES
+  :: d_step { postpones && stage == READY && IN_TIME -> postpones--; stage = PUT_OFF }
+
+     /* the row alone says when it is due again; no try is used up, and the row stays the same try's */
+  :: atomic { stage == PUT_OFF ->                            /* [rule: postponed] */
+       if
+       :: MAY_FAIL ->                                        /* [rule: failure-fence] */
+          row.next_time = LATER;
           if
           :: ambiguous -> ambiguous--
           :: leave(ROLLBACK, row.next_time, rest_of(row.attempts))
