@@ -1,8 +1,10 @@
 """The doors: how many requests a second, how soon, and the processor time of each.
 
-``python -m benchmarks.doors [--seconds N] [--rounds N]`` starts MariaDB (each commit on disk), Redis and a
-gateway, loads it from this process, and prints the medians of all rounds as JSON. ``empty`` is a route that
-does nothing (/healthz): the floor of the same stack in the same run.
+``python -m benchmarks.doors [--seconds N] [--rounds N] [--only NAME]`` starts MariaDB (each commit on disk),
+Redis and a gateway, loads it from this process, and prints the medians of all rounds as JSON. ``empty`` is a
+route that does nothing (/healthz): the floor of the same stack in the same run. ``--only webhook`` measures
+what begins so, and ``empty``. ``--peer`` measures BullMQ behind an equally thin route of node's http server
+too; its Redis syncs its log once a second, not for each commit.
 """
 
 from __future__ import annotations
@@ -19,23 +21,33 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httptools
 import uvloop
+from cryptography.fernet import Fernet
 
-from benchmarks import processes, stats
+from benchmarks import processes, stats, webhooks
+from benchmarks.catalog import ENTRIES
+from benchmarks.environment import python_of
 from toc import NewTask, Settings, TimeoutCenter, Topic
 from toc.dev.local.process import until
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.access import Role
+from toc.model.topic import Delivery
 from toc.operate.tokens import create_token
 from toc.store.migrate import Migrator
 
 CONNECTIONS = 64
 RATE = 500
 TABLES = 64
+OTHERS = 2000
+"""Pulls that wait for a topic of which nothing comes due."""
+PAIRS = 256
+"""Connections that pull and ack one by one."""
+BULLMQ = Path(__file__).parent / "peers" / "bullmq"
 
 
 class Client(asyncio.Protocol):
@@ -132,12 +144,77 @@ async def open_loop(
     return took
 
 
+Ask = Callable[[], bytes]
+End = Callable[[bytes], bytes]
+
+
+async def waiting_pulls(
+    port: int,
+    seconds: float,
+    submit: Callable[[float], Any],
+    pull: Ask,
+    ends: End,
+    due_of: Callable[[bytes], float],
+) -> list[float]:
+    """How long after its due time each task was read by a consumer that waited for it (s).
+
+    ``submit`` stores all of them, due at random instants from the time it is given on (s since 1970).
+    """
+    count = int(RATE * seconds)
+    clients = await connect(port, CONNECTIONS)
+    await asyncio.to_thread(submit, time.time() + 2.0)
+    late: list[float] = []
+
+    async def work(client: Client) -> None:
+        while len(late) < count:
+            assert await client.ask(pull()) == 200, client.body[:300]
+            read = time.time()
+            got = client.body
+            if b"lease" not in got and b"id" not in got:
+                continue
+            late.append(read - due_of(got))
+            assert await client.ask(ends(got)) == 200, client.body[:300]
+
+    tasks = [asyncio.create_task(work(client)) for client in clients]
+    while len(late) < count:
+        await asyncio.sleep(0.05)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for client in clients:
+        client.transport.close()
+    return late
+
+
+async def pairs(port: int, connections: int, count: int, pull: Ask, ends: End) -> list[float]:
+    """Pull what is due and ack it, until so many tasks are done. Returns the time for each."""
+    clients = await connect(port, connections)
+    done = 0
+    began = time.perf_counter()
+
+    async def work(client: Client) -> None:
+        nonlocal done
+        while done < count:
+            assert await client.ask(pull()) == 200, client.body[:300]
+            got = client.body
+            if number := got.count(b'"lease":'):
+                assert await client.ask(ends(got)) == 200, client.body[:300]
+                done += number
+
+    await asyncio.gather(*map(work, clients))
+    took = time.perf_counter() - began
+    for client in clients:
+        client.transport.close()
+    return [took / done] * done
+
+
 class Stage:
     """The servers and a gateway."""
 
     def __init__(self, http_processes: int) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="toc-doors-")
-        directory = Path(self._directory.name)
+        directory = self.directory = Path(self._directory.name)
+        self.receiver = webhooks.Receiver()
         self.mariadb = MariaDB(directory / "mariadb")
         self.redis = RedisServer(directory / "redis")
         self.mariadb.start()
@@ -147,16 +224,23 @@ class Stage:
             "databases": 8,
             "tables": TABLES,
             "redis_url": self.redis.url,
+            "secret_key": [Fernet.generate_key().decode()],
+            "webhook_allow": [*self.receiver.allow],
         }
         Migrator(values["database_urls"], databases=8, tables=TABLES, prefix="toc_").upgrade()
         self.center = TimeoutCenter(Settings(**values))
         self.center.store.topics.create(Topic("bench", 1, 16))
+        for number, name in enumerate(("pulled", "quiet"), 2):
+            topic = Topic(name, number, 16, delivery=Delivery.PULL)
+            self.center.store.topics.create(topic)
+        webhooks.prepare(self.center, self.receiver)
+        self.center.catalog.refresh()
         made = create_token(
             self.center.store, "bench", roles=[Role.ADMIN], topics=["*"], clock=self.center.clock, by="bench"
         )
         self.token = made.secret
-        env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
-        env |= {
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+        self.env |= {
             f"TOC_{name.upper()}": ",".join(value) if isinstance(value, list) else str(value)
             for name, value in values.items()
         }
@@ -164,7 +248,7 @@ class Stage:
         with log.open("wb") as output:
             self.gateway = subprocess.Popen(
                 [sys.executable, "-m", "toc", "gateway", "--port", "0", "--processes", str(http_processes)],
-                env=env, stdout=output, stderr=output,
+                env=self.env, stdout=output, stderr=output,
             )  # fmt: skip
         assert until(lambda: log.read_text().count("worker_ready") > http_processes, 60), log.read_text()
         found = re.search(r":(\d+), its doc", log.read_text())
@@ -174,8 +258,13 @@ class Stage:
     def cpu(self) -> dict[str, float]:
         """The processor seconds used so far, by who used them."""
         http = [pid for pid in processes.tree(self.gateway.pid) if _is_http(pid)]
-        pid = self.mariadb.process.pid if self.mariadb.process else 0
-        return {"gateway": processes.cpu_seconds(http), "mariadb": processes.cpu_seconds(processes.tree(pid))}
+        mariadb = processes.tree(self.pids()["mariadb"])
+        return {"gateway": processes.cpu_seconds(http), "mariadb": processes.cpu_seconds(mariadb)}
+
+    def pids(self) -> dict[str, int]:
+        """The servers' pids."""
+        servers = {"mariadb": self.mariadb, "redis": self.redis}
+        return {name: one.process.pid for name, one in servers.items() if one.process}
 
     def stop(self) -> None:
         self.gateway.send_signal(signal.SIGTERM)
@@ -183,6 +272,7 @@ class Stage:
         self.center.close()
         self.redis.stop()
         self.mariadb.stop()
+        self.receiver.stop()
         self._directory.cleanup()
 
 
@@ -190,8 +280,8 @@ def _is_http(pid: int) -> bool:
     return b"toc.gateway.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def measure(stage: Stage, seconds: float) -> dict[str, Any]:
-    """One round of all workloads."""
+def measure(stage: Stage, seconds: float, only: str) -> dict[str, Any]:
+    """One round of the workloads whose names begin with ``only``, and of the empty route."""
     port, token = stage.port, stage.token
 
     def post() -> bytes:
@@ -214,25 +304,181 @@ def measure(stage: Stage, seconds: float) -> dict[str, Any]:
 
     ready = [batch() for _ in range(40)]
     batches: Iterator[bytes] = iter(ready * 1000)
+
+    def pull(topic: str, most: int = 1, wait: float = 30.0) -> bytes:
+        body = json.dumps({"max": most, "wait": wait, "ttr": 60}).encode()
+        return request("POST", f"/v1/topics/{topic}:pull", token, body)
+
+    def ack(got: bytes) -> bytes:
+        leases = [task["lease"] for task in json.loads(got)["tasks"]]
+        return request("POST", "/v1/leases:ack", token, json.dumps({"leases": leases}).encode())
+
+    def due_of(got: bytes) -> float:
+        text = json.loads(got)["tasks"][0]["action_time"]
+        return datetime.fromisoformat(text).timestamp()
+
+    def submit(begin: float) -> None:
+        dues = [
+            datetime.fromtimestamp(begin + random.random() * seconds, UTC) for _ in range(int(RATE * seconds))
+        ]
+        stage.center.submit_many([NewTask("pulled", n, action_time=due) for n, due in enumerate(dues)])
+
+    few, many = int(1000 * seconds), int(5000 * seconds)
+
+    def fill(count: int) -> None:
+        for first in range(0, count, 1000):
+            stage.center.submit_many([NewTask("pulled", first + n, 0.001) for n in range(1000)])
+
+    async def beside_others() -> list[float]:
+        others = await connect(port, OTHERS)
+        asked = [client.ask(pull("quiet", wait=60.0)) for client in others]
+        late = await waiting_pulls(port, seconds, submit, lambda: pull("pulled"), ack, due_of)
+        assert not any(one.done() for one in asked)
+        for client in others:
+            client.transport.close()
+        return late
+
+    async def idle() -> list[float]:
+        others = await connect(port, OTHERS)
+        for client in others:
+            client.ask(pull("quiet", wait=60.0))
+        await asyncio.sleep(2.0)
+        before, began = stage.cpu()["gateway"], time.perf_counter()
+        await asyncio.sleep(max(10.0, seconds))
+        share = (stage.cpu()["gateway"] - before) / (time.perf_counter() - began)
+        for client in others:
+            client.transport.close()
+        found["2,000 idle pulls"] = {"share of a core": share}
+        return []
+
     work: dict[str, Callable[[], Any]] = {
         "empty": lambda: closed(port, seconds, lambda: request("GET", "/healthz", token), 200),
         "post": lambda: closed(port, seconds, post, 201),
         "post, open loop": lambda: open_loop(port, seconds, post, 201),
         "post 1,000": lambda: closed(port, seconds, lambda: next(batches), 200, connections=2),
         "get": lambda: closed(port, seconds, get, 200),
+        "waiting pull": lambda: waiting_pulls(port, seconds, submit, lambda: pull("pulled"), ack, due_of),
+        "waiting pull beside 2,000": beside_others,
+        "pull and ack": lambda: pairs(port, PAIRS, few, lambda: pull("pulled", wait=1.0), ack),
+        "pull and ack in hundreds": lambda: pairs(port, 16, many, lambda: pull("pulled", 100, 1.0), ack),
+        "2,000 idle pulls": idle,
     }
-    found = {}
+    first = {"pull and ack": few, "pull and ack in hundreds": many}
+    found: dict[str, Any] = {}
     for name, load in work.items():
+        if name != "empty" and not name.startswith(only):
+            continue
+        fill(first.get(name, 0))
         before, began = stage.cpu(), time.perf_counter()
         took = sorted(uvloop.run(load()))
         passed, after = time.perf_counter() - began, stage.cpu()
-        found[name] = {
-            "a second": len(took) / passed,
-            "p50 ms": 1000 * stats.percentile(took, 0.5),
-            "p99 ms": 1000 * stats.percentile(took, 0.99),
-            **{f"{who} us": 1e6 * (after[who] - before[who]) / len(took) for who in after},
-        }
+        if took:
+            found[name] = {
+                "a second": len(took) / passed,
+                "p50 ms": 1000 * stats.percentile(took, 0.5),
+                "p99 ms": 1000 * stats.percentile(took, 0.99),
+                **{f"{who} us": 1e6 * (after[who] - before[who]) / len(took) for who in after},
+            }
     return found
+
+
+def measure_webhooks(stage: Stage, seconds: float, only: str) -> dict[str, Any]:
+    """One round of what a worker of one process sends, and of what one of two sends, beside aiohttp alone."""
+    found = {}
+    if "webhook".startswith(only) or only.startswith("webhook"):
+        found["webhooks, aiohttp alone"] = webhooks.bare(stage.receiver, seconds)
+    for count in 1, 2:
+        work = {
+            "webhook, due to received": (webhooks.RATE, seconds),
+            "webhooks flat out": (webhooks.FLAT_OUT, 0.0),
+        }
+        work = {name: how for name, how in work.items() if name.startswith(only)}
+        if not work:
+            continue
+        with webhooks.sending(stage.env, stage.directory / "worker.log", count) as worker:
+            servers = {"worker": worker, **stage.pids()}
+            for name, (rate, spread) in work.items():
+                found[f"{name}, {count} processes"] = webhooks.sent(
+                    stage.center, stage.receiver, servers, int(rate * seconds), spread
+                )
+    return found
+
+
+class Peer:
+    """BullMQ behind node's http server, one process."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="toc-doors-")
+        entry = next(entry for entry in ENTRIES if entry.name == "BullMQ")
+        python_of(entry)  # installs it
+        self.redis = RedisServer(Path(self._directory.name) / "redis", config=entry.redis_config)
+        self.redis.start()
+        self._node = subprocess.Popen(
+            ["node", BULLMQ / "http.mjs"],
+            env={**os.environ, "BENCH_REDIS": self.redis.url},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._node.stdout is not None
+        self.port = int(self._node.stdout.readline())
+
+    def measure(self, seconds: float) -> dict[str, Any]:
+        """One round of what toc's gateway is measured with too."""
+        port = self.port
+
+        def ask(path: str, **body: Any) -> bytes:
+            return request("POST", path, "none", json.dumps(body).encode())
+
+        def post() -> bytes:
+            return ask("/add", delay=3_600_000, order=random.randrange(10**9))
+
+        def submit(begin: float) -> None:
+            async def go() -> None:
+                clients = await connect(port, CONNECTIONS)
+                left = int(RATE * seconds)
+
+                async def work(client: Client) -> None:
+                    nonlocal left
+                    while left > 0:
+                        left -= 1
+                        due = begin + random.random() * seconds
+                        await client.ask(ask("/add", delay=round((due - time.time()) * 1000), due=due))
+
+                await asyncio.gather(*map(work, clients))
+                for client in clients:
+                    client.transport.close()
+
+            asyncio.run(go())
+
+        work: dict[str, Callable[[], Any]] = {
+            "empty": lambda: closed(port, seconds, lambda: request("GET", "/healthz", "none"), 200),
+            "post": lambda: closed(port, seconds, post, 201),
+            "post, open loop": lambda: open_loop(port, seconds, post, 201),
+            "waiting pull": lambda: waiting_pulls(
+                port,
+                seconds,
+                submit,
+                lambda: ask("/pull"),
+                lambda got: ask("/ack", id=json.loads(got)["id"]),
+                lambda got: float(json.loads(got)["due"]),
+            ),
+        }
+        found = {}
+        for name, load in work.items():
+            began = time.perf_counter()
+            took = sorted(uvloop.run(load()))
+            found[name] = {
+                "a second": len(took) / (time.perf_counter() - began),
+                "p50 ms": 1000 * stats.percentile(took, 0.5),
+                "p99 ms": 1000 * stats.percentile(took, 0.99),
+            }
+        return found
+
+    def stop(self) -> None:
+        self._node.terminate()
+        self._node.wait()
+        self.redis.stop()
+        self._directory.cleanup()
 
 
 def main() -> None:
@@ -241,14 +487,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1, help="HTTP processes")
+    parser.add_argument("--only", default="", metavar="NAME", help="only workloads that begin so, and empty")
+    parser.add_argument("--peer", action="store_true", help="measure BullMQ behind a thin route too")
     arguments = parser.parse_args()
     stage = Stage(arguments.processes)
     try:
-        rounds = [measure(stage, arguments.seconds) for _ in range(arguments.rounds)]
+        what = arguments.seconds, arguments.only
+        rounds = [measure(stage, *what) | measure_webhooks(stage, *what) for _ in range(arguments.rounds)]
     finally:
         stage.stop()
     about = {"connections": CONNECTIONS, "open loop a second": RATE, "processes": arguments.processes}
-    print(json.dumps(about | stats.medians(rounds), indent=2))
+    found = about | stats.medians(rounds)
+    if arguments.peer:
+        peer = Peer()
+        try:
+            found["BullMQ"] = stats.medians(
+                [peer.measure(arguments.seconds) for _ in range(arguments.rounds)]
+            )
+        finally:
+            peer.stop()
+    print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":
