@@ -12,20 +12,24 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar
 
-import pymysql
 import pytest
 import structlog
 from harness import secured
+from harness.forks import keep_commands
+from harness.machine import Machine
+from harness.patience import until
+from harness.system import NewSystem, System, small_system
 from rich.console import Console
 from sqlalchemy.engine import make_url
 
 from toc.dev.local.private import MissingServer
-from toc.dev.local.process import until
 from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 from toc.observe.log import close_log
+from toc.store import mysql
 
 AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper)
 
@@ -42,6 +46,7 @@ ROOM = 4 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    keep_commands()
     if "TMPDIR" not in os.environ and _in_memory():
         # A disk takes a second for the tables of a test where memory takes a tenth. What is durable is what
         # a server that is killed finds again, here as there: no test takes the power from a disk.
@@ -61,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, those of quick tests last (they are already): no process of xdist ends long
     after the others."""
-    items.sort(key=lambda item: item.path.parent.name not in ("spec", "property"))
+    items.sort(key=lambda item: item.path.parent.name not in ("spec", "property", "system"))
 
 
 def _in_memory() -> bool:
@@ -160,6 +165,44 @@ def zookeeper_root(zookeeper: ZooKeeper) -> str:
 
 
 @pytest.fixture
+def hosts_with(
+    tmp_path: Path,
+    clean_redis: RedisServer,
+    mariadb: MariaDB,
+    database_prefix: str,
+    zookeeper: ZooKeeper,
+    zookeeper_root: str,
+) -> Iterator[NewSystem]:
+    """Makes the test's system of several hosts with these settings: ``hosts_with(session_timeout=2)``.
+
+    One Redis, two databases with eight tables, ZooKeeper.
+    """
+    more = {"zookeeper": zookeeper.url, "cluster": zookeeper_root}
+    with ExitStack() as stack:
+
+        def make(**settings: object) -> System:
+            one = small_system(tmp_path, clean_redis, mariadb, database_prefix, **more, **settings)
+            stack.callback(one.stop)
+            return one
+
+        yield make
+
+
+@pytest.fixture
+def hosts(hosts_with: NewSystem) -> System:
+    """Several hosts and little else."""
+    return hosts_with()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """Measures how late this machine lets processes run, for bounds on time that are the point of a test."""
+    one = Machine()
+    yield one
+    one.close()
+
+
+@pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """Starts servers of this test's own: ``launch(RedisServer, aof=False)``, ``launch(MariaDB)``."""
     started: list[RedisServer | RedisCluster | MariaDB | ZooKeeper] = []
@@ -232,16 +275,17 @@ def _missing(reason: str) -> NoReturn:
 
 
 def _empty(server: RedisServer) -> None:
+    if isinstance(server, RedisServer):  # no container: a test that failed may have left it dead or stopped
+        server.resume()
+        server.start()
     server.call("FLUSHALL")
     server.call("SCRIPT", "FLUSH")
 
 
 def _drop(server: MariaDB, prefix: str) -> None:
-    url = make_url(secured.root_url(server))
-    connection = pymysql.connect(
-        host=url.host, port=cast(int, url.port), user=url.username, password=cast(str, url.password)
-    )
-    with connection, connection.cursor() as cursor:
+    # not pymysql.connect(), which reads the certificates of this machine each time
+    connect = mysql.connector(make_url(secured.root_url(server)), 10, 60, 60)
+    with connect() as connection, connection.cursor() as cursor:
         cursor.execute("SELECT schema_name FROM information_schema.schemata")
         for (name,) in cursor.fetchall():
             if name.startswith(prefix):

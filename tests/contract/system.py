@@ -14,7 +14,7 @@ import pymysql.cursors
 import redis
 from harness import forks
 from harness.secured import admin_url, root_url
-from harness.system import Process, System
+from harness.system import Process, small_system
 from sqlalchemy.engine import make_url
 
 from toc.dev.local.servers import MariaDB, RedisServer
@@ -49,15 +49,7 @@ class Contract:
     ) -> None:
         self.directory = directory
         self.prefix = prefix
-        self.system = System(
-            directory,
-            database_urls=[mariadb.url],
-            databases=2,
-            tables=8,
-            database_prefix=prefix,
-            redis_url=redis_server.url,
-            **settings,
-        )
+        self.system = small_system(directory, redis_server, mariadb, prefix, **settings)
         self.settings, self.center = self.system.settings, self.system.center
         self.namespace = self.settings.namespace
         self.env = {**self.system.env, "PYTHONPATH": str(HERE), "NO_COLOR": "1", "COLUMNS": "200"}

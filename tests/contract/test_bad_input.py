@@ -366,7 +366,7 @@ def test_a_worker_without_redis_starts_and_says_where_it_should_be(contract: Con
         assert daemon.poll() in (None, 4)
     finally:
         daemon.terminate()
-        daemon.wait(30)
+        daemon.wait(60)
     assert "canary-5f1e" not in log.read_text()
     assert "Traceback" not in log.read_text()
 

@@ -305,7 +305,7 @@ def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             kill_session(process.pid)
             process.wait()

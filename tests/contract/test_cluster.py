@@ -231,7 +231,7 @@ def test_passwords_are_in_no_output_log_or_process_list(
             for process in setup.daemons:
                 process.terminate()
             for process in setup.daemons:
-                process.wait(30)
+                process.wait(60)
             said += setup.log()
             setup.stop()
         assert SECRET not in said

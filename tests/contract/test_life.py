@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from contract.system import Contract
+from harness.machine import Machine
 
 from toc import CancelOutcome, NewTask, TaskStatus
 
@@ -35,7 +36,7 @@ def gone(contract: Contract, job_id: int) -> None:
     contract.wait(lambda: not contract.scores(job_id), f"{job_id} is out of the index")
 
 
-def test_a_task_fires_at_its_time_and_leaves_no_entry(running: Contract) -> None:
+def test_a_task_fires_at_its_time_and_leaves_no_entry(running: Contract, machine: Machine) -> None:
     late = []
     for job_id in [submit(running, "c.plain", 1, 0.3 + n / 10, hello="wörld") for n in range(5)]:
         until_status(running, job_id, 2)
@@ -47,7 +48,7 @@ def test_a_task_fires_at_its_time_and_leaves_no_entry(running: Contract) -> None
         assert start["attribute"] == {"hello": "wörld"}
         assert ms(datetime.fromisoformat(start["action_time"])) == due
     assert min(late) >= 0
-    assert sorted(late)[2] < 250, late
+    assert sorted(late)[2] < 250 + machine.slack_ms, late
 
 
 def test_the_prepare_score_names_second_tries_and_claim_while_a_handler_runs(running: Contract) -> None:
@@ -196,7 +197,9 @@ def test_cancel_by_biz_answers_for_each_task_of_that_biz_id_on_that_topic(runnin
     assert running.center.cancel_by_biz("c.plain", biz_id=131313) == {}
 
 
-def test_reschedule_moves_a_task_both_ways_and_it_fires_at_the_new_time_only(running: Contract) -> None:
+def test_reschedule_moves_a_task_both_ways_and_it_fires_at_the_new_time_only(
+    running: Contract, machine: Machine
+) -> None:
     sooner = submit(running, "c.plain", 14, 3600)
     later = submit(running, "c.plain", 15, 2.5)
     now = datetime.now(UTC)
@@ -213,7 +216,7 @@ def test_reschedule_moves_a_task_both_ways_and_it_fires_at_the_new_time_only(run
         again = running.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(seconds=9))
         assert again.name == "TOO_LATE"
     assert min(late) >= 0
-    assert min(late) < 500, late  # the better of the two: the machine may stall
+    assert min(late) < 500 + machine.slack_ms, late  # the better of the two: the machine may stall
     nowhere = running.center.reschedule(sooner + 1, action_time=datetime.now(UTC) + timedelta(seconds=9))
     assert nowhere.name == "UNKNOWN"
 

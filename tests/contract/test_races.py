@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from contract.system import Contract
+from harness.machine import Machine
 from sqlalchemy import create_engine
 
 from toc import CancelOutcome, NewTask
@@ -200,7 +201,9 @@ def test_ten_thousand_tasks_of_one_instant_start_within_seconds_and_cancelled_on
     assert all(len(starts[job_id]) == 1 for job_id in job_ids if job_id in starts)
 
 
-def test_a_row_of_the_callers_transaction_is_indexed_within_about_a_second(pair: Contract) -> None:
+def test_a_row_of_the_callers_transaction_is_indexed_within_about_a_second(
+    pair: Contract, machine: Machine
+) -> None:
     engine = create_engine(pair.settings.need_database_urls()[0])
     try:
         indexed_after = []
@@ -215,8 +218,8 @@ def test_a_row_of_the_callers_transaction_is_indexed_within_about_a_second(pair:
             (start,) = pair.wait(lambda job_id=soon: pair.history(job_id), "it runs")  # type: ignore[misc]
             late.append(start["at"] / 1e6 - ms(pair.row(soon)["action_time"]))
         # The median: one stall of the machine is no fault of the sweep.
-        assert sorted(indexed_after)[1] < 2.5, indexed_after
-        assert sorted(late)[1] < 500, late
+        assert sorted(indexed_after)[1] < 2.5 + machine.slack, indexed_after
+        assert sorted(late)[1] < 500 + machine.slack_ms, late
     finally:
         engine.dispose()
 

@@ -16,6 +16,7 @@ from fault.kit import servers, table
 from fault.kit.proxy import Proxy
 from fault.kit.reader import Reader
 from fault.kit.table import Line
+from harness.machine import Machine
 from harness.system import System
 
 from toc.dev.local.servers import MariaDB
@@ -38,18 +39,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture
-def verdict(request: pytest.FixtureRequest) -> Iterator[Verdict]:
+def verdict(request: pytest.FixtureRequest, machine: Machine) -> Iterator[Verdict]:
     """Registers lines of the table; they say "held" once the test has passed and named its proof."""
     lines: list[Line] = []
     began = time.monotonic()
 
     def register(fault: int, name: str, variant: str = "") -> Line:
-        line = Line(fault, name, variant)
+        line = Line(fault, name, variant, machine=machine)
         lines.append(line)
         return line
 
     yield register
     for line in lines:
+        line.machine = None
         line.seconds = round(time.monotonic() - began, 1)
         if request.node.stash.get(_PASSED, False):
             line.verdict = "held" if line.proof else "unproven"

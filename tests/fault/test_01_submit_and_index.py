@@ -12,9 +12,9 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, in_another_process, tasks
 from fault.kit.table import lateness
 from harness.final import read_final
+from harness.patience import until
 from harness.system import DaemonProcess, System
 
-from toc.dev.local.process import until
 from toc.dev.local.servers import RedisServer
 
 

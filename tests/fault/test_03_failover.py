@@ -12,10 +12,10 @@ from fault.kit.load import Load, tasks
 from fault.kit.proxy import Proxy
 from fault.kit.servers import Sentinel, cluster_replica
 from fault.kit.table import Line
+from harness.patience import until
 from harness.system import System
 
 from toc import CancelOutcome
-from toc.dev.local.process import until
 from toc.dev.local.servers import RedisCluster, RedisServer
 from toc.model.task import TaskRow
 

@@ -9,8 +9,8 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.servers import errors_told, fill, info, pause_replication, promote
+from harness.patience import until
 
-from toc.dev.local.process import until
 from toc.dev.local.servers import RedisServer
 
 

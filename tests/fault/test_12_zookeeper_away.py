@@ -152,7 +152,7 @@ def test_slots_of_a_process_that_ends_without_zookeeper_are_served_by_its_host(
         f"a task was late is {without.most / 1e3:.1f} s, p50 {without.p50:.0f} ms",
     )
     print(line.proof)
-    assert without.most / 1e3 < RESTARTED * LOADED
+    assert without.most / 1e3 < RESTARTED * LOADED + line.slack
     kept = hosts_by_slot(system, [daemon, other], ready, ended)
     assert len(kept) == len(TOPICS) * SLOTS, "a slot whose tasks nobody ran"
     assert all(len(hosts) == 1 for hosts in kept.values()), f"slots changed hands: {kept}"

@@ -28,7 +28,7 @@ def test_what_a_host_has_no_handler_for_waits_uncharged_for_one_that_has(
         system.wait(lambda: len(system.late(new_ones)) > 100, "the newer host runs the new topic", 30)
         with system.recorder.fault("stop", note="the newer host"):
             newer.terminate()
-            assert newer.process.wait(30) == 0, system.logs()
+            assert newer.process.wait(60) == 0, system.logs()
             left = len(system.late(new_ones))
             time.sleep(3)  # the older host has all slots that it can serve
             assert len(system.late(new_ones)) == left
@@ -65,7 +65,7 @@ def test_hosts_restarted_one_after_the_other_into_a_version_that_knows_more_char
             system.wait(lambda: len(load.job_ids) > count + 100, "the load goes on", 30)  # noqa: B023
             with system.recorder.fault("stop", note=host):
                 daemon.terminate()
-                assert daemon.process.wait(30) == 0, system.logs()
+                assert daemon.process.wait(60) == 0, system.logs()
                 hosts[host] = system.start(host, processes=1)
         system.wait(lambda: len(system.late(new_ones)) == len(new_ones), "they all run", 40)
     line.prove(waited > 100, f"{waited} were due, uncharged, while no host had a handler for them")

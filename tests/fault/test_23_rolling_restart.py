@@ -29,7 +29,7 @@ def test_a_rolling_restart_under_load_doubles_and_charges_nothing(
             running += _running(system, set(hosts[host].workers()))
             with system.recorder.fault("stop", note=host):
                 hosts[host].terminate()
-                assert hosts[host].process.wait(30) == 0, system.logs()
+                assert hosts[host].process.wait(60) == 0, system.logs()
                 hosts[host] = system.start(host, processes=2)
     line.prove(running > 20, f"4 stops while {running} handlers were running there")
     assert not load.errors

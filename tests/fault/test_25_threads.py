@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
+from harness.patience import until
 from harness.sessions import kill_session
 from harness.system import DaemonProcess
 
-from toc.dev.local.process import until
 from toc.dev.local.servers import RedisServer
 from toc.worker.loop import EXIT_THREAD_DIED
 
@@ -22,7 +22,7 @@ APP = "fault.broken.thread_dies:center"
 KNOWN = {
     *("main", "poll", "handler", "async-handlers", "finish-0", "keepalive", "quarantine", "reclaim", "watch"),
     *("sweep-0", "retention", "former-slots", "wake", "catalog", "leases-0", "fallback", "dead", "beat"),
-    *("bodies-0", "schedules-0", "declared-schedules", "audit-retention"),
+    *("bodies-0", "schedules-0", "declared-schedules", "record-retention", "pull-ends"),
 }
 """Threads that a worker process has."""
 

@@ -24,6 +24,7 @@ import redis
 from conftest import Launch
 from fault.conftest import Build, Verdict
 from harness import forks
+from harness.patience import until
 from harness.secured import (
     CANARY,
     DEPLOY,
@@ -47,7 +48,7 @@ from toc import (
     TimeoutCenter,
 )
 from toc.coordination.operator import Operator
-from toc.dev.local.process import free_port, until
+from toc.dev.local.process import free_port
 from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 from toc.index.messages import PrepareRequest
 from toc.index.queues import Queues
@@ -177,7 +178,7 @@ def test_everything_works_with_the_least_privileges_and_no_password_is_told(
     line.judge(system, within=20, at_most=60, retries_within=1)
     for daemon in system.daemons:
         daemon.terminate()
-        assert daemon.process.wait(30) in (0, 1), system.logs()  # 1: a worker of it was killed
+        assert daemon.process.wait(60) in (0, 1), system.logs()  # 1: a worker of it was killed
     assert "daemon_stopped" in system.daemons[0].log.read_text()
     assert all(refusals(node.port) <= EXPECTED for node in guarded_cluster.nodes)
     line.prove("config|get" in refused, f"refused by Redis, and no harm: {', '.join(sorted(refused))}")
@@ -223,7 +224,7 @@ def _refuses_to_start(system: System) -> None:
         system.directory, "host-a", system.env, app="harness.app:center", processes=1, threads=1
     )
     system.daemons.append(daemon)
-    assert daemon.process.wait(30) > 1, daemon.log.read_text()
+    assert daemon.process.wait(60) > 1, daemon.log.read_text()
 
 
 class Told:
@@ -240,7 +241,7 @@ class Told:
         """Its metrics and probes, and what the list of processes shows."""
         for path in ("metrics", "livez", "readyz"):
             try:
-                with urlopen(f"http://{self._system.settings.metrics_address}/{path}", timeout=5) as answer:
+                with urlopen(f"http://{self._system.settings.metrics_address}/{path}", timeout=30) as answer:
                     self.add(path, answer.read().decode())
             except HTTPError as exc:
                 self.add(path, exc.read().decode())

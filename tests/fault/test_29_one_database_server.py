@@ -160,8 +160,8 @@ def run(
     print(line.proof)
     assert not healthy.errors
     assert len(during) > seconds * RATE / 2 * 0.8, "the rest was held up at the SDK"
-    assert late[int(len(late) * 0.99)] < 50
-    assert late[-1] < 200
+    assert late[int(len(late) * 0.99)] < 50 + 1000 * line.slack
+    assert late[-1] < 200 + 1000 * line.slack
     assert slowest < 0.2
     line.judge(system, within=6)
 
@@ -279,7 +279,7 @@ def test_processes_started_without_the_topic_tables_server_run_what_the_others_h
     )
     print(line.proof)
     assert not healthy.errors
-    assert late < RESTARTED * LOADED
+    assert late < RESTARTED * LOADED + line.slack
     line.judge(system, within=6, at_most=2 * UNWRITTEN)
 
 
@@ -336,8 +336,8 @@ def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
         f"p99 {late[int(len(late) * 0.99)]:.1f} ms, at most {late[-1]:.0f} ms late",
     )
     print(line.proof)
-    assert late[int(len(late) * 0.99)] < 50
-    assert late[-1] < 200
+    assert late[int(len(late) * 0.99)] < 50 + 1000 * line.slack
+    assert late[-1] < 200 + 1000 * line.slack
     assert "database_away" not in daemon.told()
     line.judge(system, within=15)
 
@@ -390,8 +390,8 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
     )
     print(line.proof)
     assert "database_away" not in daemon.told()
-    assert late[int(len(late) * 0.99)] < 50
-    assert late[-1] < 200
+    assert late[int(len(late) * 0.99)] < 50 + 1000 * line.slack
+    assert late[-1] < 200 + 1000 * line.slack
     assert own[len(own) // 2] < 2.5 * delay * 1000
     assert slowest < 3 * delay * 1000 + 500
     assert own[-1] < 2000
@@ -429,6 +429,6 @@ def test_a_crowd_of_one_server_that_hangs_makes_no_task_of_another_late(
         f"{late[-1]:.0f} ms late",
     )
     print(line.proof)
-    assert late[int(len(late) * 0.99)] < 50
-    assert late[-1] < 200
+    assert late[int(len(late) * 0.99)] < 50 + 1000 * line.slack
+    assert late[-1] < 200 + 1000 * line.slack
     line.judge(system, within=60)

@@ -43,7 +43,7 @@ def test_a_process_that_a_handler_holds_is_ended_and_what_it_held_runs_elsewhere
     again = {event.job_id for event in system.history() if event.event == "start" and event.attempt == 2}
     assert again & set(beside), "others were held with it"
     late = system.late(load.job_ids)
-    assert late[len(late) // 2] < 1000, "the other process served"
+    assert late[len(late) // 2] < 1000 + 1000 * line.slack, "the other process served"
     line.judge(system, within=max_runtime + SILENT_SECONDS + 10, at_most=100)
 
 

@@ -72,7 +72,7 @@ def test_nodes_that_are_deleted_come_back_and_no_task_waits_for_them(
         f"deleted four times, noticed {noticed} times; all there again after at most "
         f"{max(took.values()):.1f} s; lateness p99 {whole.p99:.0f} ms, worst {whole.most:.0f} ms",
     )
-    assert max(took.values()) < BACK * LOADED, took
+    assert max(took.values()) < BACK * LOADED + line.slack, took
     moved = {slot for slot in before if after[slot] != before[slot]}
     assert {owner.rpartition("-")[0] for owner in (after[slot] for slot in moved)} == {"host-c-0"}
     assert len(moved) <= len(before) / 3 + 1, "a host that joins takes its share"

@@ -50,7 +50,7 @@ def test_what_a_killed_daemon_and_its_processes_held_runs_as_soon_as_they_are_st
         f"40 tasks were running, with leases; {ready - killed:.1f} s after the kill the new processes were "
         f"ready; all ran again within {max(worst, 0):.2f} s of that",
     )
-    assert worst < AGAIN * LOADED
+    assert worst < AGAIN * LOADED + line.slack
     line.judge(system, within=10, at_most=40 + UNWRITTEN)
 
 

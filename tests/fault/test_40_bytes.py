@@ -141,7 +141,7 @@ def test_workers_over_broken_answers_lose_nothing_and_do_not_die(
     )
     workers = daemon.workers()
     with system.recorder.fault("other", note="answers are broken"):
-        system.client.submit_many(tasks(1500, ahead=(0.5, 12.0), fail=0.05))
+        system.client.submit_many(tasks(1500, ahead=(3.0, 14.0), fail=0.05))
         with Load(system.client, rate=60, ahead=(0.1, 1.0)):
             for proxy in proxies:
                 proxy.damage(**{kind: 0.02})

@@ -38,7 +38,7 @@ def address(daemon: DaemonProcess) -> str:
 
 
 def ask(daemon: DaemonProcess, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address(daemon)}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address(daemon)}{path}", timeout=30) as answer:
         return str(answer.read().decode())
 
 

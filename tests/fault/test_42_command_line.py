@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from cryptography.fernet import Fernet
 from fault.conftest import Verdict
 from fault.kit.commands import Commands, Ended
 from harness.forks import CLOSED, FULL, GONE
@@ -50,6 +51,14 @@ WORDS = {
     "schedule backfill": ["report", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-01T03:00:00Z"],
     "schedule preview": ["report"],
     "schedule delete": ["report"],
+    "target create": ["shop", "--url", "https://shop.example/hook"],
+    "target show": ["shop"],
+    "target alter": ["shop", "--timeout", "5"],
+    "target rotate": ["shop"],
+    "target test": ["shop"],
+    "target pause": ["shop"],
+    "target resume": ["shop"],
+    "target delete": ["shop"],
     "token create": ["shop", "--role", "produce", "--topic", "order.*"],
     "token revoke": ["shop"],
     "top": ["--once", "--interval", "0.1"],
@@ -59,6 +68,8 @@ WORDS = {
     "unpin": ["order.close_1"],
     "weight": ["h1", "2", "--absent"],
     "unweight": ["h1"],
+    "import youzan": ["--redis", "redis://127.0.0.1:1", "--dry-run"],
+    "import lmstfy": ["--redis", "redis://127.0.0.1:1", "--dry-run"],
     "dead show": [JOB_ID],
     "dead redrive": ["--topic", "order.close", "--all"],
     "dead purge": ["--topic", "order.close", "--all", "--yes"],
@@ -95,6 +106,7 @@ def toc(tmp_path: Path, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeepe
         "TOC_REDIS_URL": clean_redis.url,
         "TOC_ZOOKEEPER": zookeeper.url,
         "TOC_CLUSTER": zookeeper_root,
+        "TOC_SECRET_KEY": Fernet.generate_key().decode(),
     }
     made = Commands(tmp_path / "run", env)
     assert made("db", "upgrade").code == 0

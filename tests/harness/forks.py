@@ -3,7 +3,8 @@
 A new interpreter takes half a second of a processor to import what a command or a daemon needs, and a run of
 the tests has a thousand of them. What a forked one does is ``toc.cli.main.run``, up to the end of the
 interpreter, with streams, variables, directory and session of its own. A variable that tells the interpreter
-or the loader something has no effect on it: who sets one gets a new interpreter (see ``forkable``).
+or the loader something, or arms a failpoint, has no effect on it: who sets one gets a new interpreter (see
+``forkable``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -26,15 +28,14 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 FULL, CLOSED, GONE = "full", "closed", "gone"
 """What a stream can be instead of a file: a full disk, closed, or a pipe whose reader has left."""
 STREAMS = ("stdin", "stdout", "stderr")
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
-HELPER = b"toc-helper"
+HELPER, HTTP = b"toc-helper", b"toc-http"
 
 
 class Forked:
@@ -103,14 +104,17 @@ class _Forks:
             return int(self._server.stdout.readline())
 
 
-@cache
+@functools.cache
 def _forks() -> _Forks:
     return _Forks()
 
 
 def forkable(env: Mapping[str, str]) -> bool:
-    """Whether a forked process does with these variables what a new interpreter would."""
-    return not any(
+    """Whether a forked process does with these variables what a new interpreter would.
+
+    A failpoint is armed where its module is imported, which the process that forks has done long before.
+    """
+    return "TOC_FAILPOINT" not in env and not any(
         name.startswith(("LD_", "PYTHON")) and name != "PYTHONPATH" and os.environ.get(name) != value
         for name, value in env.items()
     )
@@ -153,6 +157,14 @@ def run(
         return subprocess.CompletedProcess(words, process.wait(), out, err)
 
 
+def keep_commands() -> None:
+    """Have this process build the tree of commands once: that takes a tenth of a second for each command."""
+    import typer.main
+
+    if not hasattr(typer.main.get_command, "cache_info"):
+        typer.main.get_command = functools.cache(typer.main.get_command)
+
+
 # --- the process that forks
 
 
@@ -160,6 +172,7 @@ def _serve() -> None:
     # whatever commands import when they are run, for all of them at once
     import rich.live
     import rich.progress  # noqa: F401
+    import typer.main
 
     import toc.cli.main
     import toc.coordination.operator
@@ -169,13 +182,18 @@ def _serve() -> None:
     import toc.dev.demo.stage
     import toc.dev.local.cluster
     import toc.dev.local.embedded
+    import toc.gateway.process
     import toc.operate.admin
     import toc.operate.bulk
     import toc.operate.doctor
     import toc.operate.top
     import toc.store.migrate
+    import toc.webhooks.handlers
     import toc.worker.daemon.start
-    import toc.worker.process  # noqa: F401
+    import toc.worker.process
+
+    keep_commands()
+    typer.main.get_command(toc.cli.main.app)
 
     ours = set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) | {str(Path(__file__).parent)}
     paths = [path for path in sys.path if path not in ours]
@@ -204,7 +222,7 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     for descriptor, name in enumerate(STREAMS):
         _open(descriptor, job.get(name, os.devnull))
     _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
-    if job["words"][:1] == ["worker"] and not job["whole"]:
+    if job["words"][:1] in (["worker"], ["gateway"]) and not job["whole"]:
         Helper().install()
     sys.argv = ["toc", *job["words"]]
     signal.alarm(job["seconds"])
@@ -226,9 +244,10 @@ def _make_streams(closed: Collection[int] = ()) -> None:
 
 
 class Helper:
-    """A process beside a daemon that forks its worker processes: it has one thread and has imported all."""
+    """A process beside a daemon that forks its processes: it has one thread and has imported all."""
 
-    COMMAND = ("-m", "toc.worker.process")
+    NAMES: ClassVar = {"toc.worker.process": b"python", "toc.gateway.process": HTTP}
+    """What it forks, and the name by which the kernel knows each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -241,19 +260,19 @@ class Helper:
         theirs.close()
 
     def install(self) -> None:
-        """Have this process start worker processes so."""
+        """Have this process start worker and HTTP processes so."""
         right = subprocess.Popen
 
         def start(args: Any, **options: Any) -> Any:
-            if tuple(args[1:3]) != self.COMMAND:
+            if args[1] != "-m" or args[2] not in self.NAMES:
                 return right(args, **options)
-            return Child(self._fork(args[3:], options["pass_fds"]))
+            return Child(self._fork(args[2], args[3:], options["pass_fds"]))
 
         subprocess.Popen = start  # type: ignore[assignment, misc]
 
-    def _fork(self, words: list[str], descriptors: Sequence[int]) -> int:
+    def _fork(self, module: str, words: list[str], descriptors: Sequence[int]) -> int:
         """A child of this process that the helper has forked; returns its pid."""
-        job = {"words": words, "as": list(descriptors), "env": dict(os.environ)}
+        job = {"module": module, "words": words, "as": list(descriptors), "env": dict(os.environ)}
         with self._lock:
             _prctl(PR_SET_CHILD_SUBREAPER, 1)  # the child of a descendant that ends becomes ours
             try:
@@ -264,7 +283,7 @@ class Helper:
 
     def _serve(self, line: socket.socket) -> NoReturn:
         while True:
-            data, descriptors, _, _ = socket.recv_fds(line, 1 << 20, 2)
+            data, descriptors, _, _ = socket.recv_fds(line, 1 << 20, 16)
             if not data:
                 os._exit(0)  # the daemon has ended
             told, tell = os.pipe()
@@ -285,7 +304,8 @@ class Helper:
                 os.close(one)
 
     def _become(self, job: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
-        _prctl(PR_SET_NAME, b"python")
+        module = job["module"]
+        _prctl(PR_SET_NAME, self.NAMES[module])
         os.environ.clear()
         os.environ.update(job["env"])
         above = [fcntl.fcntl(one, fcntl.F_DUPFD, 200) for one in descriptors]
@@ -295,11 +315,11 @@ class Helper:
             os.close(one)
         _open(0, os.devnull)
         _make_streams()
-        sys.argv = ["toc.worker.process", *job["words"]]
-        del sys.modules["toc.worker.process"]  # it is the main module now
+        sys.argv = [module, *job["words"]]
+        del sys.modules[module]  # it is the main module now
         code = 0
         try:
-            runpy.run_module("toc.worker.process", run_name="__main__", alter_sys=True)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
         except SystemExit as exc:
             code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
         except BaseException:
@@ -329,10 +349,24 @@ class Child:
 
 def helps(pid: int) -> bool:
     """Whether a child of a daemon is its helper."""
+    return _name(pid) == HELPER
+
+
+def serves_http(pid: int) -> bool:
+    """Whether a child of a daemon is one of its HTTP processes."""
     try:
-        return Path(f"/proc/{pid}/comm").read_bytes().strip() == HELPER
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+    # one that has ended, and whose end nobody has seen yet, has no command any more
+    return b"toc.gateway.process" in command or (bool(command) and _name(pid) == HTTP)
+
+
+def _name(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/comm").read_bytes().strip()
+    except OSError:
+        return b""
 
 
 def _prctl(option: int, value: int | bytes) -> None:

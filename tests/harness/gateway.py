@@ -5,16 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness import forks
+from harness.patience import PATIENCE, until
+from harness.secured import Tls
 from harness.sessions import kill_session
-from harness.system import System
-from toc.dev.local.process import until
+from harness.system import Process, System
 from toc.model.access import Role
 from toc.operate.tokens import create_token
 
@@ -26,33 +30,60 @@ class Reply(NamedTuple):
 
 
 class Gateway:
-    """A ``toc gateway`` on a port of its own, and a way to call it."""
+    """A ``toc gateway`` on a port of its own, and a way to call it.
 
-    def __init__(self, system: System, *options: str, env: Mapping[str, str] | None = None) -> None:
-        http_processes = int(options[options.index("--processes") + 1]) if "--processes" in options else 1
+    ``beside``: whose tokens it shares. ``whole``: its processes have interpreters of their own, as in
+    production, which takes seconds of a processor.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        host: str = "gate",
+        beside: Gateway | None = None,
+        whole: bool = False,
+    ) -> None:
+        many = "--processes" in options
+        self._http_processes = int(options[options.index("--processes") + 1]) if many else 1
         self.system = system
-        self.log = system.directory / "gateway.log"
+        self._tls = ssl.create_default_context(cafile=Tls.shared().ca) if "--tls-cert" in options else None
+        self.log = system.directory / f"{host}.log"
         self.tokens: dict[str, str] = {}
         self._connections = threading.local()
         self._opened: list[http.client.HTTPConnection] = []
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "toc", "gateway", "--port", "0", *options],
-                env={**system.env, "TOC_HOST": "gate", **(env or {})},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        words = ["gateway", "--port", "0", *options]
+        env = {**system.env, "TOC_HOST": host, **(env or {})}
+        self.process: Process
+        if forks.forkable(env) and not whole:
+            self.log.touch()
+            streams = dict.fromkeys(("stdout", "stderr"), str(self.log))
+            self.process = forks.start(words, env=env, session=True, streams=streams)
+        else:
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "toc", *words],
+                    env=env,
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         system.wait(
-            lambda: self.told().count("worker_ready") > http_processes or self.process.poll() is not None,
+            lambda: (
+                self.told().count("worker_ready") > self._http_processes or self.process.poll() is not None
+            ),
             "ready",
             60,
         )
         found = re.search(r"gateway at https?://\S+:(\d+)", self.told())
         assert found, self.told()
         self.port = int(found[1])
-        if "--plain-from" not in options:
+        if beside is not None:
+            self.tokens = beside.tokens
+            assert until(lambda: self.call("GET", "/v1/nothing").status == 404, 10)
+        elif "--plain-from" not in options:
             self.make_token("all", "admin")
 
     def told(self) -> str:
@@ -93,14 +124,19 @@ class Gateway:
         connection: http.client.HTTPConnection | None = getattr(self._connections, "one", None)
         for attempt in range(attempts):
             if connection is None:
-                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+                connection = (
+                    http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+                    if self._tls is None
+                    else http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self._tls)
+                )
                 self._opened.append(connection)
             try:
-                connection.request(method, path, data, {**sent, **(headers or {})})
+                with suppress(BrokenPipeError):  # it is answered before it is all there
+                    connection.request(method, path, data, {**sent, **(headers or {})})
                 answer = connection.getresponse()
                 content = answer.read()
                 break
-            except (http.client.RemoteDisconnected, ConnectionError):
+            except (http.client.HTTPException, ConnectionError):
                 connection.close()
                 connection = self._connections.one = None
                 if attempt == attempts - 1:
@@ -125,19 +161,29 @@ class Gateway:
         """Submit one task, by default an hour ahead."""
         return self.call("POST", f"/v1/topics/{topic}/tasks", {"biz_id": 1, "delay": 3600, **task})
 
-    def children(self, module: str = "toc.gateway.process") -> list[int]:
-        """The pids of its HTTP processes (or of its workers) that live."""
+    def children(self) -> list[int]:
+        """The pids of its HTTP processes that live."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_text()]
+        return [int(pid) for pid in pids if forks.serves_http(int(pid))]
+
+    def _whole(self) -> bool:
+        """Whether each of its HTTP processes is ready, or it is about to end in any case."""
+        told = self.told()
+        if self.process.poll() is not None or "daemon_stopping" in told:
+            return True
+        lines = [json.loads(line) for line in told.splitlines() if '"worker_ready"' in line]
+        children = set(self.children())
+        return len(children) == self._http_processes and children <= {line["pid"] for line in lines}
 
     def stop(self) -> int:
-        """End it in good order."""
+        """End it in good order. A process that is just starting could not be told, and would be killed."""
         for connection in self._opened:
             connection.close()
+        until(self._whole)
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            return self.process.wait(20)
+            return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             kill_session(self.process.pid)
             self.process.wait()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from harness.system import PATIENCE, System
+from harness.patience import PATIENCE, until
+from harness.system import System
 from toc import Task, TimeoutCenter
-from toc.dev.local.process import until
 from toc.dev.local.servers import RedisServer
 from toc.model.clock import Clock
 from toc.model.topic import Slot

@@ -10,24 +10,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from harness import forks
 from harness.checker import Limits, Verdict, check
 from harness.final import read_final
 from harness.history import Client, Event, History, events
-from harness.secured import migrating
+from harness.patience import PATIENCE, pause
+from harness.schema import make_tables
 from harness.sessions import kill_session
 from toc import Settings, TimeoutCenter, Topic
+from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
 from toc.index.messages import Generation, Peek
 from toc.model.task import TaskRow, TaskStatus
-from toc.store.migrate import Migrator
 
 TOPICS = ("test.sync", "test.async", "test.batch", "test.doomed")
-PATIENCE = 60.0
-"""Seconds that a condition is waited for at the least: a busy machine stands still for seconds, and patience
-costs nothing where all is well."""
-
 
 Process = forks.Forked | subprocess.Popen[bytes]
 T = TypeVar("T")
@@ -46,16 +43,18 @@ class DaemonProcess:
         host: str,
         env: Mapping[str, str],
         *,
-        app: str,
+        app: str | None,
         processes: int,
         threads: int,
         output: int | None = None,
         whole: bool = False,
+        webhooks: bool = False,
     ) -> None:
         self.host = host
         self.log = directory / f"{host}.log"
         self._log_start = self.log.stat().st_size if self.log.exists() else 0  # a host may be started again
-        words = ["worker", "--app", app, "--processes", str(processes), "--threads", str(threads)]
+        served = [*(["--app", app] if app else []), *(["--webhooks"] if webhooks else [])]
+        words = ["worker", *served, "--processes", str(processes), "--threads", str(threads)]
         env = {**env, "TOC_HOST": host}
         self.process: Process
         if output is None and forks.forkable(env):
@@ -103,7 +102,7 @@ class DaemonProcess:
     def await_end(self) -> None:
         """Wait until it has left; one that does not is killed."""
         try:
-            self.process.wait(20)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             kill_session(self.process.pid)
             self.process.wait()
@@ -129,12 +128,7 @@ class System:
             "TOC_TEST_HISTORY": str(self.history_directory),
             "PYTHONPATH": str(Path(__file__).parent.parent),
         }
-        Migrator(
-            list(map(migrating, self.settings.database_urls)),
-            databases=self.settings.databases,
-            tables=self.settings.tables,
-            prefix=self.settings.database_prefix,
-        ).upgrade()
+        make_tables(self.settings)
         self.center = TimeoutCenter(self.settings)
         self.recorder = History(self.history_directory)
         """Where tests declare the faults that they do."""
@@ -154,8 +148,9 @@ class System:
         processes: int = 2,
         threads: int = 4,
         env: Mapping[str, str] | None = None,
-        app: str = "harness.app:center",
+        app: str | None = "harness.app:center",
         whole: bool = False,
+        webhooks: bool = False,
     ) -> DaemonProcess:
         """Start a daemon, with these variables besides, and wait until its processes are ready."""
         daemon = DaemonProcess(
@@ -166,6 +161,7 @@ class System:
             processes=processes,
             threads=threads,
             whole=whole,
+            webhooks=webhooks,
         )
         self.daemons.append(daemon)
         self.wait(
@@ -238,8 +234,7 @@ class System:
             now = time.monotonic()
             if now > until:
                 raise AssertionError(f"not within {seconds} s: {what}\n{self.logs()}")
-            # Who asks for thousands of rows shall leave the processor to those who are to change them.
-            time.sleep(min(max(0.01, 3 * (now - asked)), 0.5))
+            pause(now - asked)
             asked = time.monotonic()
         return value
 
@@ -270,3 +265,24 @@ class System:
 
 def _text(value: object) -> str:
     return ",".join(value) if isinstance(value, list) else str(value)
+
+
+class NewSystem(Protocol):
+    """Makes the system of a test, with these settings besides those of the fixture."""
+
+    def __call__(self, **settings: object) -> System: ...
+
+
+def small_system(
+    directory: Path, redis: RedisServer | RedisCluster, mariadb: MariaDB, prefix: str, **settings: object
+) -> System:
+    """A system on one Redis and, unless told otherwise, two databases with eight tables. Stop it."""
+    given = {
+        "database_urls": [mariadb.url],
+        "databases": 2,
+        "tables": 8,
+        "database_prefix": prefix,
+        "redis_url": redis.url,
+        **settings,
+    }
+    return System(directory, **given)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
+import http.server
 import io
 import json
 import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from harness.secured import migrating
@@ -24,9 +28,11 @@ from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.index.messages import Peek
 from toc.model.clock import from_ms
 from toc.model.task import NewTask, TaskStatus
+from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
 from toc.sdk.client import TimeoutCenter
+from toc.store.server import Statement
 
 CANARY = "hunter2canary"
 
@@ -148,6 +154,7 @@ def test_a_topic_is_created_with_every_policy_and_shown(toc: Toc) -> None:
         "resumed_at": None,
         "delivery": "handler",
         "closed": False,
+        "target": None,
     }
     assert made.items() <= toc.json("topic", "show", "order.remind").items()
     assert toc.json("topic", "list") == [made]
@@ -554,6 +561,24 @@ def test_a_dead_task_is_shown_with_what_its_row_knows(toc: Toc, center: TimeoutC
     assert toc.json("get", job_id)["history"] == [failed]
 
 
+def test_a_damaged_row_is_named_and_hides_no_other(toc: Toc, center: TimeoutCenter, topic: str) -> None:
+    whole, damaged = center.submit_many([NewTask(topic, 42, 3600), NewTask(topic, 42, 3600)])
+    store = center.store
+    name = store._shards.names[store._shards.table_of(damaged)]
+    store._shards.servers[0].run([Statement(f"UPDATE {name} SET attribute='[1]' WHERE job_id={damaged}")])
+    found = toc.json("find", "--biz-id", 42)
+    assert [task["job_id"] for task in found] == [str(whole), str(damaged)]
+    assert ["unreadable" in task for task in found] == [False, True]
+    assert str(damaged) in found[1]["unreadable"]
+    assert str(damaged) in toc.ok("find", "--biz-id", 42)
+    assert str(damaged) in toc.refused("get", damaged, code=1)
+    rows = store.read([whole, damaged]).values()
+    store.die([Failure(row.job_id, 0, 0, 0, 1, 0, 1, "it raised") for row in rows])
+    dead = toc.json("dead", "list")
+    assert {task["job_id"]: "unreadable" in task for task in dead} == {str(whole): False, str(damaged): True}
+    assert "unreadable" in toc.json("dead", "show", damaged)
+
+
 def test_a_redrive_keeps_to_its_rate(toc: Toc, center: TimeoutCenter, topic: str) -> None:
     job_ids = kill_tasks(center, topic, 10)
     began = time.monotonic()
@@ -926,8 +951,7 @@ def test_a_token_is_shown_once_and_never_again(toc: Toc) -> None:
 def test_bulk_changes_are_in_the_audit_with_what_became_of_them(
     toc: Toc, topic: str, center: TimeoutCenter
 ) -> None:
-    for number in range(3):
-        center.submit(topic, biz_id=number, delay=3600)
+    job_ids = {str(center.submit(topic, biz_id=number, delay=3600)) for number in range(3)}
     toc.ok("reschedule", "--topic", topic, "--all", "--delay", "2h", "--yes")
     toc.ok("cancel", "--topic", topic, "--all", "--yes")
     toc.ok("dead", "redrive", "--topic", topic, "--all")
@@ -937,7 +961,175 @@ def test_bulk_changes_are_in_the_audit_with_what_became_of_them(
         ("tasks.reschedule", "done"),
     ], "nothing was dead, so nothing was redriven"
     assert found[0]["result"]["cancelled"] == 3
+    assert (found[0]["details"]["tasks"], set(found[0]["details"]["job_ids"])) == (3, job_ids)
     assert found[1]["details"]["selected"].startswith(f"topic={topic}")
+
+
+# --- webhook targets
+
+
+def test_a_target_at_the_command_line_shows_its_secret_twice_and_no_header(
+    toc: Toc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = ("target", "create", "shop", "--url", "https://shop.example.com/hooks?key=sesame")
+    locked = toc.refused(*create, code=3)
+    assert "TOC_SECRET_KEY" in locked
+    assert "toc secrets key" in locked
+    assert toc.json("target", "list") == []
+    first_key, second_key = toc.ok("secrets", "key").strip(), toc.ok("secrets", "key").strip()
+    monkeypatch.setenv("TOC_SECRET_KEY", first_key)
+    Path("headers").write_text(f"X-Api-Key: {CANARY}\r\n\nX-Other: a:b \n")
+
+    secret = toc.ok(*create, "--rate", 2.5, "--dead-on", "422,404", "--headers", "headers").strip()
+    said = toc.err
+    assert re.fullmatch(r"whsec_[A-Za-z0-9+/]{43}=", secret)
+    assert "already" in toc.refused(*create)
+    (listed,) = toc.json("target", "list")
+    assert (listed["rate"], listed["dead_on"], listed["headers"]) == (
+        2.5,
+        [404, 422],
+        ["X-Api-Key", "X-Other"],
+    )
+    assert (listed["timeout"], listed["concurrency"], listed["paused"]) == (15.0, 50, False)
+
+    toc.ok(
+        "topic", "create", "hooks", "--biz-type", 8, "--slots", 2, "--delivery", "webhook", "--target", "shop"
+    )
+    assert toc.json("target", "show", "shop") == listed | {"topics": ["hooks"]}
+    altered = toc.json("target", "alter", "shop", "--rate", 0, "--timeout", "500ms", "--dead-on", "")
+    assert (altered["rate"], altered["timeout"], altered["dead_on"]) == (None, 0.5, [])
+    assert altered["headers"] == ["X-Api-Key", "X-Other"]
+    rotated = toc.json("target", "rotate", "shop", "--keep", "1h")
+    assert rotated["secret"] != secret
+    assert rotated["previous_until"] is not None
+    paused = toc.json("target", "pause", "shop", "--why", "it moves")
+    assert (paused["paused"], paused["paused_why"]) == (True, "it moves")
+    assert "@" in paused["paused_by"]
+    assert toc.json("target", "resume", "shop")["paused"] is False
+
+    monkeypatch.setenv("TOC_SECRET_KEY", f"{second_key},{first_key}")
+    assert toc.json("secrets", "rotate") == {"targets": 1, "locked": []}
+    monkeypatch.setenv("TOC_SECRET_KEY", second_key)
+    assert toc.json("secrets", "rotate") == {"targets": 1, "locked": []}
+    monkeypatch.setenv("TOC_SECRET_KEY", first_key)
+    assert toc.json("secrets", "rotate", code=3) == {"targets": 0, "locked": ["shop"]}
+    assert "no key of TOC_SECRET_KEY" in toc.refused("target", "rotate", "shop", code=3)
+    monkeypatch.setenv("TOC_SECRET_KEY", second_key)
+
+    for command in ("target list", "target show shop", "audit --json", "config show", "target delete shop"):
+        said += toc.ok(*command.split()) + toc.err
+    toc.ok("target", "list")
+    assert "topic hooks sends to target shop, which is not there: its tasks wait" in toc.err
+    assert "there is no target" in toc.refused("target", "show", "shop")
+    for hidden in (secret[6:], rotated["secret"][6:], CANARY, first_key, second_key):
+        assert hidden not in said
+        assert hidden.encode() not in Path("toc.db").read_bytes()
+    assert "sesame" not in toc.ok("audit", "--json")
+    assert "target_changed" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--url", "http://example.com/"], "TOC_WEBHOOK_ALLOW"),
+        (["--url", f"https://u:{CANARY}@example.com/"], "password"),
+        (["--url", "https://example.com/", "--dead-on", "500"], "dead_on"),
+        (["--url", "https://example.com/", "--timeout", "1h"], "timeout"),
+        (["--url", "https://example.com/", "--headers", "wrong"], "X-Api-Key"),
+        (["--url", "https://example.com/", "--headers", "no-colon"], "line 1"),
+        (["--url", "https://example.com/", "--headers", "twice"], "twice"),
+    ],
+)
+def test_a_wrong_target_is_refused_and_no_value_is_quoted(
+    toc: Toc, monkeypatch: pytest.MonkeyPatch, words: list[str], why: str
+) -> None:
+    monkeypatch.setenv("TOC_SECRET_KEY", toc.ok("secrets", "key").strip())
+    Path("wrong").write_text(f"X-Api-Key: {CANARY}\x01\n")
+    Path("no-colon").write_text(CANARY)
+    Path("twice").write_text("A: 1\nA: 2\n")
+    assert why in toc.refused("target", "create", "shop", *words)
+    assert toc.json("target", "list") == []
+    assert [each["outcome"] for each in toc.json("audit", "--target", "shop")] in ([], ["failed"])
+    assert CANARY not in toc.ok("audit", "--json")
+
+
+def test_a_task_is_submitted_to_a_target_or_a_url(toc: Toc, topic: str) -> None:
+    toc.ok("topic", "create", "hooks", "--biz-type", 8, "--slots", 2, "--delivery", "webhook")
+    assert "there is no target" in toc.refused("topic", "alter", "hooks", "--target", "shop")
+    submit = ("submit", "hooks", "--biz-id", 1, "--delay", "1h")
+
+    def route(*words: str) -> Any:
+        return toc.json("get", toc.ok(*submit, *words).strip())["attribute"]["toc-webhook"]
+
+    assert route("--target", "shop") == {"target": "shop"}
+    assert route("--target", "shop", "--url", "/paid?x=1") == {"target": "shop", "path": "/paid?x=1"}
+    assert route("--url", "https://Example.com") == {"url": "https://example.com/"}
+    assert "exactly one '/'" in toc.refused(*submit, "--target", "shop", "--url", "//example.com/")
+    assert "reserved" in toc.refused(*submit, "--attribute", '{"toc-webhook": {}}')
+    assert "webhook" in toc.refused("submit", topic, "--biz-id", 1, "--delay", "1h", "--target", "shop")
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    """Keeps what it gets, and answers with the status that the path names."""
+
+    got: ClassVar[list[tuple[dict[str, str], bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        self.send_response(int(self.path[1:]))
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its signature
+        pass
+
+
+def test_a_test_is_signed_has_the_headers_and_tells_the_answer(
+    toc: Toc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOC_SECRET_KEY", toc.ok("secrets", "key").strip())
+    Receiver.got.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            origin = f"http://127.0.0.1:{server.server_port}"
+            monkeypatch.setenv("TOC_WEBHOOK_ALLOW", f"{origin},127.0.0.1/32")
+            Path("headers").write_text(f"X-Api-Key: {CANARY}")
+            secret = toc.ok("target", "create", "shop", "--url", f"{origin}/200", "--headers", "headers")
+            toc.ok("target", "pause", "shop")
+            answer = toc.json("target", "test", "shop")
+            assert (answer["status"], answer["text"], answer["error"]) == (200, "ok", "")
+            toc.ok("target", "alter", "shop", "--url", f"{origin}/500")
+            assert toc.json("target", "test", "shop", code=1)["status"] == 500
+            monkeypatch.setenv("TOC_WEBHOOK_ALLOW", origin)
+            refused = toc.json("target", "test", "shop", code=1)
+            assert refused["status"] is None
+            assert refused["error"]
+        finally:
+            server.shutdown()
+            thread.join()
+    assert len(Receiver.got) == 2, "where it may not go, it did not go"
+    headers, body = Receiver.got[0]
+    assert headers["x-api-key"] == CANARY
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    key = base64.b64decode(secret.strip().removeprefix("whsec_"))
+    signature = base64.b64encode(hmac.new(key, signed, "sha256").digest()).decode()
+    assert headers["webhook-signature"] == f"v1,{signature}"
+    tests = [each for each in toc.json("audit", "--target", "shop") if each["action"] == "target.test"]
+    assert [each["result"]["status"] for each in reversed(tests)] == [200, 500, None]
+
+
+@pytest.mark.parametrize("value", ["short", "x" * 44, f"{'A' * 43}=,{CANARY}"])
+def test_a_wrong_key_is_refused_without_being_shown(
+    toc: Toc, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("TOC_SECRET_KEY", value)
+    error = toc.refused("target", "list")
+    assert "TOC_SECRET_KEY=***" in error
+    assert value not in error
 
 
 # --- schedules

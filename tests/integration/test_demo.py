@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.patience import until
 
-from toc.dev.local.process import until
 from toc.dev.local.servers import RedisServer
 
 TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]

@@ -21,10 +21,11 @@ from toc.dev.local.embedded import EmbeddedStack
 from toc.dev.local.process import free_port
 from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
 from toc.model.finding import Level
-from toc.model.topic import Slot, Topic
+from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import doctor
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
+from toc.store.secretbox import new_key
 
 
 @pytest.fixture
@@ -52,6 +53,27 @@ def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path
     assert "not for production" in line.what
     assert having(lines, Level.NOTE, "TOC_ZOOKEEPER is not set")
     assert having(lines, Level.NOTE, "no topics")
+
+
+def test_targets_that_are_missing_paused_or_locked_are_told(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path) as stack:
+        settings = Settings(**stack.settings, secret_key=new_key())
+        Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
+        with TimeoutCenter(settings) as center:
+            for biz_type, name in enumerate(("there", "missing"), 1):
+                center.store.topics.create(
+                    Topic(f"to.{name}", biz_type, 1, delivery=Delivery.WEBHOOK, target=name)
+                )
+            center.targets.create("there", "https://example.com/")
+            center.targets.pause("there", by="ann", why="it moves")
+            told = [line for line in doctor.examine(center) if line.part == "targets"]
+        with TimeoutCenter(Settings(**stack.settings)) as center:
+            without = [line for line in doctor.examine(center) if line.part == "targets"]
+    assert [(line.level, line.of) for line in told] == [(Level.WARN, "missing"), (Level.NOTE, "there")]
+    assert "to.missing" in told[0].what
+    assert "paused by ann: it moves" in told[1].what
+    (locked,) = having(without, Level.WARN, "TOC_SECRET_KEY")
+    assert locked.of == "there"
 
 
 def test_a_redis_cluster_that_is_away_is_said_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ On the embedded stack, with a real worker daemon and short periods.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shlex
@@ -111,7 +112,7 @@ def shop() -> Iterator[Shop]:
             yield one
         finally:
             daemon.terminate()
-            daemon.wait(30)
+            daemon.wait(60)
             center.close()
             modules["database"].engine().dispose()
             patch.undo()
@@ -286,7 +287,7 @@ class Dev:
     def stop(self) -> None:
         """As Ctrl-C does."""
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(60)
 
 
 @pytest.fixture
@@ -311,7 +312,7 @@ def _blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_program_of_the_readme_closes_one_order_and_not_the_paid_one(dev: Callable[..., Dev]) -> None:
-    _, command, script = _blocks("README.md", "sh")
+    _, command, script, _ = _blocks("README.md", "sh")
     (program,) = _blocks("README.md", "python")
     terminal = dev(program, command)
     assert "CANCELLED" in terminal.run(script)
@@ -329,6 +330,31 @@ def test_the_quickstart_works_as_written(dev: Callable[..., Dev]) -> None:
     shown = terminal.run("\n".join([export, *others]))
     assert str(job_id) in shown
     assert "cancelled" in shown
+
+
+def test_the_quickstart_without_python_works_as_written(dev: Callable[..., Dev]) -> None:
+    blocks = _blocks("docs/quickstart.md", "bash")
+    terminal = dev(None, "toc dev")
+    terminal.await_output("http0", 60)  # the gateway's process is ready as well
+    said = terminal.output.read_text()
+    for word, pattern in {
+        "PORT": r"gateway at http://127\.0\.0\.1:(\d+)",
+        "THE_TOKEN": r"its token, for a week: (\S+)",
+        "YOUZAN": r"youzan at http://127\.0\.0\.1:(\d+)",
+    }.items():
+        (value,) = re.findall(pattern, said)
+        blocks = [block.replace(word, value) for block in blocks]
+    pulled, webhook, dialect = terminal.run("\necho ====\n".join(blocks)).split("====\n")
+    assert '"outcome":"acked"' in pulled
+    secret, _, made = webhook.splitlines()
+    assert '"secret":"whsec_' in secret
+    assert '"id":"1","body":"hello"' in dialect
+    job_id = json.loads(made)["job_id"]
+    # Nobody listens there, or a stranger: it was sent all the same.
+    look = f"export TOC_CONFIG=$PWD/.toc/toc.toml; toc get {job_id} --json"
+    tried = time.monotonic() + 60
+    while (task := json.loads(terminal.run(look)))["status"] == "pending" and not task["failed_tries"]:
+        assert time.monotonic() < tried, task
 
 
 def test_the_example_runs_as_its_readme_says(dev: Callable[..., Dev]) -> None:

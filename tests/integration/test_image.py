@@ -17,10 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from harness.patience import until
 from harness.system import System
 
 from toc import TaskStatus, Topic
-from toc.dev.local.process import free_port, until
+from toc.dev.local.process import free_port
 
 IMAGE = os.environ.get("TOC_TEST_IMAGE", "toc")
 RUN = ("run", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--init", "--network=host")
@@ -59,6 +60,8 @@ def system(hosts: System) -> System:
 
 def test_it_holds_toc_and_no_installer_and_nobody_may_write_there() -> None:
     assert docker(*RUN, "--rm", IMAGE, "--version").strip() == version("timeout-center")
+    extras = ("-c", "import aiohttp, cryptography, httptools, uvicorn, uvloop")  # of gateway and webhooks
+    docker(*RUN, "--rm", "--entrypoint=/opt/toc/bin/python", IMAGE, *extras)
     inside = (
         "id -u; id -g; /opt/toc/bin/python -m pip --version; "
         "find / -xdev -writable -not -type l -not -path '/proc/*' -not -path '/dev/*' 2>/dev/null"
@@ -84,7 +87,7 @@ def test_a_worker_in_it_works_answers_its_probes_and_ends_in_good_order(
 
     def answers(path: str) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{metrics}{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"http://{metrics}{path}", timeout=30) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, ConnectionError):
             return False
@@ -121,6 +124,6 @@ def test_a_worker_in_it_works_answers_its_probes_and_ends_in_good_order(
 
 def handlers(address: str) -> float:
     """How many of them run, by the daemon's own count."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as response:
         lines = str(response.read().decode()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("toc_running_handlers{"))

@@ -172,7 +172,7 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
     }  # MariaDB shows widths
     assert widthless == expected
     doors = {"tries", "expires_at", "expired", "body_length", "body_sha256"}
-    pulls = {"pull_nonce", "pull_began", "pull_written"}
+    pulls = {"pull_nonce", "pull_began", "pull_written", "redrives"}
     assert set(columns) == {*TaskRow._fields, "lease_owner", "lease_until", "history", *doors, *pulls}
 
 
@@ -184,7 +184,7 @@ def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target)
     assert reports == [
         (f"{target.prefix}{n}", revision, part, part)
         for n in range(target.databases)
-        for revision in ("0001", "0003", "0005", "0007", "0008")
+        for revision in ("0001", "0003", "0005", "0007", "0008", "0009")
     ]
     target.migrator().upgrade(lambda *report: pytest.fail(f"migrated again: {report}"))
 
@@ -263,10 +263,10 @@ def test_an_upgrade_that_was_killed_half_way_is_resumed(mariadb: MariaDB, databa
 
 
 def test_an_upgrade_of_sqlite_that_was_killed_half_way_is_resumed(tmp_path: Path) -> None:
-    target = Target(f"sqlite:///{tmp_path}/toc.db", 1, 256, "toc_")
+    target = Target(f"sqlite:///{tmp_path}/toc.db", 1, 64, "toc_")
     program = target.start()
     assert program.stdout is not None
-    assert program.stdout.readline().split()[3:5] == ["32", "256"]
+    assert program.stdout.readline().split()[3:5] == ["32", "64"]
     program.send_signal(signal.SIGKILL)
     program.communicate()
     assert target.migrator().check()[0].behind

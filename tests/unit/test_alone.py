@@ -8,8 +8,9 @@ import threading
 from contextlib import closing
 from typing import Any
 
+from harness.patience import until
+
 from toc import Task
-from toc.dev.local.process import until
 from toc.model.handler import Handler
 from toc.model.task import TryRow
 from toc.observe.metrics import LOG_LINES_DROPPED

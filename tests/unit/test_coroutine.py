@@ -115,3 +115,13 @@ def test_a_cancel_by_nobody_that_is_known_has_its_effect_and_its_failure_is_not_
         assert task.disturbed
 
     asyncio.run(main())
+
+
+def test_a_handler_that_leaves_the_thread_without_a_running_loop_breaks_no_later_coroutine() -> None:
+    async def later() -> None:
+        loop = asyncio.get_running_loop()
+        task = started(1, lambda: asyncio.sleep(0.001))
+        loop._ready.appendleft(asyncio.Handle(asyncio._set_running_loop, (None,), loop))  # type: ignore[attr-defined]
+        await task
+
+    asyncio.run(later())

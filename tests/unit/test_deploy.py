@@ -7,16 +7,19 @@ import re
 import shutil
 import subprocess
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import typer
 import yaml
 
 from toc import Settings
+from toc.cli.main import app
 from toc.coordination.session import Address
-from toc.index.keys import SlotKeys
+from toc.index.keys import SlotKeys, permits_key
 from toc.index.url import Topology, parse
 from toc.model.topic import Slot
 from toc.store.shards import Layout
@@ -26,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = (DEPLOY / "compose.yaml").read_text()
 COMPOSED: dict[str, Any] = yaml.safe_load(COMPOSE)
-UNIT = (DEPLOY / "systemd" / "toc-worker.service").read_text()
+UNITS = {path.name: path.read_text() for path in sorted((DEPLOY / "systemd").glob("*.service"))}
 LEAVING_SECONDS = 10
 """What the daemon may need to leave ZooKeeper and its servers when its workers are gone."""
 
@@ -65,19 +68,77 @@ def test_the_production_example_reaches_every_server_over_tls(production: Settin
 def test_a_service_has_the_time_that_the_daemon_takes_to_stop(production: Settings) -> None:
     for deadline in (production.shutdown_deadline, Settings.model_fields["shutdown_deadline"].default):
         takes = deadline + KILL_AFTER_SECONDS + LEAVING_SECONDS
-        assert f"\nTimeoutStopSec={takes:.0f}\n" in UNIT
+        for unit in UNITS.values():
+            assert f"\nTimeoutStopSec={takes:.0f}\n" in unit
         assert f"\n  stop_grace_period: {takes:.0f}s\n" in COMPOSE
 
 
 def test_only_the_daemon_hears_of_a_stop_and_bad_input_is_not_tried_again() -> None:
     for line in ("KillMode=mixed", "KillSignal=SIGTERM", "RestartPreventExitStatus=2", "OOMPolicy=continue"):
-        assert f"\n{line}\n" in UNIT
+        for unit in UNITS.values():
+            assert f"\n{line}\n" in unit
+
+
+def started(text: str) -> list[str]:
+    """The words of the last ExecStart that a unit or drop-in gives, without the program."""
+    return re.findall(r"^ExecStart=/opt/toc/bin/toc (.*)$", text, re.MULTILINE)[-1].split()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", [*UNITS, "webhooks.conf"])
+def test_a_unit_starts_a_command_that_there_is(name: str) -> None:
+    text = (DEPLOY / "systemd" / name).read_text()
+    words = [word for word in started(text) if word != "$OPTIONS"]
+    # The example of what gateway.env may say.
+    words += [word for line in re.findall(r"  OPTIONS=(.*)$", text, re.MULTILINE) for word in line.split()]
+    command: Any = typer.main.get_command(app)
+    command.commands[words[0]].make_context("toc", words[1:])  # refuses an option that it does not know
+
+
+def test_what_is_secret_comes_to_a_service_as_a_credential_that_it_names() -> None:
+    for unit in UNITS.values():
+        given = dict(re.findall(r"^LoadCredential=([\w.]+):(/etc/toc/[\w./]+)$", unit, re.MULTILINE))
+        assert given["toc.toml"] == "/etc/toc/toc.toml"
+        assert "\nEnvironment=TOC_CONFIG=%d/toc.toml\n" in unit
+        used = {word.removeprefix("%d/") for word in started(unit) if word.startswith("%d/")}
+        assert used == set(given) - {"toc.toml"}
+        assert not re.search(r"^Environment=.*(KEY|PASSWORD)", unit, re.MULTILINE)
+
+
+def test_a_gateway_and_a_worker_on_one_host_have_ports_of_their_own(production: Settings) -> None:
+    (address,) = re.findall(
+        r"^Environment=TOC_METRICS_ADDRESS=(.*)$", UNITS["toc-gateway.service"], re.MULTILINE
+    )
+    assert Settings(metrics_address=address).metrics_address != production.metrics_address
+
+
+def test_the_sandbox_of_a_gateway_is_that_of_a_worker() -> None:
+    worker, gateway = (
+        {
+            line
+            for line in unit.splitlines()
+            if re.match(r"(Protect|Private|Restrict|System|Capab|NoNew|Lock|Memory)", line)
+        }
+        for unit in (UNITS["toc-worker.service"], UNITS["toc-gateway.service"])
+    )
+    assert len(worker) > 15
+    assert gateway == worker
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
-def test_systemd_knows_every_line_of_the_unit_and_its_sandbox_is_tight(tmp_path: Path) -> None:
-    unit = tmp_path / "toc-worker.service"
-    unit.write_text(UNIT.replace("/opt/toc/bin/toc", "/bin/true"))  # whose program must be there
+@pytest.mark.parametrize(
+    ("name", "dropped_in"),
+    [("toc-worker.service", None), ("toc-worker.service", "webhooks.conf"), ("toc-gateway.service", None)],
+)
+def test_systemd_knows_every_line_of_a_unit_and_its_sandbox_is_tight(
+    name: str, dropped_in: str | None, tmp_path: Path
+) -> None:
+    unit = tmp_path / name
+    unit.write_text(UNITS[name].replace("/opt/toc/bin/toc", "/bin/true"))  # whose program must be there
+    if dropped_in is not None:
+        more = tmp_path / f"{name}.d" / dropped_in
+        more.parent.mkdir()
+        text = (DEPLOY / "systemd" / dropped_in).read_text()
+        more.write_text(text.replace("/opt/toc/bin/toc", "/bin/true"))
 
     def analyze(*words: str) -> subprocess.CompletedProcess[str]:
         command = ["systemd-analyze", *words, str(unit)]
@@ -85,7 +146,7 @@ def test_systemd_knows_every_line_of_the_unit_and_its_sandbox_is_tight(tmp_path:
 
     verified = analyze("verify", "--man=no")
     assert verified.returncode == 0, verified.stderr
-    complaints = [line for line in verified.stderr.splitlines() if unit.name in line]
+    complaints = [line for line in verified.stderr.splitlines() if unit.name in line or ".conf" in line]
     assert not complaints  # of a key or a value that it passes over
     # Exposure times ten: 96 is a unit without any sandbox, 12 was this one's.
     judged = analyze("security", "--offline=true", "--threshold=15")
@@ -105,10 +166,15 @@ def test_the_redis_account_may_do_what_toc_does_and_nothing_else() -> None:
 
 
 def test_every_key_and_channel_of_a_slot_is_within_the_redis_accounts_patterns() -> None:
-    keys = SlotKeys.of(Slot("a", 0), None)
     text = (DEPLOY / "redis-acl.conf").read_text()
     assert " ~*_* " in text  # * is any text
-    assert all("_" in key for key in (keys.store, keys.prepare, keys.dead, keys.claims, keys.generation))
+    assert '"~staging:*_* ~*_{staging:*_*}"' in text
+    for namespace, patterns in ((None, ("*_*",)), ("staging", ("staging:*_*", "*_{staging:*_*}"))):
+        keys = SlotKeys.of(Slot("a", 0), namespace)
+        mine = (keys.store, keys.prepare, keys.dead, keys.claims, keys.waiting, keys.generation)
+        for key in (*mine, permits_key("shop", namespace)):
+            assert any(fnmatchcase(key, pattern) for pattern in patterns), key
+    keys = SlotKeys.of(Slot("a", 0), None)
     assert " &wake_{* " in text
     assert keys.channel.startswith("wake_{")
 
@@ -139,6 +205,9 @@ def test_the_image_runs_toc_itself_as_an_ordinary_user() -> None:
     assert "pip" in build
     assert "pip" not in final
     assert "apt-get" not in final
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (installed,) = re.findall(r'"\$\(echo /wheels/\*\.whl\)\[([\w,]+)\]"', build)
+    assert set(installed.split(",")) == {"gateway", "webhooks"} <= set(extras)
     for line in ("USER 10001:10001", "STOPSIGNAL SIGTERM", 'ENTRYPOINT ["toc"]', 'CMD ["worker"]'):
         assert f"\n{line}\n" in final
 
@@ -195,7 +264,7 @@ def test_the_variables_of_compose_are_settings() -> None:
 
 def test_compose_publishes_what_one_looks_at_and_to_this_machine_alone() -> None:
     published = {name: one["ports"] for name, one in COMPOSED["services"].items() if "ports" in one}
-    assert sorted(published) == ["grafana", "prometheus"]
+    assert sorted(published) == ["gateway", "grafana", "prometheus"]
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
@@ -216,14 +285,36 @@ def test_the_images_of_compose_have_a_version_and_no_registry() -> None:
         assert re.fullmatch(r"\$\{\w+_IMAGE:-[a-z]+(/[a-z]+)?:v?\d+(\.\d+)+\}", image), image
 
 
-def test_prometheus_asks_every_worker_of_compose_under_the_name_that_the_alerts_expect() -> None:
+def test_the_gateway_of_compose_is_for_its_own_network_and_its_commands_are_commands() -> None:
+    gateway = COMPOSED["services"]["gateway"]
+    (network,) = COMPOSED["networks"]["toc"]["ipam"]["config"]
+    command: Any = typer.main.get_command(app)
+    for service in ("gateway", "webhooks"):
+        name, *words = (
+            word.replace("${TOC_NET:-172.30.77}", "172.30.77")
+            for word in COMPOSED["services"][service]["command"]
+        )
+        context = command.commands[name].make_context("toc", words)
+        if service == "gateway":
+            assert gateway["command"][-1] == network["subnet"]
+            assert gateway["ports"] == [f"127.0.0.1:{context.params['port']}:{context.params['port']}"]
+        assert COMPOSED["services"][service]["environment"]["TOC_SECRET_KEY"] == "${TOC_SECRET_KEY:?}"
+    assert "TOC_SECRET_KEY" not in COMPOSED["services"]["worker-1"]["environment"]
+    # What is commented out is right as well.
+    dialects = set(re.findall(r"# (TOC_GATEWAY_\w+):", COMPOSE))
+    assert dialects <= {param.envvar for param in command.commands["gateway"].params}
+    assert len(dialects) == 6
+
+
+def test_prometheus_asks_every_daemon_of_compose_under_the_name_that_the_alerts_expect() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     assert set(re.findall(r'job="(\w+)"', (DEPLOY / "prometheus/alerts.yml").read_text())) == {
         job["job_name"]
     }
     services = COMPOSED["services"]
-    workers = {name: one for name, one in services.items() if one.get("command", [""])[0] == "worker"}
+    daemons = ("worker", "gateway")
+    workers = {name: one for name, one in services.items() if one.get("command", [""])[0] in daemons}
     (asked,) = job["static_configs"]
     assert sorted(asked["targets"]) == sorted(
         f"{name}{one['environment']['TOC_METRICS_ADDRESS']}" for name, one in workers.items()

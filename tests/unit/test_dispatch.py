@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot, Topic
-from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.dispatch import AHEAD, Dispatcher
 from toc.worker.stages.entry import Entry
 
 TOPIC = Topic("test.async", 1, 2)
@@ -20,27 +22,33 @@ class Known:
         return {TOPIC.name: TOPIC}
 
 
-def test_what_waits_for_the_event_loop_can_be_withdrawn() -> None:
-    async def call(_task: object) -> None:
-        raise AssertionError
+async def call(_task: object) -> None:
+    raise AssertionError
 
+
+def dispatcher_of(handler: Handler, async_limit: int, *on_room: Callable[[], None]) -> Dispatcher:
+    """A dispatcher that was not started."""
     nothing: Any = None
     catalog: Any = Known()
-    handler = Handler(TOPIC.name, call, None, True)
-    dispatcher = Dispatcher(
+    return Dispatcher(
         handlers={TOPIC.name: handler},
         inflight=nothing,
         finisher=nothing,
         catalog=catalog,
         clock=Clock(),
         threads=1,
-        async_limit=100,
+        async_limit=async_limit,
         early=nothing,
         inbox=nothing,
         bodies=nothing,
-        on_room=(),
+        on_room=on_room,
         recycle=nothing,
     )
+
+
+def test_what_waits_for_the_event_loop_can_be_withdrawn() -> None:
+    handler = Handler(TOPIC.name, call, None, True)
+    dispatcher = dispatcher_of(handler, 100)
     slots = [Slot(TOPIC.name, number) for number in range(2)]
     entries = [Entry(n, slots[n % 2], 1.0, TOPIC, handler, 0, 0.0) for n in range(10)]
     dispatcher.put(entries)
@@ -50,3 +58,36 @@ def test_what_waits_for_the_event_loop_can_be_withdrawn() -> None:
     assert dispatcher.withdraw() == entries[1::2]
     assert dispatcher.room(TOPIC.name) == 100
     dispatcher.close()
+
+
+def test_of_tasks_that_do_not_wait_for_others_few_are_taken_ahead() -> None:
+    waiting = 0
+    handler = Handler(TOPIC.name, call, None, True, elsewhere=lambda: waiting)
+    dispatcher = dispatcher_of(handler, 1000)
+    entries = [Entry(n, Slot(TOPIC.name, 0), 1.0, TOPIC, handler, 0, 0.0) for n in range(AHEAD)]
+    assert dispatcher.room(TOPIC.name) == AHEAD
+    dispatcher.put(entries)
+    assert dispatcher.room(TOPIC.name) == 0
+    waiting = 100
+    assert dispatcher.room(TOPIC.name) == 100
+    assert len(dispatcher.withdraw()) == AHEAD
+    assert dispatcher.room(TOPIC.name) == AHEAD + 100
+    dispatcher.close()
+
+
+def test_room_is_told_of_when_tasks_begin_to_wait_for_others_although_none_has_ended() -> None:
+    waiting = 0
+    told = threading.Event()
+    handler = Handler(TOPIC.name, call, None, True, elsewhere=lambda: waiting)
+    dispatcher = dispatcher_of(handler, 1000, told.set)
+    assert dispatcher._loop is not None
+    turning = threading.Thread(target=dispatcher._loop.run_forever)
+    dispatcher._shared_taken = AHEAD
+    turning.start()
+    dispatcher.want_room(TOPIC.name)
+    assert not told.wait(0.05)
+    waiting = AHEAD
+    assert told.wait(20)
+    dispatcher.close()
+    turning.join()
+    dispatcher._loop.close()

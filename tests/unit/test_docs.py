@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 import typer
@@ -16,7 +17,8 @@ from pydantic_core import PydanticUndefined
 import toc
 from toc import CancelOutcome, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter
 from toc.cli.main import app
-from toc.index.keys import SlotKeys, owner_key
+from toc.gateway.app import CALLS
+from toc.index.keys import SlotKeys, owner_key, permits_key
 from toc.model import errors
 from toc.model.access import MATRIX, Call, Role
 from toc.model.topic import Slot, Topic
@@ -144,6 +146,32 @@ def test_commands_in_the_documentation_are_commands_with_such_options(line: str)
         assert {word for word in words if word.startswith("--")} <= options
 
 
+@pytest.mark.parametrize(
+    "line",
+    sorted(
+        {
+            line
+            for page in PAGES
+            for line in re.findall(r"(?:^|`|\$\()(api [^`\n|]+)", page.read_text(), re.MULTILINE)
+        }
+    ),
+)
+def test_requests_in_the_documentation_are_calls_with_such_fields(line: str) -> None:
+    """``api`` is curl: perhaps a method, POST if none; a path, perhaps with a query; perhaps a body."""
+    words = shlex.split(line.rstrip(" )").replace("JOB_ID", "7"))[1:]
+    method = words.pop(0) if words[0].isupper() else "POST"
+    path, _, query = words[0].partition("?")
+    call = next(
+        call
+        for call in CALLS
+        if call.method == method and re.fullmatch(re.sub(r"{\w+}", "[^/:]+", call.path), f"/v1/{path}")
+    )
+    given = call.query.model_validate(dict(parse_qsl(query)))
+    if len(words) > 1 and not getattr(given, "raw", False):
+        assert call.body is not None, "it has no body"
+        call.body.model_validate_json(words[1])
+
+
 def _groups() -> set[str]:
     return {name.rpartition(" ")[0] for name in COMMANDS} - {"toc"}
 
@@ -182,7 +210,7 @@ def test_every_log_event_is_documented_with_its_level() -> None:
         for path in (ROOT / "toc").rglob("*.py")
         # not after a backtick: there a docstring shows how to log
         for level, event in re.findall(
-            r"(?<!`)\blog\.(debug|info|warning|error|critical)\(\s*\"(\w+)\"", path.read_text()
+            r"(?<!`)\blog\.(debug|info|warning|error|critical)(?:\(|, )\s*\"(\w+)\"", path.read_text()
         )
     }
     assert len(logged) > 30, "the pattern finds what the code logs"
@@ -251,7 +279,7 @@ def test_columns_and_keys_are_documented() -> None:
     assert columns == set(database_metadata(0, 1, 1).tables["timeout_task_0000"].columns.keys())
     keys = SlotKeys.of(Slot("order.close", 3), None)
     documented = [code(row[0]) for row in rows(REFERENCE, "Redis") if row[0].startswith("`")]
-    assert documented == [*keys[:7], owner_key()]
+    assert documented == [*keys[:7], owner_key(), permits_key("shop")]
 
 
 def test_python_blocks_compile() -> None:

@@ -10,10 +10,12 @@ import inspect
 import tomllib
 from pathlib import Path
 
+import aiohttp
 import hiredis
 import pymysql
 import pytest
 import redis
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +30,7 @@ OF_PYMYSQL = {
     "_force_close",
 }
 OF_REDIS = {"_sock", "_parser"}
+OF_UVICORN = {"_unset_keepalive_if_required"}
 
 
 def used(file: str, receivers: set[str]) -> set[str]:
@@ -71,8 +74,24 @@ def test_redis_has_it() -> None:
     assert callable(hiredis.Reader().has_data)
 
 
-@pytest.mark.parametrize("driver", ["pymysql", "redis", "hiredis"])
+def test_uvicorn_has_it() -> None:
+    assert (
+        used("gateway/connections.py", {"self"}) - members(str(ROOT / "toc/gateway/connections.py"))
+        == OF_UVICORN
+    )
+    assert vars(HttpToolsProtocol).keys() >= OF_UVICORN
+
+
+def test_aiohttp_has_it() -> None:
+    assert "_factory" in members(aiohttp.connector.__file__), "else nothing bounds what a receiver answers"
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "redis", "hiredis", "uvicorn", "aiohttp"])
 def test_their_versions_are_bounded_from_above(driver: str) -> None:
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    (bounds,) = (line for line in wanted if line.partition("[")[0].partition(">")[0] == driver)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(one for some in project["optional-dependencies"].values() for one in some),
+    ]
+    (bounds,) = {line for line in wanted if line.partition("[")[0].partition(">")[0] == driver}
     assert "<" in bounds

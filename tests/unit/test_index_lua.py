@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 from toc.index import messages, queues
 from toc.index.calls import Call, Calls, Script
-from toc.index.keys import owner_key
+from toc.index.keys import owner_key, permits_key
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 
@@ -43,7 +43,7 @@ def contract(text: str) -> Contract:
         if match := re.match(r"-- ([A-Z]+) ", line):
             section = match[1]
             found.sections.add(section)
-        if entry := re.match(r"-- (?:KEYS|ARGV|    )  (\d)(\+?)\s+(.+)", line):
+        if entry := re.match(r"-- (?:KEYS|ARGV|    ) {1,2}(\d+)(\+?)\s+(.+)", line):
             number, many, names = int(entry[1]), entry[2], entry[3]
             if many and section == "KEYS":
                 found.keys = re.split(r"\s{2,}", names)[0].split(", ")
@@ -145,6 +145,7 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
     "waiting": lambda q: q.note_waiting({SLOT: messages.Waiting(1, 2, 3)}),
     "unclaim": lambda q: q.unclaim({SLOT: [1, 2]}),
     "own": lambda q: q.own("identity", "name"),
+    "permits": lambda q: q.permits({"shop": messages.PermitRequest("worker", 1, 2, 3, 4, 5.0, 6.0, 7)}),
 }
 
 
@@ -156,9 +157,9 @@ def test_queues_passes_the_keys_and_arguments_of_the_header(path: Path) -> None:
     with contextlib.suppress(IndexUnavailable):
         USES[path.stem](subject)
     (call,) = (call for call in recorder.seen if call.script and call.script.name == path.stem)
-    keys = subject.keys(SLOT)._asdict() | {"owner": owner_key()}
-    if "owner" in stated.keys:
-        keys["hash_slot"] = key_slot(owner_key().encode())
+    keys = subject.keys(SLOT)._asdict() | {"owner": owner_key(), "permits": permits_key("shop")}
+    for single in {"owner", "permits"}.intersection(stated.keys):
+        keys["hash_slot"] = key_slot(keys[single].encode())
     head = ("EVALSHA", Script(path.stem).sha, len(stated.keys), *(keys[name] for name in stated.keys))
     words = call.command[len(head) :]
     assert tuple(call.command[: len(head)]) == head

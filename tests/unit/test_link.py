@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from harness.patience import until
 
 from toc import Topic
-from toc.dev.local.process import until
 from toc.model.topic import Backoff, TopicType
 from toc.worker.control import ControlPipe
 

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.patience import until
 
 from toc.dev.local import servers
 from toc.dev.local.embedded import lock
 from toc.dev.local.private import MissingServer
-from toc.dev.local.process import Process, free_port, tail, until
+from toc.dev.local.process import Process, free_port, tail
 from toc.dev.local.servers import RedisServer, find_redis
 from toc.model.errors import ConfigError, TocError, UnfitServer
 

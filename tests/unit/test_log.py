@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toc.observe.log import stack
+from toc.observe.log import Stack, configure, get_logger, stack
 
 MANY = """
 from toc.observe.log import configure, get_logger
@@ -50,3 +50,21 @@ def test_a_stack_tells_where_and_what_kind_and_not_what_was_said() -> None:
     assert text.index("RuntimeError") < text.index("ValueError")
     assert text.count("in handle") == 2
     assert "in pay" in text
+
+
+def test_the_stack_of_a_handlers_error_is_made_only_if_its_line_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[BaseException] = []
+
+    def make(error: BaseException) -> str:
+        made.append(error)
+        return stack(error)
+
+    monkeypatch.setattr("toc.observe.log.stack", make)
+    error = ValueError("canary")
+    for level, written in (("info", False), ("debug", True)):
+        configure(level, "json")
+        get_logger("toc.test").debug("handler_raised", stack=Stack(error))
+        said = capsys.readouterr().err
+        assert ("ValueError" in said, "canary" in said, bool(made)) == (written, False, written)

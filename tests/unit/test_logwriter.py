@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import structlog
+from harness.patience import until
 
-from toc.dev.local.process import until
 from toc.observe import logwriter
 from toc.observe.log import get_logger
 from toc.observe.logwriter import QUEUE_BYTES, Gap, LogWriter

@@ -207,3 +207,9 @@ def test_a_handler_is_told_the_nominal_time() -> None:
     assert task.scheduled_for == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
     assert task._replace(attribute={}).scheduled_for is None
     assert task._replace(attribute={"scheduled_for": "now"}).scheduled_for is None
+
+
+@pytest.mark.parametrize("far", ["9999-12-31T23:59:59.999999+00:00", "9999-12-31T23:59:59-14:00"])
+def test_an_anchor_beyond_the_year_9999_in_utc_is_refused_by_name(far: str) -> None:
+    with pytest.raises(InvalidSchedule, match="anchor"):
+        Definition("far", "order.close", every=timedelta(hours=1), anchor=datetime.fromisoformat(far))

@@ -393,7 +393,7 @@ def test_a_suspect_is_who_crashed_as_often_as_the_limit() -> None:
 def pulled(**changed: Any) -> PullRow:
     """A row whose ttr has just ended: the second of four tries, its answer written."""
     plain = PullRow(
-        1, 42, 7, int(PENDING), NOW, NOW, 0, 2, 0, 5, 8, 0, 0, 1, 0, NOW, NOW, b"n" * 16, None, "{}"
+        1, 42, 7, int(PENDING), NOW, NOW, 0, 2, 0, 5, 8, 0, 0, 1, 0, NOW, NOW, b"n" * 16, None, None, "{}"
     )
     return plain._replace(**changed)
 

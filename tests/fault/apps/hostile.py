@@ -64,6 +64,12 @@ def _leak_descriptors() -> None:
         _leaked.append(os.open(os.devnull, os.O_RDONLY))  # raises in the end
 
 
+def _limit_files() -> None:
+    """Nothing in the process may write a file any more, nor note in the history what it does."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+
+
 class Unspeakable(Exception):
     """Its text takes a while, or is none."""
 
@@ -110,6 +116,12 @@ _loops: list[asyncio.AbstractEventLoop] = []
 """The event loop, once a handler runs there."""
 
 
+def _freeze_clock() -> None:
+    """As programs that freeze time for their tests, and do not undo it."""
+    time.monotonic = lambda: 1.0
+    time.time = lambda: 1.0
+
+
 def _cancel_all() -> None:
     for task in asyncio.all_tasks(_loops[0]):
         task.cancel()
@@ -128,6 +140,7 @@ OTHERS: dict[str, Callable[[], object]] = {
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "kill 0": lambda: os.kill(0, signal.SIGTERM),
     "leak descriptors": _leak_descriptors,
+    "limit files": _limit_files,
     "raise the unspeakable": _raise_unspeakable,
     "raise what is wordy": _raise_wordy,
     "use copies": _use_copies,
@@ -136,6 +149,8 @@ OTHERS: dict[str, Callable[[], object]] = {
     "stop the event loop": lambda: asyncio.get_running_loop().stop(),
     "cancel all": lambda: _cancel_all(),
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
+    "freeze the clock": _freeze_clock,
+    "forget the running loop": lambda: asyncio._set_running_loop(None),
     "block the event loop": lambda: time.sleep(BLOCK_SECONDS),
 }
 

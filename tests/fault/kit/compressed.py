@@ -1,8 +1,9 @@
-"""A scheduler for which a year passes in less than a minute: ``-m fault.kit.compressed BEGIN YEAR SKEW``.
+"""A scheduler for which a year passes in less than a minute: ``-m fault.kit.compressed YEAR SKEW FILE``.
 
-BEGIN is when the year begins on the machine's clock, YEAR how many seconds it takes there, SKEW how many
-seconds this process is ahead of that. Everything of the scheduler but the clock is the real one, over all
-tables. Prints "ready", works until it is killed, and dies with whoever started it.
+YEAR is how many seconds the year takes on the machine's clock, SKEW how many seconds this process is ahead of
+that. FILE holds how many seconds of the year may have passed: a busy machine gets more time. Everything of
+the scheduler but the clock is the real one, over all tables. Prints "ready", reads when the year begins,
+works until it is killed, and dies with whoever started it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 from toc import TimeoutCenter
 from toc.maintenance.scheduler import Scheduler
@@ -25,9 +27,12 @@ SECONDS_OF_YEAR = 365 * 86_400
 class Compressed(Clock):
     def __init__(self, begin: float, year: float, skew: float) -> None:
         self.begin, self.factor, self.skew = begin, SECONDS_OF_YEAR / year, skew
+        self.most = 0.0
+        """It stands still when so many seconds of the year have passed."""
 
     def time(self) -> float:
-        return to_ms(NEW_YEAR) / 1000 + (time.time() - self.begin + self.skew) * self.factor
+        passed = (time.time() - self.begin + self.skew) * self.factor
+        return to_ms(NEW_YEAR) / 1000 + min(passed, self.most)
 
     def now_ms(self) -> int:
         return int(self.time() * 1000)
@@ -37,8 +42,8 @@ class Compressed(Clock):
 
 
 def main() -> None:
-    begin, year, skew = map(float, sys.argv[1:4])
-    clock = Compressed(begin, year, skew)
+    year, skew = map(float, sys.argv[1:3])
+    clock = Compressed(time.time(), year, skew)
     schedule.LEAD_MS = 12 * 3_600_000  # as much longer as this year is shorter, or nothing is ever ahead
     center = TimeoutCenter(clock=clock)
     store, catalog = center.store, center.catalog
@@ -48,8 +53,10 @@ def main() -> None:
         schedulers.append(Scheduler(store, catalog, Sweep(store, center.queues, catalog, clock)))
         schedulers[-1].add(tables)
     print("ready", flush=True)
+    clock.begin = float(sys.stdin.readline())
     parent = os.getppid()
     while os.getppid() == parent:
+        clock.most = float(Path(sys.argv[3]).read_text())
         seconds = min(scheduler.run_once() for scheduler in schedulers)
         time.sleep(min(seconds / clock.factor, 0.05))
 

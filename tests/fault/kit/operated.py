@@ -72,7 +72,7 @@ class OperatedCluster:
             daemon = self.hosts.pop(host)
             with self.system.recorder.fault("stop"):
                 daemon.terminate()
-                assert daemon.process.wait(40) == 0, daemon.log.read_text()
+                assert daemon.process.wait(60) == 0, daemon.log.read_text()
             daemon.log.rename(daemon.log.with_suffix(f".{time.time_ns()}.log"))
         if verb != "stop":
             self.hosts[host] = self.system.start(host, processes=1)

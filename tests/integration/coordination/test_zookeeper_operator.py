@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from harness.machine import Machine
 from harness.secured import zookeeper_client, zookeeper_url
 
 from toc.coordination.assignment import Member
@@ -224,7 +225,9 @@ def test_wishes_outlive_every_daemon(cluster: Cluster) -> None:
     assert (wanted.drains["h1"].by, wanted.weights["h2"].by, wanted.pins[slot].by) == ("ann", "bob", "eve")
 
 
-def test_every_one_of_ten_daemons_has_acted_on_a_wish_within_a_second(cluster: Cluster) -> None:
+def test_every_one_of_ten_daemons_has_acted_on_a_wish_within_a_second(
+    cluster: Cluster, machine: Machine
+) -> None:
     hosts = [f"h{number}" for number in range(10)]
     for host in hosts:
         cluster.start(host)
@@ -241,7 +244,7 @@ def test_every_one_of_ten_daemons_has_acted_on_a_wish_within_a_second(cluster: C
             visit.drain(host, by="ann")
             cluster.until(lambda host=host: host in drained(cluster) and not cluster.load(host) and settled())  # type: ignore[misc]
             took.append(time.monotonic() - began)
-    assert statistics.median(took) < 1, took
+    assert statistics.median(took) < 1 + machine.slack, took
 
 
 def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair: Cluster) -> None:

@@ -7,21 +7,13 @@ from pathlib import Path
 
 import pytest
 from harness.gateway import Gateway
-from harness.system import System
+from harness.system import System, small_system
 
 from toc.dev.local.servers import MariaDB, RedisServer
 
 
 def _system(directory: Path, redis: RedisServer, mariadb: MariaDB, prefix: str) -> Iterator[System]:
-    one = System(
-        directory,
-        database_urls=[mariadb.url],
-        databases=2,
-        tables=8,
-        database_prefix=prefix,
-        redis_url=redis.url,
-        namespace=prefix.rstrip("_"),
-    )
+    one = small_system(directory, redis, mariadb, prefix, namespace=prefix.rstrip("_"))
     one.create_topics()
     one.center.catalog.refresh()
     yield one
@@ -50,5 +42,21 @@ def shared(
         for role in ("produce", "consume", "read", "operate"):
             one.make_token(role, role)
         one.make_token("sync-only", "admin", topics=("test.sync",))
+        yield one
+        one.stop()
+
+
+@pytest.fixture(scope="module")
+def dialects(
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: RedisServer,
+    mariadb: MariaDB,
+    module_database_prefix: str,
+) -> Iterator[Gateway]:
+    """A gateway with every dialect, for all tests of a module: none may harm it."""
+    directory = tmp_path_factory.mktemp("dialects")
+    names = ("youzan", "redis-delayed", "delay-task")
+    for system in _system(directory, redis_server, mariadb, module_database_prefix):
+        one = Gateway(system, *(word for name in names for word in (f"--{name}", "127.0.0.1:0")))
         yield one
         one.stop()

@@ -41,3 +41,41 @@ def test_a_connection_whose_request_was_answered_before_it_was_complete_ends_too
         tasks[0].cancel()
 
     asyncio.run(steps())
+
+
+async def answer_large(_scope: Any, _receive: Any, send: Any) -> None:
+    size = 30 << 20  # of which sockets hold a few
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+    await send({"type": "http.response.body", "body": bytes(size)})
+
+
+def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "MOST_UNREAD", 70 << 20)
+
+    async def steps() -> None:
+        crowd = connections.Crowd()
+        server = connections.server(answer_large, crowd, shutdown_deadline=1, certificate=None, key=None)
+        listener = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve([listener]))
+        clients = []
+        for number in range(1, 5):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, listener.getsockname())
+            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            clients.append((client, client.getsockname()))
+            async with asyncio.timeout(10):
+                while len(crowd.unread) != min(number, 2) or len(crowd.all) != min(number, 2):
+                    await asyncio.sleep(0.01)
+        left = {one.client for one in crowd.all}
+        assert left == {name for _, name in clients[2:]}, "the last two"
+        for client, _ in clients:
+            client.close()
+        server.should_exit = True
+        await serving
+
+    asyncio.run(steps())

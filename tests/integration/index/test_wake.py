@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
+from harness.patience import until
 from structlog.typing import EventDict
 
-from toc.dev.local.process import until
 from toc.dev.local.servers import RedisCluster, RedisServer
 from toc.index import wake
 from toc.index.connections import RedisNode, Wire

@@ -10,12 +10,14 @@ import pytest
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidExpiry
+from toc.model.raised import Delivered, Sent
 from toc.model.sharding import BizId
 from toc.model.task import UNLIMITED, TaskRow, TaskStatus
 from toc.model.verdict import after_expiry
 from toc.store import Failure, Finish, Guard, Selection, Store
+from toc.store.history import LINE_CHARS
+from toc.store.plan import TRIED_BEFORE
 from toc.store.server import DatabaseServer, Result, Statement
-from toc.store.store import TRIED_BEFORE
 
 NewRow = Callable[..., TaskRow]
 
@@ -164,6 +166,24 @@ def test_finish_names_every_case_and_changes_only_pending_rows(store: Store, new
     assert after[cancelled.job_id].status == TaskStatus.CANCELLED
     assert after[cancelled.job_id].attempts == 1  # marked as tried before finish returned
     assert store.read([row.job_id for row in bystanders]) == {row.job_id: row for row in bystanders}
+
+
+def test_what_receivers_answered_is_added_to_the_histories_of_what_was_sent(
+    store: Store, new_row: NewRow
+) -> None:
+    sent, again, plain, late = rows = [new_row() for _ in range(4)]
+    store.insert_many(rows)
+    store.cancel_many([late.job_id])
+    store.fail([failure(again, error="refused")])
+    text = "'); DROP \u00e4 \\ \N{SNOWMAN}\n" + "x" * 500
+    told = {row.job_id: (2, Delivered(Sent(204, 17), text)) for row in (sent, again, late)}
+    cases = store.finish([(row.job_id, 0) for row in rows], told)
+    assert [cases[row.job_id] for row in rows] == [Finish.DONE] * 3 + [Finish.CANCELLED]
+    for row, before in ((sent, 0), (again, 1)):
+        *failed, last = store.history(row.job_id)
+        assert len(failed) == before
+        assert (last.attempt, last.status, last.ms, last.error) == (2, 204, 17, text[:LINE_CHARS])
+    assert store.history(plain.job_id) == store.history(late.job_id) == []
 
 
 def test_finish_of_many_under_different_versions_is_all_done(store: Store, new_row: NewRow) -> None:

@@ -78,7 +78,7 @@ def test_bodies_come_back_as_they_were_inserted_and_go_with_their_rows(
 
     store.finish((row.job_id, 0) for row in (*rows[1:], *plain))
     sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in (*rows, *plain)}
-    assert store.purge(sizes) == 5, "one is pending"
+    assert store.ended.delete(sizes) == 5, "one is pending"
     assert count(place, rows) == 1
     assert stored(store, rows[0]) == contents[0]
 
@@ -102,7 +102,7 @@ def test_a_body_keeps_to_its_row_through_reschedule_death_and_redrive(
     assert stored(store, row) == content
     assert count(place, [row, plain]) == 1
     store.die([Failure(row.job_id, 2, 0, 0, 1, 0, row.next_time, "no")])
-    assert store.purge_dead({row.job_id: len(content.data)}) == 1
+    assert store.ended.delete({row.job_id: len(content.data)}, [TaskStatus.DEAD]) == 1
     assert count(place, [row]) == 0
 
 
@@ -234,7 +234,7 @@ def test_a_transaction_deletes_a_bounded_number_of_bytes(
         return results
 
     monkeypatch.setattr(DatabaseServer, "run", counted)
-    assert mysql_store.purge({row.job_id: len(content.data) for row in rows}) == 5
+    assert mysql_store.ended.delete({row.job_id: len(content.data) for row in rows}) == 5
     assert sent == [2, 2, 1]
     assert count(mysql_place, rows) == 0
     assert [*bounded([("a", -1), ("b", 5), ("c", 5), ("d", 20), ("e", 0)], 10)] == [

@@ -13,7 +13,7 @@ import pytest
 from fault.kit.proxy import Proxy
 
 from toc import NewTask, Settings, TimeoutCenter
-from toc.maintenance.audit_retention import AuditRetention
+from toc.maintenance.record_retention import RecordRetention
 from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
@@ -136,7 +136,7 @@ def test_a_delivery_is_changed_only_while_paused_and_unchanged(store: Store) -> 
     assert store.topics.deliver("delivered", 1, Delivery.PULL)
     found = store.topics.get("delivered")
     assert found is not None
-    assert (found.delivery, found.to_handlers) == (Delivery.PULL, False)
+    assert found.delivery is Delivery.PULL
 
 
 def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
@@ -263,16 +263,16 @@ def test_known_tokens_hold_for_ten_minutes_while_the_table_is_away(
 
 def test_every_change_has_its_intent_and_what_came_of_it(store: Store) -> None:
     began = Clock().now_ms()
-    with audited(store, by="ann@h", action="topic.alter", target="a", retries=3) as record:
+    with audited(store, "ann@h", "topic.alter", "a", retries=3) as record:
         (going_on,) = store.audit.list(10, target="a")
         assert (going_on.result, going_on.ended) == (None, None)
         record["tasks"] = 7
     with (
         pytest.raises(UnknownTopic),
-        audited(store, by="bob@h", action="topic.pause", target="b"),
+        audited(store, "bob@h", "topic.pause", "b"),
     ):
         raise UnknownTopic("there is no b, says mysql://root:secret@h")
-    with pytest.raises(KeyboardInterrupt), audited(store, by="bob@h", action="topic.pause", target="c"):
+    with pytest.raises(KeyboardInterrupt), audited(store, "bob@h", "topic.pause", "c"):
         raise KeyboardInterrupt
     rows = store.audit.list(10, since=began - 1)
     assert [(row.actor, row.action, row.target) for row in rows] == [
@@ -296,25 +296,26 @@ def test_without_the_audit_nothing_is_changed(through_proxy: Store, proxy: Proxy
     proxy.refuse()
     with (
         pytest.raises(StoreUnavailable, match="nothing was changed"),
-        audited(through_proxy, by="ann@h", action="topic.pause", target="a"),
+        audited(through_proxy, "ann@h", "topic.pause", "a"),
     ):
         pytest.fail("the change was made all the same")
 
 
 def test_the_worker_of_table_0_purges_the_audit(store: Store) -> None:
-    with audited(store, by="ann@h", action="host.drain", target="purged"):
+    with audited(store, "ann@h", "host.drain", "purged"):
         pass
     clock = SetClock()
-    retention = AuditRetention(store, clock, keep=60)
+    tables = {1, 2}
+    retention = RecordRetention(store, clock, lambda: tables, keep=60)
     clock.now += 61_000
 
     def left() -> int:
-        retention.run_once()
+        for _ in range(1 + store.requests.databases):
+            retention.run_once()
         return len(store.audit.list(10, target="purged"))
 
-    retention.add([1, 2])
     assert left() == 1, "it is another's"
-    retention.add([0])
+    tables.add(0)
     clock.now -= 2000
     assert left() == 1, "it is not old enough"
     clock.now += 2000

@@ -24,7 +24,7 @@ from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.store import Failure, Finish, Guard, Store
 from toc.store.migrate import Migrator
-from toc.store.server import Statement
+from toc.store.server import Lost, Statement
 from toc.store.shards import Layout, Shards
 
 NewRow = Callable[..., TaskRow]
@@ -107,6 +107,45 @@ def test_a_reschedule_whose_answer_was_lost_is_this_calls_and_happened_once(
     after = through_proxy.get(row.job_id)
     assert after is not None
     assert (after.version, after.attempts, after.action_time) == (1, 0, 1_900_000_000_000)
+
+
+@pytest.mark.parametrize("since", ["moved", "tried", "processed"])
+def test_a_reschedule_whose_answer_was_lost_is_not_made_again_over_what_came_since(
+    through_proxy: Store, proxy: Proxy, new_row: NewRow, mysql_store: Store, since: str, monkeypatch: Any
+) -> None:
+    row = new_row()
+    through_proxy.insert(row)
+    late, later = 1_900_000_000_000, 1_900_000_100_000
+    (server,) = through_proxy._shards.servers
+    send = server._send
+
+    def sends(*args: Any) -> Any:
+        try:
+            return send(*args)
+        except Lost:
+            if since == "moved":
+                assert mysql_store.reschedule(row.job_id, later)[0]
+            elif since == "tried":
+                mysql_store.fail([Failure(row.job_id, 1, 0, 0, 1, 0, late + 1, "boom")])
+            else:
+                mysql_store.finish([(row.job_id, 1)])
+            raise
+
+    monkeypatch.setattr(server, "_send", sends)
+    proxy.eat(b"SET version=version+1")
+    if since == "moved":
+        with pytest.raises(StoreUnavailable):
+            through_proxy.reschedule(row.job_id, late)
+    else:
+        assert through_proxy.reschedule(row.job_id, late) == (True, row)
+    assert proxy.stats.eaten == 1
+    after = mysql_store.get(row.job_id)
+    assert after is not None
+    assert (after.version, after.action_time, after.attempts, after.status) == {
+        "moved": (2, later, 0, TaskStatus.PENDING),
+        "tried": (1, late, 1, TaskStatus.PENDING),
+        "processed": (1, late, 0, TaskStatus.PROCESSED),
+    }[since]
 
 
 def test_a_failed_try_whose_answer_was_lost_is_charged_once(

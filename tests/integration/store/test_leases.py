@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from harness.leases import taken
+from harness.patience import until
 
-from toc.dev.local.process import until
 from toc.model.clock import Clock
 from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.model.verdict import CRASHED, after_expiry

@@ -11,7 +11,7 @@ from typing import Any
 
 from toc.model.pull import AckOutcome, PullLease, PullRow
 from toc.model.task import TaskRow, TaskStatus
-from toc.model.verdict import Nack
+from toc.model.verdict import Failure, Nack
 from toc.store import Store
 from toc.store.pulls import HandOut
 
@@ -39,10 +39,16 @@ def take_with(store: Store) -> Callable[[TaskRow], PullLease | None]:
     return lambda row: hand_out(store, [row])[row.job_id][1]
 
 
-def due_rows(store: Store, new_row: NewRow, count: int) -> list[TaskRow]:
-    rows = [new_row(action_time=int(time.time() * 1000) - 10) for _ in range(count)]
+def due_rows(store: Store, new_row: NewRow, count: int, biz_type: int = 7) -> list[TaskRow]:
+    due = int(time.time() * 1000) - 10
+    rows = [new_row(action_time=due, biz_type=biz_type) for _ in range(count)]
     store.insert_many(rows)
     return rows
+
+
+def held(store: Store, biz_type: int) -> int:
+    tables = [table for part in store.tables_of_server() for table in part]
+    return store.count_open(tables, biz_type).held
 
 
 def test_each_of_many_is_handed_out_by_one_of_many(place: Any, store: Store, new_row: NewRow) -> None:
@@ -65,6 +71,48 @@ def test_what_is_not_due_ended_or_expired_is_not_handed_out(store: Store, new_ro
     for row in (early, ended):
         ((as_read, lease),) = hand_out(store, [row]).values()
         assert (lease, as_read.attempts) == (None, 0)
+
+
+def test_a_new_deadline_ends_a_lease_and_comes_not_before_its_consumer_is_through(
+    store: Store, new_row: NewRow
+) -> None:
+    soon, late = due_rows(store, new_row, 2, 41)
+    before = {one: row for one, (row, _) in hand_out(store, [soon, late], ttr_ms=20_000).items()}
+    far = int(time.time() * 1000) + 3_600_000
+    for when in (1, 2):  # whoever moves it once more is held to the same
+        for row, due in ((soon, int(time.time() * 1000)), (late, far)):
+            changed, as_read = store.reschedule(row.job_id, due)
+            assert changed
+            assert as_read is not None
+            after = store.pulls.read([row.job_id])[row.job_id]
+            assert (after.nonce, after.written, after.version, after.action_time) == (b"", 0, when, due)
+            assert after.next_time == max(due, before[row.job_id].next_time)
+    changed, _ = store.reschedule(late.job_id, int(time.time() * 1000))
+    assert changed
+    assert store.pulls.read([late.job_id])[late.job_id].next_time == before[late.job_id].next_time
+    assert held(store, 41) == 2, "their consumers may be at work"
+
+
+def test_a_task_that_waits_after_its_lease_has_ended_is_held_by_nobody(store: Store, new_row: NewRow) -> None:
+    moved, failed, died, redriven = rows = due_rows(store, new_row, 4, 42)
+    hand_out(store, rows, ttr_ms=1)
+    until = time.monotonic() + 10
+    while any(row.living for row in store.pulls.read(row.job_id for row in rows).values()):
+        assert time.monotonic() < until
+    later = int(time.time() * 1000) + 3_600_000
+    store.reschedule(moved.job_id, later)
+    tries = {row.job_id: row for row in store.read(row.job_id for row in rows).values()}
+
+    def tried(row: TaskRow) -> Failure:
+        attempts = tries[row.job_id].attempts
+        return Failure(row.job_id, 0, attempts, 0, attempts, 0, later, "it raised")
+
+    store.fail([tried(failed)])
+    store.die([tried(died), tried(redriven)])
+    store.redrive([redriven.job_id], later)
+    found = store.pulls.read(row.job_id for row in rows)
+    assert {row.nonce for row in found.values()} == {b""}
+    assert held(store, 42) == 0
 
 
 def test_at_the_end_of_ttr_a_lease_lives_on_or_is_handed_out_anew_never_both(

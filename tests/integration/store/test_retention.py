@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
+from harness.patience import until
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.process import until
-from toc.maintenance.retention import CYCLE_SECONDS, LARGE_PAGE, LEAST_SECONDS, PAGE, REST, TABLES, Retention
+from toc.maintenance.retention import (
+    CYCLE_SECONDS,
+    FORGET_SECONDS,
+    LARGE_PAGE,
+    LEAST_SECONDS,
+    PAGE,
+    REST,
+    TABLES,
+    Retention,
+)
 from toc.model.body import Content
 from toc.model.catalog import TopicCatalog, TopicsRead
 from toc.model.clock import Clock
@@ -52,9 +61,9 @@ class Purging:
         ]
         self.catalog = TopicCatalog(lambda: TopicsRead(self.topics), self.clock)
         self.catalog.refresh()
-        self.retention = Retention(store, self.catalog, self.clock)
         self.tables = [table for part in store.tables_of_server() for table in part]
-        self.retention.add(self.tables)
+        self.mine = frozenset(self.tables)
+        self.retention = Retention(store, self.catalog, self.clock, lambda: self.mine)
         self.looks = 0
         look = store.ended.page
 
@@ -194,7 +203,7 @@ def test_tables_that_are_another_workers_are_left_alone(fresh_store: Store, old_
     rows = [old_row(2 * HOUR, biz_type=7, biz_id=n) for n in range(50)]
     fresh_store.insert_many(rows)
     mine = purging.tables[0]
-    purging.retention.remove(purging.tables[1:])
+    purging.mine = frozenset([mine])
     purging.cycle()
     left = purging.left(rows)
     assert left == {row.job_id for row in rows if table_of_job(row.job_id, len(purging.tables)) != mine}
@@ -219,11 +228,15 @@ def test_a_server_that_is_out_of_reach_does_not_keep_the_others_from_being_purge
     assert left == {row.job_id for row in rows if table_of_job(row.job_id, 16) in down}
     assert 0 < len(left) < 50
 
+    began = purging.clock.now
+
     def purged() -> bool:
         purging.cycle()
         return not purging.left(rows)
 
     assert until(purged, 60), "the server is asked again until it answers"
+    days = (purging.clock.now - began) / 1000 / FORGET_SECONDS
+    assert days < 0.5, "what was not read is looked at again, not only by the pass of the next day"
     store.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness.hands import Hands
-from harness.system import System
+from harness.system import System, small_system
 
 from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from toc.model.topic import Backoff
@@ -18,14 +18,7 @@ def system(
     tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
 ) -> Iterator[System]:
     """One host: one Redis, two databases with eight tables, the local coordinator."""
-    one = System(
-        tmp_path,
-        database_urls=[mariadb.url],
-        databases=2,
-        tables=8,
-        database_prefix=database_prefix,
-        redis_url=clean_redis.url,
-    )
+    one = small_system(tmp_path, clean_redis, mariadb, database_prefix)
     yield one
     one.stop()
 
@@ -40,16 +33,8 @@ def cluster(
     zookeeper_root: str,
 ) -> Iterator[System]:
     """Several hosts: a Redis Cluster, eight databases with 64 tables, ZooKeeper."""
-    one = System(
-        tmp_path,
-        database_urls=[mariadb.url],
-        databases=8,
-        tables=64,
-        database_prefix=database_prefix,
-        redis_url=clean_cluster.url,
-        zookeeper=zookeeper.url,
-        cluster=zookeeper_root,
-    )
+    more = {"zookeeper": zookeeper.url, "cluster": zookeeper_root, "databases": 8, "tables": 64}
+    one = small_system(tmp_path, clean_cluster, mariadb, database_prefix, **more)
     yield one
     one.stop()
 

@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from harness.hands import Hands, in_five_minutes, submit_due
-from harness.system import PATIENCE, System
+from harness.patience import PATIENCE, until
+from harness.system import System
 from sqlalchemy import create_engine
 
 from toc import NewTask, TaskStatus
-from toc.dev.local.process import until
 from toc.model.errors import BodyGone, BodyTooLarge, InvalidBody
 
 
@@ -56,7 +56,7 @@ def test_each_try_has_its_body_whatever_dies_moves_or_fails_and_the_purge_leaves
     assert (plain.body, plain.content_type, plain.body_length) == (None, None, None)
     late = center.get(job_ids[6])
     sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows.values()}
-    assert center.store.purge(sizes) == len(job_ids)
+    assert center.store.ended.delete(sizes) == len(job_ids)
     assert late is not None
     with pytest.raises(BodyGone):
         _ = late.body

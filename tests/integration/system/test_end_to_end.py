@@ -11,6 +11,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 from fault.kit.load import Load
+from harness.machine import Machine
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
@@ -54,7 +55,7 @@ def test_all_invariants_hold_while_one_worker_is_killed_and_one_daemon_is_stoppe
         for job_id in job_ids[600:800]:
             client.cancel(job_id)
         cluster.wait(lambda: not cluster.pending(job_ids), "everything has ended", 40)
-        assert second.process.wait(20) == 0, cluster.logs()
+        assert second.process.wait(60) == 0, cluster.logs()
     verdict = cluster.verdict()
     assert verdict.clean, verdict
     assert verdict.counts["acknowledged"] == 4000
@@ -116,7 +117,7 @@ def test_ten_thousand_due_in_one_instant_start_in_seconds_and_cancelled_ones_nev
     assert late[-1] < 20_000, late[::1000]
 
 
-def test_a_task_on_an_idle_system_starts_within_milliseconds(system: System) -> None:
+def test_a_task_on_an_idle_system_starts_within_milliseconds(system: System, machine: Machine) -> None:
     system.create_topics()
     system.start()
     job_ids = [system.center.submit("test.sync", biz_id=n, delay=0.5 + n / 20) for n in range(40)]
@@ -125,8 +126,8 @@ def test_a_task_on_an_idle_system_starts_within_milliseconds(system: System) -> 
     assert len(late) == 40
     assert late[0] >= 0
     # The machine may have more to do: a quarter tells of toc, and half of nothing that lasts.
-    assert late[10] < 20, late
-    assert late[20] < 250, late
+    assert late[10] < 20 + machine.slack_ms, late
+    assert late[20] < 250 + machine.slack_ms, late
 
 
 def test_cancels_at_the_due_instant_are_answered_honestly(system: System) -> None:

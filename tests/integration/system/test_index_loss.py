@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fault.kit.proxy import Proxy
 from harness.history import Event
+from harness.machine import Machine
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
@@ -68,7 +69,7 @@ def running(system: System) -> System:
 
 
 def test_a_flushed_index_is_back_in_seconds_and_nothing_is_late(
-    running: System, clean_redis: RedisServer
+    running: System, clean_redis: RedisServer, machine: Machine
 ) -> None:
     center = running.center
     later = center.submit_many([NewTask("test.sync", n, 600 + n / 100) for n in range(20_000)])
@@ -89,8 +90,8 @@ def test_a_flushed_index_is_back_in_seconds_and_nothing_is_late(
     assert time.monotonic() - flushed > 3
     late = sorted(runs[0].at / 1e6 - due[runs[0].job_id] for runs in _runs(running, soon))
     assert late[0] >= 0
-    assert late[len(late) // 2] < 500
-    assert late[-1] < 5000
+    assert late[len(late) // 2] < 500 + machine.slack_ms
+    assert late[-1] < 5000 + machine.slack_ms
     assert all(len(runs) == 1 for runs in _runs(running, soon))
     assert center.store.read([doomed])[doomed].status == TaskStatus.DEAD
     assert len(later) == 20_000

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from harness.hands import SLOT, Hands, in_five_minutes, meanwhile, submit_due
-from harness.system import PATIENCE, System
+from harness.patience import PATIENCE, until
+from harness.system import System
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.dev.local.process import until
 from toc.model.scores import store_score
 from toc.worker.stages.entry import UNLEASED_SECONDS
 

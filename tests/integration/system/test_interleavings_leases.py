@@ -12,7 +12,8 @@ from harness.system import System
 from toc import TaskStatus
 from toc.dev.local.servers import RedisServer
 from toc.model.verdict import Failure
-from toc.store.batch import Guard, TakeTries
+from toc.store.batch import Guard
+from toc.store.tries import TakeTries
 from toc.worker.quarantine import quarantine
 from toc.worker.stages.entry import NO_FENCE, Held
 from toc.worker.stages.fallback import OWNED_SECONDS

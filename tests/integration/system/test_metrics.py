@@ -33,7 +33,7 @@ def address(daemon: DaemonProcess) -> str:
 def ask(daemon: DaemonProcess, path: str, accept: str = "") -> tuple[int, str]:
     request = urllib.request.Request(f"http://{address(daemon)}{path}", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as refused:
         with refused:

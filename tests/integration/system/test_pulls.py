@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -10,15 +11,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from harness.machine import Machine
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, Topic
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
-from toc.model.errors import InvalidLease, NotPulled
-from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome
+from toc.model.errors import Busy, InvalidLease, NotPulled
+from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome, PullLease
 from toc.model.topic import Backoff, Delivery, Slot
+from toc.pull.answers import MOST_WAITING
 from toc.pull.hall import Delivered
+from toc.pull.handout import HandOuts
 from toc.pull.pulls import Pulls
 
 TOPIC = "test.pulled"
@@ -93,7 +97,7 @@ def test_a_task_is_pulled_when_it_is_due_and_ends_by_its_ack(pulled: System, gat
 
 
 def test_the_end_of_ttr_is_a_try_and_the_last_one_leaves_a_dead_task(
-    pulled: System, gateway: Pulls, other: Pulls
+    pulled: System, gateway: Pulls, other: Pulls, machine: Machine
 ) -> None:
     """Redelivered at once and never before; what was not recorded as written comes again; then dead."""
 
@@ -102,7 +106,7 @@ def test_the_end_of_ttr_is_a_try_and_the_last_one_leaves_a_dead_task(
         first = await one(gateway, ttr=1)
         second = await one(other, ttr=1)
         late = (datetime.now(UTC) - first.lease_until).total_seconds()
-        assert 0 <= late < 1.0, "within 0.1 s on a machine that has nothing else to do"
+        assert 0 <= late < 1.0 + machine.slack, "within 0.1 s on a machine that has nothing else to do"
         assert (second.task.job_id, second.attempt, second.last) == (job_id, 2, True)
         third = await one(gateway, ttr=1)  # nobody has recorded that the second answer was written
         assert (third.attempt, third.last) == (2, True)
@@ -159,14 +163,46 @@ def test_a_nack_charges_its_try_and_waits_and_the_last_one_is_dead(pulled: Syste
     run(steps)
 
 
+@pytest.mark.parametrize("answer", ["ack", "nack", "bury", "release"])
+def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Here nobody sweeps, and ttr is longer than the test waits: nothing else mends what the move undoes."""
+    move, answered = HandOuts._move, threading.Event()
+
+    def late(self: HandOuts, *asked: Any) -> None:
+        assert answered.wait(60)
+        move(self, *asked)
+
+    async def steps() -> None:
+        monkeypatch.setattr(HandOuts, "_move", late)
+        pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        first = await one(gateway, ttr=30)
+        if answer == "ack":
+            assert await gateway.ack([first.lease]) == [AckOutcome.ACKED]
+        elif answer == "release":
+            gateway.release([first])
+        else:
+            await gateway.nack([first.lease], delay=0.1, dead=answer == "bury")
+        await gateway.extend([first.lease], ttr=30)  # in the lane after it: the index was told, if at all
+        assert entries(pulled) == {"prepared": 1}
+        answered.set()
+        if answer in ("ack", "bury"):
+            await settled(pulled, {} if answer == "ack" else {"dead": 1})
+        else:
+            assert (await one(gateway)).attempt == (2 if answer == "nack" else 1)
+
+    run(steps)
+
+
 def test_leases_of_a_cancelled_or_moved_task_end_nothing(pulled: System, gateway: Pulls) -> None:
     async def steps() -> None:
         cancelled = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        lease = (await one(gateway)).lease
+        lease = (await one(gateway, ttr=1)).lease  # a cancel may overtake the move: the entry stays till then
         assert pulled.center.cancel(cancelled) is CancelOutcome.MAY_HAVE_STARTED
         assert await gateway.ack([lease]) == [AckOutcome.CANCELLED]
         moved = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        lease = (await one(gateway)).lease
+        _, lease, _, until, *_ = await one(gateway, ttr=1.5)
         soon = datetime.now(UTC) + timedelta(seconds=0.5)
         outcome = pulled.center.reschedule(moved, action_time=soon)
         assert outcome is RescheduleOutcome.MAY_HAVE_STARTED
@@ -174,7 +210,7 @@ def test_leases_of_a_cancelled_or_moved_task_end_nothing(pulled: System, gateway
         assert await gateway.nack([lease]) == [LeaseOutcome.GONE]
         again = await one(gateway)
         assert (again.task.job_id, again.attempt, again.task.version) == (moved, 1, 1)
-        assert datetime.now(UTC) >= soon
+        assert datetime.now(UTC) >= until > soon, "its consumer had it until then"
         assert await gateway.ack([again.lease, lease]) == [AckOutcome.ACKED, AckOutcome.REPLACED]
         await settled(pulled, {})
 
@@ -209,16 +245,67 @@ def test_a_client_that_leaves_gives_back_what_it_was_given_uncharged(
     run(steps)
 
 
+def test_what_is_asked_of_a_gateway_that_has_stopped_is_refused(
+    pulled: System, gateway: Pulls, other: Pulls
+) -> None:
+    async def steps() -> None:
+        pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        lease = (await one(gateway)).lease
+        gateway.stop()
+        other.stop()  # it never started
+        for ended in (gateway, other):
+            async with asyncio.timeout(20):
+                assert [type(what) for what in await ended.ack([lease, lease])] == [Busy, Busy]
+                assert [type(what) for what in await ended.nack([lease])] == [Busy]
+                assert [type(what) for what in await ended.extend([lease], ttr=5)] == [Busy]
+                assert await ended.pull([TOPIC], wait=20.0) == []
+
+    run(steps)
+
+
+def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pulls) -> None:
+    async def steps() -> None:
+        held = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        lease = (await one(gateway)).lease
+        key = PullLease.parse(lease)
+        others = [key._replace(job_id=key.job_id + n).text() for n in range(1, MOST_WAITING + 1)]
+        store = pulled.center.store
+        server, table = store._shards.servers[0], store._shards.names[store._shards.table_of(held)]
+        locker = server._connect_within(5)
+        try:
+            locker.batch(["BEGIN", f"SELECT 1 FROM {table} WHERE job_id={held} FOR UPDATE"])
+            first = asyncio.create_task(gateway.ack([lease]))
+            async with asyncio.timeout(20):
+                while not gateway._answers._lanes[0].stuck:
+                    await asyncio.sleep(0.01)
+            crowd = asyncio.create_task(gateway.ack(others))
+            await asyncio.sleep(0)
+            (refused,) = await gateway.ack([others[0]])
+            assert isinstance(refused, Busy)
+            locker.batch(["ROLLBACK"])
+        finally:
+            locker.close()
+        assert await first == [AckOutcome.ACKED]
+        assert set(await crowd) == {AckOutcome.UNKNOWN}
+        assert await gateway.ack([others[0]]) == [AckOutcome.UNKNOWN]
+
+    run(steps)
+
+
 def test_topics_come_in_order_of_preference_and_a_pause_stops_pulls_not_acks(
     pulled: System, gateway: Pulls
 ) -> None:
     async def steps() -> None:
         pulled.center.store.topics.create(Topic("test.first", 10, 2, delivery=Delivery.PULL))
         pulled.center.store.topics.create(Topic("test.handled", 11, 2))
-        for n in range(3):
-            pulled.center.submit(TOPIC, biz_id=n, delay=0.01)
-            pulled.center.submit("test.first", biz_id=n, delay=0.02)
-        await asyncio.sleep(0.1)  # all are due
+        job_ids = [
+            pulled.center.submit(topic, biz_id=n, delay=0.01)
+            for n in range(3)
+            for topic in (TOPIC, "test.first")
+        ]
+        async with asyncio.timeout(20):
+            while any(row.next_time > row.now for row in pulled.center.store.pulls.read(job_ids).values()):
+                await asyncio.sleep(0.01)
         both = ["test.first", TOPIC]
         got = await gateway.pull(both[:1], most=100, wait=10)
         while len(got) < 5:
@@ -276,11 +363,7 @@ def test_every_task_of_many_arrives_once_at_two_gateways(
         await asyncio.wait_for(asyncio.gather(*consumers), 60)
         assert sorted(got) == sorted(job_ids)
         assert not pulled.pending(job_ids)
-        # An ack may come before its entry has moved; whoever pulls next drops it when it is due.
-        until = time.monotonic() + 20
-        while entries(pulled) and time.monotonic() < until:
-            assert await gateway.pull([TOPIC], wait=0.5) == []
-        assert entries(pulled) == {}
+        await settled(pulled, {})
 
     run(steps)
 
@@ -292,7 +375,9 @@ def test_without_redis_tasks_are_handed_out_from_their_rows(
         pulled.center.submit(TOPIC, biz_id=0, delay=0.01)
         assert await gateway.ack([(await one(gateway)).lease]) == [AckOutcome.ACKED]
         call = asyncio.create_task(gateway.pull([TOPIC], most=100, wait=30))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            while not len(gateway):
+                await asyncio.sleep(0.01)
         with away(clean_redis):
             job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.1)
             (got,) = await call
@@ -317,3 +402,25 @@ def away(redis: RedisServer) -> Iterator[None]:
         yield
     finally:
         redis.start()
+
+
+def test_after_its_stop_a_process_hands_out_nothing_and_refuses_answers_at_once(
+    pulled: System, other: Pulls
+) -> None:
+    async def steps() -> None:
+        gateway, unused = Pulls(pulled.center), Pulls(pulled.center)
+        pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        lease = (await one(gateway)).lease
+        waiting = asyncio.create_task(gateway.pull([TOPIC], wait=60))
+        while not len(gateway):
+            await asyncio.sleep(0.01)
+        for pulls in (gateway, unused):
+            await asyncio.to_thread(pulls.stop)
+            async with asyncio.timeout(10):
+                (refused,) = await pulls.ack([lease])
+                assert isinstance(refused, Busy)
+                assert await pulls.pull([TOPIC], wait=60) == []
+        assert await waiting == []
+        assert await other.ack([lease]) == [AckOutcome.ACKED]
+
+    run(steps)

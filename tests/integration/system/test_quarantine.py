@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.machine import Machine
 from harness.system import System
 
 from toc import NewTask, TaskStatus
@@ -161,7 +162,7 @@ def test_sigterm_lets_a_run_alone_end_and_a_second_gives_it_back_uncharged(syste
     daemon.terminate()
     system.wait(lambda: "daemon_stopping" in daemon.log.read_text(), "it is stopping", 5)
     daemon.terminate()
-    daemon.process.wait(50)
+    daemon.process.wait(60)
     system.wait(lambda: not _lives(system.starts(slow)[0].pid), "its process has ended", 5)
     row = system.row(slow)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 3)
@@ -221,7 +222,9 @@ def test_a_task_that_ends_its_worker_even_when_it_runs_alone_is_dead_in_the_end(
     system.wait(lambda: system.row(never_alone).status == TaskStatus.PROCESSED, "it ran well", 30)
 
 
-def test_a_flood_of_culprits_does_not_hold_up_others_nor_fill_memory(system: System) -> None:
+def test_a_flood_of_culprits_does_not_hold_up_others_nor_fill_memory(
+    system: System, machine: Machine
+) -> None:
     system.create_topics(slots=2)
     culprits = 1500
     delay = 4
@@ -240,7 +243,9 @@ def test_a_flood_of_culprits_does_not_hold_up_others_nor_fill_memory(system: Sys
         system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "a good one has run", 5)  # noqa: B023
         late.append(system.starts(job_id)[0].at / 1e6 - due)
         children.add(len(_children(pid)))
-    assert statistics.median(late) < 1000, late  # one may meet a machine that is busy with a child
+    assert statistics.median(late) < 1000 + machine.slack_ms, (
+        late
+    )  # one may meet a machine that is busy with a child
     assert children <= {0, 1}, "one child at a time"
     assert daemon.workers() == [pid]
     system.wait(lambda: "task_dead" in daemon.log.read_text(), "one has run alone", 20)

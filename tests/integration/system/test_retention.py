@@ -6,6 +6,7 @@ import itertools
 import time
 from typing import Any
 
+from harness.machine import Machine
 from harness.system import System
 
 from toc import Task, TaskStatus
@@ -36,7 +37,7 @@ def _old(ids: JobIds, days: float, status: TaskStatus, biz_type: int = 1) -> Tas
     )
 
 
-def test_daemons_purge_what_is_old_enough_while_tasks_run_on_time(system: System) -> None:
+def test_daemons_purge_what_is_old_enough_while_tasks_run_on_time(system: System, machine: Machine) -> None:
     system.create_topics(retention=3 * 86_400)
     ids = JobIds(system.center.clock)
     finished = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
@@ -62,7 +63,7 @@ def test_daemons_purge_what_is_old_enough_while_tasks_run_on_time(system: System
             left &= set(store.read(left))
     assert not left, f"{len(left)} are left after two minutes\n{system.logs()}"
     late = system.late(ran)
-    assert late[len(late) // 2] < 250, late
+    assert late[len(late) // 2] < 250 + machine.slack_ms, late
     assert set(store.read(row.job_id for row in kept)) == {row.job_id for row in kept}
     text = daemon.log.read_text()
     assert '"purged"' in text

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+import zoneinfo
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +19,7 @@ from harness.system import System
 from toc import CancelOutcome, TimeoutCenter
 from toc.maintenance.scheduler import Scheduler
 from toc.maintenance.sweep import Sweep
+from toc.model.calendar import zone_named
 from toc.model.clock import Clock, from_ms, to_ms
 from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
 from toc.model.schedule import Definition, new_state
@@ -45,6 +52,7 @@ class Bench:
 
     def __init__(self, system: System) -> None:
         self.clock = Stopped()
+        self.env = system.env
         system.create_topics(retention=86_400)
         self.center = TimeoutCenter(system.settings, clock=self.clock)
 
@@ -148,6 +156,10 @@ def test_a_stop_of_two_hours(bench: Bench, policy: str, made: list[float], misse
     assert (seen.fired, seen.missed) == (len(made), missed)
     assert seen.missed_at == (START + 3.5 * HOUR if missed else None)
     assert SCHEDULE_MISSED.of("test.sync").take() == missed
+    words = [sys.executable, "-m", "toc", "schedule", "show", "hourly", "--json"]
+    told = json.loads(subprocess.run(words, env=bench.env, capture_output=True, check=True).stdout)
+    assert (told["fired"], told["missed"]) == (len(made), missed)
+    assert told["missed_at"] == ("2030-03-29T03:30:00.000Z" if missed else None)
 
 
 def test_a_stop_of_two_hours_within_the_window_makes_all_of_them(bench: Bench) -> None:
@@ -235,7 +247,7 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     schedules.alter("fill", attribute={"a": 1})
     assert len(bench.hours("fill")) == 8
     bench.until(40 * HOUR)
-    bench.center.store.purge({task.job_id: -1 for task in bench.tasks("fill")[5:8]})
+    bench.center.store.ended.delete({task.job_id: -1 for task in bench.tasks("fill")[5:8]})
     # Four days from 1 on: those of the first day and half are older than the retention of one day.
     counts = schedules.backfill("fill", START + HOUR, START + 20 * HOUR, dry_run=True)
     assert counts == (20, 17, 3, 3)
@@ -302,6 +314,66 @@ def test_what_is_declared_in_code_is_reconciled_by_name(bench: Bench) -> None:
     ]
     with pytest.raises(InvalidSchedule, match="twice"):
         center.schedule("above", every=60)(handle)
+
+
+@pytest.fixture
+def zones(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Gives zone Test/Moved the rules of another one, as an update of the system's tzdata does: the file."""
+    database = files("tzdata").joinpath("zoneinfo")
+
+    def like(name: str) -> None:
+        (tmp_path / "Test").mkdir(exist_ok=True)
+        (tmp_path / "Test" / "Moved").write_bytes(database.joinpath(name).read_bytes())
+
+    former = zoneinfo.TZPATH
+    zoneinfo.reset_tzpath([str(tmp_path)])
+    yield like
+    zoneinfo.reset_tzpath(former)
+    forget_zones()
+
+
+def forget_zones() -> None:
+    """As a process does that is started again."""
+    zone_named.cache_clear()
+    zoneinfo.ZoneInfo.clear_cache()
+
+
+def test_new_rules_of_a_zone_count_once_the_worker_was_restarted_and_no_day_is_left_out_or_doubled(
+    bench: Bench, zones: Callable[[str], None]
+) -> None:
+    zones("Etc/GMT-1")  # an hour ahead of UTC
+    bench.center.schedules.create("noon", topic="test.sync", cron="0 12 * * *", zone="Test/Moved")
+    bench.until(timedelta(days=1, hours=2))
+    assert bench.hours("noon") == [11]
+    zones("Etc/GMT-3")
+    bench.until(timedelta(days=3, hours=2))
+    assert bench.hours("noon") == [11, 24 + 11, 48 + 11], "a worker goes by the rules with which it began"
+    forget_zones()
+    bench.until(timedelta(days=5, hours=2))
+    assert bench.hours("noon") == [11, 24 + 11, 48 + 11, 72 + 9, 96 + 9]
+    fires = bench.center.schedules.preview("noon", count=1)
+    assert fires[0].nominal.isoformat() == "2030-04-03T12:00:00+03:00"
+    seen = bench.center.schedules.get("noon")
+    assert seen is not None
+    assert (seen.fired, seen.skipped, seen.missed) == (5, 0, 0)
+
+
+def test_a_zone_that_is_gone_holds_its_schedule_up_says_so_and_no_occurrence_is_lost(
+    bench: Bench, zones: Callable[[str], None], tmp_path: Path
+) -> None:
+    zones("Etc/GMT-1")
+    bench.center.schedules.create("noon", topic="test.sync", cron="0 12 * * *", zone="Test/Moved")
+    bench.center.schedules.create("other", topic="test.sync", every=HOUR)
+    assert bench.center.schedules.get("noon") is not None  # from now on its definition is remembered
+    (tmp_path / "Test" / "Moved").unlink()  # while the files are being replaced
+    forget_zones()
+    bench.until(timedelta(hours=13))
+    assert bench.hours("noon") == []
+    assert len(bench.hours("other")) == 13
+    assert SCHEDULES_STUCK.of().take() > 0
+    zones("Etc/GMT-1")
+    bench.until(timedelta(hours=14))
+    assert bench.hours("noon") == [11]
 
 
 def test_schedules_at_rest_are_not_read(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from toc import NewTask, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.index.messages import Peek
 from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
-from toc.maintenance.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweeper, Sweepers
+from toc.maintenance.sweeper import CRAWL_ROWS, KNOWN_SECONDS, SOON_EVERY, Sweeper
 from toc.model.clock import Clock
 from toc.model.task import TaskRow
 from toc.observe.metrics import SWEEP_ADDED
@@ -362,15 +362,16 @@ def test_a_server_that_hangs_does_not_hold_up_the_others(
         )
         sweep = Sweep(store, system.center.queues, system.center.catalog, Clock())
         layout = store.tables_of_server()
-        sweepers = Sweepers(layout, [Sweeper(sweep) for _ in layout])
-        sweepers.add(range(8))
+        sweepers = [Sweeper(sweep) for _ in layout]
+        for sweeper, tables in zip(sweepers, layout, strict=True):
+            sweeper.add(tables)
         stop = threading.Event()
 
         def run(sweeper: Sweeper) -> None:
             while not stop.is_set():
                 stop.wait(sweeper.run_once())
 
-        threads = [threading.Thread(target=run, args=[sweeper]) for sweeper in sweepers.sweepers]
+        threads = [threading.Thread(target=run, args=[sweeper]) for sweeper in sweepers]
         for thread in threads:
             thread.start()
         try:

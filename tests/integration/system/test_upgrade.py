@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from fault.kit.load import Load, in_another_process
 from fault.kit.table import lateness
+from harness.machine import Machine
 from harness.secured import migrating
 from harness.system import DaemonProcess, System
 
@@ -101,14 +102,14 @@ def ready(daemon: DaemonProcess, since: int = 0) -> bool:
         return False
     try:
         url = f"http://{json.loads(served[-1])['address']}/readyz"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return bool(answer.status == 200)
     except urllib.error.URLError:
         return False
 
 
 def test_the_schema_then_host_after_host_and_nothing_is_lost_doubled_or_burned(
-    cluster: System, later: Path
+    cluster: System, later: Path, machine: Machine
 ) -> None:
     cluster.create_topics(slots=8, backoff_base=0.2)
     metrics = {"TOC_METRICS_ADDRESS": "127.0.0.1:0", "TOC_LOG_FORMAT": "json"}
@@ -178,8 +179,8 @@ def test_the_schema_then_host_after_host_and_nothing_is_lost_doubled_or_burned(
     assert not verdict.duplicates, verdict
     rows = cluster.center.store.read(job_ids).values()
     assert not any(row.attempts or row.crashes for row in rows if row.status == TaskStatus.PROCESSED)
-    assert meanwhile.p50 < USUAL_MS
-    assert meanwhile.p99 < STALL_MS
+    assert meanwhile.p50 < USUAL_MS + machine.slack_ms
+    assert meanwhile.p99 < STALL_MS + machine.slack_ms
 
 
 def pending(system: System, job_ids: list[int]) -> list[int]:

@@ -253,7 +253,7 @@ def _lateness(system: System, job_ids: list[int]) -> list[float]:
 def _sample(system: System, name: str) -> float:
     """What the first daemon shows of one series."""
     served = re.findall(r"^.*metrics_served.*$", system.daemons[0].log.read_text(), re.MULTILINE)
-    with urllib.request.urlopen(f"http://{json.loads(served[-1])['address']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{json.loads(served[-1])['address']}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 

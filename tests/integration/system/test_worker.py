@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from harness.machine import Machine
 from harness.system import System
 from sqlalchemy import create_engine
 
@@ -54,7 +55,9 @@ def test_a_coroutine_past_max_runtime_is_cancelled_and_its_process_lives(system:
     assert daemon.workers() == before
 
 
-def test_what_a_killed_process_was_running_runs_again_within_a_second(system: System) -> None:
+def test_what_a_killed_process_was_running_runs_again_within_a_second(
+    system: System, machine: Machine
+) -> None:
     system.create_topics()
     daemon = system.start(processes=2)
     took = []
@@ -69,7 +72,7 @@ def test_what_a_killed_process_was_running_runs_again_within_a_second(system: Sy
             break
         # The machine may have stood still meanwhile; what is always slow is slow each time.
         system.wait(lambda: daemon.told().count("worker_ready") == 2 + turn, "another process serves", 10)  # noqa: B023
-    assert min(took) < 1.0, took
+    assert min(took) < 1.0 + machine.slack, took
 
 
 def test_sigterm_finishes_what_runs_and_gives_back_what_waits_without_burning_retries(system: System) -> None:
@@ -163,7 +166,7 @@ def test_a_paused_topic_waits_and_runs_when_it_is_resumed(system: System) -> Non
 
 
 def test_submits_while_redis_is_down_are_acknowledged_and_run_when_it_is_back(
-    system: System, clean_redis: RedisServer
+    system: System, clean_redis: RedisServer, machine: Machine
 ) -> None:
     system.create_topics()
     system.start()
@@ -177,7 +180,7 @@ def test_submits_while_redis_is_down_are_acknowledged_and_run_when_it_is_back(
             began = time.monotonic()
             job_ids.append(system.center.submit("test.sync", biz_id=n, delay=0.5 + n / 15))
             took.append(time.monotonic() - began)
-        assert statistics.median(took) < 0.25, "nobody waits for Redis"
+        assert statistics.median(took) < 0.25 + machine.slack, "nobody waits for Redis"
     finally:
         clean_redis.start()
     system.wait(lambda: not system.pending(job_ids), "all have run", 20)

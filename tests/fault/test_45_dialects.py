@@ -1,0 +1,339 @@
+"""Faults 43 to 45 at the dialects, by plain clients: gateways die, clients leave, jobs are finished late."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from fault.conftest import Build, Verdict
+from harness import dialect_clients
+from harness.dialect import send
+from harness.dialect_clients import DIALECTS, Dialect, Job, Lmstfy, Wire
+from harness.gateway import Gateway
+from harness.lmstfy import port_of
+from harness.patience import PATIENCE, until
+from harness.system import System
+
+from toc.dev.local.servers import RedisServer, ZooKeeper
+from toc.model.task import TaskRow, TaskStatus
+from toc.store.select import Selection
+
+ROUNDS = 5
+LEAVERS = 20
+TOPIC = "t"
+OPTIONS = [
+    word
+    for name in ("youzan", "redis-delayed", "delay-task", "lmstfy")
+    for word in (f"--{name}", "127.0.0.1:0")
+]
+OWN_TTR = pytest.mark.parametrize(
+    "dialect",
+    [
+        "youzan",
+        "lmstfy",
+        pytest.param("youzan-commands", marks=pytest.mark.slow),
+        pytest.param("redis-delayed", marks=pytest.mark.slow),
+    ],
+)
+
+
+class OneTry(Lmstfy):
+    """Its jobs have a single try."""
+
+    def push(self, _: int, topic: str, due: float, body: str) -> str:
+        query = {"delay": max(1, round(due - time.time())), "tries": 1}
+        status, _found = self.wire.ask(
+            "PUT", f"/api/shop/{topic}?{urlencode(query)}", body, headers=self._headers
+        )
+        assert status == 201
+        return ""
+
+
+@pytest.fixture
+def system(build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str) -> System:
+    """Gateways and nobody else."""
+    return build(clean_redis.url, slots=1, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+
+
+@pytest.fixture(autouse=True)
+def haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ttr of a second, and pollers that hardly rest: they measure."""
+    monkeypatch.setattr(dialect_clients, "TTR_SECONDS", 1)
+    monkeypatch.setattr(dialect_clients, "POLL_SECONDS", 0.005)
+
+
+@pytest.fixture(autouse=True)
+def wires(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The connections of a test's clients end with it."""
+    opened: list[Wire] = []
+
+    def wire(ports: list[int]) -> Wire:
+        opened.append(Wire(ports))
+        return opened[-1]
+
+    monkeypatch.setattr(dialect_clients, "Wire", wire)
+    yield
+    for one in opened:
+        one.close()
+
+
+@contextmanager
+def gateways(system: System, count: int = 1, env: dict[str, str] | None = None) -> Iterator[list[Gateway]]:
+    found = [Gateway(system, *OPTIONS, env=env)]
+    try:
+        while len(found) < count:
+            found.append(Gateway(system, *OPTIONS, host=f"away-{len(found)}", beside=found[0]))
+        yield found
+    finally:
+        for one in reversed(found):
+            one.stop()
+
+
+def port_at(gateway: Gateway, dialect: str) -> int:
+    return port_of(gateway, dialect.removesuffix("-commands"))
+
+
+def client_of(
+    gateway: Gateway, dialect: str, monkeypatch: pytest.MonkeyPatch, kind: type[Dialect] | None = None
+) -> Dialect:
+    """A client that knows this gateway only."""
+    if dialect == "lmstfy":
+        if "shop" not in gateway.tokens:
+            gateway.make_token("shop", "admin", topics=("shop.*",))
+        assert until(lambda: gateway.call("GET", "/v1/tasks/1", token="shop").status != 401, PATIENCE)
+        monkeypatch.setenv("LMSTFY_TOKEN", gateway.tokens["shop"])
+    return (kind or DIALECTS[dialect])([port_at(gateway, dialect)])
+
+
+def popped(client: Dialect) -> Job:
+    """Pop until something comes."""
+    deadline = time.monotonic() + 60 + PATIENCE  # the longest ttr, that of delay/task
+    while time.monotonic() < deadline:
+        if (job := client.pop([TOPIC])) is not None:
+            return job
+    raise AssertionError("nothing came")
+
+
+def rows(system: System) -> list[TaskRow]:
+    """All rows of the task tables."""
+    store = system.center.store
+    return [row for one in TaskStatus for row in store.selections.page(Selection(one), None, 1000).rows]
+
+
+def now(system: System, job_id: int) -> TaskRow:
+    """A row as it is now."""
+    row = system.center.store.get(job_id)
+    assert row is not None
+    return row
+
+
+def only(system: System) -> TaskRow:
+    (row,) = rows(system)
+    return row
+
+
+# --- 43
+
+
+@pytest.mark.parametrize(
+    ("dialect", "kind"),
+    [
+        ("youzan", None),
+        ("youzan-commands", None),
+        ("redis-delayed", None),
+        ("lmstfy", OneTry),
+        pytest.param("delay-task", None, marks=pytest.mark.slow, id="delay-task"),
+    ],
+)
+def test_a_gateway_killed_between_hand_out_and_answer_uses_up_no_last_try(
+    system: System,
+    verdict: Verdict,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dialect: str,
+    kind: type[Dialect] | None,
+) -> None:
+    line = verdict(43, "gateway killed between hand-out and answer", dialect)
+    once = tmp_path / "once"
+    armed = {"TOC_FAILPOINT": "pull.handed-out:1", "TOC_FAILPOINT_ONCE": str(once)}
+    with gateways(system, env=armed) as (gateway,):
+        client = client_of(gateway, dialect, monkeypatch, kind)
+        client.push(1, TOPIC, time.time() + 1, "body")
+        job = popped(client)
+        came = time.time()
+        line.prove(once.exists() and client.wire.repeated, "the process died there, its client asked again")
+        assert job.body == "body"
+        row = only(system)
+        attempts = 1 if kind is OneTry else 2  # its only try comes again
+        assert row.attempts == attempts or row.status == TaskStatus.PROCESSED, "it had been handed out before"
+        ttr = 60 if dialect == "delay-task" else 1
+        assert came >= row.action_time / 1000 + ttr, "not before the first ttr has ended"
+        client.finish(job)
+        assert until(lambda: only(system).status == TaskStatus.PROCESSED, PATIENCE)
+        line.tasks = 1
+
+
+# --- 44
+
+
+@pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_who_left_a_long_hold_is_handed_nothing(
+    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    line = verdict(44, "clients leave a hold of 178 s", f"after {seconds} s")
+    with gateways(system) as (gateway,):
+        for dialect in ("youzan", "lmstfy"):
+            client = client_of(gateway, dialect, monkeypatch)
+            client.push(0, TOPIC, time.time() + 1, "there is such a topic")
+            client.finish(popped(client))
+            leavers = [_hold(gateway, dialect) for _ in range(LEAVERS)]
+            time.sleep(seconds)
+            answered, _, _ = select.select(leavers, [], [], 0)
+            line.prove(not answered, f"{LEAVERS} of {dialect} left")
+            for one in leavers:
+                one.close()
+            client.push(1, TOPIC, time.time() + 1, "kept")
+            job = popped(client)
+            assert job.body == "kept"
+            client.finish(job)
+    ended = rows(system)
+    assert {(row.status, row.attempts) for row in ended} == {(TaskStatus.PROCESSED, 0)}, (
+        "none was tried twice"
+    )
+    line.tasks = len(ended)
+
+
+def _hold(gateway: Gateway, dialect: str) -> socket.socket:
+    port = port_at(gateway, dialect)
+    if dialect == "lmstfy":
+        headers = [f"X-Token: {gateway.tokens['shop']}"]
+        return send(port, "GET", f"/api/shop/{TOPIC}?timeout=178&ttr=60", headers=headers)
+    return send(port, "POST", "/pop", b'{"topic":"%s"}' % TOPIC.encode())
+
+
+# --- 45
+
+
+@OWN_TTR
+def test_a_job_comes_again_at_the_end_of_its_ttr_and_never_before(
+    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    line = verdict(45, "a job comes again at the end of its ttr", dialect)
+    late = []
+    with gateways(system) as (gateway,):
+        client = client_of(gateway, dialect, monkeypatch)
+        fresh = []
+        for number in range(ROUNDS):
+            client.push(number, TOPIC, time.time() + 1, "body")
+            (row,) = [row for row in rows(system) if row.status == TaskStatus.PENDING]
+            job = popped(client)
+            fresh.append(time.time() - row.action_time / 1000)
+            if number < ROUNDS - 1:
+                client.finish(job)
+        for number in range(2, 2 + ROUNDS):
+            row = now(system, row.job_id)
+            assert row.attempts == number - 1
+            popped(client)
+            late.append(time.time() - row.next_time / 1000)
+            assert now(system, row.job_id).attempts == number
+    late.sort()
+    told = f"{ROUNDS} times after its ttr, never before; late p50 {1000 * late[ROUNDS // 2]:.0f} ms"
+    usual = f"fresh jobs p50 {1000 * sorted(fresh)[ROUNDS // 2]:.0f} ms"
+    line.prove(len(late) == ROUNDS, f"{told}, most {1000 * late[-1]:.0f} ms; {usual}")
+    assert late[0] >= 0, "before the database's clock says so"
+    assert late[0] < 0.1 + max(fresh), "within 100 ms, on a machine that does nothing else"
+    line.tasks = ROUNDS
+
+
+@OWN_TTR
+def test_late_and_repeated_ends_end_each_job_once(
+    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    line = verdict(45, "jobs are finished late, twice, by another gateway, after a push or a delete", dialect)
+    with gateways(system, 2) as (here, there):
+        client, other = client_of(here, dialect, monkeypatch), client_of(there, dialect, monkeypatch)
+
+        def handed(number: int) -> tuple[Job, int]:
+            """A job in a consumer's hands, and its job_id."""
+            client.push(number, TOPIC, time.time() + 1, f"body {number}")
+            job = popped(client)
+            (row,) = [row for row in rows(system) if row.status == TaskStatus.PENDING and row.attempts]
+            return job, row.job_id
+
+        job, late = handed(1)
+        end = now(system, late).next_time
+        assert until(lambda: time.time() * 1000 > end, PATIENCE)
+        other.finish(job)
+        ended = now(system, late)
+        assert (ended.status, ended.attempts) == (TaskStatus.PROCESSED, 0)
+        line.prove(ended.gmt_modified >= end, "one finished after its ttr, by another gateway")
+        for one in (client, other):
+            one.finish(job)
+            one.delete(job.id)
+        assert now(system, late) == ended, "it has ended once"
+
+        job, deleted = handed(2)
+        other.delete(job.id)
+        ended = now(system, deleted)
+        assert ended.status != TaskStatus.PENDING
+        client.finish(job)
+        assert now(system, deleted) == ended
+
+        if dialect != "lmstfy":  # whose ids are the server's
+            job, pushed = handed(3)
+            other.push(3, TOPIC, time.time() + 3600, "pushed again")
+            client.finish(job)
+            row = now(system, pushed)
+            assert (row.status, row.version) == (TaskStatus.PENDING, 1), "what was pushed since stays"
+            line.prove(True, "one pushed again before its finish")
+        line.tasks = len(rows(system))
+
+
+@OWN_TTR
+def test_what_is_deleted_while_it_is_ready_never_comes(
+    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    line = verdict(45, "jobs are deleted while they are ready", dialect)
+    with gateways(system) as (gateway,):
+        client = client_of(gateway, dialect, monkeypatch)
+        due = time.time() + 1
+        ids = [client.push(number, TOPIC, due, f"body {number}") for number in range(10)]
+        latest = max(row.action_time for row in rows(system))
+        assert until(lambda: time.time() * 1000 > latest + 50, PATIENCE)
+        for job_id in ids[::2]:
+            client.delete(job_id)
+        line.prove(len(rows(system)) == 10, "5 of 10 ready jobs deleted")
+        bodies = set()
+        for _ in range(5):
+            job = popped(client)
+            bodies.add(job.body)
+            client.finish(job)
+        assert bodies == {f"body {number}" for number in range(1, 10, 2)}
+        assert {row.attempts for row in rows(system) if row.status == TaskStatus.CANCELLED} == {0}
+        line.tasks = 10
+
+
+@pytest.mark.parametrize("dialect", ["youzan", "youzan-commands", "lmstfy"])
+def test_topics_are_popped_in_the_order_of_their_names(
+    system: System, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    with gateways(system) as (gateway,):
+        client = client_of(gateway, dialect, monkeypatch)
+        due = time.time() + 1
+        for number, topic in enumerate(["low", "high", "mid"] * 3):
+            client.push(number, topic, due, topic)
+        latest = max(row.action_time for row in rows(system))
+        assert until(lambda: time.time() * 1000 > latest + 50, PATIENCE)
+        found: list[str] = []
+        while len(found) < 9:
+            job = client.pop(["high", "mid", "low"])
+            assert job is not None
+            found.append(job.body)
+            client.finish(job)
+        assert found == ["high"] * 3 + ["mid"] * 3 + ["low"] * 3

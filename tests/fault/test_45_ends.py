@@ -1,0 +1,135 @@
+"""Fault 45: acks, nacks, extends, cancels and new deadlines meet at the end of ttr: no version ends twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.doors import PULLED, Clients, create_pulled
+from harness.gateway import Gateway, Reply
+from harness.system import System
+
+from toc import NewTask, TaskStatus
+from toc.dev.local.servers import RedisServer, ZooKeeper
+
+TASKS = 120
+ENDS = {"acked": "processed", "late": "processed", "buried": "dead", "cancelled": "cancelled"}
+"""Answers that say: it was this call that ended the version."""
+MORE: dict[str, dict[str, Any]] = {"extend": {"ttr": 3}, "dead": {"dead": True}}
+
+
+@pytest.fixture
+def system(build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str) -> System:
+    """Gateways and nobody else."""
+    one = build(clean_redis.url, slots=1, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+    create_pulled(one)
+    return one
+
+
+@pytest.mark.slow
+def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System, verdict: Verdict) -> None:
+    line = verdict(45, "answers, cancels and new deadlines race at the end of ttr", "two gateways")
+    here = Gateway(system)
+    there = Gateway(system, host="away", beside=here)
+    clients = Clients([here, there], system.recorder)
+    found: dict[tuple[int, int], list[str]] = defaultdict(list)
+    """Each version of each task -> what the calls about it were answered."""
+    told: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def race(number: int) -> None:
+        dice = random.Random(number)
+        (lease, job_id, version, until) = leased[number]
+        how = dice.choice(
+            ["ack", "ack twice", "nack", "extend", "cancel", "reschedule", "replace", "ack and dead"]
+        )
+        acts = {
+            "ack": ["ack"],
+            "ack twice": ["ack", "ack"],
+            "nack": ["nack", "ack"],
+            "extend": ["extend", "ack"],
+            "cancel": ["cancel", "ack"],
+            "reschedule": ["reschedule", "ack"],
+            "replace": ["replace", "ack"],
+            "ack and dead": ["dead", "ack"],
+        }[how]
+
+        def act(turn: int, what: str) -> None:
+            time.sleep(max(0.0, until + dice.uniform(-0.05, 0.05) - time.time()))
+            reply = self_answered(clients, turn, what, lease, job_id, number)
+            outcome = str(reply.body.get("outcome") if isinstance(reply.body, dict) else reply.status)
+            with lock:
+                told[f"{what} {outcome}"] += 1
+                ended = "cancelled" if (what, outcome) == ("cancel", "may_have_started") else outcome
+                if ended in ENDS and (what == "cancel" or ended != "cancelled"):
+                    found[job_id, version].append(ENDS[ended])
+                if what in ("ack", "nack", "dead") and outcome not in ("acked", "late", "nacked", "buried"):
+                    assert outcome in ("already", "gone", "replaced", "cancelled", "dead"), reply
+
+        with ThreadPoolExecutor(2) as two:
+            list(two.map(act, range(2), acts))
+
+    try:
+        tasks = [NewTask(PULLED, n, 0.05, dedup_key="k") for n in range(TASKS)]
+        system.client.submit_many(tasks)
+        leased: list[tuple[str, int, int, float]] = []
+        while len(leased) < TASKS:
+            reply = clients.insist("POST", f"/v1/topics/{PULLED}:pull", {"max": 100, "wait": 5, "ttr": 2})
+            for task in reply.body["tasks"]:
+                started(system, task)
+                until = datetime.fromisoformat(task["lease_until"]).timestamp()
+                leased.append((task["lease"], int(task["job_id"]), task["version"], until))
+        with clients.consuming(6, PULLED, most=3, ttr=20), ThreadPoolExecutor(40) as threads:
+            list(threads.map(race, range(TASKS)))
+            stored = [task.job_id for n in range(TASKS) for task in system.center.find(biz_id=n)]
+            system.wait(lambda: not system.pending(stored), "all have ended", 60)
+    finally:
+        codes = [there.stop(), here.stop()]
+    assert codes == [0, 0]
+    print(sorted(told.items()))
+    twice = {key: ends for key, ends in found.items() if len(ends) > 1}
+    assert not twice, "a version that ended twice"
+    rows = system.center.store.read(stored)
+    for (job_id, version), (end,) in found.items():
+        row = rows[job_id]
+        assert row.version == version, "an ended version is not replaced"
+        assert TaskStatus(row.status).name.lower() == end
+    heard = {job_id for job_id, _ in clients.started}
+    for job_id, row in rows.items():
+        assert row.status != TaskStatus.PROCESSED or (job_id, row.version) in found or job_id in heard
+    again = sum(key[0] in heard for key in found)
+    line.prove(
+        told["ack late"] and again,
+        f"{told['ack acked']} acks in time, {told['ack late']} late, {again} while somebody else had it",
+    )
+    refused = sum(told[f"ack {what}"] for what in ("already", "cancelled", "replaced", "dead"))
+    line.prove(refused, f"{refused} acks of what had ended or was replaced were told so")
+    line.tasks = len(stored)
+
+
+def started(system: System, task: dict[str, Any]) -> None:
+    names = {"job": int(task["job_id"]), "try": task["attempt"]}
+    system.recorder.write("start", **names, v=task["version"], biz=task["biz_id"])
+
+
+def self_answered(clients: Clients, turn: int, what: str, lease: str, job_id: int, name: int) -> Reply:
+    """Do it, at the gateway of that number."""
+    later = {"delay": 0.3}
+    if what == "cancel":
+        return clients.insist("DELETE", f"/v1/tasks/{job_id}", turn=turn)
+    if what == "reschedule":
+        return clients.insist("PATCH", f"/v1/tasks/{job_id}", later, turn=turn)
+    if what == "replace":
+        task = {"biz_id": name, "dedup_key": "k", "on_conflict": "replace", **later}
+        headers = {"Idempotency-Key": f"replace-{name}"}
+        return clients.insist("POST", f"/v1/topics/{PULLED}/tasks", task, headers=headers, turn=turn)
+    more = MORE.get(what, {})
+    verb = "nack" if what == "dead" else what
+    return clients.insist("POST", f"/v1/leases:{verb}", {"lease": lease, **more}, turn=turn)

@@ -1,0 +1,369 @@
+"""Plain clients of the dialects, by their protocols' own words, and orders replayed through them.
+
+    python -m harness.dialect_clients produce DIALECT PLAN HISTORY PORT[,PORT...]
+    python -m harness.dialect_clients consume DIALECT NAME HISTORY PORT[,PORT...]
+
+They know nothing of toc. Each goes on at the next port when a gateway does not answer, and repeats what it
+asked, as plain clients do. PLAN and HISTORY are as in harness.replay; the history has ``submitted`` and
+``deleted`` of the producer, ``started`` (before its work) and ``finished`` of a consumer. lmstfy's token is
+in LMSTFY_TOKEN.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import math
+import os
+import sys
+import threading
+import time
+import zlib
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, urlencode
+
+from harness.replay import GIVE_UP_SECONDS, History, play
+
+TTR_SECONDS = 3
+WORK_SECONDS = 0.005
+POLL_SECONDS = 0.1
+"""Between polls that found nothing, where the protocol has none that waits."""
+FORGET_ONE_IN = 16
+"""A consumer forgets to finish one order of so many when it starts it first."""
+
+
+class Job(NamedTuple):
+    id: str
+    body: str
+
+
+class Wire:
+    """One connection to whichever gateway answers."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self._ports = cycle(ports)
+        self._port = next(self._ports)
+        self._connection: http.client.HTTPConnection | None = None
+        self.repeated = 0
+        """How many requests were sent again without knowing what became of them."""
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: str | None = None,
+        *,
+        holds: float = 0.0,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, str]:
+        """Ask until a gateway answers otherwise than that it cannot now."""
+        end = time.monotonic() + GIVE_UP_SECONDS
+        data = None if body is None else body.encode()
+        while True:
+            try:
+                if self._connection is None:
+                    self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=15 + holds)
+                self._connection.request(method, path, data, headers or {})
+                answer = self._connection.getresponse()
+                found = answer.read().decode()
+                if answer.status < 500:
+                    return answer.status, found
+                if time.monotonic() > end:
+                    raise TimeoutError(f"{method} {path}: {answer.status} {found}")
+            except (OSError, http.client.HTTPException):
+                if time.monotonic() > end + holds:
+                    raise
+                self.close()
+                self._port = next(self._ports)
+            self.repeated += 1
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def ask_json(self, method: str, path: str, content: Any = None, *, holds: float = 0.0) -> Any:
+        status, found = self.ask(
+            method,
+            path,
+            None if content is None else json.dumps(content),
+            holds=holds,
+            headers={} if content is None else {"Content-Type": "application/json"},
+        )
+        assert status == 200, (method, path, status, found)
+        return json.loads(found)
+
+
+class Dialect(Protocol):
+    """What the dialects have in common: a job is put for an instant, popped, finished or deleted."""
+
+    wire: Wire
+
+    def __init__(self, ports: list[int]) -> None: ...
+
+    def push(self, number: int, topic: str, due: float, body: str, /) -> str:
+        """Put the job of this number, due not before an instant in seconds. Returns its id."""
+        ...
+
+    def pop(self, topics: list[str]) -> Job | None: ...
+
+    def finish(self, job: Job) -> None: ...
+
+    def delete(self, job_id: str) -> None: ...
+
+
+def _seconds(due: float) -> int:
+    """The delay from now, in whole seconds, that ends not before the instant."""
+    return max(1, math.ceil(due - time.time()))
+
+
+class Youzan:
+    """The paths of ouqiang/delay-queue."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.wire = Wire(ports)
+
+    def _ask(self, path: str, content: Any, message: str, holds: float = 0.0) -> Any:
+        answer = self.wire.ask_json("POST", path, content, holds=holds)
+        assert (answer["code"], answer["message"]) == (0, message), (path, content, answer)
+        return answer["data"]
+
+    def push(self, number: int, topic: str, due: float, body: str) -> str:
+        job = {
+            "topic": topic,
+            "id": f"order-{number}",
+            "delay": _seconds(due),
+            "ttr": TTR_SECONDS,
+            "body": body,
+        }
+        assert self._ask("/push", job, "添加成功") is None
+        return f"order-{number}"
+
+    def pop(self, topics: list[str]) -> Job | None:
+        data = self._ask("/pop", {"topic": ",".join(topics)}, "操作成功", holds=178)
+        return None if data is None else Job(data["id"], data["body"])
+
+    def finish(self, job: Job) -> None:
+        assert self._ask("/finish", {"id": job.id}, "操作成功") is None
+
+    def delete(self, job_id: str) -> None:
+        assert self._ask("/delete", {"id": job_id}, "操作成功") is None
+
+
+class YouzanCommands:
+    """The commands of the original design."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.wire = Wire(ports)
+
+    def _ask(self, command: str, holds: float = 0.0, **content: Any) -> Any:
+        answer = self.wire.ask_json("POST", "/", {"command": command, **content}, holds=holds)
+        assert answer["success"] is True, (command, content, answer)
+        assert answer["error"] == "", (command, content, answer)
+        return answer
+
+    def push(self, number: int, topic: str, due: float, body: str) -> str:
+        job_id = f"order-{number}"
+        self._ask("add", topic=topic, id=job_id, delay=_seconds(due), TTR=TTR_SECONDS, body=body)
+        return job_id
+
+    def pop(self, topics: list[str]) -> Job | None:
+        answer = self._ask("pop", holds=178, topic=",".join(topics))
+        return Job(answer["id"], answer["value"]) if answer["id"] else None
+
+    def finish(self, job: Job) -> None:
+        self._ask("finish", id=job.id)
+
+    def delete(self, job_id: str) -> None:
+        self._ask("delete", id=job_id)
+
+
+class RedisDelayed:
+    """Form or query parameters, times in milliseconds; nothing waits."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.wire = Wire(ports)
+
+    def push(self, number: int, topic: str, due: float, body: str) -> str:
+        job = {
+            "id": number + 1,
+            "topic": topic,
+            "delayTime": max(1, math.ceil(1000 * (due - time.time()))),
+            "ttrTime": 1000 * TTR_SECONDS,
+            "message": body,
+        }
+        kind = {"Content-Type": "application/x-www-form-urlencoded"}
+        status, found = self.wire.ask("POST", "/delay/add", urlencode(job), headers=kind)
+        assert status == 200, (status, found)
+        answer = json.loads(found)
+        assert answer == {"delayDate": answer["delayDate"], "jodId": number + 1, "topic": topic}, answer
+        assert answer["delayDate"] >= 1000 * due - 1, (answer, due)
+        return str(number + 1)
+
+    def pop(self, topics: list[str]) -> Job | None:
+        for topic in topics:
+            answer = self.wire.ask_json("GET", f"/delay/pop?topic={quote(topic)}")
+            if answer != {"delayTime": 0, "retryCount": 0, "ttrTime": 0}:
+                assert set(answer) == {
+                    "id",
+                    "topic",
+                    "delayTime",
+                    "ttrTime",
+                    "message",
+                    "retryCount",
+                    "status",
+                }, answer
+                assert (answer["topic"], answer["ttrTime"]) == (topic, 1000 * TTR_SECONDS), answer
+                assert isinstance(answer["id"], str), answer
+                return Job(answer["id"], answer["message"])
+        time.sleep(POLL_SECONDS)
+        return None
+
+    def _end(self, verb: str, job_id: str) -> None:
+        answer = self.wire.ask("DELETE", f"/delay/{verb}?jobId={job_id}")
+        assert answer == (200, "success"), answer
+
+    def finish(self, job: Job) -> None:
+        self._end("finish", job.id)
+
+    def delete(self, job_id: str) -> None:
+        self._end("delete", job_id)
+
+
+class DelayTask:
+    """The Go service: a moment in whole seconds, nothing waits, what was pulled is done."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.wire = Wire(ports)
+
+    def push(self, _: int, topic: str, due: float, body: str) -> str:
+        task = {"topic": topic, "timing_moment": math.ceil(due), "content": body}
+        answer = self.wire.ask_json("POST", "/delay/task/add", task)
+        task_id = answer["task_id"]
+        assert answer == {"dm_error": 0, "error_msg": "操作成功", "task_id": task_id}, answer
+        assert task_id // 10_000 == math.ceil(due), (task_id, due)
+        return str(task_id)
+
+    def pop(self, topics: list[str]) -> Job | None:
+        for topic in topics:
+            answer = self.wire.ask_json("POST", "/delay/task/pull", {"topic": topic})
+            if answer["dm_error"] == 0:
+                assert answer["error_msg"] == "操作成功", answer
+                return Job("", answer["content"])
+            assert answer["dm_error"] == 1, answer
+            assert answer["error_msg"], answer
+            assert answer["content"] == "", answer
+        time.sleep(POLL_SECONDS)
+        return None
+
+    def finish(self, job: Job) -> None:
+        """There is no such call: what was pulled is processed once its answer was written."""
+
+    def delete(self, job_id: str) -> None:
+        raise NotImplementedError(f"delay/task has no delete: {job_id}")
+
+
+class Lmstfy:
+    """Namespace ``shop``; data in base64, whole seconds, and an ack is a delete."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.wire = Wire(ports)
+        self._headers = {"X-Token": os.environ["LMSTFY_TOKEN"]}
+
+    def push(self, _: int, topic: str, due: float, body: str) -> str:
+        query = {"delay": _seconds(due), "ttl": 3600, "tries": 16}
+        path = f"/api/shop/{topic}?{urlencode(query)}"
+        status, found = self.wire.ask("PUT", path, body, headers=self._headers)
+        assert status == 201, (status, found)
+        answer = json.loads(found)
+        assert answer == {"msg": "published", "job_id": answer["job_id"]}, answer
+        return f"{topic}/job/{answer['job_id']}"
+
+    def pop(self, topics: list[str]) -> Job | None:
+        path = f"/api/shop/{','.join(topics)}?{urlencode({'timeout': 10, 'ttr': TTR_SECONDS})}"
+        status, found = self.wire.ask("GET", path, holds=10, headers=self._headers)
+        answer = json.loads(found)
+        if status == 404:
+            assert answer == {"msg": "no job available"}, answer
+            return None
+        assert (status, answer["msg"], answer["namespace"]) == (200, "new job", "shop"), answer
+        job_id = f"{answer['queue']}/job/{answer['job_id']}"
+        return Job(job_id, base64.b64decode(answer["data"], validate=True).decode())
+
+    def finish(self, job: Job) -> None:
+        self.delete(job.id)
+
+    def delete(self, job_id: str) -> None:
+        answer = self.wire.ask("DELETE", f"/api/shop/{job_id}", headers=self._headers)
+        assert answer == (204, ""), answer
+
+
+DIALECTS: dict[str, type[Dialect]] = {
+    "youzan": Youzan,
+    "youzan-commands": YouzanCommands,
+    "redis-delayed": RedisDelayed,
+    "delay-task": DelayTask,
+    "lmstfy": Lmstfy,
+}
+
+
+def produce(dialect: str, plan_path: str, history: History, ports: list[int]) -> None:
+    """Push every deadline at its time, and delete those that are paid for."""
+    plan = json.loads(Path(plan_path).read_text())
+    here = threading.local()
+    job_ids: dict[int, str] = {}
+    known = {number: threading.Event() for number in range(len(plan["deadlines"]))}
+
+    def client() -> Dialect:
+        if not hasattr(here, "client"):
+            here.client = DIALECTS[dialect](ports)
+        made: Dialect = here.client
+        return made
+
+    def submit(number: int, deadline: dict[str, Any]) -> None:
+        body = json.dumps({name: deadline[name] for name in ("order", "topic")} | {"dialect": dialect})
+        before = client().wire.repeated
+        job_ids[number] = client().push(number, deadline["topic"], plan["began"] + deadline["due_at"], body)
+        repeated = client().wire.repeated > before
+        history.write("submitted", deadline["order"], deadline["topic"], repeated=repeated)
+        known[number].set()
+
+    def cancel(number: int, deadline: dict[str, Any]) -> None:
+        assert known[number].wait(GIVE_UP_SECONDS)
+        client().delete(job_ids[number])
+        history.write("deleted", deadline["order"], deadline["topic"])
+
+    play(plan, submit, cancel)
+
+
+def consume(dialect: str, name: str, history: History, ports: list[int]) -> None:
+    """Pop, note, finish, until killed; of some it forgets to finish the first that it gets."""
+    client = DIALECTS[dialect](ports)
+    topics = json.loads(os.environ["REPLAY_TOPICS"])
+    seen: set[tuple[str, str]] = set()
+    while True:
+        asked = time.time()
+        job = client.pop(topics)
+        if job is None:
+            continue
+        told = json.loads(job.body)
+        order, topic = told["order"], told["topic"]
+        history.write("started", order, topic, asked=asked, by=name, dialect=told["dialect"])
+        time.sleep(WORK_SECONDS)
+        first = (order, topic) not in seen
+        seen.add((order, topic))
+        if first and zlib.crc32(order.encode()) % FORGET_ONE_IN == 0 and dialect != "delay-task":
+            continue
+        client.finish(job)
+        history.write("finished", order, topic, by=name)
+
+
+if __name__ == "__main__":
+    _, what, which, given, history_path, port_list = sys.argv
+    chosen = [int(port) for port in port_list.split(",")]
+    (produce if what == "produce" else consume)(which, given, History(history_path), chosen)

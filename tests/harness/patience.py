@@ -1,0 +1,36 @@
+"""Waiting for what must come about, on a machine that may stand still for seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PATIENCE = 120.0
+"""Seconds that a condition is waited for at the least: a busy machine stands still for seconds, and patience
+costs nothing where all is well."""
+LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
+
+
+def pause(asked: float) -> None:
+    """Sleep until the next look. ``asked``: what the last one took.
+
+    Whoever looks leaves most of the processor to those who are to bring it about.
+    """
+    time.sleep(min(max(LEAST_PAUSE, 6 * asked), MOST_PAUSE))
+
+
+def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    """Poll ``condition``; return whether it held in time.
+
+    ``seconds`` is what it takes at the most where nothing else runs; a busy machine gets more. A test of how
+    long something takes measures it.
+    """
+    end = time.monotonic() + max(seconds, PATIENCE)
+    while True:
+        began = time.monotonic()
+        if condition():
+            return True
+        now = time.monotonic()
+        if now > end:
+            return False
+        pause(now - began)

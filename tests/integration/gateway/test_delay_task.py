@@ -1,0 +1,256 @@
+"""delay/task's dialect: every answer of every call, as bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from harness.dialect import Raw, ask, port_of
+from harness.gateway import Gateway
+from harness.hooked import Hooked
+from harness.patience import until
+from harness.receiver import Receiver, Reply
+from harness.system import System
+
+from toc.model.task import TaskStatus
+
+JSON = "application/json; charset=utf-8"
+DONE = "操作成功"
+NOTHING = {"dm_error": 1, "error_msg": "没有到期的任务", "content": ""}
+MIB = 1 << 20
+
+
+class Client:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __call__(self, call: str, body: Any, method: str = "POST") -> Raw:
+        answer = ask(self.port, method, f"/delay/task/{call}", body)
+        assert (answer.status, answer.media_type) == (200, JSON)
+        return answer
+
+    def add(self, topic: str, after: float = 0, content: Any = '{"a":1}') -> int:
+        moment = int(time.time() + after)
+        answer = self("add", {"topic": topic, "timing_moment": moment, "content": content})
+        number: int = answer.json["task_id"]
+        assert answer.body.decode() == f'{{"dm_error":0,"error_msg":"{DONE}","task_id":{number}}}'
+        assert number // 10_000 == moment
+        return number
+
+    def pull(self, topic: str, task_id: int | None = None) -> Any:
+        return self("pull", {"topic": topic} | ({} if task_id is None else {"task_id": task_id})).json
+
+    def pulled(self, topic: str) -> Any:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            answer = self.pull(topic)
+            if not answer["dm_error"]:
+                return answer
+            time.sleep(0.05)
+        raise AssertionError("nothing came")
+
+
+@pytest.fixture
+def client(dialects: Gateway) -> Client:
+    return Client(port_of(dialects, "delay-task"))
+
+
+def test_a_task_lives(client: Client, dialects: Gateway) -> None:
+    content = '{"a": "ü中"}'
+    number = client.add("life", 1.5, content)
+    assert client.pull("life") == NOTHING
+    assert client.pull("life", number) == {"dm_error": 1, "error_msg": "任务未到执行时间", "content": ""}
+    got = client.pulled("life")
+    assert got == {"dm_error": 0, "error_msg": DONE, "content": content}
+    center = dialects.system.center
+    dialects.system.wait(
+        lambda: [row.status for row in center.find(biz_id=number)] == [TaskStatus.PROCESSED], "processed", 10
+    )
+    assert client.pull("life") == NOTHING
+    assert client.pull("life", number) == got, "what was pulled stays readable"
+
+
+def test_the_answer_to_a_pull_is_what_the_original_sends(client: Client) -> None:
+    client.add("bytes", 0, '{"b":"中"}')
+    time.sleep(0.1)
+    answer = client("pull", {"topic": "bytes"})
+    assert answer.body.decode() == f'{{"dm_error":0,"error_msg":"{DONE}","content":"{{\\"b\\":\\"中\\"}}"}}'
+
+
+def test_one_task_is_pulled_by_its_number(client: Client) -> None:
+    first, second = client.add("one", 0, "first"), client.add("one", 0, "second")
+    assert first != second
+    assert client.pull("one", second)["content"] == "second"
+    assert client.pulled("one")["content"] == "first"
+    assert until(lambda: client.pull("one", first)["content"] == "first", 5), "what was pulled can be read"
+    assert client.pull("other", first)["dm_error"] == 1
+    assert client.pull("one", 17)["dm_error"] == 1
+
+
+def test_what_a_client_has_read_is_processed_however_soon_it_closes(
+    client: Client, dialects: Gateway
+) -> None:
+    numbers = [client.add("close", 0, str(number)) for number in range(100)]
+    assert {client.pulled("close")["content"] for _ in numbers} == {str(n) for n in range(100)}
+    center = dialects.system.center
+
+    def pending() -> list[int]:
+        rows = [row for number in numbers for row in center.find(biz_id=number)]
+        return [row.job_id for row in rows if row.status == TaskStatus.PENDING]
+
+    dialects.system.wait(lambda: not pending(), "processed", 10)
+
+
+def test_content_that_is_an_object_is_taken(client: Client) -> None:
+    number = client.add("object", 0, {"a": ["ü"]})
+    assert json.loads(client.pull("object", number)["content"]) == {"a": ["ü"]}
+
+
+def test_numbers_clash_with_none(client: Client) -> None:
+    moment = int(time.time()) + 60
+    numbers = [
+        client("add", {"topic": f"t{n % 3}", "timing_moment": moment, "content": str(n)}).json["task_id"]
+        for n in range(60)
+    ]
+    assert len(set(numbers)) == 60
+
+
+def test_only_own_rows_are_touched(client: Client, dialects: Gateway) -> None:
+    client.add("own", 60)
+    center = dialects.system.center
+    center.catalog.refresh()
+    alike = {"topic": "own"}
+    foreign = center.submit("delay-task.own", biz_id=12345, delay=0, attribute=alike, body=b"secret")
+    assert client.pull("own") == NOTHING
+    assert client.pull("own", 12345)["dm_error"] == 1
+    row = center.store.get(foreign)
+    assert row is not None
+    assert (row.status, row.attempts) == (TaskStatus.PENDING, 0)
+
+
+GOOD = {"topic": "t", "timing_moment": 2_000_000_000, "content": "{}"}
+
+
+WRONG = "参数错误: "
+MOMENT = WRONG + "timing_moment must be a time in seconds since 1970"
+NO_NUMBER = WRONG + "timing_moment must be a whole number"
+NO_CONTENT = WRONG + "content must be a JSON text"
+NO_TOPIC = WRONG + "topic is empty"
+NO_JSON = WRONG + "the request is no JSON in UTF-8"
+NO_OBJECT = WRONG + "the request is no JSON object"
+NO_TASK_ID = WRONG + "task_id must be a whole number"
+UNKNOWN = "任务不存在"
+LARGE = (
+    f"{WRONG}body has {MIB + 1} bytes; {MIB} are allowed (TOC_MAX_BODY): keep it elsewhere and put its "
+    "address here"
+)
+LARGEST = f"{WRONG}at most {6 * MIB + 65_536} bytes are allowed"
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "message"),
+    [
+        ("add", GOOD | {"topic": ""}, NO_TOPIC),
+        ("add", GOOD | {"topic": 5}, WRONG + "topic must be a text"),
+        ("add", {}, NO_TOPIC),
+        ("add", {"topic": "t", "content": "{}"}, MOMENT),
+        ("add", {"topic": "t", "timing_moment": 2_000_000_000}, NO_CONTENT),
+        ("add", GOOD | {"timing_moment": "5"}, NO_NUMBER),
+        ("add", GOOD | {"timing_moment": 1.5}, NO_NUMBER),
+        ("add", GOOD | {"timing_moment": True}, NO_NUMBER),
+        ("add", GOOD | {"timing_moment": 0}, MOMENT),
+        ("add", GOOD | {"timing_moment": -1}, MOMENT),
+        ("add", GOOD | {"timing_moment": 2**63}, NO_NUMBER),
+        ("add", GOOD | {"timing_moment": 10**12}, MOMENT),
+        ("add", GOOD | {"content": 5}, NO_CONTENT),
+        ("add", GOOD | {"content": None}, NO_CONTENT),
+        ("add", GOOD | {"content": ["x"]}, NO_CONTENT),
+        ("add", GOOD | {"content": "c" * (MIB + 1)}, LARGE),
+        ("add", b"", NO_JSON),
+        ("add", b"{", NO_JSON),
+        ("add", b"[]", NO_OBJECT),
+        ("add", b'{"topic":"\xff"}', NO_JSON),
+        ("add", b'{"x":' + b"[" * 200_000, NO_JSON),
+        ("add", b" " * (7 * MIB), LARGEST),
+        ("pull", {}, NO_TOPIC),
+        ("pull", {"topic": None}, NO_TOPIC),
+        ("pull", {"topic": ["t"]}, WRONG + "topic must be a text"),
+        ("pull", {"topic": "t", "task_id": "5"}, NO_TASK_ID),
+        ("pull", {"topic": "t", "task_id": -5}, UNKNOWN),
+        ("pull", {"topic": "t", "task_id": 17}, UNKNOWN),
+        ("pull", {"topic": "t", "task_id": 2**64}, NO_TASK_ID),
+        ("pull", {"topic": "中" * 255}, "没有到期的任务"),
+        ("pull", b"nonsense", NO_JSON),
+        ("pull", b'{"topic":"\xff"}', NO_JSON),
+        ("pull", b" " * (7 * MIB), LARGEST),
+    ],
+)
+def test_a_mistake_is_said_and_no_more(client: Client, call: str, body: Any, message: str) -> None:
+    more = '"task_id":0' if call == "add" else '"content":""'
+    assert client(call, body).body.decode() == f'{{"dm_error":1,"error_msg":"{message}",{more}}}'
+
+
+def test_a_text_that_is_no_json_is_content_as_well(client: Client) -> None:
+    number = client.add("text", 0, "no {json")
+    assert client.pull("text", number)["content"] == "no {json"
+
+
+def test_what_is_no_call_is_not_found(client: Client) -> None:
+    assert ask(client.port, "POST", "/delay/task", b"").status == 404
+    assert ask(client.port, "GET", "/delay/task/add", b"").status == 405
+    assert ask(client.port, "POST", "/delay/task/add", b"{}", ["Origin: http://evil.example"]).status == 403
+
+
+def test_the_largest_content_and_names_of_255_characters_are_taken(client: Client) -> None:
+    number = client.add("中" * 255, 0, "c" * MIB)
+    assert client.pull("中" * 255, number)["content"] == "c" * MIB
+
+
+def test_content_with_sn_and_url_is_a_callback_to_that_path_of_the_target(
+    client: Client, dialects: Gateway
+) -> None:
+    content = '{"sn":"shop","url":"/paid?x=1","n":1}'
+    number = client.add("hooks", 0, content)
+    assert client.pull("hooks") == NOTHING, "it is sent, not pulled"
+    assert client.pull("hooks", number)["dm_error"] == 1
+    center = dialects.system.center
+    center.catalog.refresh()
+    (task,) = center.find(biz_id=number)
+    assert task.topic == "delay-task-callback.hooks"
+    assert task.attribute["toc-webhook"] == {"target": "shop", "path": "/paid?x=1"}
+    assert task.body == content.encode()
+
+
+@pytest.mark.parametrize("url", ["//evil.example/", "paid", "http://evil.example/", "/a b", 5, ""])
+def test_a_callback_leads_to_a_path_of_its_target_and_nowhere_else(client: Client, url: Any) -> None:
+    content = json.dumps({"sn": "shop", "url": url})
+    said = client("add", {"topic": "t", "timing_moment": 2_000_000_000, "content": content}).json
+    assert (said["dm_error"], said["task_id"]) == (1, 0)
+
+
+def test_a_callback_is_delivered_when_it_is_due_and_readable_then(system: System) -> None:
+    receiver = Receiver(Reply())
+    hooked = Hooked(system, receiver)
+    gateway = Gateway(system, "--delay-task", "127.0.0.1:0", env=hooked.env)
+    try:
+        hooked.center.targets.create("shop", receiver.url("/never"))
+        hooked.start()
+        client = Client(port_of(gateway, "delay-task"))
+        content = '{"sn":"shop","url":"/paid?x=1","order":7}'
+        number = client.add("hooks", 2, content)
+        assert receiver.got == []
+        system.wait(lambda: receiver.got, "delivered", 20)
+        (got,) = receiver.got
+        assert (got.path, got.body.decode(), got.headers["content-type"]) == (
+            "/paid?x=1",
+            content,
+            "application/json",
+        )
+        assert got.at >= number // 10_000
+        assert until(lambda: client.pull("hooks", number)["content"] == content, 10)
+    finally:
+        gateway.stop()
+        hooked.center.close()
+        receiver.close()

@@ -1,0 +1,166 @@
+"""The tests of ouqiang's own PHP client, unchanged, against a gateway; only their set-up is ours.
+
+Long, and only where DELAYQUEUE_PHP names a checkout of ouqiang/delayqueue-php (a816494). Needs Debian's
+php-cli: the set-up stands in for PHPUnit 4 and Guzzle 5, which no PHP of today can run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from harness.dialect import port_of
+from harness.gateway import Gateway
+from harness.system import System
+
+from toc.model.sharding import BizId
+from toc.model.task import TaskStatus
+
+SOURCE = os.environ.get("DELAYQUEUE_PHP")
+TESTS = {
+    "DelayQueueTest": ["testPushException", "testPush", "testPop"],
+    "JobTest": ["testAppendValueToBody", "testToArray", "testJsonSerialize"],
+}
+JOBS = {"15702398321": [TaskStatus.CANCELLED], "56352695584": [TaskStatus.PROCESSED]}
+"""What they push, and what becomes of it."""
+
+# Their own set-up names port 9277; of PHPUnit and Guzzle, what the client and its tests use.
+SET_UP = r"""<?php
+
+namespace GuzzleHttp {
+    class Response
+    {
+        public function __construct(private string $body) {}
+
+        public function json() { return json_decode($this->body, true, 512, JSON_THROW_ON_ERROR); }
+    }
+
+    class Client
+    {
+        public function __construct(private array $config) {}
+
+        public function post($path, array $options)
+        {
+            $url = $this->config['base_url'] . $path;
+            $body = file_get_contents($url, false, stream_context_create(['http' => [
+                'method' => 'POST',
+                'header' => "Content-Type: application/json\r\nConnection: close",
+                'content' => json_encode($options['json']),
+                'timeout' => $this->config['defaults']['timeout'],
+                'protocol_version' => 1.1,
+            ]]));
+            if ($body === false) {
+                throw new \Exception("no answer to $path");
+            }
+            return new Response($body);
+        }
+    }
+}
+
+namespace {
+    abstract class PHPUnit_Framework_TestCase
+    {
+        private $expected;
+
+        protected function setUp() {}
+
+        protected function setExpectedException($name) { $this->expected = $name; }
+
+        protected function assertEquals($expected, $actual)
+        {
+            if ($expected != $actual) {
+                throw new \Exception(var_export($actual, true) . ' is not ' . var_export($expected, true));
+            }
+        }
+
+        protected function assertArrayHasKey($key, $array)
+        {
+            $this->assertEquals(true, array_key_exists($key, $array));
+        }
+
+        protected function assertJsonStringEqualsJsonString($expected, $actual)
+        {
+            $this->assertEquals(json_decode($expected, true), json_decode($actual, true));
+        }
+
+        public function runTestOf($name)
+        {
+            $comment = (new \ReflectionMethod($this, $name))->getDocComment() ?: '';
+            foreach (str_contains($comment, '@dataProvider') ? $this->providerJob() : [[]] as $arguments) {
+                $this->setUp();
+                $caught = null;
+                try {
+                    $this->$name(...$arguments);
+                } catch (\Exception $exception) {
+                    if ($this->expected === null) {
+                        throw $exception;
+                    }
+                    $caught = $exception;
+                }
+                if ($this->expected !== null && !$caught instanceof $this->expected) {
+                    throw new \Exception("$name did not raise $this->expected");
+                }
+                $this->expected = null;
+            }
+        }
+    }
+
+    error_reporting(E_ALL & ~E_DEPRECATED);
+    [, $source, $port] = $argv;
+    spl_autoload_register(function ($class) use ($source) {
+        $path = str_starts_with($class, 'DelayQueue\\Tests\\')
+            ? 'tests/' . substr($class, strlen('DelayQueue\\Tests\\'))
+            : 'src/' . substr($class, strlen('DelayQueue\\'));
+        $file = "$source/" . str_replace('\\', '/', $path) . '.php';
+        if (is_file($file)) {
+            require $file;
+        }
+    });
+
+    class DelayQueueTest extends \DelayQueue\Tests\DelayQueueTest
+    {
+        protected function setUp()
+        {
+            $this->delayQueue = new \DelayQueue\DelayQueue("http://127.0.0.1:{$GLOBALS['port']}");
+        }
+    }
+
+    class JobTest extends \DelayQueue\Tests\JobTest {}
+
+    foreach (array_slice($argv, 3) as $test) {
+        [$class, $name] = explode('::', $test);
+        (new $class)->runTestOf($name);
+        echo "passed $test\n";
+    }
+}
+"""
+
+
+@pytest.mark.chaos
+def test_the_tests_of_ouqiangs_own_client_pass(system: System, tmp_path: Path) -> None:
+    if SOURCE is None:
+        missing = pytest.fail if os.environ.get("CI") else pytest.skip
+        missing("DELAYQUEUE_PHP names no checkout of ouqiang/delayqueue-php (CONTRIBUTING.md)")
+    told = (Path(SOURCE) / "tests" / "DelayQueueTest.php").read_text()
+    assert all(f"function {name}(" in told for name in TESTS["DelayQueueTest"])
+    assert told.count("function test") == len(TESTS["DelayQueueTest"]), "there are further tests"
+    (tmp_path / "run.php").write_text(SET_UP)
+    tests = [f"{name}::{test}" for name, some in TESTS.items() for test in some]
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0")
+    try:
+        done = subprocess.run(
+            ["php", tmp_path / "run.php", SOURCE, str(port_of(gateway, "youzan")), *tests],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    finally:
+        gateway.stop()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [f"passed {test}" for test in tests], done.stdout + done.stderr
+    center = system.center
+    ended = {biz_id: [row.status for row in center.store.find(BizId.of(biz_id))] for biz_id in JOBS}
+    assert ended == JOBS, "they were this gateway's"

@@ -1,0 +1,265 @@
+"""Rows 43 to 45 of the faults, for each dialect: who dies, who leaves, what comes late or at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import pytest
+from harness.dialect import ask, port_of, send
+from harness.gateway import Gateway
+from harness.patience import until
+from harness.system import System
+
+from toc.cli.gateway import http_processes, with_dialects
+from toc.model.errors import ConfigError, InvalidInput
+from toc.model.task import TaskRow, TaskStatus
+from toc.store.select import Selection
+
+
+class Speaks(NamedTuple):
+    """How tests speak a dialect: a job of topic ``t`` that is due soon, with a ttr of 2 s if it has one."""
+
+    name: str
+    push: Callable[[int], object]
+    pop: Callable[[int], Any]
+    """Returns what came, None if nothing did."""
+    own_ttr: bool
+
+
+def _youzan_pop(port: int) -> Any:
+    return ask(port, "POST", "/pop", {"topic": "t"}).json["data"]
+
+
+def _redis_delayed_pop(port: int) -> Any:
+    return ask(port, "GET", "/delay/pop?topic=t").json.get("message")
+
+
+def _delay_task_pop(port: int) -> Any:
+    return ask(port, "POST", "/delay/task/pull", {"topic": "t"}).json["content"] or None
+
+
+YOUZAN = Speaks(
+    "youzan",
+    lambda port: ask(port, "POST", "/push", {"id": "j", "topic": "t", "delay": 1, "ttr": 2, "body": "b"}),
+    _youzan_pop,
+    True,
+)
+REDIS_DELAYED = Speaks(
+    "redis-delayed",
+    lambda port: ask(
+        port,
+        "POST",
+        "/delay/add?" + urlencode({"id": 5, "topic": "t", "delayTime": 500, "ttrTime": 2000, "message": "b"}),
+    ),
+    _redis_delayed_pop,
+    True,
+)
+DELAY_TASK = Speaks(
+    "delay-task",
+    lambda port: ask(
+        port,
+        "POST",
+        "/delay/task/add",
+        {"topic": "t", "timing_moment": int(time.time()) + 1, "content": "b"},
+    ),
+    _delay_task_pop,
+    False,
+)
+ALL = pytest.mark.parametrize("speaks", [YOUZAN, REDIS_DELAYED, DELAY_TASK], ids=lambda one: one.name)
+
+
+def rows(system: System) -> list[TaskRow]:
+    """All rows of the task tables."""
+    store = system.center.store
+    found: list[TaskRow] = []
+    for status in TaskStatus:
+        found += store.selections.page(Selection(status), None, 1000).rows
+    return found
+
+
+def popped(speaks: Speaks, port: int, patience: float = 20) -> Any:
+    """Pop until something comes."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        try:
+            if (got := speaks.pop(port)) is not None:
+                return got
+        except (AssertionError, ConnectionError, ValueError):  # the process has died
+            time.sleep(0.05)
+        time.sleep(0.02)
+    raise AssertionError("nothing came")
+
+
+def _breaks(speaks: Speaks, port: int) -> bool:
+    """Whether a pop gets no answer."""
+    try:
+        speaks.pop(port)
+    except (AssertionError, ConnectionError):
+        return True
+    return False
+
+
+@ALL
+def test_a_process_killed_between_hand_out_and_answer_loses_nothing(
+    system: System, tmp_path: Path, speaks: Speaks
+) -> None:
+    once = tmp_path / "once"
+    gateway = Gateway(
+        system,
+        f"--{speaks.name}",
+        "127.0.0.1:0",
+        env={"TOC_FAILPOINT": "pull.handed-out:1", "TOC_FAILPOINT_ONCE": str(once)},
+    )
+    try:
+        port = port_of(gateway, speaks.name)
+        speaks.push(port)
+        if speaks.own_ttr:
+            assert popped(speaks, port)
+            assert once.exists()
+            (row,) = rows(system)
+            assert (row.status, row.attempts) == (TaskStatus.PENDING, 2), "the first hand-out counts as a try"
+        else:  # its ttr is a minute
+            assert until(lambda: _breaks(speaks, port), 20)
+            assert once.exists()
+            (row,) = rows(system)
+            assert (row.status, row.attempts) == (TaskStatus.PENDING, 1)
+            assert row.next_time > row.action_time + 55_000
+    finally:
+        gateway.stop()
+
+
+@pytest.mark.parametrize("speaks", [YOUZAN, REDIS_DELAYED], ids=lambda one: one.name)
+def test_it_comes_again_when_its_ttr_has_ended_and_never_before(system: System, speaks: Speaks) -> None:
+    gateway = Gateway(system, f"--{speaks.name}", "127.0.0.1:0", "--processes", "2")
+    try:
+        port = port_of(gateway, speaks.name)
+        speaks.push(port)
+        assert popped(speaks, port)
+        first = time.monotonic()
+        for number in range(2, 5):
+            (row,) = rows(system)
+            assert popped(speaks, port)
+            now = time.monotonic()
+            assert 1.9 < now - first < 12, "two seconds, on a machine that may be slow"
+            first = now
+            (again,) = rows(system)
+            assert again.attempts == number
+            assert again.next_time >= row.next_time + 2000, "by the clock of the database"
+    finally:
+        assert gateway.stop() == 0
+
+
+def test_what_was_pulled_of_delay_task_is_processed_only_after_its_answer(
+    system: System, tmp_path: Path
+) -> None:
+    once = tmp_path / "once"
+    gateway = Gateway(
+        system,
+        "--delay-task",
+        "127.0.0.1:0",
+        env={"TOC_FAILPOINT": "pull.sent:1", "TOC_FAILPOINT_ONCE": str(once)},
+    )
+    try:
+        port = port_of(gateway, "delay-task")
+        DELAY_TASK.push(port)
+        assert popped(DELAY_TASK, port) == "b"
+        assert until(once.exists, 5)
+        (row,) = rows(system)
+        assert (row.status, row.attempts) == (TaskStatus.PENDING, 1)
+    finally:
+        gateway.stop()
+
+
+def test_a_client_that_left_a_long_hold_is_handed_nothing(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0", "--processes", "2")
+    try:
+        port = port_of(gateway, "youzan")
+        ask(port, "POST", "/push", {"id": "warm", "topic": "t", "delay": 1, "ttr": 60, "body": "b"})
+        assert popped(YOUZAN, port)["id"] == "warm"
+        holds = [send(port, "POST", "/pop", b'{"topic":"t"}') for _ in range(20)]
+        YOUZAN.push(port)
+        time.sleep(0.5)
+        for link in holds:
+            link.close()
+        pushed = time.monotonic()
+        assert popped(YOUZAN, port)["id"] == "j"
+        assert time.monotonic() - pushed < 10
+        (row,) = [one for one in rows(system) if one.biz_key == "j"]
+        assert row.attempts == 1, "no try was used up by those who had left"
+    finally:
+        assert gateway.stop() == 0
+
+
+def test_pushes_of_one_id_under_several_topics_leave_one_job(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0", "--processes", "2")
+    try:
+        port = port_of(gateway, "youzan")
+        topics = [f"t{number}" for number in range(4)]
+        for topic in topics:
+            ask(port, "POST", "/push", {"id": topic, "topic": topic, "delay": 3600, "ttr": 60, "body": ""})
+        barrier = threading.Barrier(8)
+
+        def push(number: int) -> set[str]:
+            barrier.wait()
+            answers = set()
+            for turn in range(15):
+                job = {"id": "one", "topic": topics[(number + turn) % 4], "delay": 2, "ttr": 60, "body": "x"}
+                answers.add(ask(port, "POST", "/push", job).json["message"])
+            return answers
+
+        with ThreadPoolExecutor(8) as threads:
+            answers = set().union(*threads.map(push, range(8)))
+        assert answers == {"添加成功"}
+        pending = [one for one in rows(system) if one.biz_key == "one" and one.status == TaskStatus.PENDING]
+        assert len(pending) == 1
+        got = ask(port, "POST", "/pop", {"topic": ",".join(topics)}).json["data"]
+        assert got["id"] == "one"
+        ask(port, "POST", "/finish", {"id": "one"})
+        ended = [one.status for one in rows(system) if one.biz_key == "one"]
+        assert TaskStatus.PENDING not in ended
+        assert ended.count(TaskStatus.PROCESSED) == 1
+    finally:
+        assert gateway.stop() == 0
+
+
+def test_a_stopping_gateway_answers_its_holds(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0")
+    port = port_of(gateway, "youzan")
+    with ThreadPoolExecutor(2) as threads:
+        answers = [threads.submit(ask, port, "POST", "/pop", {"topic": topic}) for topic in ("t", "unknown")]
+        ask(port, "POST", "/push", {"id": "j", "topic": "t", "delay": 3600, "ttr": 60, "body": ""})
+        time.sleep(1)
+        assert gateway.stop() == 0
+        for answer in answers:
+            assert answer.result(60).body.decode() == '{"code":0,"message":"操作成功","data":null}'
+
+
+def test_ports_of_dialects_open_outside_loopback_only_to_named_networks(system: System) -> None:
+    plain = http_processes("127.0.0.1", 0, 1, None, None, [])
+    with pytest.raises(ConfigError, match="--dialect-from"):
+        with_dialects(plain, {"youzan": "0.0.0.0:0"}, [], [])
+    with pytest.raises(InvalidInput, match="numeric address"):
+        with_dialects(plain, {"youzan": "localhost:0"}, [], [])
+    with pytest.raises(InvalidInput, match="network"):
+        with_dialects(plain, {"youzan": "0.0.0.0:0"}, ["nonsense"], [])
+    gateway = Gateway(
+        system,
+        env={
+            "TOC_GATEWAY_YOUZAN": "0.0.0.0:0",
+            "TOC_GATEWAY_DIALECT_FROM": "192.0.2.0/24 198.51.100.0/24",
+            "TOC_GATEWAY_DIALECT_HOST": "queue.example",
+        },
+    )
+    try:
+        port = port_of(gateway, "youzan")
+        answer = ask(port, "POST", "/get", {"id": "x"}, ["Host: queue.example"])
+        assert answer.status == 200, "this machine may always"
+        assert ask(port, "POST", "/get", {"id": "x"}, ["Host: other.example"]).status == 403
+    finally:
+        assert gateway.stop() == 0

@@ -1,0 +1,322 @@
+"""Requests that no client should send: each gets its problem, which names the field; none a trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import socket
+import time
+from typing import Any
+
+import pytest
+from harness.gateway import Gateway
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from toc.gateway.app import CALLS
+from toc.gateway.problems import KINDS
+
+SUBMIT = "/v1/topics/test.sync/tasks"
+TASK = b'{"biz_id":1,"delay":3600}'
+TYPES = {f"/docs#{kind.name}": kind.status for kind in KINDS}
+FOLLOWING = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
+EXAMPLES = settings(
+    max_examples=400,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def exchange(gateway: Gateway, sent: bytes, *, pause: bytes = b"") -> bytes:
+    """Send bytes, and return all that comes back until the gateway closes, or has answered ``FOLLOWING``."""
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as client:
+        client.sendall(sent)
+        answer = b""
+        try:
+            if pause:
+                while b"\r\n\r\n" not in answer and (part := client.recv(65536)):
+                    answer += part
+                client.sendall(pause)
+            while part := client.recv(65536):
+                answer += part
+        except ConnectionError:  # closed while we still sent: what it answered may be lost with it
+            pass
+        return answer
+
+
+def statuses(answer: bytes) -> list[int]:
+    """The statuses of the answers in these bytes."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d\d\d) [A-Z]", answer)]
+
+
+def head(
+    gateway: Gateway, *lines: str, line: str = f"POST {SUBMIT} HTTP/1.1", host: str = "Host: a"
+) -> bytes:
+    """The line and headers of a request."""
+    token = f"Authorization: Bearer {gateway.tokens['all']}"
+    return "\r\n".join([line, *([host] if host else []), token, *lines, "", ""]).encode("latin-1")
+
+
+JSON = "Content-Type: application/json"
+LENGTH = f"Content-Length: {len(TASK)}"
+CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(TASK), TASK)
+
+FRAMES: dict[str, tuple[tuple[str, ...], bytes, set[int]]] = {
+    "chunks": ((JSON, "Transfer-Encoding: chunked"), CHUNKS, {201}),
+    "chunks and a length": ((JSON, "Transfer-Encoding: chunked", LENGTH), CHUNKS, {400}),
+    "a length and chunks": ((JSON, LENGTH, "Transfer-Encoding: chunked"), CHUNKS, {400}),
+    "two lengths": ((JSON, LENGTH, LENGTH), TASK, {400}),
+    "two different lengths": ((JSON, LENGTH, "Content-Length: 5"), TASK, {400}),
+    "a length of 30 digits": ((JSON, "Content-Length: " + "9" * 30), TASK, {400, 413}),
+    "a length of 19 digits": ((JSON, "Content-Length: " + "9" * 18), TASK, {413}),
+    "a length with a sign": ((JSON, "Content-Length: +25"), TASK, {400}),
+    "a length in hex": ((JSON, "Content-Length: 0x19"), TASK, {400}),
+    "a length that is a list": ((JSON, "Content-Length: 25, 25"), TASK, {400}),
+    "a chunk that is no number": ((JSON, "Transfer-Encoding: chunked"), b"xyz\r\n", {400}),
+    "a chunk of 20 digits": ((JSON, "Transfer-Encoding: chunked"), b"f" * 20 + b"\r\n", {400}),
+    "a coding that is unknown": ((JSON, "Transfer-Encoding: gzip"), TASK, {400, 415}),
+    "chunked twice": ((JSON, "Transfer-Encoding: chunked, chunked"), CHUNKS, {400, 201}),
+    "gzip": ((JSON, "Content-Encoding: gzip", "Content-Length: 45"), gzip.compress(TASK, mtime=0), {415}),
+    "identity": ((JSON, "Content-Encoding: identity", LENGTH), TASK, {201}),
+    "a type twice": ((JSON, "Content-Type: text/plain", LENGTH), TASK, {400, 201, 415, 422}),
+    "a charset": (("Content-Type: application/json; charset=latin-1", LENGTH), TASK, {201}),
+    "a type that is none": (("Content-Type: ;;,", LENGTH), TASK, {415, 422}),
+    "an empty type": (("Content-Type:", LENGTH), TASK, {415, 422, 201}),
+    "a type of bytes": (("Content-Type: application/\xff\xfe", LENGTH), TASK, {415, 422}),
+    "a type of 30 kB": (("Content-Type: " + "a" * 30_000, LENGTH), TASK, {415, 422}),
+    "a token twice": ((JSON, LENGTH, "Authorization: Bearer other"), TASK, {400, 401, 201}),
+    "a key of two": ((JSON, LENGTH, "Idempotency-Key: a", "Idempotency-Key: b"), TASK, {400, 422, 201}),
+    "an empty key": ((JSON, LENGTH, "Idempotency-Key:"), TASK, {422}),
+    "a key of bytes": ((JSON, LENGTH, "Idempotency-Key: \xff"), TASK, {422}),
+    "a key of 300": ((JSON, LENGTH, "Idempotency-Key: " + "k" * 300), TASK, {422}),
+    "a traceparent of nonsense": ((JSON, LENGTH, "traceparent: 00-\xff-zz"), TASK, {201}),
+    "an upgrade": ((JSON, LENGTH, "Connection: Upgrade", "Upgrade: websocket"), TASK, {201}),
+    "an upgrade to h2c": (
+        (JSON, LENGTH, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAA"),
+        TASK,
+        {201},
+    ),
+    "an expectation that is unknown": ((JSON, LENGTH, "Expect: 200-ok"), TASK, {201, 417}),
+    "a folded header": ((JSON, LENGTH, "X-A: b\r\n c"), TASK, {400, 201}),
+    "a header without a name": ((JSON, LENGTH, ": b"), TASK, {400}),
+    "a header with a blank": ((JSON, LENGTH, "A b: c"), TASK, {400}),
+    "a header with NUL": ((JSON, LENGTH, "X-A: b\0c"), TASK, {400}),
+    "200 headers": ((JSON, LENGTH, *(f"X-{n}: y" for n in range(200))), TASK, {201}),
+    "a header of 1 MiB": ((JSON, LENGTH, "X-A: " + "y" * (1 << 20)), TASK, {431}),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_request_that_is_framed_oddly_is_answered_and_harms_none_after_it(
+    shared: Gateway, name: str
+) -> None:
+    lines, body, allowed = FRAMES[name]
+    answer = exchange(shared, head(shared, *lines) + body + FOLLOWING)
+    found = statuses(answer)
+    if name == "a header of 1 MiB" and not answer:
+        return  # it was closed while we sent
+    assert found[:1], "no answer"
+    assert found[0] in allowed, answer[:600]
+    assert found[1:] in ([], [200], [400]), "what follows is no part of a body, or the connection is closed"
+    _check_problem(found[0], answer)
+    assert shared.call("GET", "/healthz").status == 200
+
+
+LINES: dict[str, tuple[str, set[int]]] = {
+    "HTTP/1.0": ("GET /v1/topics HTTP/1.0", {200}),
+    "HTTP/0.9": ("GET /v1/topics", {200, 400}),
+    "HTTP/2.0": ("GET /v1/topics HTTP/2.0", {400, 200}),
+    "HTTP/1.9": ("GET /v1/topics HTTP/1.9", {400, 200}),
+    "HTTP/9999.1": ("GET /v1/topics HTTP/9999.1", {400}),
+    "h2": ("PRI * HTTP/2.0", {400, 404}),
+    "an absolute target": ("GET http://a/v1/topics HTTP/1.1", {200}),
+    "an absolute target elsewhere": ("GET http://elsewhere:99/v1/topics HTTP/1.1", {200}),
+    "a target with user and password": ("GET http://u:p@a/v1/topics HTTP/1.1", {200, 400}),
+    "OPTIONS": (f"OPTIONS {SUBMIT} HTTP/1.1", {405}),
+    "OPTIONS *": ("OPTIONS * HTTP/1.1", {404, 400}),
+    "HEAD": ("HEAD /v1/topics HTTP/1.1", {405}),
+    "HEAD of a page": ("HEAD /healthz HTTP/1.1", {405, 200}),
+    "TRACE": ("TRACE /v1/topics HTTP/1.1", {405}),
+    "CONNECT": ("CONNECT a:443 HTTP/1.1", {400}),
+    "an unknown method": ("BREW /v1/topics HTTP/1.1", {400, 405}),
+    "a small method": ("get /v1/topics HTTP/1.1", {400, 405}),
+    "no path": ("GET  HTTP/1.1", {400}),
+    "a query alone": ("GET ?a=b HTTP/1.1", {400, 404}),
+    "a fragment": ("GET /v1/topics#a HTTP/1.1", {200, 400}),
+    "NUL in the path": ("GET /v1/topics/\0 HTTP/1.1", {400}),
+    "NUL escaped": ("GET /v1/topics/%00 HTTP/1.1", {404, 422}),
+    "a line break escaped": ("GET /v1/topics/a%0d%0ab HTTP/1.1", {404, 422}),
+    "half an escape": ("GET /v1/topics/%2 HTTP/1.1", {404, 400, 422}),
+    "an escape that is none": ("GET /v1/topics/%zz HTTP/1.1", {404, 400, 422}),
+    "no UTF-8": ("GET /v1/topics/%ff%fe HTTP/1.1", {404, 400, 422}),
+    "a surrogate": ("GET /v1/topics/%ed%a0%80 HTTP/1.1", {404, 400, 422}),
+    "dots": ("GET /v1/../../etc/passwd HTTP/1.1", {404}),
+    "slashes": ("GET //v1//topics HTTP/1.1", {404}),
+    "a job_id of NUL": ("GET /v1/tasks/%00 HTTP/1.1", {404}),
+    "a query of NUL": ("GET /v1/tasks?topic=%00 HTTP/1.1", {200, 422}),
+    "a query of half an escape": ("GET /v1/tasks?topic=%2 HTTP/1.1", {200, 400, 422}),
+    "a query of bytes": ("GET /v1/tasks?topic=\xff HTTP/1.1", {400}),
+    "a query without names": ("GET /v1/tasks?=&=&&& HTTP/1.1", {400, 422}),
+    "a biz_id of a surrogate": ("GET /v1/tasks?biz_id=%ed%a0%80 HTTP/1.1", {400}),
+    "a biz_id of NUL": ("GET /v1/tasks?biz_id=%00 HTTP/1.1", {200, 422}),
+    "a biz_id of 5,000 digits": (f"GET /v1/tasks?biz_id={'9' * 5000} HTTP/1.1", {422}),
+    "a limit of 5,000 digits": (f"GET /v1/tasks?limit={'9' * 5000} HTTP/1.1", {422}),
+    "a time of the year 0": ("GET /v1/tasks?due_after=0000-01-01T00:00:00Z HTTP/1.1", {422}),
+    "the last time": ("GET /v1/tasks?due_before=9999-12-31T23:59:59-23:59 HTTP/1.1", {200, 422}),
+    "the first time": ("GET /v1/tasks?due_after=0001-01-01T00:00:00%2B23:59 HTTP/1.1", {200, 422}),
+    "an error of NUL": ("GET /v1/dead?error=%00%ff HTTP/1.1", {400, 422}),
+    "a thousand colons": (f"POST /v1/topics/a{':pull' * 1000} HTTP/1.1", {404}),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_an_odd_line_or_target_is_answered_by_name(shared: Gateway, name: str) -> None:
+    line, allowed = LINES[name]
+    answer = exchange(shared, head(shared, "Connection: close", line=line))
+    found = statuses(answer)
+    assert found, "no answer"
+    assert found[0] in allowed, answer[:600]
+    if not line.startswith("HEAD"):
+        _check_problem(found[0], answer)
+
+
+def test_a_client_that_expects_to_be_told_sends_its_body_after_it_was(shared: Gateway) -> None:
+    answer = exchange(
+        shared,
+        head(shared, JSON, LENGTH, "Expect: 100-continue", "Connection: close"),
+        pause=TASK,
+    )
+    assert statuses(answer) == [100, 201]
+    refused = head(shared, JSON, "Content-Length: 999999999", "Expect: 100-continue")
+    assert statuses(exchange(shared, refused)) == [413], "before it has sent anything"
+
+
+def test_a_host_is_not_needed(shared: Gateway) -> None:
+    for host in ("", "Host: b\r\nHost: c", "Host: \xff"):
+        answer = exchange(
+            shared, head(shared, "Connection: close", line="GET /v1/topics HTTP/1.1", host=host)
+        )
+        assert statuses(answer)[0] in (200, 400), answer[:300]
+
+
+DEEP = 10_000
+ODD = [
+    b"null", b"true", b"[]", b"{}", b'""', b"0", b"-0", b"-1", b"1.5", b"1e400", b"-1e400", b"NaN",
+    b"Infinity",
+    b"9" * 30, b"9" * 5000, b"1e-400", b"0.1e1", b'"\\u0000"', b'"\\ud800"', b'"\\udc00\\ud800"', b'"\xff"',
+    b'"a\\nb"', b'"' + b"x" * 70_000 + b'"', b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    b'{"a":1,"a":2}', b'[null,{"":[]}]', b'"2099-13-45T99:99:99Z"', b'"2099-01-01"',
+    b'"2099-01-01T00:00:00Z"',
+    b'"9999-12-31T23:59:59.999999-23:59"', b'"0001-01-01T00:00:00+23:59"', b'"../../etc"', b'"*"',
+    b'"%s%s%n"',
+    b"'single'", b"01", b"+1", b".5", b"1.", b"0x10", b"\xef\xbb\xbf1", b"tru", b'"\\x41"', b"[1,]", b'{"a"}',
+    '"\u202e\u0000\U0001f4a9"'.encode(), b'"' + "ü".encode() * 200 + b'"',
+]  # fmt: skip
+"""Values as JSON has them, and as it has not."""
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/topics/{topic}/tasks": {
+        "biz_id": 1, "delay": 60, "action_time": None, "attribute": {"a": 1}, "dedup_key": "k", "tries": 3,
+        "expires_at": None, "body": "x", "body_base64": None, "content_type": None, "on_conflict": "replace",
+        "slot_basis": "s", "target": None, "url": None,
+    },
+    "/v1/topics/{topic}/tasks:batch": {"tasks": [{"biz_id": 1, "delay": 60}]},
+    "/v1/topics/{topics}:pull": {"max": 1, "wait": 0, "ttr": 1},
+    "/v1/leases:ack": {"lease": "x"},
+    "/v1/leases:nack": {"lease": "x", "delay": 1, "dead": False, "error": "e"},
+    "/v1/leases:extend": {"lease": "x", "ttr": 1},
+    "/v1/topics": {"name": "fuzz", "biz_type": 60_000, "slot_amount": 3, "delivery": "pull"},
+    "/v1/tokens": {"name": "fuzz", "roles": ["king"], "topics": ["*"], "expires_at": None, "rate": 1},
+    "/v1/templates": {"pattern": "fuzz.*", "most_topics": 1, "policies": {"slot_amount": 3}},
+    "/v1/targets": {"name": "fuzz", "url": "ftp://a", "timeout": 1, "concurrency": 1, "headers": {}},
+    "/v1/schedules": {"name": "fuzz", "topic": "none", "cron": "0 2 * * *", "zone": "Europe/Berlin"},
+    "/v1/schedules:preview": {"cron": "0 2 * * *", "zone": "Europe/Berlin"},
+    "/v1/dead:redrive": {"topic": "test.sync", "dry_run": True},
+    "/v1/dead:purge": {"topic": "test.sync", "dry_run": True},
+}  # fmt: skip
+"""A body of each call that takes one, so far as it can be sent without harm to others."""
+PLACES = {
+    "topic": "test.sync", "topics": "test.sync", "name": "fuzz", "pattern": "fuzz.*", "job_id": "1",
+    "host": "fuzz", "slot": "test.sync_0",
+}  # fmt: skip
+
+
+def path_of(path: str) -> str:
+    return path.format(**PLACES)
+
+
+TAKING = [(call.method, call.path) for call in CALLS if call.body is not None]
+
+
+@pytest.mark.parametrize(("method", "path"), TAKING)
+def test_every_field_with_every_odd_value_is_answered_by_its_name(
+    shared: Gateway, method: str, path: str
+) -> None:
+    """One value is another, or one more is there that is unknown."""
+    fields = BODIES.get(path, {}) if method == "POST" else {}
+    model = next(call.body for call in CALLS if (call.method, call.path) == (method, path))
+    assert model is not None
+    names = sorted({*fields, *model.model_fields, "unknown"})
+    chosen = random.Random(path).sample(range(len(names) * len(ODD)), min(60, len(names) * len(ODD)))
+    until = time.monotonic() + 60
+    tried = 0
+    for number in chosen:
+        name, odd = names[number // len(ODD)], ODD[number % len(ODD)]
+        values = {key: json.dumps(value).encode() for key, value in fields.items()} | {name: odd}
+        body = b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in values.items()) + b"}"
+        answer = shared.call(method, path_of(path), body)
+        tried += 1
+        _check(answer.status, answer.body, (method, path, name, odd[:60]))
+        if time.monotonic() > until:
+            break
+    assert tried >= 10
+    assert "call_failed" not in shared.told()
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSONS = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def test_no_bytes_are_answered_otherwise_than_by_a_problem(shared: Gateway) -> None:
+    """Whole bodies of any JSON, or of bytes that are none, to any call that takes a body."""
+    began = time.monotonic()
+
+    @EXAMPLES
+    @given(st.sampled_from(TAKING), st.binary(max_size=200) | JSONS.map(encoded))
+    def send(call: tuple[str, str], body: bytes) -> None:
+        if time.monotonic() - began > 60:
+            return
+        answer = shared.call(call[0], path_of(call[1]), body)
+        _check(answer.status, answer.body, (call, body))
+
+    send()
+    assert "call_failed" not in shared.told()
+    assert "Traceback" not in shared.told()
+
+
+def _check(status: int, body: Any, what: Any) -> None:
+    """Raise unless it is an answer, or a problem of a request."""
+    if status < 300:
+        return
+    assert isinstance(body, dict), (what, status, body)
+    assert TYPES.get(body["type"]) == status, (what, body)
+    assert status < 500 or body["type"] in ("/docs#feature-not-ready", "/docs#secrets-locked"), (what, body)
+    if status == 422:
+        assert "field" in body or "nothing" in body["detail"], (what, body)
+
+
+def _check_problem(status: int, answer: bytes) -> None:
+    if status >= 300:
+        assert b"application/problem+json" in answer.partition(b"\r\n\r\n")[0], answer[:600]
+        body = re.split(rb"HTTP/1\.1 \d\d\d [A-Z]", answer.partition(b"\r\n\r\n")[2])[0]
+        _check(status, json.loads(body), answer[:200])

@@ -1,0 +1,366 @@
+"""lmstfy's API on a gateway: the bytes of every answer, and what becomes of jobs."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.gateway import Gateway
+from harness.lmstfy import OPTIONS, ULID, Client, Raw, data_of, exchange, port_of
+from harness.patience import until
+from harness.system import small_system
+
+from toc.dev.local.servers import MariaDB, RedisServer
+from toc.model.task import TaskStatus
+
+JSON = "application/json; charset=utf-8"
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: RedisServer,
+    mariadb: MariaDB,
+    module_database_prefix: str,
+) -> Iterator[Gateway]:
+    prefix = module_database_prefix
+    directory: Path = tmp_path_factory.mktemp("lmstfy")
+    system = small_system(directory, redis_server, mariadb, prefix, namespace=prefix.rstrip("_"))
+    one = Gateway(system, *OPTIONS)
+    yield one
+    one.stop()
+    system.stop()
+
+
+@pytest.fixture(scope="module")
+def client(gateway: Gateway) -> Client:
+    answer = exchange(
+        port_of(gateway, "lmstfy-admin"),
+        b"POST /token/ns?description=tests HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+    )
+    assert answer.status == 201
+    return Client(port_of(gateway, "lmstfy"), answer.content["token"])
+
+
+def golden(answer: Raw, status: int, body: str) -> None:
+    """The answer has this status, the original's headers, and this body, where <id> is any ULID."""
+    assert (answer.status, answer.headers.get("content-type")) == (status, JSON if body else None)
+    assert re.fullmatch(ULID, answer.headers["x-request-id"])
+    pattern = re.escape(body).replace("<id>", f"1?{ULID}").replace("<ms>", r"\d+")
+    assert re.fullmatch(pattern.encode(), answer.body), answer.body
+
+
+def test_every_command_is_answered_byte_for_byte_as_by_the_original(client: Client) -> None:
+    call = client.call
+    golden(call("PUT", "/api/ns/gold", b"hi"), 201, '{"job_id":"<id>","msg":"published"}')
+    golden(call("GET", "/api/ns/gold/size"), 200, '{"namespace":"ns","queue":"gold","size":1}')
+    shown = (
+        '{"attributes":null,"data":"aGk=","elapsed_ms":<ms>,"job_id":"<id>",%s"namespace":"ns",'
+        '"queue":"gold","remain_tries":%d,"ttl":%d}'
+    )
+    golden(call("GET", "/api/ns/gold/peek"), 200, shown % ("", 1, 86_400))
+    job = client.consume("gold", ttr=60)
+    golden(call("GET", f"/api/ns/gold/job/{job['job_id']}"), 200, shown % ("", 0, 86_400))
+    golden(call("DELETE", f"/api/ns/gold/job/{job['job_id']}"), 204, "")
+    golden(call("GET", f"/api/ns/gold/job/{job['job_id']}"), 404, '{"error":"job not found"}')
+    golden(call("GET", "/api/ns/gold"), 404, '{"msg":"no job available"}')
+    golden(call("GET", "/api/ns/gold?count=2"), 404, '{"msg":"no job available"}')
+    golden(call("GET", "/api/ns/gold/peek"), 404, '{"error":"the queue is empty"}')
+    bulk = call("PUT", "/api/ns/gold/bulk?ttl=0", b'["hi", {"a":  1}]')
+    golden(bulk, 201, '{"job_ids":["<id>","<id>"],"msg":"published"}')
+    both = call("GET", "/api/ns/gold?count=100&ttr=60&timeout=5")
+    assert both.headers["content-type"] == JSON
+    assert {data_of(one) for one in both.content} == {b'"hi"', b'{"a":  1}'}
+    assert {one["ttl"] for one in both.content} == {0}
+    again = call("PUT", f"/api/ns/gold/job/{both.content[0]['job_id']}?tries=3", b"hi")
+    golden(again, 201, '{"job_id":"<id>","msg":"published"}')
+    golden(call("GET", "/api/ns/gold?timeout=3"), 200, shown % ('"msg":"new job",', 2, 86_400))
+    empty = '{"deadletter_head":"","deadletter_size":0,"namespace":"ns","queue":"gold"}'
+    golden(call("GET", "/api/ns/gold/deadletter"), 200, empty)
+    golden(call("GET", "/api/ns/gold/deadletter/size"), 200, '{"namespace":"ns","queue":"gold","size":0}')
+    golden(call("PUT", "/api/ns/gold/deadletter"), 200, '{"count":0,"msg":"respawned"}')
+    golden(call("DELETE", "/api/ns/gold/deadletter?limit=5"), 204, "")
+    golden(call("DELETE", "/api/ns/gold"), 204, "")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "body", "status", "answer"),
+    [
+        ("PUT /api/ns/bad?delay=x", b"", 400, '{"error":"invalid delay"}'),
+        ("PUT /api/ns/bad?ttl=-1", b"", 400, '{"error":"invalid ttl"}'),
+        ("PUT /api/ns/bad?ttl=1&delay=2", b"", 400, '{"error":"ttl is shorter than delay"}'),
+        ("PUT /api/ns/bad?tries=x", b"", 400, '{"error":"invalid tries"}'),
+        ("PUT /api/ns/bad?tries=0", b"", 400, '{"error":"tries shouldn\'t be zero"}'),
+        ("PUT /api/ns/bad", b"x" * (2**20 + 1), 413, '{"error":"body too large"}'),
+        ("PUT /api/ns/bad/bulk", b"{}", 400, '{"error":"request body should be an array of objects"}'),
+        ("PUT /api/ns/bad/bulk", b"[]", 400, '{"error":"no jobs"}'),
+        ("PUT /api/ns/bad/bulk", b"[" + b"1," * 64 + b"1]", 400, '{"error":"too many jobs"}'),
+        ("PUT /api/ns/bad/bulk", b'["' + b"x" * 2**20 + b'"]', 413, '{"error":"job too large"}'),
+        ("GET /api/ns/bad?ttr=x", b"", 400, '{"error":"invalid ttr"}'),
+        ("GET /api/ns/bad?timeout=x", b"", 400, '{"error":"invalid timeout"}'),
+        ("GET /api/ns/bad?count=101", b"", 400, '{"error":"invalid count"}'),
+        ("GET /api/ns/,", b"", 400, '{"error":"invalid queue name(s)"}'),
+        ("PUT /api/ns/bad/deadletter?limit=0", b"", 400, '{"error":"invalid limit"}'),
+        ("PUT /api/ns/bad/deadletter?ttl=x", b"", 400, '{"error":"invalid ttl"}'),
+        ("DELETE /api/ns/bad/deadletter?limit=x", b"", 400, '{"error":"invalid limit"}'),
+        ("PUT /api/n.s/bad", b"", 400, '{"error":"namespace name contains forbidden characters"}'),
+        ("PUT /api/ns/a,b", b"", 400, '{"error":"queue name contains forbidden characters"}'),
+        ("PUT /api/ns/%ff", b"", 400, '{"error":"queue name contains forbidden characters"}'),
+        (f"PUT /api/ns/{'q' * 256}", b"", 400, '{"error":"namespace or queue name too long"}'),
+        ("GET /api/ns/none/job/01ARZ3NDEKTSV4RRFFQ69G5FAV", b"", 404, '{"error":"job not found"}'),
+        ("GET /api/ns/none/job/%00", b"", 404, '{"error":"job not found"}'),
+        ("DELETE /api/ns/none/job/unknown", b"", 204, ""),
+        ("PUT /api/ns/bad/bulk?tries=x", b"[1]", 400, '{"error":"invalid tries"}'),
+        ("PUT /api/ns/bad/bulk?ttl=1&delay=2", b"[1]", 400, '{"error":"ttl is shorter than delay"}'),
+        ("PUT /api/ns/bad/bulk", b"\xff", 400, '{"error":"request body should be an array of objects"}'),
+        ("PUT /api/ns/bad/job/unknown?delay=x", b"", 400, '{"error":"invalid delay"}'),
+        ("PUT /api/ns/bad/job/unknown", b"x" * (2**20 + 1), 413, '{"error":"body too large"}'),
+        ("PUT /api/ns/bad?delay=%ff", b"", 400, '{"error":"invalid delay"}'),
+        (f"GET /api/{'n' * 256}/bad/size", b"", 400, '{"error":"namespace or queue name too long"}'),
+        ("GET /api/ns/_bad/peek", b"", 400, '{"error":"queue name contains forbidden characters"}'),
+        ("GET /api/ns/%ff/job/1", b"", 400, '{"error":"queue name contains forbidden characters"}'),
+        ("DELETE /api/ns/a.b/job/1", b"", 400, '{"error":"queue name contains forbidden characters"}'),
+        ("DELETE /api/ns/a.b", b"", 400, '{"error":"queue name contains forbidden characters"}'),
+        ("GET /api/n.s/bad", b"", 400, '{"error":"namespace name contains forbidden characters"}'),
+        ("GET /api/ns/none/job/%ff", b"", 404, '{"error":"job not found"}'),
+        (f"GET /api/ns/none/job/{'j' * 256}", b"", 404, '{"error":"job not found"}'),
+        (f"DELETE /api/ns/none/job/{'j' * 256}", b"", 204, ""),
+        ("DELETE /api/ns/none/job/%ff", b"", 204, ""),
+        ("GET /api/ns/none/deadletter/size", b"", 200, '{"namespace":"ns","queue":"none","size":0}'),
+        ("DELETE /api/ns/none/deadletter", b"", 204, ""),
+        ("DELETE /api/ns/none", b"", 204, ""),
+        ("PUT /api/ns/none/deadletter", b"", 200, '{"count":0,"msg":"respawned"}'),
+        ("GET /api/ns/none/peek", b"", 404, '{"error":"the queue is empty"}'),
+        ("GET /api/ns/none/size", b"", 200, '{"namespace":"ns","queue":"none","size":0}'),
+        ("POST /api/ns/bad", b"", 404, '{"error":"api not found"}'),
+        ("GET /", b"", 404, '{"error":"api not found"}'),
+    ],
+)
+def test_mistakes_are_answered_in_the_originals_words(
+    client: Client, request_line: str, body: bytes, status: int, answer: str
+) -> None:
+    method, path = request_line.split(" ")
+    golden(client.call(method, path, body), status, answer)
+
+
+def test_a_request_that_announces_too_much_is_refused_before_it_comes(client: Client) -> None:
+    head = f"PUT /api/ns/bad HTTP/1.1\r\nHost: x\r\nX-Token: {client.token}\r\n"
+    answer = exchange(client.port, f"{head}Content-Length: {2**24 + 1}\r\n\r\n".encode())
+    golden(answer, 413, '{"error":"body too large"}')
+
+
+def test_tokens_are_checked_as_by_the_original(gateway: Gateway, client: Client) -> None:
+    def asked(path: str, token: str) -> Raw:
+        return exchange(client.port, f"GET {path} HTTP/1.1\r\nHost: x\r\n{token}\r\n".encode())
+
+    golden(asked("/api/ns/q", ""), 401, '{"error":"token not found"}')
+    golden(asked("/api/ns/q", "X-Token: wrong\r\n"), 401, '{"error":"invalid token"}')
+    golden(asked("/api/other/q", f"X-Token: {client.token}\r\n"), 401, '{"error":"invalid token"}')
+    golden(asked("/api/ns/q", f"X-Token: pool:{client.token}\r\n"), 404, '{"error":"pool not found"}')
+    golden(asked("/api/ns/q", f"X-Token: default:{client.token}\r\n"), 404, '{"msg":"no job available"}')
+    golden(asked(f"/api/ns/q?token={client.token}", ""), 404, '{"msg":"no job available"}')
+    golden(asked("/api/ns/q/size", ""), 200, '{"namespace":"ns","queue":"q","size":0}')
+    only_q1 = gateway.make_token("q1", "consume", topics=("ns.q1",))
+    golden(asked("/api/ns/q1", f"X-Token: {only_q1}\r\n"), 404, '{"msg":"no job available"}')
+    golden(asked("/api/ns/q1,q2", f"X-Token: {only_q1}\r\n"), 401, '{"error":"invalid token"}')
+    golden(asked("/api/ns/q1/peek", f"X-Token: {only_q1}\r\n"), 404, '{"error":"the queue is empty"}')
+    assert client.call("DELETE", "/api/ns/q1", token=only_q1).status == 401
+    slow = gateway.make_token("slow", "produce", topics=("ns.*",), rate=0.001)
+    golden(
+        client.call("PUT", "/api/ns/rated", b"x", token=slow),
+        429,
+        '{"msg":"token(slow) produce reach the limit rate, please retry later"}',
+    )
+    assert client.token not in gateway.told()
+
+
+def test_data_of_every_size_and_kind_comes_back(client: Client) -> None:
+    for body in (b"", b"\x00\xff<>&", b"x" * 2**20):
+        client.publish("bytes", body)
+        job = client.consume("bytes", timeout=30)
+        assert job["data"] == b64encode(body).decode()
+        client.call("DELETE", f"/api/ns/bytes/job/{job['job_id']}")
+
+
+def test_attributes_of_the_request_are_those_of_the_job(client: Client) -> None:
+    answer = client.call(
+        "PUT", "/api/ns/attributes", b"x", Enable_Job_Version="yes", Job_Attr_Hello="world", Job_Attr_b="<1>"
+    )
+    job_id = answer.content["job_id"]
+    assert re.fullmatch(f"1{ULID}", job_id)
+    job = client.consume("attributes", timeout=30)
+    assert (job["job_id"], job["attributes"]) == (job_id, {"hello": "world", "b": "<1>"})
+    assert client.call("GET", f"/api/ns/attributes/job/{job_id}").content["attributes"] == job["attributes"]
+    many = {f"Job_Attr_{number}": "x" for number in range(17)}
+    golden(
+        client.call("PUT", "/api/ns/attributes", b"x", **many),
+        400,
+        '{"error":"too many attributes, cannot exceed 16"}',
+    )
+    long = {f"Job_Attr_{number}": "x" * 256 for number in range(16)}
+    assert client.call("PUT", "/api/ns/attributes", b"x", **long).content == {"error": "attributes too large"}
+
+
+def test_names_of_255_characters_are_queues_of_their_own(gateway: Gateway, client: Client) -> None:
+    long, other = "q" * 255, "q" * 254 + "r"
+    one = client.publish(long, b"one")
+    client.publish(other, b"two")
+    job = client.consume(long, timeout=30)
+    assert (job["job_id"], job["queue"], data_of(job)) == (one, long, b"one")
+    assert client.consume(f"{long},{other}", timeout=30)["queue"] == other
+    topics = gateway.system.center.catalog.refresh()
+    assert all(re.fullmatch(r"ns\.h-[0-9a-f]{32}", name) for name in topics if name.startswith("ns.h-"))
+    assert "ns.gold" in topics
+
+
+def test_a_job_comes_again_when_its_ttr_has_ended_and_not_before(client: Client) -> None:
+    job_id = client.publish("again", tries=3)
+    began = time.monotonic()
+    first = client.consume("again", ttr=2, timeout=30)
+    second = client.consume("again", ttr=60, timeout=10)
+    took = time.monotonic() - began
+    assert first["job_id"] == second["job_id"] == job_id
+    assert (first["remain_tries"], second["remain_tries"]) == (2, 1)
+    assert took >= 2.0
+    assert client.call("DELETE", f"/api/ns/again/job/{job_id}").status == 204
+    assert client.consume("again", timeout=1) is None
+
+
+def test_a_job_without_tries_left_is_a_dead_letter_that_can_be_respawned(client: Client) -> None:
+    job_id = client.publish("dead", tries=1)
+    assert client.consume("dead", ttr=1, timeout=30)["remain_tries"] == 0
+    assert until(lambda: client.call("GET", "/api/ns/dead/deadletter/size").content["size"] == 1, 15)
+    golden(
+        client.call("GET", "/api/ns/dead/deadletter"),
+        200,
+        f'{{"deadletter_head":"{job_id}","deadletter_size":1,"namespace":"ns","queue":"dead"}}',
+    )
+    assert client.call("GET", f"/api/ns/dead/job/{job_id}").content["ttl"] == 0
+    assert client.consume("dead") is None
+    golden(client.call("PUT", "/api/ns/dead/deadletter?limit=9&ttl=50"), 200, '{"count":1,"msg":"respawned"}')
+    again = client.consume("dead", ttr=1, timeout=30)
+    assert client.call("GET", "/api/ns/dead/deadletter").content["deadletter_head"] == ""
+    assert (again["job_id"], again["remain_tries"], data_of(again)) == (job_id, 0, b"hello")
+    assert 45 <= again["ttl"] <= 50
+    assert until(lambda: client.call("GET", "/api/ns/dead/deadletter/size").content["size"] == 1, 15)
+    assert client.call("DELETE", "/api/ns/dead/deadletter").status == 204
+    assert client.call("GET", f"/api/ns/dead/job/{job_id}").status == 404
+    assert client.call("GET", "/api/ns/dead/deadletter/size").content["size"] == 0
+
+
+def test_a_job_is_not_handed_out_after_its_ttl(client: Client) -> None:
+    job_id = client.publish("ttl", ttl=1)
+    shown = client.call("GET", f"/api/ns/ttl/job/{job_id}")
+    assert shown.content["ttl"] == 1
+    assert until(lambda: client.call("GET", f"/api/ns/ttl/job/{job_id}").status == 404, 10)
+    assert client.consume("ttl", timeout=1) is None
+
+
+def test_a_delayed_job_waits_for_its_second(client: Client) -> None:
+    began = time.monotonic()
+    job_id = client.publish("later", delay=2)
+    assert client.consume("later") is None
+    assert client.call("GET", "/api/ns/later/size").content["size"] == 0
+    assert client.call("GET", f"/api/ns/later/job/{job_id}").status == 200
+    job = client.consume("later", timeout=10)
+    assert job["job_id"] == job_id
+    assert time.monotonic() - began >= 2.0
+
+
+def test_queues_are_asked_in_the_order_of_their_names(client: Client) -> None:
+    for queue in ("order-a", "order-b"):
+        client.publish(queue, queue.encode())
+        client.publish(queue, queue.encode())
+    jobs = client.consume("order-b,order-c,order-a", count=3, timeout=30)
+    assert [job["queue"] for job in jobs] == ["order-b", "order-b", "order-a"]
+    assert client.consume("order-b,order-a", timeout=30)["queue"] == "order-a"
+
+
+def test_a_queue_that_is_not_there_yet_is_waited_for(gateway: Gateway, client: Client) -> None:
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.append(client.consume("born,unborn", timeout=20)))
+    waiting.start()
+    job_id = client.publish("born")
+    waiting.join(30)
+    assert [job["job_id"] for job in found] == [job_id]  # type: ignore[index]
+    assert "ns.unborn" not in gateway.system.center.catalog.refresh()
+
+
+def test_only_ready_jobs_are_destroyed(client: Client) -> None:
+    working, ready, delayed = (client.publish("destroy", delay=seconds) for seconds in (0, 0, 60))
+    first = client.consume("destroy", ttr=60, timeout=30)["job_id"]
+    ready = ready if first == working else working
+    assert client.call("DELETE", "/api/ns/destroy").status == 204
+    assert client.call("GET", "/api/ns/destroy/size").content["size"] == 0
+    status = {one: client.call("GET", f"/api/ns/destroy/job/{one}").status for one in (first, ready, delayed)}
+    assert status == {first: 200, ready: 404, delayed: 200}
+
+
+def test_a_job_is_deleted_in_its_own_queue_only_and_never_what_another_door_made(
+    gateway: Gateway, client: Client
+) -> None:
+    job_id = client.publish("mine")
+    assert client.call("DELETE", f"/api/ns/yours/job/{job_id}").status == 204
+    assert client.call("GET", f"/api/ns/mine/job/{job_id}").status == 200
+    center = gateway.system.center
+    center.catalog.refresh()
+    alike = {"namespace": "ns", "queue": "mine"}
+    foreign = center.submit("ns.mine", biz_id="foreign", delay=0, attribute=alike, dedup_key="other:job")
+    plain = center.submit("ns.mine", biz_id=7, delay=0, attribute=alike)
+    for text in ("foreign", "7", str(foreign), str(plain)):
+        assert client.call("DELETE", f"/api/ns/mine/job/{text}").status == 204
+        assert client.call("GET", f"/api/ns/mine/job/{text}").status == 404
+    for what in ("size", "deadletter/size"):
+        assert client.call("GET", f"/api/ns/mine/{what}").content["size"] == int(what == "size"), "its own"
+    assert client.call("GET", "/api/ns/mine/peek").content["job_id"] == job_id
+    assert client.consume("mine", timeout=30)["job_id"] == job_id
+    assert client.consume("mine", timeout=1) is None
+    client.call("DELETE", "/api/ns/mine")
+    rows = center.store.read([foreign, plain])
+    assert {row.status for row in rows.values()} == {TaskStatus.PENDING}
+
+
+def test_tries_of_65535_are_nearly_without_limit(client: Client) -> None:
+    client.publish("tries", tries=65_535)
+    assert client.consume("tries", timeout=30)["remain_tries"] == 65_533
+
+
+def test_a_republished_job_has_another_id_and_the_old_one_is_gone(client: Client) -> None:
+    old = client.publish("republish", tries=2)
+    client.consume("republish", ttr=60, timeout=30)
+    answer = client.call("PUT", f"/api/ns/republish/job/{old}?ttl=10", b"new")
+    new = answer.content["job_id"]
+    job = client.consume("republish", timeout=30)
+    assert new != old
+    assert (job["job_id"], job["ttl"], data_of(job)) == (new, 10, b"new")
+    assert client.call("GET", f"/api/ns/republish/job/{old}").status == 404
+    bad = client.call("PUT", f"/api/ns/republish/job/{new}?tries=0", b"new")  # deletes all the same
+    assert (bad.status, client.call("GET", f"/api/ns/republish/job/{new}").status) == (400, 404)
+
+
+def test_a_job_is_not_lost_to_clients_that_left_while_they_waited(client: Client) -> None:
+    waiting = [socket.create_connection(("127.0.0.1", client.port)) for _ in range(20)]
+    for one in waiting:
+        request = f"GET /api/ns/left?timeout=60&ttr=60 HTTP/1.1\r\nHost: x\r\nX-Token: {client.token}\r\n\r\n"
+        one.sendall(request.encode())
+    client.publish("left-before")  # by then they are waiting
+    for one in waiting:
+        one.close()
+    job_id = client.publish("left", tries=1)
+    job = client.consume("left", timeout=20)
+    assert (job["job_id"], job["remain_tries"]) == (job_id, 0)
+
+
+def test_a_consumer_of_several_jobs_gets_as_many_as_are_ready(client: Client) -> None:
+    for number in range(10):
+        queue = f"several-{number}"
+        for _ in range(5):
+            client.publish(queue)
+        client.call("GET", f"/api/ns/{queue}/size")
+        assert len(client.consume(queue, count=4, timeout=30)) == 4

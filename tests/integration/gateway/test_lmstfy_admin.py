@@ -1,0 +1,135 @@
+"""lmstfy's admin API: tokens of namespaces, which are access tokens of toc, and what queues there are."""
+
+from __future__ import annotations
+
+import json
+import socket
+from base64 import b64encode
+from urllib.parse import quote
+
+import pytest
+from harness.gateway import Gateway
+from harness.lmstfy import Client, Raw, exchange, port_of
+from harness.system import System
+
+NO_LIMITS = b'{"error":"limits of tokens are set by: toc token create --rate"}'
+OUTSIDE = ("--lmstfy", "0.0.0.0:0", "--lmstfy-admin", "0.0.0.0:0", "--dialect-from", "0.0.0.0/0")
+
+
+def asked(port: int, line: str, *headers: str, body: bytes = b"", host: str = "127.0.0.1") -> Raw:
+    lines = [f"{line} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}", *headers]
+    return exchange(port, "\r\n".join(lines).encode() + b"\r\n\r\n" + body, host=host)
+
+
+def port_outside(gateway: Gateway, name: str) -> int:
+    return port_of(gateway, name, "0.0.0.0")
+
+
+def address_of_this_machine() -> str:
+    """An address of ours that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return str(probe.getsockname()[0])
+
+
+def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
+    gateway = Gateway(system, *OUTSIDE)
+    try:
+        admin, api = port_outside(gateway, "lmstfy-admin"), port_outside(gateway, "lmstfy")
+        made = asked(admin, "POST /token/shop?description=web%20shop")
+        assert (made.status, made.headers["content-type"]) == (201, "application/json; charset=utf-8")
+        token = made.content["token"]
+        assert made.body == f'{{\n    "token": "{token}"\n}}'.encode()
+        client = Client(api, token, "shop")
+        client.publish("orders")
+        assert client.call("PUT", "/api/other/orders", b"x").status == 401
+
+        given = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+        form = f"description=old+clients&token={quote('default:' + given)}".encode()
+        kept = asked(admin, "POST /token/shop", "Content-Type: application/x-www-form-urlencoded", body=form)
+        assert (kept.status, kept.content) == (201, {"token": given})
+        assert Client(api, given, "shop").consume("orders", timeout=30) is not None
+        again = asked(admin, f"POST /token/shop?description=x&token={given}")
+        assert again.status == 400
+
+        listed = asked(admin, "GET /token/shop")
+        assert sorted(listed.content["tokens"].values()) == ["old clients", "web shop"]
+        assert token.encode() not in listed.body
+        assert given.encode() not in listed.body
+        assert asked(admin, "GET /token/other").content == {"tokens": {}}
+        assert asked(admin, "GET /info").content == {"shop": ["orders"]}
+        assert asked(admin, "GET /pools/").content == ["default"]
+        assert set(asked(admin, "GET /version").content) == {"version", "build_commit", "build_date"}
+
+        assert asked(admin, f"DELETE /token/shop/{given}").status == 204
+        assert client.call("GET", "/api/shop/orders", token=given).status == 401
+        assert asked(admin, f"DELETE /token/other/{token}").status == 204  # of another namespace: left alone
+        assert client.call("GET", "/api/shop/orders").status == 404
+        audit = system.center.store.audit.list(10)
+        assert {row.action for row in audit} >= {"token.create", "token.revoke"}
+        for secret in (token, given):
+            assert secret not in gateway.told()
+            assert all(secret not in json.dumps(row._asdict(), default=str) for row in audit)
+
+        mistakes = {
+            "POST /token/shop": "invalid description",
+            "POST /token/shop?description=x&token=short": "the user token was too short",
+            f"POST /token/{'n' * 256}?description=x": "the namespace name was too long",
+            "POST /token/n.s?description=x": "namespace name contains forbidden characters",
+            "GET /token/shop?pool=other": "pool not found",
+        }
+        for line, words in mistakes.items():
+            answer = asked(admin, line)
+            assert (answer.status, answer.content) == (400, {"error": words})
+        found = {
+            "GET /pools": (200, b'[\n    "default"\n]'),
+            "GET /pools?kind=redis_v2": (200, b"[]"),
+            "GET /info": (200, b'{\n    "shop": [\n        "orders"\n    ]\n}\n'),
+            "GET /info?kind=redis_v2": (200, b""),
+            "GET /info?pool=other": (200, b""),
+            "GET /token/other": (200, b'{\n    "tokens": {}\n}'),
+            "GET /limits": (200, b"[]"),
+            "GET /token/shop/x/limit": (404, b"null"),
+            "GET /token/shop/x/limit/orders": (404, b"null"),
+            "DELETE /token/shop/x/limit": (200, b'{"msg":"success"}'),
+            "GET /accesslog": (200, b'{"status":"disabled"}'),
+            "POST /accesslog?status=disable": (200, b'{"status":"disabled"}'),
+            "POST /accesslog?status=x": (400, b'{"error":"invalid status"}'),
+            "POST /accesslog?status=enable": (501, b'{"error":"there is no access log"}'),
+            "POST /token/shop/x/limit": (501, NO_LIMITS),
+            "PUT /token/shop/x/limit/orders": (501, NO_LIMITS),
+            "DELETE /token/shop/unknown": (204, b""),
+            "DELETE /token/shop/other:unknown": (400, b'{"error":"pool not found"}'),
+            "POST /token/shop?description=x&token=%ff": (400, b'{"error":"the user token was too short"}'),
+            "GET /pushers": (404, b"404 page not found"),
+            "POST /pusher/shop/orders": (404, b"404 page not found"),
+            "PUT /token/shop": (404, b"404 page not found"),
+        }
+        for line, pinned in found.items():
+            answer = asked(admin, line)
+            assert (answer.status, answer.body) == pinned, line
+        lost = asked(admin, "GET /nothing")
+        assert (lost.status, lost.body) == (404, b"404 page not found")
+        assert asked(admin, "GET /info", "Origin: http://evil.example").status == 403
+
+        host = address_of_this_machine()
+        refused = asked(admin, "GET /info", host=host)
+        assert (refused.status, refused.body) == (401, b"")
+        assert refused.headers["www-authenticate"] == 'Basic realm="Authorization Required"'
+        for role, secret, status in (
+            ("admin", gateway.make_token("boss", "admin"), 200),
+            ("read", gateway.make_token("reader", "read"), 401),
+            ("none", "toc_wrong", 401),
+        ):
+            basic = b64encode(f"{role}:{secret}".encode()).decode()
+            assert asked(admin, "GET /info", f"Authorization: Basic {basic}", host=host).status == status
+        few = b64encode(b":" + gateway.make_token("few", "admin", topics=("mine.*",)).encode()).decode()
+        beyond = asked(admin, "POST /token/shop?description=x", f"Authorization: Basic {few}", host=host)
+        assert beyond.status == 403
+        own = asked(admin, "POST /token/mine?description=x", f"Authorization: Basic {few}", host=host)
+        assert own.status == 201
+    finally:
+        gateway.stop()

@@ -1,0 +1,476 @@
+"""Consumers that pull over HTTP: what they are handed, how it ends, and who leaves or dies in between."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.gateway import Gateway, Reply
+from harness.patience import until
+from harness.secured import Tls
+from harness.system import NewSystem, System
+
+from toc import NewTask, TaskStatus, Topic
+from toc.model.topic import Backoff, Delivery
+from toc.operate.tokens import revoke_token
+
+TOPIC = "test.pulled"
+
+
+@pytest.fixture
+def pulled(system: System) -> System:
+    """A topic of two tries that is pulled, one of a single try, and one for handlers."""
+    return _with_topics(system)
+
+
+def _with_topics(system: System) -> System:
+    pulled = {"backoff": Backoff.IMMEDIATE, "delivery": Delivery.PULL, "max_runtime": 40}
+    system.center.store.topics.create(Topic(TOPIC, 90, 4, retries=2, **pulled))  # type: ignore[arg-type]
+    system.center.store.topics.create(Topic("test.once", 91, 2, retries=1, **pulled))  # type: ignore[arg-type]
+    system.center.catalog.refresh()
+    return system
+
+
+@pytest.fixture
+def gateway(pulled: System) -> Iterator[Gateway]:
+    one = Gateway(pulled)
+    yield one
+    assert one.stop() == 0
+
+
+def pull(gateway: Gateway, topics: str = TOPIC, *, token: str = "all", **wanted: Any) -> Reply:
+    return gateway.call("POST", f"/v1/topics/{topics}:pull", {"wait": 20, **wanted}, token=token)
+
+
+def one(gateway: Gateway, topics: str = TOPIC, **wanted: Any) -> dict[str, Any]:
+    answer = pull(gateway, topics, **wanted)
+    assert answer.status == 200, answer
+    (task,) = answer.body["tasks"]
+    found: dict[str, Any] = task
+    return found
+
+
+def end(gateway: Gateway, how: str, lease: str, *, token: str = "all", **wanted: Any) -> Reply:
+    return gateway.call("POST", f"/v1/leases:{how}", {"lease": lease, **wanted}, token=token)
+
+
+def test_a_task_is_pulled_when_it_is_due_and_ends_by_its_ack(gateway: Gateway) -> None:
+    assert pull(gateway, wait=0).body == {"tasks": []}
+    made = gateway.submit(TOPIC, biz_id="order-1", delay=0.3, attribute={"a": 1}).body["job_id"]
+    task = one(gateway, ttr=30)
+    lease, until_then = task.pop("lease"), datetime.fromisoformat(task.pop("lease_until"))
+    assert datetime.fromisoformat(task.pop("action_time")) <= datetime.now(UTC)
+    assert 0 < (until_then - datetime.now(UTC)).total_seconds() <= 30
+    assert task == {
+        "job_id": made, "topic": TOPIC, "biz_id": "order-1", "status": "pending", "attribute": {"a": 1},
+        "version": 0, "tries": 0, "expires_at": None, "failed_tries": 0, "attempt": 1, "last": False,
+    }  # fmt: skip
+    assert pull(gateway, wait=0).body == {"tasks": []}, "somebody has it"
+    longer = end(gateway, "extend", lease, ttr=35)
+    assert longer.body["outcome"] == "extended"
+    assert datetime.fromisoformat(longer.body["lease_until"]) > until_then
+    assert end(gateway, "ack", lease).body == {"lease": lease, "outcome": "acked", "late": False}
+    assert end(gateway, "ack", lease).body == {"lease": lease, "outcome": "already", "late": False}
+    assert gateway.call("GET", f"/v1/tasks/{made}").body["status"] == "processed"
+
+
+def test_bodies_come_with_their_tasks(gateway: Gateway) -> None:
+    center = gateway.system.center
+    assert until(lambda: not center.catalog.refresh() or not any(center.catalog.lacking.values()), 20)
+    center.submit(TOPIC, biz_id=1, delay=0.01, body=b'{"a": 1}', content_type="application/json")
+    task = one(gateway)
+    assert (task["body"], task["content_type"]) == ('{"a": 1}', "application/json")
+    center.submit(TOPIC, biz_id=2, delay=0.01, body=b"\xff\x00")
+    task = one(gateway)
+    assert (task["body_base64"], task["content_type"]) == ("/wA=", "application/octet-stream")
+    assert "body" not in task
+
+
+def test_many_are_pulled_and_answered_at_once_each_with_its_own_outcome(gateway: Gateway) -> None:
+    center = gateway.system.center
+    job_ids = center.submit_many([NewTask(TOPIC, n, 0.01) for n in range(30)])
+    got: list[dict[str, Any]] = []
+    while len(got) < 30:
+        got += pull(gateway, f"test.once,{TOPIC}", max=100).body["tasks"]
+    assert sorted(int(task["job_id"]) for task in got) == sorted(job_ids)
+    center.cancel(int(got[0]["job_id"]))
+    leases = [task["lease"] for task in got] + ["nonsense"]
+    answer = gateway.call("POST", "/v1/leases:ack", {"leases": leases})
+    assert answer.status == 200
+    outcomes = answer.body["leases"]
+    assert [each["lease"] for each in outcomes] == leases
+    assert [each["outcome"] for each in outcomes] == ["cancelled", *["acked"] * 29, "unknown"]
+    assert outcomes[0]["problem"]["type"] == "/docs#lease-ended"
+    assert outcomes[0]["problem"]["status"] == 409
+    assert outcomes[-1]["problem"]["status"] == 404
+
+
+def test_a_nack_waits_and_the_last_one_is_dead(gateway: Gateway) -> None:
+    gateway.submit(TOPIC, delay=0.01)
+    began = time.monotonic()
+    assert (
+        end(gateway, "nack", one(gateway)["lease"], delay=0.5, error="no stock").body["outcome"] == "nacked"
+    )
+    second = one(gateway)
+    assert time.monotonic() - began >= 0.5
+    assert (second["attempt"], second["last"], second["failed_tries"]) == (2, True, 1)
+    assert end(gateway, "nack", second["lease"], error="none").body["outcome"] == "buried"
+    gone = end(gateway, "nack", second["lease"])
+    assert (gone.status, gone.body["outcome"], gone.body["type"]) == (409, "gone", "/docs#lease-ended")
+    row = gateway.system.row(int(second["job_id"]))
+    assert (row.status, row.last_error) == (TaskStatus.DEAD, "none")
+
+
+def test_what_is_wrong_in_a_request_is_named_and_nothing_is_handed_out(gateway: Gateway) -> None:
+    assert pull(gateway, "test.none").status == 404
+    handled = pull(gateway, "test.sync")
+    assert (handled.status, handled.body["field"]) == (422, "topic")
+    values: list[tuple[str, Any]] = [
+        ("max", 101),
+        ("wait", 61),
+        ("ttr", 0.5),
+        ("max", True),
+        ("wait", "1"),
+        ("x", 1),
+    ]
+    for field, value in values:
+        refused = pull(gateway, **{field: value})
+        assert (refused.status, refused.body["field"]) == (422, field), refused
+    bodies: list[dict[str, Any]] = [{}, {"lease": "a", "leases": ["a"]}, {"leases": []}]
+    for wanted in bodies:
+        assert gateway.call("POST", "/v1/leases:ack", wanted).status == 422
+    assert end(gateway, "extend", "a").status == 422
+    assert end(gateway, "ack", "nonsense").status == 404
+
+
+def test_tokens_bind_pulls_by_topic_and_answers_by_lease(gateway: Gateway) -> None:
+    gateway.make_token("consumer", "consume", topics=("test.p*",))
+    gateway.make_token("other", "consume", topics=("test.o*",))
+    gateway.make_token("producer", "produce")
+    assert gateway.submit(TOPIC, delay=0.01).status == 201
+    assert pull(gateway, token="producer").status == 403
+    assert pull(gateway, token="other").status == 404
+    assert pull(gateway, f"{TOPIC},test.once", token="consumer").status == 404, "one of them is outside"
+    (task,) = pull(gateway, token="consumer").body["tasks"]
+    for how in ("ack", "nack", "extend"):
+        more = {"ttr": 5} if how == "extend" else {}
+        assert end(gateway, how, task["lease"], token="other", **more).status == 404
+        many = gateway.call("POST", f"/v1/leases:{how}", {"leases": [task["lease"]], **more}, token="other")
+        assert many.body["leases"][0]["outcome"] == "unknown"
+        assert end(gateway, how, task["lease"], token="producer", **more).status == 403
+    assert end(gateway, "ack", task["lease"], token="consumer").body["outcome"] == "acked"
+
+
+def test_a_token_that_is_revoked_while_its_pull_waits_gets_nothing(gateway: Gateway) -> None:
+    gateway.make_token("leaver", "consume")
+    center = gateway.system.center
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(pull, gateway, token="leaver")
+        assert until(lambda: _established(gateway.port) >= 2, 10)
+        revoke_token(center.store, "leaver")
+        assert until(lambda: gateway.call("GET", "/v1/tasks/1", token="leaver").status == 401, 10)
+        gateway.submit(TOPIC, delay=0.01)
+        assert answer.result(25).status == 401
+    assert one(gateway)["attempt"] == 1
+
+
+@pytest.mark.parametrize("last", ["plain", "TLS", "a connection that ends"])
+def test_the_end_of_the_last_ttr_is_dead_once_its_answer_was_written(pulled: System, last: str) -> None:
+    tls = Tls.shared()
+    options = ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)] if last == "TLS" else []
+    gateway = Gateway(pulled, *options)
+    try:
+        _lapses(gateway, {} if last != "a connection that ends" else {"Connection": "close"})
+    finally:
+        assert gateway.stop() == 0
+
+
+def _lapses(gateway: Gateway, headers: dict[str, str]) -> None:
+    job_id = int(gateway.submit("test.once", delay=0.01).body["job_id"])
+    wanted = {"wait": 20, "ttr": 1}
+    answer = gateway.call("POST", "/v1/topics/test.once:pull", wanted, headers=headers)
+    (task,) = answer.body["tasks"]
+    assert (task["attempt"], task["last"]) == (1, True)
+    assert pull(gateway, "test.once", wait=3).body == {"tasks": []}
+    assert gateway.system.row(job_id).status == TaskStatus.DEAD
+    late = end(gateway, "ack", task["lease"])
+    assert (late.status, late.body["outcome"]) == (409, "dead")
+
+
+def test_what_is_asked_over_tls_before_an_answer_was_read_is_answered_as_well(pulled: System) -> None:
+    """asyncio's TLS, told to keep nothing back, takes an empty buffer for a full one until more arrives."""
+    tls = Tls.shared()
+    gateway = Gateway(pulled, "--tls-cert", str(tls.certificate), "--tls-key", str(tls.key))
+    try:
+        gateway.submit("test.once", delay=0.01)
+        context = ssl.create_default_context(cafile=tls.ca)
+        with (
+            socket.create_connection(("127.0.0.1", gateway.port), 10) as raw,
+            context.wrap_socket(raw, server_hostname="127.0.0.1") as client,
+        ):
+            client.sendall(_request(gateway, wait=10, ttr=30) + _request(gateway, wait=0))
+            got = b""
+            while got.count(b"HTTP/1.1 200 ") < 2:
+                got += client.recv(65536)
+            assert b'"attempt":1' in got
+    finally:
+        assert gateway.stop() == 0
+
+
+def test_what_expires_or_ends_its_last_try_does_so_although_nobody_pulls(gateway: Gateway) -> None:
+    center = gateway.system.center
+    assert until(lambda: not center.catalog.refresh() or center.catalog.lacking.get("expires_at") == (), 20)
+    lapsed = int(gateway.submit("test.once", delay=0.01).body["job_id"])
+    assert one(gateway, "test.once", ttr=1)["last"]
+    soon = datetime.now(UTC) + timedelta(seconds=3)
+    expired = int(gateway.submit(TOPIC, delay=0.01, expires_at=soon.isoformat()).body["job_id"])
+    rows = gateway.system.row
+    assert until(lambda: rows(expired).status == TaskStatus.CANCELLED, 20)
+    assert rows(expired).expired
+    assert until(lambda: rows(lapsed).status == TaskStatus.DEAD, 20)
+
+    def entries(topic: str) -> tuple[int, int]:
+        slots = gateway.call("GET", "/v1/slots").body["slots"]
+        ours = [slot for slot in slots if slot["slot"].startswith(topic)]
+        return sum(slot["scheduled"] for slot in ours), sum(slot["dead"] for slot in ours)
+
+    # the rows first, then the index
+    assert until(lambda: entries(TOPIC) == (0, 0))
+    assert until(lambda: entries("test.once")[1] == 1)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "standing still"])
+def test_clients_that_left_while_they_waited_get_nothing_and_nothing_is_charged(
+    gateway: Gateway, stopped: bool
+) -> None:
+    """Also if the process finds both at once: that they have left, and that tasks are due."""
+    asked = [_ask(gateway) for _ in range(40)]
+    assert until(lambda: _established(gateway.port) >= len(asked), 10)
+    time.sleep(0.5)  # let most of them wait; those that do not yet must not get any either
+    (pid,) = gateway.children()
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+    for client in asked:
+        client.close()
+    job_ids = gateway.system.center.submit_many([NewTask("test.once", n, 0.01) for n in range(40)])
+    if stopped:
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGCONT)
+    got: dict[int, int] = {}
+    deadline = time.monotonic() + 20  # far less than their ttr
+    while len(got) < len(job_ids) and time.monotonic() < deadline:
+        for task in pull(gateway, "test.once", max=10, wait=1).body["tasks"]:
+            got[int(task["job_id"])] = task["attempt"]
+    assert got == dict.fromkeys(job_ids, 1)
+
+
+def test_consumers_of_a_killed_process_connect_again_and_every_task_arrives(gateway: Gateway) -> None:
+    asked = [_ask(gateway, ttr=3) for _ in range(100)]
+    assert until(lambda: _established(gateway.port) >= len(asked), 10)
+    (pid,) = gateway.children()
+    job_ids = gateway.system.center.submit_many([NewTask("test.once", n, 0.2 + n / 100) for n in range(100)])
+    assert asked[0].recv(65536)  # some were answered, some were not
+    os.kill(pid, signal.SIGKILL)
+    for client in asked:
+        client.close()
+    assert until(lambda: gateway.call("GET", "/v1/topics").status == 200, 20)
+    got: set[int] = set()
+    deadline = time.monotonic() + 60
+    while gateway.system.pending(job_ids) and time.monotonic() < deadline:
+        for task in pull(gateway, "test.once", max=20, wait=1).body["tasks"]:
+            got.add(int(task["job_id"]))
+            assert end(gateway, "ack", task["lease"]).status == 200
+    assert not gateway.system.pending(job_ids)
+    assert len(got) > 50, "only what a client has read may end by its ttr"
+
+
+def test_an_answer_that_its_client_did_not_take_uses_up_no_last_try(gateway: Gateway) -> None:
+    """It leaves in the middle of an answer that is larger than what sockets hold."""
+    big = {"x": "y" * 4000}
+    tasks = [NewTask("test.once", n, 0.01, attribute=big, body=bytes(900_000)) for n in range(6)]
+    assert until(lambda: not gateway.system.center.catalog.refresh() or _bodies(gateway.system), 20)
+    job_ids = gateway.system.center.submit_many(tasks)
+    time.sleep(0.3)
+    client = _ask(gateway, ttr=1, max=100, buffer=4096)
+    assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    client.close()
+    got: set[int] = set()
+    deadline = time.monotonic() + 25
+    while got < set(job_ids) and time.monotonic() < deadline:
+        for task in pull(gateway, "test.once", max=100, wait=2).body["tasks"]:
+            got.add(int(task["job_id"]))
+            assert end(gateway, "ack", task["lease"]).status == 200
+    assert got == set(job_ids)
+
+
+@pytest.mark.parametrize("name", ["pull.handed-out", "pull.sent"])
+def test_a_gateway_killed_before_its_answer_is_recorded_as_written_uses_up_no_last_try(
+    pulled: System, tmp_path: Path, name: str
+) -> None:
+    once = tmp_path / "once"
+    gateway = Gateway(pulled, env={"TOC_FAILPOINT": name, "TOC_FAILPOINT_ONCE": str(once)})
+    try:
+        job_id = gateway.submit("test.once", delay=0.3).body["job_id"]
+        began = time.monotonic()
+        expected: Any = contextlib.nullcontext()
+        if name == "pull.handed-out":
+            expected = pytest.raises((http.client.RemoteDisconnected, ConnectionError))
+        with expected:
+            gateway.call_once("POST", "/v1/topics/test.once:pull", {"wait": 20, "ttr": 3})
+        assert until(once.exists, 10)
+        assert until(lambda: gateway.call("GET", "/v1/topics").status == 200, 20)
+        task = one(gateway, "test.once")
+        assert (task["job_id"], task["last"]) == (job_id, True)
+        assert time.monotonic() - began >= 3, "not before ttr has ended"
+        assert end(gateway, "ack", task["lease"]).body["outcome"] == "acked"
+    finally:
+        gateway.stop()
+
+
+def test_a_gateway_that_stops_answers_waiting_pulls_and_finishes_what_it_has(pulled: System) -> None:
+    gateway = Gateway(pulled)
+    try:
+        gateway.submit(TOPIC, delay=0.01)
+        lease = one(gateway)["lease"]
+        with ThreadPoolExecutor(8) as threads:
+            waiting = [threads.submit(pull, gateway, wait=60) for _ in range(8)]
+            assert until(lambda: _established(gateway.port) >= 8, 10)
+            time.sleep(0.3)
+            gateway.process.send_signal(signal.SIGTERM)
+            answers = [answer.result(60) for answer in waiting]
+        assert {answer.status for answer in answers} == {200}
+        assert all(answer.body == {"tasks": []} for answer in answers)
+        with contextlib.suppress(ConnectionError, http.client.HTTPException):  # it may be closed already
+            assert end(gateway, "ack", lease).status in (200, 503)
+        assert gateway.process.wait(60) == 0
+    finally:
+        gateway.stop()
+
+
+# --- several gateways
+
+
+@pytest.fixture
+def cluster(hosts_with: NewSystem) -> System:
+    return _with_topics(hosts_with(session_timeout=2))
+
+
+def test_two_gateways_and_one_consumer_every_task_arrives_and_both_own_slots(cluster: System) -> None:
+    here = Gateway(cluster)
+    there = Gateway(cluster, host="away", beside=here)
+    try:
+
+        def owners() -> set[str]:
+            slots = here.call("GET", f"/v1/slots?topic={TOPIC}").body["slots"]
+            return {str(slot["owner"]).partition("-")[0] for slot in slots}
+
+        assert until(lambda: owners() == {"gate", "away"}, 30), owners()
+        jobs = [there.submit(TOPIC, biz_id=n, delay=0.2 + n % 7 / 10).body["job_id"] for n in range(60)]
+        got: list[str] = []
+        deadline = time.monotonic() + 60
+        while len(got) < len(jobs) and time.monotonic() < deadline:
+            for task in pull(here, max=7, wait=5).body["tasks"]:
+                got.append(task["job_id"])
+                assert end(there, "ack", task["lease"]).body["outcome"] == "acked"
+        assert sorted(got) == sorted(jobs)
+
+        # late, by another gateway, while a third consumer has it
+        job_id = int(here.submit(TOPIC, delay=0.01).body["job_id"])
+        first = one(here, ttr=1)
+        second = one(there, ttr=20)
+        assert (second["job_id"], second["attempt"]) == (first["job_id"], 2)
+        assert end(there, "extend", first["lease"], ttr=9).status == 409
+        late = end(there, "ack", first["lease"])
+        assert (late.status, late.body["outcome"], late.body["late"]) == (200, "late", True)
+        assert end(here, "ack", second["lease"]).body["outcome"] == "already"
+        assert cluster.row(job_id).status == TaskStatus.PROCESSED
+
+        # after a cancel, and after a new deadline
+        first = one_of(here)
+        assert here.call("DELETE", f"/v1/tasks/{first['job_id']}").body["outcome"] == "may_have_started"
+        refused = end(there, "ack", first["lease"])
+        assert (refused.status, refused.body["outcome"]) == (409, "cancelled")
+        first = one_of(here)
+        here.call("PATCH", f"/v1/tasks/{first['job_id']}", {"delay": 3600})
+        refused = end(there, "ack", first["lease"])
+        assert (refused.status, refused.body["outcome"]) == (409, "replaced")
+    finally:
+        assert there.stop() == 0
+        assert here.stop() == 0
+
+
+def one_of(gateway: Gateway) -> dict[str, Any]:
+    gateway.submit(TOPIC, delay=0.01)
+    return one(gateway)
+
+
+# --- raw clients
+
+
+def _ask(gateway: Gateway, *, buffer: int = 0, **wanted: Any) -> socket.socket:
+    """Send a pull for test.once, and do not read the answer."""
+    client = socket.socket()
+    if buffer:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    client.settimeout(20)
+    client.connect(("127.0.0.1", gateway.port))
+    client.sendall(_request(gateway, **{"wait": 30, "ttr": 40, **wanted}))
+    return client
+
+
+def _request(gateway: Gateway, **wanted: Any) -> bytes:
+    """A pull of test.once, as it is sent."""
+    body = json.dumps(wanted).encode()
+    return (
+        b"POST /v1/topics/test.once:pull HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer "
+        + gateway.tokens["all"].encode()
+        + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        + body
+    )
+
+
+def _established(port: int) -> int:
+    """How many connections a server has at its port."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01" for line in lines)
+
+
+def _bodies(system: System) -> bool:
+    return system.center.catalog.lacking.get("bodies") == ()
+
+
+def test_metrics_tell_what_is_pulled_how_much_is_handed_out_and_whether_the_gateway_can_serve(
+    pulled: System,
+) -> None:
+    gateway = Gateway(pulled, env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
+    (served,) = re.findall(r"^.*metrics_served.*$", gateway.told(), re.MULTILINE)
+
+    def told(sample: str) -> float | None:
+        with urllib.request.urlopen(f"http://{json.loads(served)['address']}/metrics", timeout=10) as answer:
+            found = re.findall(rf"^{re.escape(sample)} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[0]) if found else None
+
+    assert until(lambda: told(f'toc_topic_pulled{{topic="{TOPIC}"}}') == 1, 20)
+    assert told('toc_topic_pulled{topic="test.sync"}') == 0
+    assert told(f'toc_handed_out_tasks_total{{topic="{TOPIC}"}}') == 0
+    assert until(lambda: told("toc_ready_gateways") == 1, 20)
+    for biz_id in (1, 2):
+        gateway.submit(TOPIC, biz_id=biz_id, delay=0.01)
+        one(gateway)
+    assert told(f'toc_handed_out_tasks_total{{topic="{TOPIC}"}}') == 2
+    assert gateway.stop() == 0

@@ -1,0 +1,195 @@
+"""redis-delayed's dialect: every answer of every call, as bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from harness.dialect import Raw, ask, port_of
+from harness.gateway import Gateway
+
+from toc.model.task import TaskStatus
+
+JSON = "application/json;charset=UTF-8"
+TEXT = "text/plain;charset=UTF-8"
+EMPTY = '{"delayTime":0,"retryCount":0,"ttrTime":0}'
+FORM = "Content-Type: application/x-www-form-urlencoded"
+MIB = 1 << 20
+JOB = {"id": 1, "topic": "x", "delayTime": 60_000, "ttrTime": 60_000, "message": "m"}
+
+
+class Client:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def add(self, **more: Any) -> Raw:
+        return ask(self.port, "POST", "/delay/add", urlencode(JOB | more).encode(), [FORM])
+
+    def pop(self, topic: str = "x") -> Raw:
+        return ask(self.port, "GET", f"/delay/pop?topic={quote(topic)}")
+
+    def finish(self, job_id: object) -> Raw:
+        return ask(self.port, "DELETE", f"/delay/finish?jobId={job_id}")
+
+    def delete(self, job_id: object) -> Raw:
+        return ask(self.port, "DELETE", f"/delay/delete?jobId={job_id}")
+
+    def popped(self, topic: str, patience: float = 10) -> Any:
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            answer = self.pop(topic)
+            if answer.body.decode() != EMPTY:
+                return answer.json
+            time.sleep(0.05)
+        raise AssertionError("nothing came")
+
+
+def assert_is(answer: Raw, body: str, media_type: str = JSON, status: int = 200) -> None:
+    assert (answer.status, answer.media_type, answer.body.decode()) == (status, media_type, body)
+
+
+@pytest.fixture
+def client(dialects: Gateway) -> Client:
+    return Client(port_of(dialects, "redis-delayed"))
+
+
+def test_a_job_lives(client: Client) -> None:
+    before = int(time.time() * 1000)
+    added = client.add(id=7, topic="life", delayTime=500, ttrTime=1000, message="ü &=中")
+    date = added.json["delayDate"]
+    assert before + 500 <= date <= time.time() * 1000 + 501
+    assert_is(added, f'{{"delayDate":{date},"jodId":7,"topic":"life"}}')
+    assert_is(client.pop("life"), EMPTY)
+    first = client.popped("life")
+    assert time.time() * 1000 >= date
+    assert first == {
+        "delayTime": 500,
+        "id": "7",
+        "message": "ü &=中",
+        "retryCount": 0,
+        "status": "reserved",
+        "topic": "life",
+        "ttrTime": 1000,
+    }
+    popped = time.monotonic()
+    assert client.popped("life")["retryCount"] == 1
+    assert time.monotonic() - popped > 0.9, "it comes again when its ttr has ended, not before"
+    assert_is(client.finish(7), "success", TEXT)
+    time.sleep(1.2)
+    assert_is(client.pop("life"), EMPTY)
+
+
+def test_parameters_are_taken_from_the_query_as_well(client: Client) -> None:
+    added = ask(
+        client.port, "POST", "/delay/add?" + urlencode(JOB | {"id": 2, "delayTime": 0, "topic": "query"})
+    )
+    assert_is(added, f'{{"delayDate":{added.json["delayDate"]},"jodId":2,"topic":"query"}}')
+    assert client.popped("query")["id"] == "2"
+
+
+def test_an_id_is_one_job_over_all_topics(client: Client) -> None:
+    client.add(id=3, topic="one", delayTime=300, message="old")
+    client.add(id=3, topic="two", delayTime=300, message="new")
+    assert client.popped("two")["message"] == "new"
+    assert_is(client.pop("one"), EMPTY)
+    assert_is(client.delete(3), "success", TEXT)
+
+
+def test_unknown_ids_are_no_mistake_and_foreign_tasks_are_not_touched(
+    client: Client, dialects: Gateway
+) -> None:
+    client.add(id=4, topic="own")
+    center = dialects.system.center
+    center.catalog.refresh()
+    foreign = [
+        center.submit("redis-delayed.own", biz_id=biz_id, delay=60, dedup_key=key)
+        for biz_id in (5, "5")
+        for key in (None, "youzan:job")
+    ]
+    assert_is(client.finish(5), "success", TEXT)
+    assert_is(client.delete(5), "success", TEXT)
+    assert_is(client.delete(2**63 - 1), "success", TEXT)
+    assert all(row.status == TaskStatus.PENDING for row in center.store.read(foreign).values())
+
+
+def number(name: str, least: int, most: int) -> str:
+    return f"Parameter '{name}' must be a whole number from {least} to {most}"
+
+
+NO_ID = "Required String parameter 'id' is not present"
+NO_TOPIC = "Required String parameter 'topic' is not present"
+NO_JOB_ID = "Required String parameter 'jobId' is not present"
+ID, JOB_ID = number("id", 0, 2**63 - 1), number("jobId", 0, 2**63 - 1)
+DELAY, TTR = number("delayTime", 0, 315_360_000_000), number("ttrTime", 1, 604_800_000)
+NOT_UTF8 = "the parameters are not UTF-8, percent-encoded"
+TOO_MANY = "at most 30 parameters are allowed"
+TOO_LARGE = (
+    f"body has {MIB + 1} bytes; {MIB} are allowed (TOC_MAX_BODY): keep it elsewhere and put its address here"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status", "message"),
+    [
+        ("POST", "/delay/add", {**JOB, "id": None}, 400, NO_ID),
+        ("POST", "/delay/add", b"", 400, "Required String parameter 'delayTime' is not present"),
+        ("POST", "/delay/add", {**JOB, "id": "x"}, 400, ID),
+        ("POST", "/delay/add", {**JOB, "id": "-1"}, 400, ID),
+        ("POST", "/delay/add", {**JOB, "id": "\u0663"}, 400, ID),
+        ("POST", "/delay/add", {**JOB, "id": 2**63}, 400, ID),
+        ("POST", "/delay/add", {**JOB, "id": "9" * 5000}, 400, ID),
+        ("POST", "/delay/add", {**JOB, "topic": ""}, 400, NO_TOPIC),
+        ("POST", "/delay/add", {**JOB, "delayTime": "1.5"}, 400, DELAY),
+        ("POST", "/delay/add", {**JOB, "delayTime": "true"}, 400, DELAY),
+        ("POST", "/delay/add", {**JOB, "delayTime": 315_360_000_001}, 400, DELAY),
+        ("POST", "/delay/add", {**JOB, "ttrTime": 0}, 400, TTR),
+        ("POST", "/delay/add", {**JOB, "ttrTime": "x"}, 400, TTR),
+        ("POST", "/delay/add", {**JOB, "message": "m" * (MIB + 1)}, 413, TOO_LARGE),
+        ("POST", "/delay/add", b"id=%ff&topic=x&delayTime=1&ttrTime=1", 400, NOT_UTF8),
+        ("POST", "/delay/add", b"id=1&topic=\xff", 400, NOT_UTF8),
+        ("POST", "/delay/add", b"x" * (7 * MIB), 413, f"at most {6 * MIB + 65_536} bytes are allowed"),
+        ("POST", "/delay/add", b"&".join(b"a%d=1" % n for n in range(31)), 400, TOO_MANY),
+        ("GET", "/delay/pop", b"", 400, NO_TOPIC),
+        ("GET", "/delay/pop?topic=%ff", b"", 400, NOT_UTF8),
+        ("DELETE", "/delay/finish", b"", 400, NO_JOB_ID),
+        ("DELETE", "/delay/finish?jobId=abc", b"", 400, JOB_ID),
+        ("DELETE", "/delay/finish?jobId=%ff", b"", 400, NOT_UTF8),
+        ("DELETE", "/delay/delete?jobId=", b"", 400, NO_JOB_ID),
+        ("DELETE", "/delay/delete?jobId=1e3", b"", 400, JOB_ID),
+        ("DELETE", "/delay/delete?jobId=%ff", b"", 400, NOT_UTF8),
+        ("GET", "/delay/add", b"", 405, "Request method 'GET' not supported"),
+        ("POST", "/delay/pop?topic=x", b"", 405, "Request method 'POST' not supported"),
+        ("GET", "/delay/finish?jobId=1", b"", 405, "Request method 'GET' not supported"),
+        ("POST", "/delay/delete?jobId=1", b"", 405, "Request method 'POST' not supported"),
+        ("GET", "/nothing", b"", 404, "No message available"),
+    ],
+)
+def test_a_mistake_is_answered_as_by_the_framework_of_the_original(
+    client: Client, method: str, target: str, body: Any, status: int, message: str
+) -> None:
+    if isinstance(body, dict):
+        body = urlencode({name: value for name, value in body.items() if value is not None}).encode()
+    answer = ask(client.port, method, target, body, [FORM])
+    assert (answer.status, answer.media_type) == (status, JSON)
+    path = target.partition("?")[0]
+    pinned = (
+        f'"status":{status},"error":"{HTTPStatus(status).phrase}","message":"{message}","path":"{path}"}}'
+    )
+    began = r'{"timestamp":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.000\+0000",'
+    assert re.fullmatch(began + re.escape(pinned), answer.body.decode()), answer.body
+
+
+def test_the_largest_message_and_names_of_255_characters_are_taken(client: Client) -> None:
+    client.add(id=8, topic="中" * 255, delayTime=0, message="m" * MIB)
+    assert client.popped("中" * 255)["message"] == "m" * MIB
+    assert json.loads(client.pop("中" * 254).body) == json.loads(EMPTY)
+
+
+def test_pages_are_refused(client: Client) -> None:
+    for header in ("Origin: http://evil.example", "Host: evil.example", "Sec-Fetch-Site: cross-site"):
+        assert ask(client.port, "GET", "/delay/pop?topic=x", b"", [header]).status == 403

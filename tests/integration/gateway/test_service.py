@@ -1,0 +1,102 @@
+"""What calls of one process share: threads, and what several want at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from harness.gateway import Gateway
+from harness.patience import until
+from harness.system import System
+
+from toc.gateway import service as module
+from toc.gateway.service import Service
+from toc.model.errors import Busy, SubmitUnknown, UnknownTopic
+from toc.model.sharding import BizId
+from toc.model.task import NewTask
+from toc.model.template import Template
+from toc.model.topic import Topic
+from toc.operate.templates import ensure_topic
+from toc.operate.tokens import TokenBook
+from toc.sdk import batcher
+from toc.sdk.batcher import Batcher
+from toc.store import rows as sql
+
+
+def test_a_topic_is_paused_while_many_others_are_being_deleted(system: System) -> None:
+    gateway = Gateway(system)
+    try:
+        names = [f"gone.{n}" for n in range(8)]
+        topics = system.center.store.topics
+        for number, name in enumerate(names):
+            topics.create(Topic(name, 700 + number, 1, paused=True))
+        with ThreadPoolExecutor(len(names)) as threads:
+            deletes = [threads.submit(gateway.call, "DELETE", f"/v1/topics/{name}") for name in names]
+            assert until(lambda: sum(topic.closed for topic in topics.list()) >= module.THREADS, 20)
+            assert gateway.call("POST", "/v1/topics/test.sync:pause").status == 200
+            assert not any(delete.done() for delete in deletes), "the pause waited for one of them"
+            assert {delete.result().status for delete in deletes} == {200}
+    finally:
+        gateway.stop()
+
+
+def test_submits_that_want_the_same_new_topic_ask_for_it_once(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system.center.store.templates.create(Template("made.*", {"slot_amount": 1}, 5))
+    asked = []
+
+    def ensure(center: Any, name: str, *, by: str) -> Any:
+        asked.append(name)
+        return ensure_topic(center, name, by=by)
+
+    monkeypatch.setattr(module, "ensure_topic", ensure)
+
+    async def steps() -> None:
+        service = Service(system.center, TokenBook(system.center.store.tokens, system.center.clock))
+        try:
+            await asyncio.gather(*(service.ensure_topic("made.one", "test") for _ in range(200)))
+            assert asked == ["made.one"]
+            wanted = (service.ensure_topic("unmade.one", "test") for _ in range(3))
+            refused = await asyncio.gather(*wanted, return_exceptions=True)
+            assert [type(one) for one in refused] == [UnknownTopic] * 3
+            with pytest.raises(UnknownTopic):
+                await service.ensure_topic("unmade.one", "test")
+            assert asked == ["made.one", "unmade.one", "unmade.one"], "an error is not kept"
+        finally:
+            await service.close()
+
+    asyncio.run(steps())
+
+
+def test_submits_behind_a_dedup_key_of_an_open_transaction_are_answered_in_time(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher, "GIVE_UP_SECONDS", 2.0)
+    store = system.center.store
+    server, biz = store._shards.servers[0], BizId.of(1)
+    task = NewTask("test.sync", 1, 3600, dedup_key="held")
+    insert = sql.insert(server, store._shards.names[biz.crc % 8], [system.center._row(task)])
+    locker = server._connect_within(5)
+
+    async def steps() -> None:
+        many = Batcher(system.center)
+        try:
+            locker.batch(["BEGIN", insert.sql % tuple(map(locker.escape, insert.params))])
+            async with asyncio.timeout(30):  # four at once wait for the lock, for 10 s each
+                asked = [many.submit(task) for _ in range(40)]
+                found = await asyncio.gather(*asked, return_exceptions=True)
+            kinds = Counter(type(one) for one in found)
+            assert kinds.keys() == {Busy, SubmitUnknown}, "not sent, or sent and not answered"
+            assert kinds[Busy] >= 30
+        finally:
+            locker.batch(["ROLLBACK"])
+            await many.close()
+
+    try:
+        asyncio.run(steps())
+    finally:
+        locker.close()

@@ -1,0 +1,295 @@
+"""Submits over HTTP: bodies both ways, names kept, refused or replaced, requests that are repeated."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import itertools
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.gateway import Gateway, Reply
+from harness.patience import until
+from harness.system import System
+
+from toc.model.sharding import BizId
+
+TASKS = "/v1/topics/test.sync/tasks"
+numbers = itertools.count(1_000_000, 1000)
+
+
+@pytest.fixture
+def biz() -> int:
+    """A biz_id of the test's own."""
+    return next(numbers)
+
+
+def submit(gateway: Gateway, key: str | None = None, **task: Any) -> Reply:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return gateway.call("POST", TASKS, {"delay": 3600, **task}, headers=headers)
+
+
+def body_of(gateway: Gateway, job_id: str) -> tuple[Any, str]:
+    reply = gateway.call("GET", f"/v1/tasks/{job_id}/body")
+    assert reply.status == 200, reply
+    return reply.body, reply.headers["content-type"]
+
+
+# --- bodies
+
+
+def test_a_body_comes_back_as_it_was_sent_in_each_way(shared: Gateway, biz: int) -> None:
+    data = bytes(range(256)) * 300
+    text = submit(shared, biz_id=biz, body="grüße \0 \U0001f600")
+    assert body_of(shared, text.body["job_id"]) == (
+        "grüße \0 \U0001f600".encode(),
+        "text/plain; charset=utf-8",
+    )
+    encoded = base64.b64encode(data).decode()
+    binary = submit(shared, biz_id=biz, body_base64=encoded, content_type="image/x")
+    assert body_of(shared, binary.body["job_id"]) == (data, "image/x")
+    raw = shared.call(
+        "POST",
+        f"{TASKS}?biz_id=a%2Fb{biz}&delay=60&attribute=%7B%22a%22%3A1%7D&dedup_key=k&tries=3",
+        data,
+        headers={"Content-Type": "application/x-thing"},
+    )
+    assert raw.status == 201, raw
+    assert body_of(shared, raw.body["job_id"]) == (data, "application/x-thing")
+    shown = shared.call("GET", f"/v1/tasks/{raw.body['job_id']}").body
+    assert (shown["biz_id"], shown["attribute"], shown["tries"]) == (f"a/b{biz}", {"a": 1}, 3)
+    page = b'{"a": "<script>alert(1)</script>"}'
+    json_body = shared.call("POST", f"{TASKS}?raw=1&biz_id={biz}&delay=60", page)
+    assert body_of(shared, json_body.body["job_id"]) == (json.loads(page), "application/json")
+    empty = shared.call("POST", f"{TASKS}?biz_id={biz}&delay=60", b"", headers={"Content-Type": "text/html"})
+    reply = shared.call("GET", f"/v1/tasks/{empty.body['job_id']}/body")
+    assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"", "text/html")
+    assert reply.headers["content-disposition"] == "attachment"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in reply.headers["content-security-policy"]
+
+
+def test_a_body_of_the_largest_size_is_taken_and_a_larger_one_refused(shared: Gateway, biz: int) -> None:
+    data = secrets.token_bytes(1 << 20)
+    for part in (data, data + b"x"):
+        encoded = base64.b64encode(part).decode()
+        replies = [
+            submit(shared, biz_id=biz, body_base64=encoded),
+            shared.call(
+                "POST", f"{TASKS}?biz_id={biz}&delay=60", part, headers={"Content-Type": "image/png"}
+            ),
+            submit(shared, biz_id=biz, body="\n" * len(part)),
+        ]
+        if len(part) == 1 << 20:
+            assert [reply.status for reply in replies] == [201, 201, 201]
+            assert body_of(shared, replies[0].body["job_id"])[0] == part
+        else:
+            assert {(reply.status, reply.body["field"]) for reply in replies} == {(413, "body")}
+    batch = shared.call(
+        "POST", f"{TASKS}:batch", {"tasks": [{"biz_id": biz, "delay": 60, "body": "é" * 600_000}]}
+    )
+    assert (batch.status, batch.body["field"]) == (413, "tasks.0.body")
+
+
+def test_what_has_no_body_or_a_wrong_one_is_answered_by_name(shared: Gateway, biz: int) -> None:
+    plain = submit(shared, biz_id=biz)
+    reply = shared.call("GET", f"/v1/tasks/{plain.body['job_id']}/body")
+    assert (reply.status, reply.body["type"]) == (404, "/docs#no-body")
+    assert shared.call("GET", "/v1/tasks/1/body").body["type"] == "/docs#unknown-task"
+    other = shared.submit("test.async", biz_id=biz, body="secret").body["job_id"]
+    assert (
+        shared.call("GET", f"/v1/tasks/{other}/body", token="sync-only").body["type"] == "/docs#unknown-task"
+    )
+    for task, field in (
+        ({"body": "a", "body_base64": "YQ=="}, "body_base64"),
+        ({"body_base64": "a*"}, "body_base64"),
+        ({"content_type": "text/plain"}, "body"),
+        ({"body": "a", "content_type": "a\r\nset-cookie: x"}, "body"),
+        ({"body": 1}, "body"),
+        ({"on_conflict": "replace"}, "dedup_key"),
+        ({"on_conflict": "other", "dedup_key": "k"}, "on_conflict"),
+    ):
+        refused = submit(shared, biz_id=biz, **task)
+        assert (refused.status, refused.body["field"]) == (422, field), refused
+    for path, field in ((f"{TASKS}?delay=1", "biz_id"), (f"{TASKS}?biz_id=1&delay=x", "delay")):
+        refused = shared.call("POST", path, b"x", headers={"Content-Type": "text/plain"})
+        assert (refused.status, refused.body["field"]) == (422, field), refused
+    mixed = shared.call("POST", f"{TASKS}?biz_id=1", {"biz_id": 1, "delay": 1})
+    assert (mixed.status, mixed.body["field"]) == (422, "raw")
+
+
+def test_a_batch_carries_bodies_and_each_task_has_an_outcome_of_its_own(shared: Gateway, biz: int) -> None:
+    data = [secrets.token_bytes(10 ** (n % 6)) for n in range(60)]
+    tasks = [
+        {"biz_id": biz + n, "delay": 60, "body_base64": base64.b64encode(part).decode(), "dedup_key": "k"}
+        for n, part in enumerate(data)
+    ]
+    first = submit(shared, biz_id=biz + 7, body="another", dedup_key="k")
+    taken = submit(shared, biz_id=biz + 8, body="old", dedup_key="k")
+    tasks[8]["on_conflict"] = "replace"
+    reply = shared.call("POST", f"{TASKS}:batch", {"tasks": tasks})
+    assert reply.status == 200, reply
+    outcomes = reply.body["tasks"]
+    conflict = outcomes[7]["problem"]
+    assert (conflict["type"], conflict["job_id"]) == ("/docs#dedup-conflict", first.body["job_id"])
+    assert outcomes[8] == {"job_id": taken.body["job_id"], "outcome": "replaced"}
+    for n in (0, 1, 2, 3, 4, 5, 8, 59):
+        assert body_of(shared, outcomes[n]["job_id"])[0] == data[n]
+
+
+# --- names
+
+
+def test_a_taken_name_is_kept_refused_or_replaced(shared: Gateway, biz: int) -> None:
+    def named(**task: Any) -> Reply:
+        return submit(shared, biz_id=biz, dedup_key="k", **task)
+
+    first = named(on_conflict="error", body="1")
+    job_id = first.body["job_id"]
+    assert (first.status, first.body) == (201, {"job_id": job_id})
+    refused = named(on_conflict="error", body="1")
+    assert (refused.status, refused.body["type"], refused.body["job_id"]) == (
+        409,
+        "/docs#task-exists",
+        job_id,
+    )
+    kept = named(body="1")
+    assert (kept.status, kept.body) == (201, {"job_id": job_id})
+    other = named(body="2")
+    assert (other.status, other.body["type"]) == (409, "/docs#dedup-conflict")
+    replaced = named(on_conflict="replace", body="2", attribute={"n": 2}, delay=7200)
+    assert (replaced.status, replaced.body) == (200, {"job_id": job_id, "outcome": "replaced"})
+    shown = shared.call("GET", f"/v1/tasks/{job_id}").body
+    assert (shown["attribute"], shown["version"]) == ({"n": 2}, 1)
+    assert body_of(shared, job_id)[0] == b"2"
+    shared.call("DELETE", f"/v1/tasks/{job_id}")
+    again = named(on_conflict="replace", body="3")
+    assert (again.status, again.body["outcome"]) == (201, "new")
+    assert again.body["job_id"] != job_id
+
+
+# --- requests
+
+
+def test_a_repeated_request_gets_the_first_answer_and_another_payload_is_refused(
+    shared: Gateway, biz: int
+) -> None:
+    key = secrets.token_hex()
+    task: dict[str, Any] = {"biz_id": biz, "dedup_key": "k", "on_conflict": "replace"}
+    first = submit(shared, **task)
+    replies = [submit(shared, key, **task) for _ in range(3)]
+    assert {(reply.status, str(reply.body)) for reply in replies} == {
+        (200, str({"job_id": first.body["job_id"], "outcome": "replaced"}))
+    }
+    assert shared.call("GET", f"/v1/tasks/{first.body['job_id']}").body["version"] == 1
+    for other in range(20):  # its task may be in another database
+        reused = submit(shared, key, **{**task, "biz_id": biz + other, "attribute": {"n": 1}})
+        assert (reused.status, reused.body["type"]) == (422, "/docs#idempotency-key-reused"), reused
+    produced = shared.call(
+        "POST", TASKS, {"delay": 3600, **task}, token="produce", headers={"Idempotency-Key": key}
+    )
+    assert produced.body["job_id"] == first.body["job_id"]
+    assert shared.call("GET", f"/v1/tasks/{first.body['job_id']}").body["version"] == 2, "another's key"
+    for bad in ("", "x" * 256, "é"):
+        assert submit(shared, bad, **task).body["field"] == "Idempotency-Key"
+
+
+def test_a_request_is_repeated_even_after_its_time_has_come(shared: Gateway, biz: int) -> None:
+    key = secrets.token_hex()
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    task = {"biz_id": biz, "action_time": soon}
+    first = shared.call("POST", TASKS, task, headers={"Idempotency-Key": key})
+    assert first.status == 201
+    time.sleep(1.2)  # that is what it is about
+    again = shared.call("POST", TASKS, task, headers={"Idempotency-Key": key})
+    assert (again.status, again.body) == (201, first.body)
+    assert shared.call("POST", TASKS, task, headers={"Idempotency-Key": "other"}).status == 422
+
+
+def test_a_repeated_batch_stores_nothing_twice(shared: Gateway, biz: int) -> None:
+    key = {"Idempotency-Key": secrets.token_hex()}
+    tasks = [{"biz_id": biz + n, "delay": 60, "body": str(n)} for n in range(30)]
+    first = shared.call("POST", f"{TASKS}:batch", {"tasks": tasks}, headers=key)
+    again = shared.call("POST", f"{TASKS}:batch", {"tasks": tasks}, headers=key)
+    assert (first.status, again.status) == (200, 200)
+    assert first.body == again.body
+    other = shared.call("POST", f"{TASKS}:batch", {"tasks": [*tasks, tasks[0]]}, headers=key)
+    assert (other.status, other.body["type"]) == (422, "/docs#idempotency-key-reused")
+    assert len({one["job_id"] for one in first.body["tasks"]}) == 30
+    found = shared.call("GET", f"/v1/tasks?biz_id={biz}").body["tasks"]
+    assert len(found) == 1
+
+
+def test_requests_that_race_are_done_once(shared: Gateway, biz: int) -> None:
+    keys = [secrets.token_hex() for _ in range(20)]
+    first = submit(shared, biz_id=biz, dedup_key="k", on_conflict="replace")
+
+    def one(n: int) -> str:
+        return str(
+            submit(
+                shared,
+                keys[n % 20],
+                biz_id=biz,
+                dedup_key="k",
+                on_conflict="replace",
+                attribute={"n": n % 20},
+            )
+        )
+
+    def unnamed(n: int) -> str:
+        return str(submit(shared, f"u-{keys[n % 20]}", biz_id=biz + 1, attribute={"n": n % 20}).body)
+
+    with ThreadPoolExecutor(16) as pool:
+        told = list(pool.map(one, range(100)))
+        stored = list(pool.map(unnamed, range(100)))
+    assert all("'outcome': 'replaced'" in reply for reply in told), told
+    assert shared.call("GET", f"/v1/tasks/{first.body['job_id']}").body["version"] == 20
+    assert [stored[n] == stored[n % 20] for n in range(100)] == [True] * 100
+    assert len(shared.call("GET", f"/v1/tasks?biz_id={biz + 1}").body["tasks"]) == 20
+
+
+# --- row 43 of the faults
+
+
+@pytest.fixture
+def doomed(system: System, tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway one process of which dies between the commit of its first submit and the answer."""
+    gateway = Gateway(
+        system,
+        "--processes",
+        "2",
+        env={"TOC_FAILPOINT": "batch.rows-stored:1", "TOC_FAILPOINT_ONCE": str(tmp_path / "once")},
+    )
+    yield gateway
+    assert gateway.stop() == 0
+
+
+@pytest.mark.parametrize("conflict", ["keep", "replace"])
+def test_a_request_whose_answer_was_lost_with_its_process_is_repeated_and_stands_once(
+    system: System, doomed: Gateway, tmp_path: Path, conflict: str
+) -> None:
+    before = len(doomed.children())
+    task = {"biz_id": 9, "delay": 3600, "body": "b"}
+    if conflict == "replace":
+        system.center.submit("test.sync", biz_id=9, delay=60, dedup_key="k")
+        task |= {"on_conflict": "replace", "dedup_key": "k"}
+    key = {"Idempotency-Key": "one"}
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+        doomed.call("POST", TASKS, task, headers=key, attempts=1)
+    assert (tmp_path / "once").exists()
+    (row,) = system.center.store.find(BizId.of(9))
+    assert until(lambda: doomed.call("GET", "/v1/topics").status == 200, 10)
+    again = doomed.call("POST", TASKS, task, headers=key)
+    assert again.body["job_id"] == str(row.job_id)
+    assert again.status == (201 if conflict == "keep" else 200)
+    (now,) = system.center.store.find(BizId.of(9))
+    assert (now.job_id, now.version) == (row.job_id, int(conflict == "replace"))
+    assert body_of(doomed, again.body["job_id"])[0] == b"b"
+    assert until(lambda: len(doomed.children()) == before, 20)

@@ -1,0 +1,197 @@
+"""Webhook targets over HTTP, and the tasks that name one or a URL of their own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from harness.gateway import Gateway
+
+from toc.model.target import TargetSecrets
+from toc.model.topic import Delivery, Topic
+from toc.sdk.client import TimeoutCenter
+from toc.store.secretbox import new_key
+
+KEY = new_key()
+CANARY = "hunter2canary"
+
+
+@pytest.fixture(scope="module")
+def gateway(shared: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway that has the key; ``shared`` has none."""
+    shared.system.center.store.topics.create(Topic("hooks", 500, 2, delivery=Delivery.WEBHOOK))
+    env = {"TOC_SECRET_KEY": KEY, "TOC_WEBHOOK_ALLOW": "http://127.0.0.1:8080,127.0.0.1"}
+    system = copy.copy(shared.system)
+    system.directory = tmp_path_factory.mktemp("keyed")  # for a log of its own
+    one = Gateway(system, "--plain-from", "127.0.0.1/32", env=env)
+    one.tokens |= shared.tokens
+    yield one
+    one.stop()
+
+
+def opened(gateway: Gateway, name: str) -> TargetSecrets:
+    """What is stored of a target, decrypted."""
+    settings = gateway.system.settings.model_dump() | {"secret_key": KEY}
+    with TimeoutCenter(type(gateway.system.settings)(**settings)) as center:
+        return center.store.targets.open(center.store.targets.get(name))
+
+
+def test_a_target_lives_over_http_and_its_secret_is_shown_twice(gateway: Gateway) -> None:
+    made = gateway.call(
+        "POST", "/v1/targets",
+        {"name": "shop", "url": "https://shop.example.com/hooks?key=1", "rate": 2.5, "dead_on": [404, 400],
+         "headers": {"X-Api-Key": CANARY}},
+    )  # fmt: skip
+    assert made.status == 201
+    secret = made.body.pop("secret")
+    assert re.fullmatch(r"whsec_[A-Za-z0-9+/]{43}=", secret)
+    assert (made.body["timeout"], made.body["concurrency"], made.body["rate"]) == (15.0, 50, 2.5)
+    assert (made.body["dead_on"], made.body["headers"]) == ([400, 404], ["X-Api-Key"])
+    assert opened(gateway, "shop").secret == secret
+    assert gateway.call("POST", "/v1/targets", {"name": "shop", "url": "https://a.example"}).status == 409
+
+    rotated = gateway.call("POST", "/v1/targets/shop:rotate", {"keep": 60})
+    assert rotated.status == 200
+    second = rotated.body.pop("secret")
+    assert rotated.body["previous_until"] is not None
+    stored = opened(gateway, "shop")
+    assert (stored.secret, stored.previous, stored.headers) == (second, secret, {"X-Api-Key": CANARY})
+
+    altered = gateway.call(
+        "PATCH", "/v1/targets/shop", {"rate": None, "timeout": 3, "headers": {"X-B": CANARY}}
+    )
+    assert (altered.body["rate"], altered.body["timeout"], altered.body["headers"]) == (None, 3.0, ["X-B"])
+    assert gateway.call("PATCH", "/v1/targets/shop", {"timeout": 4}).body["headers"] == ["X-B"]
+    assert opened(gateway, "shop").secret == second
+    dropped = gateway.call("POST", "/v1/targets/shop:rotate", {"keep": 0})
+    assert dropped.body["previous_until"] is None
+    assert opened(gateway, "shop").previous is None
+
+    paused = gateway.call("POST", "/v1/targets/shop:pause", {"why": "it moves"}, token="operate").body
+    assert (paused["paused"], paused["paused_by"], paused["paused_why"]) == (True, "operate", "it moves")
+    shown = gateway.call("GET", "/v1/targets/shop")
+    assert shown.body == paused
+    assert gateway.call("GET", "/v1/targets").body["targets"] == [paused]
+    resumed = gateway.call("POST", "/v1/targets/shop:resume").body
+    assert (resumed["paused"], resumed["paused_by"], resumed["paused_why"]) == (False, "", "")
+
+    assert gateway.call("DELETE", "/v1/targets/shop").body == {"name": "shop"}
+    assert gateway.call("GET", "/v1/targets/shop").status == 404
+    audit = gateway.call("GET", "/v1/audit?target=shop").body["actions"]
+    assert [one["action"] for one in reversed(audit)] == [
+        "target.create", "target.create", "target.rotate", "target.alter", "target.alter", "target.rotate",
+        "target.pause", "target.resume", "target.delete",
+    ]  # fmt: skip
+    everything = json.dumps([made.body, rotated.body, altered.body, shown.body, audit]) + gateway.told()
+    for hidden in (CANARY, secret[6:], second[6:]):
+        assert hidden not in everything
+    assert "key=1" not in json.dumps(audit) + gateway.told()
+
+
+def test_a_test_of_a_target_that_does_not_answer_says_why(gateway: Gateway) -> None:
+    gateway.call("POST", "/v1/targets", {"name": "silent", "url": "http://127.0.0.1:8080/"})
+    answer = gateway.call("POST", "/v1/targets/silent:test", token="operate")
+    assert (answer.status, answer.body["status"], answer.body["text"]) == (200, None, "")
+    assert answer.body["error"]
+    assert gateway.call("POST", "/v1/targets/nobody:test").status == 404
+    assert gateway.call("POST", "/v1/targets/silent:test", token="produce").status == 403
+    assert gateway.call("DELETE", "/v1/targets/silent").status == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"url": "http://example.com/"}, "url"),
+        ({"url": "https://user:pw@example.com/"}, "url"),
+        ({"name": "a b"}, "target"),
+        ({"headers": {"Host": "x"}}, "headers"),
+        ({"headers": {"X": "a\nb"}}, "headers"),
+        ({"timeout": 0}, "timeout"),
+        ({"rate": -1}, "rate"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"dead_on": [500]}, "dead_on"),
+    ],
+)
+def test_a_wrong_target_is_refused_by_its_field(
+    gateway: Gateway, change: dict[str, object], field: str
+) -> None:
+    answer = gateway.call("POST", "/v1/targets", {"name": "bad", "url": "https://example.com/", **change})
+    assert (answer.status, answer.body["field"]) == (422, field), answer
+    assert gateway.call("GET", "/v1/targets/bad").status == 404
+
+
+def test_without_the_key_only_what_needs_secrets_is_refused(shared: Gateway, gateway: Gateway) -> None:
+    gateway.call("POST", "/v1/targets", {"name": "keyed", "url": "https://example.com/"})
+    for method, path, body in (
+        ("POST", "/v1/targets", {"name": "new", "url": "https://example.com/"}),
+        ("POST", "/v1/targets/keyed:rotate", {}),
+        ("PATCH", "/v1/targets/keyed", {"headers": {}}),
+    ):
+        refused = shared.call(method, path, body)
+        assert (refused.status, refused.body["type"]) == (503, "/docs#secrets-locked")
+        assert "TOC_SECRET_KEY" in refused.body["detail"]
+    assert shared.call("PATCH", "/v1/targets/keyed", {"timeout": 2}).body["timeout"] == 2.0
+    assert shared.call("POST", "/v1/targets/keyed:pause", {}).status == 200
+    assert shared.submit("hooks", target="keyed").status == 201
+    assert shared.call("DELETE", "/v1/targets/keyed").status == 200
+
+
+def test_a_task_names_a_target_and_only_an_admin_a_url(gateway: Gateway) -> None:
+    def attribute(**task: object) -> object:
+        made = gateway.submit("hooks", attribute={"a": 1}, **task)
+        assert made.status == 201, made
+        return gateway.call("GET", f"/v1/tasks/{made.body['job_id']}").body["attribute"]
+
+    assert attribute() == {"a": 1}
+    assert attribute(target="shop") == {"a": 1, "toc-webhook": {"target": "shop"}}
+    assert attribute(target="shop", url="/x") == {"a": 1, "toc-webhook": {"target": "shop", "path": "/x"}}
+    assert attribute(url="http://127.0.0.1:8080/x") == {
+        "a": 1, "toc-webhook": {"url": "http://127.0.0.1:8080/x"},
+    }  # fmt: skip
+
+    task: dict[str, object] = {"biz_id": 1, "delay": 60}
+    for named in ({"url": "https://example.com/"}, {"target": "shop", "url": "/x"}):
+        for path, body in (("tasks", task | named), ("tasks:batch", {"tasks": [task, task | named]})):
+            refused = gateway.call("POST", f"/v1/topics/hooks/{path}", body, token="produce")
+            assert (refused.status, refused.body["field"]) == (403, "url")
+    named_only: dict[str, object] = {**task, "target": "shop"}
+    assert gateway.call("POST", "/v1/topics/hooks/tasks", named_only, token="produce").status == 201
+    raw = "/v1/topics/hooks/tasks?raw=true&biz_id=1&delay=60&target=shop"
+    assert gateway.call("POST", raw, b"{}", token="produce").status == 201
+    assert gateway.call("POST", f"{raw}&url=/x", b"{}", token="produce").status == 403
+    assert gateway.call("POST", f"{raw}&url=/x", b"{}").status == 201
+    by_hand: dict[str, object] = {**task, "attribute": {"toc-webhook": {"url": "https://example.com/"}}}
+    refused = gateway.call("POST", "/v1/topics/hooks/tasks", by_hand, token="produce")
+    assert (refused.status, refused.body["field"]) == (422, "attribute")
+
+
+@pytest.mark.parametrize(
+    ("topic", "named", "field"),
+    [
+        ("hooks", {"target": "a b"}, "target"),
+        ("hooks", {"url": "http://example.com/"}, "url"),
+        ("hooks", {"url": "/x"}, "url"),
+        ("hooks", {"target": "shop", "url": "//evil.example/"}, "url"),
+        ("hooks", {"target": "shop", "url": "https://evil.example/"}, "url"),
+        ("test.sync", {"target": "shop"}, "target"),
+        ("test.sync", {"url": "https://example.com/"}, "url"),
+    ],
+)
+def test_a_target_or_url_that_cannot_be_is_refused_before_anything_is_stored(
+    gateway: Gateway, topic: str, named: dict[str, str], field: str
+) -> None:
+    refused = gateway.submit(topic, biz_id=f"refused-{topic}", **named)
+    assert (refused.status, refused.body["field"]) == (422, field)
+    assert gateway.call("GET", f"/v1/tasks?biz_id=refused-{topic}").body["tasks"] == []
+
+
+def test_a_topic_has_a_target_that_is_there(gateway: Gateway) -> None:
+    gateway.call("POST", "/v1/targets", {"name": "bank", "url": "https://example.com/"})
+    altered = gateway.call("PATCH", "/v1/topics/hooks", {"target": "bank"})
+    assert (altered.status, altered.body.get("target")) == (200, "bank"), altered.body
+    unknown = gateway.call("PATCH", "/v1/topics/hooks", {"target": "nobody"})
+    assert (unknown.status, unknown.body["type"]) == (404, "/docs#unknown")
+    assert gateway.call("PATCH", "/v1/topics/hooks", {"target": ""}).body["target"] == ""

@@ -1,0 +1,369 @@
+"""Youzan's dialect: every answer of every command, as bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from harness.dialect import Raw, ask, port_of, receive, send
+from harness.gateway import Gateway
+from harness.patience import until
+
+from toc.model.task import TaskStatus
+
+JSON = "application/json; charset=utf-8"
+DONE = '{"code":0,"message":"操作成功","data":null}'
+ADDED = '{"code":0,"message":"添加成功","data":null}'
+MIB = 1 << 20
+
+
+def wrong(message: str) -> str:
+    return json.dumps(
+        {"code": 1, "message": message, "data": None}, ensure_ascii=False, separators=(",", ":")
+    )
+
+
+def refused(message: str) -> str:
+    answer = {"success": False, "error": message, "id": "", "value": ""}
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+
+
+class Client:
+    """What tests ask a Youzan port."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __call__(self, path: str, body: Any = b"", method: str = "POST") -> Raw:
+        return ask(self.port, method, path, body)
+
+    def push(self, job_id: str, topic: str = "t", delay: int = 1, ttr: int = 60, body: str = "") -> None:
+        job = {"id": job_id, "topic": topic, "delay": delay, "ttr": ttr, "body": body}
+        assert_is(self("/push", job), ADDED)
+
+    def pop(self, topic: str = "t") -> Any:
+        return self("/pop", {"topic": topic}).json["data"]
+
+    def get(self, job_id: str) -> Any:
+        return self("/get", {"id": job_id}).json["data"]
+
+
+def assert_is(answer: Raw, body: str, status: int = 200, media_type: str = JSON) -> None:
+    assert (answer.status, answer.media_type, answer.body.decode()) == (status, media_type, body)
+
+
+@pytest.fixture
+def youzan(dialects: Gateway) -> Client:
+    return Client(port_of(dialects, "youzan"))
+
+
+def test_a_job_lives_over_the_paths(youzan: Client) -> None:
+    job = {"topic": " life ", "id": " order-1 ", "delay": 1, "ttr": 30, "body": ' {"a": "ü中"} '}
+    before = int(time.time())
+    assert_is(youzan("/push", job), ADDED)
+    shown = youzan("/get", {"id": "order-1"})
+    due = shown.json["data"]["delay"]
+    assert due in range(before + 1, before + 4)
+    job = {"topic": "life", "id": "order-1", "delay": due, "ttr": 30, "body": '{"a": "ü中"}'}
+    answer = {"code": 0, "message": "操作成功", "data": job}
+    assert_is(shown, json.dumps(answer, ensure_ascii=False, separators=(",", ":")))
+    assert_is(
+        youzan("/pop", {"topic": "life"}),
+        '{"code":0,"message":"操作成功","data":{"id":"order-1","body":"{\\"a\\": \\"ü中\\"}"}}',
+    )
+    assert youzan.get("order-1") == shown.json["data"], "a reserved job is still shown"
+    assert_is(youzan("/finish", {"id": "order-1"}), DONE)
+    assert_is(youzan("/get", {"id": "order-1"}), DONE)
+
+
+def test_a_job_lives_over_the_commands(youzan: Client) -> None:
+    done = '{"success":true,"error":"","id":"","value":""}'
+    add = {"command": "add", "topic": "cmd", "id": "c1", "delay": 1, "TTR": 60, "body": "hello"}
+    assert_is(youzan("/", add), done)
+    popped = youzan("/", {"command": "pop", "topic": "cmd"})
+    assert_is(popped, '{"success":true,"error":"","id":"c1","value":"hello"}')
+    assert_is(youzan("/", {"command": "finish", "id": "c1"}), done)
+    assert youzan.get("c1") is None
+    assert_is(youzan("/", add), done)
+    assert_is(youzan("/", {"command": "delete", "id": "c1"}), done)
+    assert youzan.get("c1") is None
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
+def test_any_method_will_do(youzan: Client, method: str) -> None:
+    job = {"topic": "any", "id": method, "delay": 60, "ttr": 60, "body": "b"}
+    assert_is(youzan("/push", job, method), ADDED)
+    assert_is(youzan("/delete", {"id": method}, method), DONE)
+
+
+GOOD = {"topic": "t", "id": "i", "delay": 60, "ttr": 60, "body": "b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/push", GOOD | {"id": ""}, "job id不能为空"),
+        ("/push", GOOD | {"id": " \t"}, "job id不能为空"),
+        ("/push", GOOD | {"id": None}, "job id不能为空"),
+        ("/push", {}, "job id不能为空"),
+        ("/push", b"null", "job id不能为空"),
+        ("/push", GOOD | {"topic": " "}, "topic 不能为空"),
+        ("/push", {"id": "i"}, "topic 不能为空"),
+        ("/push", GOOD | {"delay": 0}, "delay 取值范围1 - (2^31 - 1)"),
+        ("/push", GOOD | {"delay": -1}, "delay 取值范围1 - (2^31 - 1)"),
+        ("/push", GOOD | {"delay": 2**31}, "delay 取值范围1 - (2^31 - 1)"),
+        ("/push", {"id": "i", "topic": "t"}, "delay 取值范围1 - (2^31 - 1)"),
+        ("/push", GOOD | {"ttr": 0}, "ttr 取值范围1 - 86400"),
+        ("/push", GOOD | {"ttr": 86401}, "ttr 取值范围1 - 86400"),
+        ("/push", GOOD | {"delay": "60"}, "解析json失败"),
+        ("/push", GOOD | {"delay": 60.5}, "解析json失败"),
+        ("/push", GOOD | {"delay": 60.0}, "解析json失败"),
+        ("/push", GOOD | {"delay": True}, "解析json失败"),
+        ("/push", GOOD | {"delay": 2**63}, "解析json失败"),
+        ("/push", GOOD | {"ttr": "60"}, "解析json失败"),
+        ("/push", GOOD | {"id": 7}, "解析json失败"),
+        ("/push", GOOD | {"topic": ["t"]}, "解析json失败"),
+        ("/push", GOOD | {"body": {"a": 1}}, "解析json失败"),
+        ("/push", GOOD | {"id": "中" * 255}, "解析json失败"),
+        ("/push", GOOD | {"id": "i" * 256}, "解析json失败"),
+        ("/push", GOOD | {"body": "b" * (MIB + 1)}, "解析json失败"),
+        ("/push", b"", "解析json失败"),
+        ("/push", b"{", "解析json失败"),
+        ("/push", b"[]", "解析json失败"),
+        ("/push", b"7", "解析json失败"),
+        ("/push", b'{"id": "\xff", "topic": "t", "delay": 60, "ttr": 60}', "解析json失败"),
+        ("/push", b'{"delay": NaN}', "解析json失败"),
+        ("/push", b'{"delay": %s}' % (b"9" * 5000), "解析json失败"),
+        ("/push", b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "解析json失败"),
+        ("/push", b" " * (7 * MIB), "解析json失败"),
+        ("/pop", {}, "topic不能为空"),
+        ("/pop", {"topic": "  "}, "topic不能为空"),
+        ("/pop", {"topic": 1}, "解析json失败"),
+        ("/pop", b"nonsense", "解析json失败"),
+        ("/finish", {}, "job id不能为空"),
+        ("/finish", {"id": 5}, "解析json失败"),
+        ("/delete", {"id": " "}, "job id不能为空"),
+        ("/delete", b"\x00", "解析json失败"),
+        ("/get", {"id": ""}, "job id不能为空"),
+        ("/get", {"id": False}, "解析json失败"),
+        ("/get", {}, "job id不能为空"),
+        ("/delete", {"id": ["i"]}, "解析json失败"),
+        ("/delete", {}, "job id不能为空"),
+        ("/finish", b"null", "job id不能为空"),
+        *(
+            (path, b'{"id":"\xff","topic":"\xff"}', "解析json失败")
+            for path in ("/pop", "/finish", "/delete", "/get")
+        ),
+        *((path, b"", "解析json失败") for path in ("/pop", "/finish", "/delete", "/get")),
+        *((path, b" " * (7 * MIB), "解析json失败") for path in ("/pop", "/finish", "/delete", "/get")),
+    ],
+)
+def test_a_mistake_is_answered_in_the_words_of_the_original(
+    youzan: Client, path: str, body: Any, message: str
+) -> None:
+    assert_is(youzan(path, body), wrong(message))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"command": "add", **GOOD, "id": ""}, "job id不能为空"),
+        ({"command": "add", **GOOD, "ttr": 0}, "ttr 取值范围1 - 86400"),
+        ({"command": "add", **GOOD, "topic": ""}, "topic 不能为空"),
+        ({"command": "add", **GOOD, "delay": 0}, "delay 取值范围1 - (2^31 - 1)"),
+        ({"command": "add", **GOOD, "delay": "60"}, "解析json失败"),
+        ({"command": "add", **GOOD, "id": "i" * 256}, "解析json失败"),
+        ({"command": "add", **GOOD, "body": "b" * (MIB + 1)}, "解析json失败"),
+        ({"command": "add"}, "job id不能为空"),
+        ({"command": "pop", "topic": 5}, "解析json失败"),
+        ({"command": "finish", "id": 5}, "解析json失败"),
+        ({"command": "delete"}, "job id不能为空"),
+        (b'{"command":"pop","topic":"\xff"}', "解析json失败"),
+        ({"command": "pop"}, "topic不能为空"),
+        ({"command": "finish"}, "job id不能为空"),
+        ({"command": "delete", "id": 1}, "解析json失败"),
+        ({"command": "push", **GOOD}, "解析json失败"),
+        ({"command": 1}, "解析json失败"),
+        ({}, "解析json失败"),
+        (b"{", "解析json失败"),
+        (b"", "解析json失败"),
+        (b" " * (7 * MIB), "解析json失败"),
+    ],
+)
+def test_a_mistake_in_a_command_is_answered_in_its_form(youzan: Client, body: Any, message: str) -> None:
+    assert_is(youzan("/", body), refused(message))
+
+
+def test_what_is_no_path_is_not_found(youzan: Client) -> None:
+    for path in ("/nothing", "/push/", "/PUSH", "/v1/topics"):
+        assert_is(youzan(path, GOOD), "404 page not found\n", 404, "text/plain; charset=utf-8")
+    assert_is(youzan("/", b"", "GET"), "404 page not found\n", 404, "text/plain; charset=utf-8")
+
+
+def test_unknown_ids_are_no_mistake(youzan: Client) -> None:
+    for path in ("/finish", "/delete", "/get"):
+        assert_is(youzan(path, {"id": "unknown"}), DONE)
+        assert_is(youzan(path, {"id": "i" * 300}), DONE)
+    for command in ("finish", "delete"):
+        done = youzan("/", {"command": command, "id": "unknown"})
+        assert_is(done, '{"success":true,"error":"","id":"","value":""}')
+
+
+def test_the_largest_of_everything_is_taken(youzan: Client) -> None:
+    youzan.push("i" * 255, topic="中" * 255, delay=2**31 - 1, ttr=86_400, body="b" * MIB)
+    shown = youzan.get("i" * 255)
+    assert (shown["topic"], shown["ttr"], shown["body"]) == ("中" * 255, 86_400, "b" * MIB)
+    assert abs(shown["delay"] - time.time() - 2**31) < 10
+    youzan.push("escaped", body="\x01" * MIB, delay=60)
+    assert youzan.get("escaped")["body"] == "\x01" * MIB
+
+
+def test_odd_texts_come_back_as_they_were(youzan: Client) -> None:
+    for job_id in ("a\nb", "h-" + "0" * 32, "'; DROP TABLE x; --", "%s%d", "ключ", "a\u2028b", "a\x00b"):
+        youzan.push(job_id, topic=job_id, delay=1, body=f"of {job_id}")
+        assert youzan.get(job_id)["topic"] == job_id.strip()
+        assert youzan.pop(job_id) == {"id": job_id.strip(), "body": f"of {job_id}"}
+        assert_is(youzan("/finish", {"id": job_id}), DONE)
+        assert youzan.get(job_id) is None
+
+
+def test_of_a_repeated_name_the_last_value_counts_and_case_does_not(youzan: Client) -> None:
+    body = b'{"ID": "no", "id": "twice", "Topic": "t", "delay": 0, "DELAY": 60, "Ttr": 60, "more": [1]}'
+    assert_is(youzan("/push", body), ADDED)
+    assert youzan.get("twice")["ttr"] == 60
+
+
+def test_a_lone_surrogate_is_replaced(youzan: Client) -> None:
+    assert_is(youzan("/push", b'{"id":"s","topic":"t","delay":60,"ttr":60,"body":"a\\ud800b"}'), ADDED)
+    assert youzan.get("s")["body"] == "a\ufffdb"
+
+
+def test_pop_takes_the_topics_in_their_order(youzan: Client) -> None:
+    for number in range(3):
+        youzan.push(f"low-{number}", topic="low", delay=1)
+        youzan.push(f"high-{number}", topic="high", delay=1)
+    time.sleep(1.5)
+    got = [youzan.pop("high, low,high")["id"] for _ in range(6)]
+    assert [one.partition("-")[0] for one in got] == ["high"] * 3 + ["low"] * 3
+    assert len(set(got)) == 6
+
+
+def test_a_pop_waits_for_its_job_even_on_a_topic_that_is_not_there_yet(youzan: Client) -> None:
+    with send(youzan.port, "POST", "/pop", b'{"topic":"new-topic"}') as link:
+        time.sleep(1.2)
+        pushed = time.time()
+        youzan.push("first", topic="new-topic", delay=1, body="x")
+        assert receive(link).json["data"] == {"id": "first", "body": "x"}
+        assert time.time() - pushed > 1.0
+
+
+def test_a_job_comes_again_when_its_ttr_has_ended_and_without_limit(youzan: Client) -> None:
+    youzan.push("again", topic="again", delay=1, ttr=1)
+    popped: list[float] = []
+    for _ in range(4):
+        assert youzan.pop("again")["id"] == "again"
+        popped.append(time.time())
+    gaps = [later - earlier for earlier, later in pairwise(popped)]
+    assert all(gap > 0.95 for gap in gaps), gaps
+    assert_is(youzan("/finish", {"id": "again"}), DONE)
+    assert youzan.get("again") is None
+
+
+def test_finish_ends_only_what_was_handed_out_since_it_was_pushed(youzan: Client) -> None:
+    youzan.push("waits", delay=60)
+    assert_is(youzan("/finish", {"id": "waits"}), DONE)
+    assert youzan.get("waits") is not None, "it was never handed out"
+
+    youzan.push("renewed", topic="renewed", delay=1)
+    assert youzan.pop("renewed")["id"] == "renewed"
+    youzan.push("renewed", topic="renewed", delay=60, body="second")
+    assert_is(youzan("/finish", {"id": "renewed"}), DONE)
+    assert youzan.get("renewed")["body"] == "second", "its new version was never handed out"
+
+
+def test_finish_counts_also_after_the_ttr_has_ended(youzan: Client) -> None:
+    youzan.push("late", topic="late", delay=1, ttr=1)
+    assert youzan.pop("late")["id"] == "late"
+    time.sleep(1.2)
+    assert_is(youzan("/finish", {"id": "late"}), DONE)
+    assert youzan.get("late") is None
+
+
+def test_delete_ends_anything(youzan: Client) -> None:
+    youzan.push("waiting", topic="deleted", delay=60)
+    youzan.push("ready", topic="deleted", delay=1)
+    youzan.push("reserved", topic="deleted-2", delay=1)
+    assert youzan.pop("deleted-2")["id"] == "reserved"
+    for job_id in ("waiting", "ready", "reserved"):
+        assert_is(youzan("/delete", {"id": job_id}), DONE)
+        assert youzan.get(job_id) is None
+    youzan.push("last", topic="deleted", delay=1)
+    assert youzan.pop("deleted")["id"] == "last", "what was deleted while it was ready does not come"
+
+
+def test_a_push_replaces_the_pending_job_of_its_id_under_any_topic(youzan: Client) -> None:
+    youzan.push("moved", topic="from", delay=1, body="old")
+    youzan.push("moved", topic="to", delay=2, body="new", ttr=7)
+    shown = youzan.get("moved")
+    assert (shown["topic"], shown["body"], shown["ttr"]) == ("to", "new", 7)
+    assert youzan.pop("from,to") == {"id": "moved", "body": "new"}
+    assert_is(youzan("/finish", {"id": "moved"}), DONE)
+    assert youzan.get("moved") is None
+    youzan.push("moved", topic="from", delay=60, body="third")
+    assert youzan.get("moved")["body"] == "third"
+
+
+def test_a_client_that_leaves_a_pop_loses_nothing(youzan: Client) -> None:
+    with send(youzan.port, "POST", "/pop", b'{"topic":"left"}'):
+        time.sleep(1)
+    youzan.push("kept", topic="left", delay=1)
+    assert youzan.pop("left")["id"] == "kept"
+
+
+def test_only_own_rows_are_touched(youzan: Client, dialects: Gateway) -> None:
+    youzan.push("mine", topic="own", delay=60)
+    center = dialects.system.center
+    center.catalog.refresh()
+    native = [
+        center.submit("test.sync", biz_id="foreign", delay=60),
+        center.submit("test.sync", biz_id="foreign", delay=60, dedup_key="youzan:job"),
+        center.submit("youzan.own", biz_id="foreign", delay=60),
+        center.submit("youzan.own", biz_id="foreign", delay=60, dedup_key="other:job"),
+    ]
+    alike = {"id": "due", "topic": "own", "delay": 0, "ttr": 60_000}
+    due = center.submit("youzan.own", biz_id="due", delay=0, attribute=alike)
+    for path in ("/finish", "/delete", "/get"):
+        assert_is(youzan(path, {"id": "foreign"}), DONE)
+    youzan.push("foreign", topic="own", delay=1)
+    assert youzan.pop("own")["id"] == "foreign"
+    assert_is(youzan("/delete", {"id": "foreign"}), DONE)
+    rows = center.store.read([*native, due])
+    assert all(row.status == TaskStatus.PENDING and row.version == 0 for row in rows.values())
+    assert rows[due].attempts == 0, "what another door has made is not handed out"
+
+
+def test_pages_and_foreign_names_are_refused(youzan: Client) -> None:
+    body = json.dumps(GOOD).encode()
+    for header in (
+        "Origin: http://evil.example",
+        "Origin: null",
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Site: same-site",
+        "Host: evil.example",
+        "Host: evil.example:9277",
+        "Host: 127.0.0.1.evil.example",
+    ):
+        answer = ask(youzan.port, "POST", "/push", body, [header])
+        assert answer.status == 403, header
+    for header in ("Sec-Fetch-Site: none", "Host: localhost:9277", "Host: [::1]:9277", "Host: 127.0.0.1"):
+        assert_is(ask(youzan.port, "POST", "/push", body, [header]), ADDED)
+
+
+def test_nothing_of_a_request_reaches_the_log(youzan: Client, dialects: Gateway) -> None:
+    youzan.push("canary-id", topic="canary-topic", delay=60, body="canary-body")
+    youzan("/push", {"id": "canary-wrong", "delay": "canary"})
+    assert until(lambda: "canary-body" not in dialects.told(), 1)
+    assert "canary-id" not in dialects.told()

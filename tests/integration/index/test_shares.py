@@ -1,0 +1,111 @@
+"""The rooms of several processes that send to one target, with the limits that they share in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from toc.index.queues import Queues
+from toc.webhooks.breaker import FAILURES
+from toc.webhooks.rooms import LEAST_WAIT_SECONDS, Full, Room, Rooms
+
+
+async def _send(rooms: Rooms, room: Room, seconds: float) -> bool:
+    """Stand for one try: False if it was postponed."""
+    try:
+        await rooms.enter(room, 0)
+    except Full:
+        return False
+    await asyncio.sleep(seconds)
+    rooms.leave(room, seconds)
+    return True
+
+
+async def _busy(rooms: Rooms, room: Room, sent: Counter[str], name: str, pause: float) -> None:
+    while True:
+        done = await _send(rooms, room, 0.05)
+        sent[name] += done
+        await asyncio.sleep(pause if done else LEAST_WAIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("limit", "tasks", "pause"), [(1, 1, 0.05), (1, 8, 0.0), (4, 20, 0.0)], ids=["half", "full", "many"]
+)
+def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
+    queues: Queues, limit: int, tasks: int, pause: float
+) -> None:
+    sent: Counter[str] = Counter()
+
+    async def whole() -> None:
+        names = ["first", "second", "third"]
+        processes = [Rooms(queues.permits, name, lambda: len(names)) for name in names]
+        busy = []
+        for name, rooms in zip(names, processes, strict=True):
+            room = rooms.of("shop", limit, None)
+            busy += [asyncio.ensure_future(_busy(rooms, room, sent, name, pause)) for _ in range(tasks)]
+            await asyncio.sleep(0.5)
+        try:
+            async with asyncio.timeout(120):
+                while any(sent[name] < 15 for name in names):
+                    await asyncio.sleep(0.05)
+        finally:
+            for one in busy:
+                one.cancel()
+            await asyncio.gather(*busy, return_exceptions=True)
+            for rooms in processes:
+                rooms.close()
+
+    with suppress(TimeoutError):
+        asyncio.run(whole())
+    assert all(sent[name] >= 15 for name in ("first", "second", "third")), sent
+
+
+def test_a_breaker_holds_for_all_processes_and_one_of_them_probes(queues: Queues) -> None:
+    down = True
+    probes = 0
+
+    async def tried(rooms: Rooms, room: Room) -> bool:
+        nonlocal probes
+        try:
+            await rooms.enter(room, 0)
+        except Full:
+            return False
+        probes += room.breaker.state == "half-open"  # others may go as soon as it is closed
+        era = room.breaker.era
+        await asyncio.sleep(0.3)
+        rooms.judge(room, era, well=not down)
+        rooms.leave(room, 0.3)
+        return True
+
+    async def whole() -> None:
+        nonlocal down, probes
+        processes = [Rooms(queues.permits, name, lambda: 3) for name in ("first", "second", "third")]
+        places = [(rooms, rooms.of("shop", 100, None)) for rooms in processes]
+        try:
+            first = places[0]
+            for rooms, room in places:
+                await rooms.enter(room, 0)
+                rooms.leave(room, 0.01)
+            for _ in range(FAILURES):
+                first[0].judge(first[1], first[1].breaker.era, well=False)
+            async with asyncio.timeout(120):  # the others learn of it without a request of their own
+                while not all(room.breaker.state == "open" for _, room in places):
+                    await asyncio.sleep(0.05)
+                for opened in (1, 2):  # the first probe fails, the second one succeeds
+                    probes, down = 0, opened == 1
+                    era = first[1].breaker.era
+                    while first[1].breaker.era == era:
+                        await asyncio.gather(*(tried(*place) for place in places * 5))
+                        await asyncio.sleep(0.05)
+                    assert probes == 1, "of many requests in three processes"
+                while not all(room.breaker.state == "closed" for _, room in places):
+                    await asyncio.gather(*(tried(*place) for place in places))
+                    await asyncio.sleep(0.05)
+        finally:
+            for rooms in processes:
+                rooms.close()
+
+    asyncio.run(whole())

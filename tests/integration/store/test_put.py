@@ -1,0 +1,383 @@
+"""Replacing: one task per name, with the body of its version; a request is done once, whatever is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from fault.kit.proxy import Proxy
+from harness.leases import taken
+
+from toc.maintenance.record_retention import RecordRetention
+from toc.model.body import Content
+from toc.model.clock import Clock
+from toc.model.errors import DedupConflict, RequestReused, StoreUnavailable, SubmitUnknown, TaskExists
+from toc.model.pull import AckOutcome, PullLease
+from toc.model.sharding import BizId
+from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
+from toc.store import Failure, Store
+from toc.store.pulls import HandOut
+
+NewRow = Callable[..., TaskRow]
+NEW, KEPT = PutOutcome.NEW, PutOutcome.KEPT
+REPLACED, MAY_HAVE_STARTED = PutOutcome.REPLACED, PutOutcome.MAY_HAVE_STARTED
+
+
+class SetClock(Clock):
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = int(time.time() * 1000)
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now / 1000
+
+
+REQUESTS = int(os.environ.get("TOC_TEST_REQUESTS", "150"))
+"""Requests that race and lose answers."""
+
+
+def with_body(row: TaskRow, data: bytes) -> tuple[TaskRow, dict[bytes, Content]]:
+    content = Content("x/y", data)
+    sha = content.fingerprint()
+    return row._replace(body_length=len(data), body_sha256=sha), {sha: content}
+
+
+def named(new_row: NewRow, first: TaskRow, **values: Any) -> TaskRow:
+    """Another row with the name of the first."""
+    values = {"biz_type": first.biz_type, "dedup_key": first.dedup_key, **values}
+    return new_row(first.biz_id if first.biz_key is None else first.biz_key, **values)
+
+
+def body_of(store: Store, row: TaskRow) -> bytes | None:
+    content = store.bodies.read({row.job_id: row.version}, gated=False).whole().get(row.job_id)
+    return None if content is None else content.data
+
+
+def as_stored(store: Store, job_id: int) -> TaskRow:
+    row = store.get(job_id)
+    assert row is not None
+    return row
+
+
+def of_name(store: Store, row: TaskRow, *types: int) -> list[TaskRow]:
+    """The rows that have the row's name."""
+    found = store.read(all_of(store, row))
+    return [
+        one
+        for one in found.values()
+        if one.dedup_key == row.dedup_key and one.biz_type in (types or (row.biz_type,))
+    ]
+
+
+def all_of(store: Store, row: TaskRow) -> list[int]:
+    return [one.job_id for one in store.find(BizId.of(row.biz_key or row.biz_id))]
+
+
+def test_a_pending_task_keeps_its_id_and_gets_everything_else_anew(store: Store, new_row: NewRow) -> None:
+    old, contents = with_body(new_row(dedup_key="k", tries=3, attribute='{"a":1}'), b"old")
+    assert store.put(old, contents).put == (old.job_id, NEW)
+    store.fail([Failure(old.job_id, 0, 0, 0, 1, 0, old.next_time, "boom")])
+    later = old.action_time + 60_000
+    new, contents = with_body(
+        named(new_row, old, action_time=later, attribute='{"a":2}', expires_at=later + 5), b"new"
+    )
+    stored = store.put(new, contents)
+    assert stored.put == (old.job_id, MAY_HAVE_STARTED), "a try has failed"
+    assert stored.inserted is None
+    now = as_stored(store, old.job_id)
+    assert (now.version, now.attempts, now.crashes, now.tries) == (1, 0, 0, 0)
+    assert (now.action_time, now.next_time, now.expires_at) == (later, later, later + 5)
+    assert (now.attribute, now.gmt_create) == ('{"a":2}', old.gmt_create)
+    assert body_of(store, now) == b"new"
+    assert body_of(store, old) is None, "that of the former version is gone"
+
+    same, contents = with_body(named(new_row, old, action_time=later + 1), b"new")
+    assert store.put(same, contents).put.job_id == old.job_id
+    now = as_stored(store, old.job_id)
+    assert (now.version, body_of(store, now)) == (2, b"new")
+    assert store.put(named(new_row, old)).put.job_id == old.job_id
+    now = as_stored(store, old.job_id)
+    assert (now.version, now.body_length, body_of(store, now)) == (3, None, None)
+
+
+def test_replacing_before_the_time_of_a_task_that_nobody_has_taken_is_sure(
+    store: Store, new_row: NewRow
+) -> None:
+    row = new_row(dedup_key="k")
+    store.put(row)
+    assert store.put(named(new_row, row)).put == (row.job_id, REPLACED)
+    due = new_row(dedup_key="k", action_time=int(time.time() * 1000) - 5)
+    store.put(due)
+    assert store.put(named(new_row, due)).put == (due.job_id, MAY_HAVE_STARTED), "it was due"
+
+
+def test_a_leased_task_is_replaced_and_the_lease_stays(store: Store, new_row: NewRow) -> None:
+    row = new_row(dedup_key="k")
+    store.put(row)
+    store.leases.identify("worker-one")
+    assert taken(store.leases, {row.job_id: 30}) == {row.job_id}
+    stored = store.put(named(new_row, row))
+    assert stored.put == (row.job_id, MAY_HAVE_STARTED)
+    assert as_stored(store, row.job_id).version == 1
+    store.leases.identify("worker-two")
+    assert taken(store.leases, {row.job_id: 30}) == set(), "until it has ended, nobody runs the new version"
+
+
+def test_a_handed_out_task_is_replaced_and_not_due_before_its_hand_out_ends(
+    store: Store, new_row: NewRow
+) -> None:
+    row = new_row(dedup_key="k", action_time=int(time.time() * 1000) - 10)
+    store.put(row)
+    nonce = secrets.token_bytes(16)
+    given = store.pulls.hand_out(
+        [HandOut(row.job_id, 7, 3, 3_600_000, nonce)], int(time.time() * 1000)
+    ).whole()
+    ends = given[row.job_id].next_time
+    assert store.put(named(new_row, row)).put == (row.job_id, MAY_HAVE_STARTED)
+    now = store.pulls.read([row.job_id])[row.job_id]
+    assert (now.version, now.attempts, now.nonce, now.next_time) == (1, 0, b"", ends)
+    lease = PullLease(row.job_id, 0, 7, 0, nonce)
+    assert store.pulls.ack([lease]).whole() == {row.job_id: AckOutcome.REPLACED}
+    late = named(new_row, row, action_time=ends + 1000)
+    store.put(late)
+    assert store.pulls.read([row.job_id])[row.job_id].next_time == ends + 1000
+
+
+@pytest.mark.parametrize("end", ["processed", "cancelled", "dead"])
+def test_an_ended_task_loses_its_name_to_a_new_one(store: Store, new_row: NewRow, end: str) -> None:
+    row = new_row(dedup_key="k")
+    store.put(row)
+    if end == "processed":
+        store.finish([(row.job_id, 0)])
+    elif end == "cancelled":
+        store.cancel_many([row.job_id])
+    else:
+        store.die([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, "boom")])
+    ended = as_stored(store, row.job_id)
+    assert ended.status == TaskStatus[end.upper()]
+    again = named(new_row, row)
+    stored = store.put(again)
+    assert stored.put == (again.job_id, NEW)
+    assert stored.inserted == again
+    assert as_stored(store, row.job_id) == ended._replace(dedup_key=None)
+    assert store.put(named(new_row, row)).put == (again.job_id, REPLACED)
+
+
+def test_error_and_keep_change_nothing(store: Store, new_row: NewRow) -> None:
+    row = new_row(dedup_key="k", attribute='{"a":1}')
+    assert store.put(row, on_conflict=OnConflict.ERROR).put == (row.job_id, NEW)
+    with pytest.raises(TaskExists) as caught:
+        store.put(named(new_row, row, attribute='{"a":1}'), on_conflict=OnConflict.ERROR)
+    assert caught.value.job_id == row.job_id
+    same = named(new_row, row, attribute='{"a":1}')
+    assert store.put(same, on_conflict=OnConflict.KEEP).put == (row.job_id, KEPT)
+    with pytest.raises(DedupConflict):
+        store.put(named(new_row, row, attribute='{"a":2}'), on_conflict=OnConflict.KEEP)
+    assert as_stored(store, row.job_id) == row
+
+
+def test_over_several_topics_a_name_has_one_pending_task(store: Store, new_row: NewRow) -> None:
+    row = new_row("id-1", dedup_key="k")
+    store.put(row, across=[7, 8])
+    body, contents = with_body(named(new_row, row, biz_type=8), b"b")
+    stored = store.put(body, contents, across=[7])
+    assert stored.put == (body.job_id, REPLACED)
+    assert [one.job_id for one in stored.before] == [row.job_id]
+    old = as_stored(store, row.job_id)
+    assert (old.status, old.dedup_key) == (TaskStatus.CANCELLED, None)
+    assert (as_stored(store, body.job_id), body_of(store, body)) == (body, b"b")
+    assert store.put(named(new_row, row, biz_type=8), across=[7]).put == (body.job_id, REPLACED)
+    store.finish([(body.job_id, 1)])
+    back = named(new_row, row)
+    assert store.put(back, across=[8]).put == (back.job_id, NEW)
+    assert of_name(store, row, 7, 8) == [back]
+    stranger = named(new_row, row, biz_type=9)
+    assert store.put(stranger, across=[]).put == (stranger.job_id, NEW)
+
+
+def test_a_handed_out_task_moved_to_another_topic_is_not_due_before_its_hand_out_ends(
+    store: Store, new_row: NewRow
+) -> None:
+    row = new_row(dedup_key="k", action_time=int(time.time() * 1000) - 10)
+    store.put(row, across=[8])
+    item = HandOut(row.job_id, 7, 3, 3_600_000, secrets.token_bytes(16))
+    given = store.pulls.hand_out([item], int(time.time() * 1000)).whole()
+    moved = named(new_row, row, biz_type=8)
+    assert store.put(moved, across=[7]).put == (moved.job_id, MAY_HAVE_STARTED)
+    now = as_stored(store, moved.job_id)
+    assert (now.action_time, now.next_time) == (moved.action_time, given[row.job_id].next_time)
+
+
+def test_pushes_that_race_over_topics_leave_one_pending_task(
+    place: Any, store: Store, new_row: NewRow
+) -> None:
+    rows = [new_row(f"race-{secrets.token_hex(4)}", dedup_key="k") for _ in range(5)]
+    stores = [place.open() for _ in range(4)]
+
+    def push(n: int) -> tuple[int, int]:
+        row = rows[n % 5]
+        one = named(new_row, row, biz_type=7 + n // 5 % 3)
+        return n % 5, stores[n % 4].put(one, across=[7, 8, 9]).put.job_id
+
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(push, range(300)))
+    for one in stores:
+        one.close()
+    for n, row in enumerate(rows):
+        found = store.read(all_of(store, row)).values()
+        assert [(one.status, one.dedup_key) for one in found if one.status == 0] == [(0, "k")]
+        assert {one.dedup_key for one in found if one.status != 0} <= {None}
+        (pending,) = of_name(store, row, 7, 8, 9)
+        assert pending.job_id in {job_id for which, job_id in told if which == n}
+
+
+# --- requests
+
+
+def test_a_request_is_done_once_and_its_answer_is_repeated(store: Store, new_row: NewRow) -> None:
+    row = new_row(dedup_key="k")
+    first, second = (Request.of("token /path", secrets.token_hex(), b"{}") for _ in range(2))
+    assert store.put(row, request=first).put == (row.job_id, NEW)
+    assert store.put(named(new_row, row), request=second).put == (row.job_id, REPLACED)
+    for _ in range(2):
+        assert store.put(named(new_row, row), request=second).put == (row.job_id, REPLACED)
+        assert store.put(named(new_row, row), request=first).put == (row.job_id, NEW)
+    assert as_stored(store, row.job_id).version == 1
+    with pytest.raises(RequestReused):
+        store.put(named(new_row, row), request=second._replace(payload=first.key))
+    unnamed, third = new_row(), Request.of("", secrets.token_hex(), b"")
+    assert store.put(unnamed, request=third).put == (unnamed.job_id, NEW)
+    assert store.put(named(new_row, unnamed), request=third).put == (unnamed.job_id, NEW)
+    kept = Request.of("", secrets.token_hex(), b"")
+    assert store.put(named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (row.job_id, KEPT)
+    store.finish([(row.job_id, 1)])
+    assert store.put(named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (row.job_id, KEPT)
+    moved = named(new_row, row, biz_type=8)
+    fourth = Request.of("", secrets.token_hex(), b"")
+    for _ in range(2):
+        assert store.put(moved, across=[7], request=fourth).put == (moved.job_id, NEW)
+
+
+def test_a_name_of_a_request_stands_for_one_request_whatever_databases_its_tasks_are_in(
+    store: Store, new_row: NewRow
+) -> None:
+    for _ in range(20):
+        request, row, other = Request.of("", secrets.token_hex(), b"a"), new_row(), new_row()
+        assert store.put(row, request=request).put == (row.job_id, NEW)
+        assert store.put(row, request=request).put == (row.job_id, NEW)
+        with pytest.raises(RequestReused):
+            store.put(other, request=request._replace(payload=bytes(32)))
+        assert store.get(other.job_id) is None
+        assert store.answer_to(request, BizId.of(row.biz_id)) == (row.job_id, NEW)
+
+
+def test_answers_are_forgotten_after_their_retention(store: Store, new_row: NewRow) -> None:
+    request, row = Request.of("", secrets.token_hex(), b""), new_row()
+    store.put(row, request=request)
+    now = int(time.time() * 1000)
+    databases = range(4 if len(store.tables_of_server()) > 1 else 1)
+    for number in databases:
+        store.requests.purge(number, now - 60_000)
+    assert store.answer_to(request, BizId.of(row.biz_id)) is not None
+    for number in databases:
+        store.requests.purge(number, now + 60_000)
+    assert store.answer_to(request, BizId.of(row.biz_id)) is None
+
+
+def test_the_workers_of_the_first_tables_forget_requests_after_a_day(store: Store, new_row: NewRow) -> None:
+    requests = [Request.of("", secrets.token_hex(), b"") for _ in range(8)]
+    rows = [new_row() for _ in requests]
+    for row, request in zip(rows, requests, strict=True):
+        store.put(row, request=request)
+    clock = SetClock()
+    retention = RecordRetention(store, clock, lambda: range(store.requests.databases), keep=60)
+
+    def left() -> int:
+        for _ in range(2 * store.requests.databases + 1):
+            retention.run_once()
+        found = zip(rows, requests, strict=True)
+        return sum(store.answer_to(request, BizId.of(row.biz_id)) is not None for row, request in found)
+
+    assert left() == 8
+    clock.now += 86_400_000 - 60_000
+    assert left() == 8
+    clock.now += 120_000
+    assert left() == 8, "it looks each ten minutes"
+    clock.now += 480_000
+    assert left() == 0
+
+
+def test_a_change_whose_answer_is_lost_is_made_once(
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
+) -> None:
+    """With a request, and without: that looks for its change on the row."""
+    for request in (None, Request.of("", secrets.token_hex(), b"")):
+        row = new_row(dedup_key="k")
+        proxy.eat(b"INSERT INTO")
+        other = request and Request.of("", secrets.token_hex(), b"")
+        assert through_proxy.put(row, request=other).put == (row.job_id, NEW)
+        proxy.eat(b"SET version=version+1")
+        assert through_proxy.put(named(new_row, row), request=request).put == (row.job_id, REPLACED)
+        assert as_stored(through_proxy, row.job_id).version == 1
+        proxy.eat(b"SET version=version+1")
+        body, contents = with_body(named(new_row, row), b"x")
+        assert through_proxy.put(body, contents).put == (row.job_id, REPLACED)
+        now = as_stored(through_proxy, row.job_id)
+        assert (now.version, body_of(through_proxy, now)) == (2, b"x")
+        moved = named(new_row, row, biz_type=8)
+        proxy.eat(b"COMMIT")
+        assert through_proxy.put(moved, across=[7]).put == (moved.job_id, REPLACED)
+        assert of_name(through_proxy, row, 7, 8) == [moved]
+
+
+def test_requests_that_race_and_lose_their_answers_are_done_once_each(
+    mysql_place: Any, through_proxy: Store, proxy: Proxy, mysql_store: Store, new_row: NewRow
+) -> None:
+    row = new_row(dedup_key="k")
+    mysql_store.put(row)
+    requests = [Request.of("race", secrets.token_hex(), b"%d" % n) for n in range(REQUESTS)]
+    direct = [mysql_place.open() for _ in range(2)]
+
+    def change(n: int) -> None:
+        """Three callers repeat each request until it is answered; every answer of it is the same."""
+        one = named(new_row, row, attribute=json.dumps({"n": n // 3}), action_time=row.action_time)
+        store = [through_proxy, *direct][n % 3]
+        answered = False
+        while not answered:
+            assert time.monotonic() < deadline
+            with suppress(StoreUnavailable, SubmitUnknown):
+                assert store.put(one, request=requests[n // 3]).put.job_id == row.job_id
+                answered = True
+
+    deadline = time.monotonic() + 600
+    proxy.eat(b"SET version=version+1", count=None, probability=0.3, quiet=0.02)
+    over = threading.Event()
+
+    def cut() -> None:
+        while not over.wait(0.05):
+            proxy.cut()
+
+    with ThreadPoolExecutor(10) as pool:
+        cutter = pool.submit(cut)
+        try:
+            list(pool.map(change, range(3 * REQUESTS)))
+        finally:
+            over.set()
+        cutter.result()
+    assert proxy.stats.eaten > REQUESTS // 100
+    assert proxy.stats.cut
+    for one in direct:
+        one.close()
+    assert as_stored(mysql_store, row.job_id).version == REQUESTS

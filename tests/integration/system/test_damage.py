@@ -1,0 +1,96 @@
+"""What is damaged harms itself alone: a row in its table, a step of the batcher."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from harness.system import System
+
+from toc import NewTask, TaskStatus, Topic
+from toc.cli.output import row_record
+from toc.gateway import show
+from toc.model.errors import UnreadableTask
+from toc.model.topic import Delivery
+from toc.pull.pulls import Pulls
+from toc.sdk import batcher
+from toc.sdk.batcher import Batcher
+
+TOPIC = "test.pulled"
+
+
+@pytest.mark.parametrize("column", ["action_time", "next_time", "gmt_create", "gmt_modified"])
+def test_a_damaged_instant_makes_its_own_row_unreadable_and_no_other(system: System, column: str) -> None:
+    store = system.center.store
+    store.topics.create(Topic(TOPIC, 9, 4, delivery=Delivery.PULL))
+    system.center.catalog.refresh()
+    damaged, sound = (system.center.submit(TOPIC, biz_id=7, delay=0.01) for _ in range(2))
+    assert store.server_of(damaged) == store.server_of(sound)
+    server = store._shards.servers[0]._connect_within(5)
+    try:
+        table = store._shards.names[store._shards.table_of(damaged)]
+        server.batch([f"UPDATE {table} SET {column}='0000-00-00' WHERE job_id={damaged}"])
+    finally:
+        server.close()
+
+    rows = store.read([damaged, sound])
+    with pytest.raises(UnreadableTask):
+        show.task(rows[damaged], TOPIC)
+    assert show.task(rows[sound], TOPIC)["job_id"] == str(sound)
+    assert [("unreadable" in row_record(rows[job_id], TOPIC)) for job_id in (damaged, sound)] == [True, False]
+    assert {row.job_id for row in store.scans.pending([damaged, sound])} == {damaged, sound}
+    assert store.read_tries([damaged, sound]).keys() == {damaged, sound}
+
+    async def steps() -> None:
+        pulls = Pulls(system.center)
+        try:
+            got: set[int] = set()
+            async with asyncio.timeout(60):
+                while sound not in got:
+                    got |= {one.task.job_id for one in await pulls.pull([TOPIC], most=2, wait=5)}
+        finally:
+            await asyncio.to_thread(pulls.stop)
+
+    asyncio.run(steps())
+    if column == "action_time":  # its consumers could not be told of it
+        row = system.row(damaged)
+        assert row.status == TaskStatus.DEAD
+        assert "UnreadableTask" not in (row.last_error or "")
+        assert "cannot be read" in (row.last_error or "")
+
+
+@pytest.mark.parametrize("fault", ["too few outcomes", "a look that fails"])
+def test_no_caller_waits_for_ever_for_a_step_that_failed(
+    system: System, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    system.create_topics()
+    system.center.catalog.refresh()
+    store, answered = system.center.store, threading.Event()
+    insert_each = store.insert_each
+    monkeypatch.setattr(batcher, "GIVE_UP_SECONDS", 0.1)
+
+    def broken(*asked: Any) -> Any:
+        assert answered.wait(60)
+        return insert_each(*asked)
+
+    async def steps() -> None:
+        one = Batcher(system.center)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it hears of the error as well
+        (lane,) = one._submits
+        together = lane._together
+        if fault == "too few outcomes":
+            monkeypatch.setattr(lane, "_together", lambda _, answer: answer([]))
+        else:
+            monkeypatch.setattr(store, "insert_each", broken)
+            monkeypatch.setattr(lane, "_given_up", lambda _: 1 / 0)
+        with pytest.raises((RuntimeError, ZeroDivisionError)):
+            async with asyncio.timeout(30):
+                await one.submit(NewTask("test.sync", 1, 60))
+        answered.set()
+        monkeypatch.setattr(lane, "_together", together)
+        assert await one.submit(NewTask("test.sync", 2, 60)) > 0
+        await one.close()
+
+    asyncio.run(steps())

@@ -1,0 +1,442 @@
+"""Webhooks over a whole system: a worker that sends, and receivers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from harness.hooked import Hooked
+from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
+from harness.system import System
+
+from toc import TaskStatus, Topic
+from toc.model.raised import MAX_ERROR_CHARS, Postponed
+from toc.model.target import ATTRIBUTE
+from toc.model.task import Task
+from toc.model.topic import Backoff, Delivery, TopicType
+from toc.operate import admin
+from toc.store.secretbox import new_key
+from toc.webhooks.connect import RESOLVER_THREADS
+from toc.webhooks.handlers import Webhooks
+from toc.webhooks.sender import Sender
+
+Receive = Callable[..., Receiver]
+
+
+@pytest.fixture
+def receive() -> Iterator[Receive]:
+    """Starts receivers, whose answers are given."""
+    with ExitStack() as stack:
+
+        def start(reply: Behaviour | Reply = Reply()) -> Receiver:  # noqa: B008 - it is never changed
+            one = Receiver(reply)
+            stack.callback(one.close)
+            return one
+
+        yield start
+
+
+Hook = Callable[..., Hooked]
+
+
+@pytest.fixture
+def hook(system: System) -> Iterator[Hook]:
+    """Makes the system one that sends to these receivers."""
+    with ExitStack() as stack:
+
+        def make(*receivers: Receiver, **policies: Any) -> Hooked:
+            hooked = Hooked(system, *receivers, **policies)
+            stack.callback(hooked.center.close)
+            return hooked
+
+        yield make
+
+
+def signatures(got: Got, *secrets: str) -> list[bool]:
+    """Whether the signature of a request holds one by each of these secrets."""
+    signed = f"{got.headers['webhook-id']}.{got.headers['webhook-timestamp']}.".encode() + got.body
+    there = got.headers["webhook-signature"].split(" ")
+    keys = [base64.b64decode(secret.removeprefix("whsec_")) for secret in secrets]
+    made = [base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in keys]
+    return [f"v1,{one}" in there for one in made]
+
+
+def test_a_task_is_sent_signed_to_its_topics_target_or_its_own(hook: Hook, receive: Receive) -> None:
+    receiver, other = receive(), receive()
+    hooked = hook(receiver, other)
+    center = hooked.center
+    shop = center.targets.create("shop", receiver.url("/a"), headers={"X-Key": "open sesame"})
+    center.targets.create("other", other.url("/b"))
+    admin.alter_topic(center.store, "hook", {"target": "shop"})
+    hooked.start()
+    first = hooked.submit("Bestellung 7", attribute={"n": 1})
+    second = hooked.submit(2, body=b"\x00raw", content_type="text/plain", target="other")
+    third = hooked.submit(3, target="other", url="/path?q=1")
+    fourth = hooked.submit(4, url=other.url("/own"))
+    for job_id in (first, second, third, fourth):
+        assert hooked.ended(job_id).status == TaskStatus.PROCESSED
+    (got,) = receiver.got[:1]
+    assert (got.path, json.loads(got.body)) == ("/a", {"n": 1})
+    assert signatures(got, shop.secret) == [True]
+    assert got.headers["x-key"] == "open sesame"
+    assert got.headers["webhook-id"] == f"{first}_0"
+    assert got.headers["toc-topic"] == "hook"
+    assert got.headers["toc-attempt"] == "1"
+    assert got.headers["toc-biz-id"] == "Bestellung%207"
+    assert got.headers["toc-action-time"].endswith("Z")
+    assert got.headers["accept-encoding"] == "identity"
+    assert got.headers["traceparent"].startswith("00-")
+    assert abs(int(got.headers["webhook-timestamp"]) - time.time()) < 60
+    by_path = {one.path: one for one in other.got}
+    assert (by_path["/b"].body, by_path["/b"].headers["content-type"]) == (b"\x00raw", "text/plain")
+    assert by_path["/path?q=1"].body == b"{}"
+    own = by_path["/own"]
+    assert "webhook-signature" not in own.headers, "it could be passed on to the topic's target"
+    assert "x-key" not in own.headers
+
+
+def test_each_class_of_answer(hook: Hook, receive: Receive) -> None:
+    plain: dict[str, Reply] = {
+        "/500": Reply(500, b"down"),
+        "/302": Reply(302, headers={"Location": "/200"}),
+        "/404": Reply(404, b"no such order"),
+        "/400": Reply(400, b"y" * 5000),
+        "/no-retry": Reply(500, b"never", {"toc-no-retry": "1"}),
+        "/reset": Reply(reset=True),
+        "/drip": Reply(body=b"x" * 1000, drip=0.2),
+        "/bomb": bomb(),
+        "/hang": Reply(hang=True),
+        "/garbage": Reply(200),
+        "/410": Reply(410, b"gone"),
+    }
+    receiver = receive(lambda got: plain[got.path])
+    hooked = hook(receiver, retries=2)
+    for name in plain:
+        hooked.center.targets.create(
+            name[1:], receiver.url(name), timeout=1.0, dead_on=[400] if name == "/400" else []
+        )
+    hooked.start()
+    jobs = {name: hooked.submit(number, target=name[1:]) for number, name in enumerate(plain)}
+    rows = {name: hooked.ended(job_id) for name, job_id in jobs.items()}
+    tries = Counter(got.path for got in receiver.got)
+    assert {name: row.status for name, row in rows.items()} == {
+        **dict.fromkeys(plain, TaskStatus.DEAD),
+        "/bomb": TaskStatus.PROCESSED,
+        "/garbage": TaskStatus.PROCESSED,
+    }
+    assert {name: rows[name].attempts for name in plain if rows[name].status == TaskStatus.DEAD} == {
+        "/500": 2, "/302": 2, "/404": 2, "/400": 1, "/no-retry": 1, "/reset": 2, "/drip": 2, "/hang": 2,
+        "/410": 1,
+    }  # fmt: skip
+    assert tries["/200"] == 0, "a redirection was followed"
+    assert tries["/500"] == tries["/drip"] == tries["/hang"] == 2
+    errors = {name: row.last_error for name, row in rows.items()}
+    assert errors["/500"] == "down"
+    assert errors["/400"] == "y" * MAX_ERROR_CHARS
+    assert errors["/302"] == "HTTP 302 Found"
+    assert errors["/404"] == "no such order"
+    assert errors["/hang"] == errors["/drip"] == "no complete answer within 1 s"
+    assert "connection" in str(errors["/reset"])
+    assert hooked.history(jobs["/500"]) == [(500, "down")] * 2
+    assert hooked.history(jobs["/hang"])[0][0] == 0
+    past = hooked.center.store.history(jobs["/500"])
+    assert past[0].next
+    assert past[0].ms is not None
+    (well,) = hooked.center.store.history(jobs["/garbage"])
+    assert (well.attempt, well.status, well.error, well.next) == (1, 200, "HTTP 200 OK", 0)
+    assert well.ms is not None
+    target = hooked.center.targets.get("410")
+    assert target is not None
+    assert (target.paused, target.paused_by) == (True, "webhook")
+    five = hooked.center.targets.get("500")
+    assert five is not None
+    assert not five.paused
+
+
+def test_a_410_to_a_path_or_url_of_a_tasks_own_pauses_nothing(hook: Hook, receive: Receive) -> None:
+    receiver = receive(Reply(410))
+    hooked = hook(receiver)
+    hooked.center.targets.create("shop", receiver.url())
+    hooked.start()
+    jobs = [hooked.submit(1, target="shop", url="/x"), hooked.submit(2, url=receiver.url("/own"))]
+    assert [hooked.ended(job_id).status for job_id in jobs] == [TaskStatus.DEAD] * 2
+    target = hooked.center.targets.get("shop")
+    assert target is not None
+    assert not target.paused
+
+
+def test_a_url_of_a_tasks_own_waits_for_no_target(hook: Hook, receive: Receive) -> None:
+    receiver = receive()
+    hooked = hook(receiver)
+    hooked.center.targets.create("shop", receiver.url("/shop"))
+    hooked.center.targets.pause("shop")
+    admin.alter_topic(hooked.center.store, "hook", {"target": "shop"})
+    hooked.start()
+    assert hooked.ended(hooked.submit(1, url=receiver.url("/own"))).status == TaskStatus.PROCESSED
+    assert [got.path for got in receiver.got] == ["/own"]
+
+
+def test_retry_after_is_honoured_up_to_the_cap(hook: Hook, receive: Receive) -> None:
+    waits = {"/a": "1", "/b": "3600"}
+    receiver = receive(
+        lambda got: (
+            Reply(503, b"", {"Retry-After": waits[got.path]})
+            if got.headers["toc-attempt"] == "1"
+            else Reply()
+        )
+    )
+    hooked = hook(receiver, backoff_cap=2.0)
+    hooked.center.targets.create("shop", receiver.url())
+    hooked.start()
+    jobs = [hooked.submit(number, target="shop", url=path) for number, path in enumerate(waits)]
+    for job_id in jobs:
+        assert hooked.ended(job_id).status == TaskStatus.PROCESSED
+    for path, least in (("/a", 0.99), ("/b", 1.99)):
+        one, two = receiver.of(path)
+        assert two.at - one.at >= least
+        assert one.message_id == two.message_id
+
+
+def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: Receive) -> None:
+    receiver = receive()
+    hooked = hook(receiver)
+    center = hooked.center
+    center.targets.create("paused", receiver.url("/paused"))
+    center.targets.pause("paused")
+    hooked.start()
+    jobs = [hooked.submit(1, target="paused"), hooked.submit(2, target="unknown"), hooked.submit(3)]
+    system = hooked.system
+    before = {job_id: system.row(job_id).action_time for job_id in jobs}
+    system.wait(
+        lambda: all(system.row(job_id).next_time > before[job_id] for job_id in jobs), "they wait", 10
+    )
+    rows = [system.row(job_id) for job_id in jobs]
+    assert [(row.status, row.attempts, row.crashes, row.last_error) for row in rows] == [
+        (TaskStatus.PENDING, 0, 0, None)
+    ] * 3
+    assert not receiver.got
+    center.targets.resume("paused")
+    center.targets.create("unknown", receiver.url("/unknown"))
+    for job_id in jobs[:2]:
+        row = hooked.ended(job_id)
+        assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
+    assert center.cancel(jobs[2]).value == "cancelled", "no try of it has ever started"
+
+
+def test_without_the_key_only_webhooks_wait(hook: Hook, receive: Receive) -> None:
+    receiver = receive()
+    hooked = hook(receiver)
+    hooked.center.targets.create("shop", receiver.url())
+    key = hooked.env.pop("TOC_SECRET_KEY")
+    hooked.start(host="locked")
+    job_id = hooked.submit(1, target="shop")
+    system = hooked.system
+    system.wait(lambda: system.row(job_id).next_time > system.row(job_id).action_time, "it waits", 10)
+    system.daemons[0].stop()
+    assert not receiver.got
+    hooked.env["TOC_SECRET_KEY"] = key
+    hooked.start()
+    assert hooked.ended(job_id).status == TaskStatus.PROCESSED
+
+
+def test_a_sender_that_does_not_know_the_new_key_names_the_target_and_its_tasks_wait(
+    hook: Hook, receive: Receive
+) -> None:
+    receiver = receive()
+    hooked = hook(receiver)
+    hooked.center.targets.create("late", receiver.url())
+    old = hooked.env["TOC_SECRET_KEY"]
+    hooked.env["TOC_SECRET_KEY"] = new_key()
+    hooked.start(host="elsewhere")  # it has another key alone
+    job_id = hooked.submit(1, target="late")
+    system = hooked.system
+    system.wait(lambda: system.row(job_id).next_time > system.row(job_id).action_time, "it waits", 10)
+    named = system.daemons[0].events("webhook_secrets_locked")
+    assert [one["target"] for one in named] == ["late"]
+    assert "add that key behind the others" in named[0]["error"]
+    assert old not in system.daemons[0].told()
+    system.daemons[0].stop()
+    hooked.env["TOC_SECRET_KEY"] += f",{old}"
+    hooked.start()
+    row = hooked.ended(job_id)
+    assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
+
+
+def test_during_a_rotation_both_secrets_sign(hook: Hook, receive: Receive) -> None:
+    receiver = receive()
+    hooked = hook(receiver)
+    old = hooked.center.targets.create("shop", receiver.url())
+    hooked.start()
+    hooked.ended(hooked.submit(1, target="shop"))
+    new = hooked.center.targets.rotate("shop")
+    system = hooked.system
+    number = iter(range(2, 1000))
+
+    def rotated() -> bool:
+        hooked.ended(hooked.submit(next(number), target="shop"))
+        return signatures(receiver.got[-1], new.secret) == [True]
+
+    system.wait(rotated, "the new secret signs", 10)
+    assert signatures(receiver.got[0], old.secret, new.secret) == [True, False]
+    assert signatures(receiver.got[-1], old.secret, new.secret) == [True, True]
+
+
+def test_a_breaker_opens_and_its_waits_use_up_no_try(hook: Hook, receive: Receive) -> None:
+    down = [True]
+    receiver = receive(lambda _got: Reply(503) if down[0] else Reply())
+    hooked = hook(receiver, retries=5)
+    hooked.center.targets.create("shop", receiver.url(), concurrency=2)
+    hooked.start()
+    jobs = [hooked.submit(number, target="shop") for number in range(40)]
+    system = hooked.system
+    system.wait(lambda: system.daemons[0].events("webhook_breaker_opened"), "the breaker opens", 20)
+    time.sleep(1.0)  # while it is open
+    assert len(receiver.got) < 40, "they went on"
+    down[0] = False
+    for job_id in jobs:
+        row = hooked.ended(job_id, 60)
+        assert row.status == TaskStatus.PROCESSED
+        assert row.attempts <= 4
+    assert sum(system.row(job_id).attempts for job_id in jobs) == sum(1 for got in receiver.got) - len(
+        jobs
+    ), "each failure that was charged is one that was sent"
+
+
+def test_the_id_is_the_same_over_tries_and_redrives_but_not_over_reschedules(
+    hook: Hook, receive: Receive
+) -> None:
+    down = [True]
+    receiver = receive(lambda _got: Reply(500) if down[0] else Reply())
+    hooked = hook(receiver, retries=2)
+    hooked.center.targets.create("shop", receiver.url())
+    hooked.start()
+    job_id = hooked.submit(1, target="shop", delay=3600)
+    hooked.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(seconds=0.5))
+    assert hooked.ended(job_id).status == TaskStatus.DEAD
+    down[0] = False
+    center = hooked.center
+    topics = center.catalog.known().values()
+    admin.redrive(center.store, center.queues, topics, [job_id], now_ms=center.clock.now_ms())
+    assert hooked.ended(job_id).status == TaskStatus.PROCESSED
+    assert [got.message_id for got in receiver.got] == [f"{job_id}_1"] * 3
+
+
+@pytest.mark.parametrize(("rate", "concurrency"), [(20.0, 50), (None, 3)])
+def test_limits_hold_over_all_processes(
+    hook: Hook, receive: Receive, rate: float | None, concurrency: int
+) -> None:
+    flying, most = [0], [0]
+
+    def reply(_got: Got) -> Reply:
+        flying[0] += 1
+        most[0] = max(most[0], flying[0])
+        time.sleep(0.05)
+        flying[0] -= 1
+        return Reply()
+
+    receiver = receive(reply)
+    hooked = hook(receiver)
+    hooked.center.targets.create("shop", receiver.url(), rate=rate, concurrency=concurrency)
+    jobs = [hooked.submit(number, target="shop") for number in range(60)]
+    hooked.start(processes=2)
+    for job_id in jobs:
+        row = hooked.ended(job_id, 60)
+        assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
+    assert len(receiver.got) == 60
+    if rate is None:
+        assert most[0] <= concurrency
+    else:
+        times = sorted(got.at for got in receiver.got)
+        assert times[-1] - times[0] >= 60 / rate - 0.5
+
+
+def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
+    hook: Hook, receive: Receive
+) -> None:
+    receiver, over = receive(), threading.Event()
+    shop = receiver.origin.replace("127.0.0.1", "shop.test")
+    center = hook(receiver, allow=[shop]).center
+    center.targets.create("shop", f"{shop}/a", timeout=20.0)
+    center.catalog.refresh()
+
+    def lookup(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        if host != "shop.test":
+            over.wait(60)
+            raise OSError
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    webhooks = Webhooks(
+        targets=center.store.targets,
+        queues=center.queues,
+        catalog=center.catalog,
+        clock=center.clock,
+        allow=center.settings.allow,
+        holder="me",
+        members=lambda: 1,
+        lookup=lookup,
+    )
+    webhooks.run_once()
+
+    def task(job_id: int, **route: str) -> Task:
+        now = datetime.now(UTC)
+        return Task(job_id, "hook", job_id, 1, TaskStatus.PENDING, now, {ATTRIBUTE: route}, 1, 0)
+
+    async def whole() -> None:
+        lost = [
+            asyncio.ensure_future(webhooks.deliver(task(1000 + n, url=f"https://n{n}.test/")))
+            for n in range(3 * RESOLVER_THREADS)
+        ]
+        try:
+            await asyncio.sleep(0.5)
+            async with asyncio.timeout(10):
+                while not receiver.got:
+                    with suppress(Postponed):
+                        await webhooks.deliver(task(1, target="shop"))
+                    await asyncio.sleep(0.1)
+        finally:
+            over.set()
+            await asyncio.gather(*lost, return_exceptions=True)
+            for sender in vars(webhooks).values():
+                if isinstance(sender, Sender):
+                    await sender.close()
+
+    asyncio.run(whole())
+    assert [one.path for one in receiver.got] == ["/a"]
+
+
+def test_topics_may_come_and_change_while_a_worker_sends(hook: Hook, receive: Receive) -> None:
+    receiver = receive()
+    hooked = hook(receiver)
+    hooked.center.targets.create("shop", receiver.url())
+    hooked.start()
+    hooked.center.store.topics.create(
+        Topic("later", 501, 2, TopicType.INSTANT, delivery=Delivery.WEBHOOK, target="shop")
+    )
+    job_id = hooked.center.submit("later", biz_id=1)
+    assert hooked.ended(job_id).status == TaskStatus.PROCESSED
+
+
+def test_a_worker_may_have_handlers_too(hook: Hook, receive: Receive) -> None:
+    receiver = receive()
+    hooked = hook(receiver, backoff=Backoff.IMMEDIATE)
+    system = hooked.system
+    system.create_topics()
+    hooked.center.targets.create("shop", receiver.url())
+    system.start(env=hooked.env, webhooks=True, processes=1)
+    job_id = hooked.submit(1, target="shop")
+    with hooked.center as center:
+        other = center.submit("test.async", biz_id=1, delay=0.1)
+        assert hooked.ended(job_id).status == TaskStatus.PROCESSED
+        assert hooked.ended(other).status == TaskStatus.PROCESSED

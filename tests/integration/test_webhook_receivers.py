@@ -1,0 +1,111 @@
+"""Receivers of webhooks: the reference library of JavaScript, and the examples."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from toc.webhooks.signature import signature
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "webhooks"
+KEYS = [bytes(range(24)), bytes(range(100, 132))]
+SECRETS = ["whsec_" + base64.b64encode(key).decode() for key in KEYS]
+JS = """
+const { Webhook } = require("standardwebhooks");
+const { secrets, headers, body } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+for (const secret of secrets) new Webhook(secret).verify(body, headers);
+const another = "whsec_" + Buffer.from("another key, of 24 bytes").toString("base64");
+try { new Webhook(another).verify(body, headers); }
+catch (error) { console.log("verified"); }
+"""
+
+
+def message(keys: list[bytes], body: bytes, *, age: int = 0) -> dict[str, str]:
+    now = int(time.time()) - age
+    return {
+        "webhook-id": "42_0",
+        "webhook-timestamp": str(now),
+        "webhook-signature": signature(keys, "42_0", now, body),
+        "toc-topic": "order.paid",
+        "toc-biz-id": "7",
+    }
+
+
+@pytest.mark.slow
+def test_the_reference_library_of_javascript_accepts_signatures_also_during_a_rotation(
+    tmp_path: Path,
+) -> None:
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
+        pytest.skip("needs node and npm")
+    install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "standardwebhooks@1.0.0"]
+    if subprocess.run(install, cwd=tmp_path, capture_output=True, timeout=200, check=False).returncode:
+        pytest.skip("npm cannot install standardwebhooks here")
+    body = '{"a":"ü✓"}'
+    told = {"secrets": SECRETS, "headers": message(KEYS, body.encode()), "body": body}
+    (tmp_path / "verify.js").write_text(JS)
+    done = subprocess.run(
+        [node, "verify.js"],
+        cwd=tmp_path,
+        input=json.dumps(told),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "verified", done.stderr
+
+
+@contextmanager
+def running(program: str, script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [program, str(EXAMPLES / script), "0"]
+    env = {**os.environ, "WEBHOOK_SECRET": SECRETS[1]}
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        try:
+            port = int(process.stderr.readline().rpartition(" ")[2])
+            yield process, port
+        finally:
+            process.terminate()
+
+
+def post(port: int, headers: dict[str, str], body: bytes) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST", "/hooks", body, headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(("program", "script"), [(sys.executable, "receiver.py"), ("node", "receiver.js")])
+def test_the_examples_take_what_is_signed_and_fresh_once_and_refuse_the_rest(
+    program: str, script: str
+) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program}")
+    body = b'{"amount":12}'
+    with running(program, script) as (process, port):
+        assert post(port, message(KEYS, body), body) == 204, "the second of two signatures is its own"
+        assert post(port, message(KEYS, body), body) == 204
+        assert post(port, message(KEYS, body), b'{"amount":13}') == 401
+        assert post(port, message(KEYS[:1], body), body) == 401
+        assert post(port, message(KEYS, body, age=3600), body) == 401
+        assert post(port, {}, body) == 401
+        process.terminate()
+        assert process.stdout is not None
+        lines = process.stdout.read().splitlines()
+    assert list(map(json.loads, lines)) == [{"topic": "order.paid", "biz_id": "7", "task": {"amount": 12}}]

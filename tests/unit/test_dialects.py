@@ -1,0 +1,137 @@
+"""What dialects decide without a server: names, words, and who may use a port."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from ipaddress import ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toc.gateway.dialects import words, youzan
+from toc.gateway.dialects.names import key_for, topic_for
+from toc.gateway.dialects.port import Guard
+from toc.gateway.dialects.registry import DIALECTS
+from toc.model.pattern import matches
+from toc.model.sharding import BizId
+from toc.model.task import UNLIMITED, OnConflict
+from toc.model.topic import check_topic_name
+
+
+@given(st.lists(st.text(min_size=1), unique=True, max_size=20))
+def test_every_name_has_a_topic_of_its_own(names: list[str]) -> None:
+    topics = [topic_for(name, "p.") for name in names]
+    assert len(set(topics)) == len(topics)
+    for topic in topics:
+        check_topic_name(topic)
+        assert topic.startswith("p.")
+
+
+def test_a_name_that_fits_stays_and_any_other_is_hashed() -> None:
+    assert topic_for("order.close", "youzan.") == "youzan.order.close"
+    for name in ("订单", "a b", "", "x" * 128, "a/b", "h-" + "0" * 32):
+        assert topic_for(name, "youzan.").startswith("youzan.h-")
+    assert topic_for("h-shop", "youzan.") == "youzan.h-shop"
+    assert topic_for("-a", "p.") == "p.-a"
+    assert topic_for("-a").startswith("h-")
+
+
+@given(st.lists(st.text(min_size=1, max_size=60), unique=True, max_size=20))
+def test_every_id_has_a_key_of_its_own_that_a_task_may_have(texts: list[str]) -> None:
+    keys = [key_for(text) for text in texts]
+    assert len(set(keys)) == len(keys)
+    for key in keys:
+        BizId.of(key)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_object_or_not_understood(data: bytes) -> None:
+    with suppress(words.NotUnderstood):
+        assert isinstance(words.parsed(data), dict)
+
+
+def test_numbers_are_whole_and_of_64_bits() -> None:
+    wrong: list[object] = [True, 1.0, "1", 2**63, -(2**63) - 1, [], {}]
+    for value in wrong:
+        with pytest.raises(words.NotUnderstood):
+            words.number({"n": value}, "n")
+    assert words.number({"n": -(2**63)}, "n") == -(2**63)
+    assert words.number({}, "n") == words.number({"n": None}, "n") == 0
+
+
+def test_a_job_of_youzan_is_a_task_that_its_push_replaces() -> None:
+    task = youzan.new_task("id-1", "订单", 1_700_000_000_000, 30, 60, "body")
+    assert task.topic == topic_for("订单", "youzan.")
+    assert (task.biz_id, task.dedup_key, task.tries) == ("id-1", "youzan:job", UNLIMITED)
+    assert task.attribute == {"id": "id-1", "topic": "订单", "delay": 30_000, "ttr": 60_000}
+    assert (task.body, task.on_conflict) == (b"body", OnConflict.REPLACE)
+
+
+def test_the_templates_of_two_dialects_never_fit_one_topic() -> None:
+    patterns = {name: [one.pattern for one in dialect.templates] for name, dialect in DIALECTS.items()}
+    for name, dialect in DIALECTS.items():
+        for template in dialect.templates:
+            probe = template.pattern.replace("*", "x")
+            fitting = [other for other, some in patterns.items() if any(matches(one, probe) for one in some)]
+            assert fitting == [name]
+
+
+GUARD = Guard([ip_network("10.0.0.0/8"), ip_network("fd00::/8")], ["Queue.Example"])
+
+
+def refuses(client: str | None, *headers: tuple[str, str], browsers: bool = False) -> str | None:
+    scope = {
+        "client": None if client is None else (client, 1),
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
+    }
+    return GUARD.refuses(scope, browsers=browsers)
+
+
+@pytest.mark.parametrize(
+    "client", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:10.1.2.3", "10.255.0.1", "fd00::1"]
+)
+def test_who_is_near_may_ask(client: str) -> None:
+    assert refuses(client) is None
+
+
+@pytest.mark.parametrize("client", ["11.0.0.1", "192.168.0.1", "::ffff:11.0.0.1", "fe80::1", None])
+def test_who_is_not_near_may_not(client: str | None) -> None:
+    assert refuses(client) is not None
+    assert refuses(client, browsers=True) is not None
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:9277", "localhost.", "queue.example:1", "127.0.0.1", "[::1]:9277", "10.0.0.7"],
+)
+def test_own_names_are_known(host: str) -> None:
+    assert refuses("127.0.0.1", ("host", host)) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "", "localhost.evil.example", "evil@localhost", "[::1", "127.1", "0x7f.1", "\x80"],
+)
+def test_foreign_names_are_refused(host: str) -> None:
+    assert refuses("127.0.0.1", ("host", host)) is not None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("origin", "http://127.0.0.1:9277"),
+        ("origin", "null"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-site", "same-site"),
+        ("sec-fetch-site", "nonsense"),
+    ],
+)
+def test_what_a_page_may_have_sent_is_refused(header: tuple[str, str]) -> None:
+    assert refuses("127.0.0.1", header) is not None
+    assert refuses("127.0.0.1", header, browsers=True) is None
+    assert refuses("127.0.0.1", ("sec-fetch-site", "none")) is None
+
+
+def test_two_hosts_are_refused() -> None:
+    assert refuses("127.0.0.1", ("host", "localhost"), ("host", "localhost")) is not None

@@ -1,0 +1,257 @@
+"""lmstfy's wire: what requests are read as, and the bytes of answers."""
+
+import string
+
+import pytest
+
+from toc.gateway.dialects import lmstfy_wire as wire
+from toc.gateway.dialects.lmstfy_wire import Call, Query, Refused, Route
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "want"),
+    [
+        ("PUT", "/api/ns/q", Route(Call.PUBLISH, "ns", "q")),
+        ("PUT", "/api/ns/q/bulk", Route(Call.BULK, "ns", "q")),
+        ("PUT", "/api/ns/q/job/01J", Route(Call.REPUBLISH, "ns", "q", "01J")),
+        ("GET", "/api/ns/a,b", Route(Call.CONSUME, "ns", "a,b")),
+        ("GET", "/api/ns/q/peek", Route(Call.PEEK, "ns", "q")),
+        ("GET", "/api/ns/q/job/01J", Route(Call.PEEK_JOB, "ns", "q", "01J")),
+        ("DELETE", "/api/ns/q/job/01J", Route(Call.DELETE, "ns", "q", "01J")),
+        ("DELETE", "/api/ns/q", Route(Call.DESTROY, "ns", "q")),
+        ("GET", "/api/ns/q/size", Route(Call.SIZE, "ns", "q")),
+        ("GET", "/api/ns/q/deadletter", Route(Call.PEEK_DEAD, "ns", "q")),
+        ("PUT", "/api/ns/q/deadletter", Route(Call.RESPAWN, "ns", "q")),
+        ("DELETE", "/api/ns/q/deadletter", Route(Call.DELETE_DEAD, "ns", "q")),
+        ("GET", "/api/ns/q/deadletter/size", Route(Call.DEAD_SIZE, "ns", "q")),
+        ("GET", "/api/ns/job/job/job", Route(Call.PEEK_JOB, "ns", "job", "job")),
+    ],
+)
+def test_a_path_leads_to_its_call(method: str, path: str, want: Route) -> None:
+    assert wire.route(method, path) == want
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/api"),
+        ("GET", "/api/ns"),
+        ("GET", "/api/ns/"),
+        ("GET", "/api//q"),
+        ("PUT", "/api/ns/q/"),
+        ("POST", "/api/ns/q"),
+        ("GET", "/api/ns/q/job"),
+        ("GET", "/api/ns/q/job/"),
+        ("GET", "/api/ns/q/job/a/b"),
+        ("DELETE", "/api/ns/q/size"),
+        ("GET", "/apis/ns/q"),
+        ("GET", "/api/ns/q/x"),
+    ],
+)
+def test_other_paths_lead_nowhere(method: str, path: str) -> None:
+    assert wire.route(method, path) is None
+
+
+@pytest.mark.parametrize(
+    ("namespace", "queue", "why"),
+    [
+        ("n" * 256, "q", "namespace or queue name too long"),
+        ("ns", "q" * 256, "namespace or queue name too long"),
+        ("n.s", "q", "namespace name contains forbidden characters"),
+        ("ns", "q.r", "queue name contains forbidden characters"),
+        ("ns", "_q", "queue name contains forbidden characters"),
+        ("ns", "a,b", "queue name contains forbidden characters"),
+        ("ns", "grün", "queue name contains forbidden characters"),
+        ("ns", "q\n", "queue name contains forbidden characters"),
+    ],
+)
+def test_names_that_are_not_allowed_are_named(namespace: str, queue: str, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        wire.check_names(Route(Call.PUBLISH, namespace, queue))
+    assert (refused.value.status, refused.value.content) == (400, {"error": why})
+
+
+def test_names_of_255_characters_are_allowed_and_consumers_may_list_queues() -> None:
+    wire.check_names(Route(Call.PUBLISH, "n" * 255, "q" * 255))
+    wire.check_names(Route(Call.CONSUME, "ns", ",_a,b," + "q" * 300))
+    with pytest.raises(Refused, match="queue name contains"):
+        wire.check_names(Route(Call.CONSUME, "ns", "a;b"))
+
+
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        (b"delay=", "invalid delay"),
+        (b"delay=-1", "invalid delay"),
+        (b"delay=%2B1", "invalid delay"),
+        (b"delay=4294967296", "invalid delay"),
+        (b"delay=1.5", "invalid delay"),
+        (b"delay=1_0", "invalid delay"),
+        (b"delay=" + b"1" * 5000, "invalid delay"),
+        (b"ttl=x", "invalid ttl"),
+        (b"ttl=\xff", "invalid ttl"),
+        (b"ttl=5&delay=6", "ttl is shorter than delay"),
+        (b"tries=65536", "invalid tries"),
+        (b"tries=0", "tries shouldn't be zero"),
+        (b"delay=86401", "ttl is shorter than delay"),
+    ],
+)
+def test_mistakes_in_publish_are_named_in_the_originals_words(query: bytes, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        wire.publishing(Query(query))
+    assert (refused.value.status, refused.value.content) == (400, {"error": why})
+
+
+def test_publish_has_the_originals_defaults_and_limits() -> None:
+    assert wire.publishing(Query(b"")) == (0, 86_400, 1)
+    assert wire.publishing(Query(b"delay=7&ttl=7&tries=65535")) == (7, 7, 65_535)
+    assert wire.publishing(Query(b"delay=4294967295&ttl=0&tries=1")) == (4_294_967_295, 0, 1)
+    assert wire.publishing(Query(b"delay=007&delay=9")).delay == 7
+
+
+@pytest.mark.parametrize(
+    ("queues", "query", "why"),
+    [
+        ("q", b"ttr=x", "invalid ttr"),
+        ("q", b"timeout=", "invalid timeout"),
+        ("q", b"count=0", "invalid count"),
+        ("q", b"count=101", "invalid count"),
+        (",", b"", "invalid queue name(s)"),
+        (",", b"ttr=x", "invalid ttr"),
+    ],
+)
+def test_mistakes_in_consume_are_named_in_the_originals_words(queues: str, query: bytes, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        wire.consuming(queues, Query(query))
+    assert (refused.value.status, refused.value.content) == (400, {"error": why})
+
+
+def test_consume_has_the_originals_defaults_and_lists_queues_in_order() -> None:
+    assert wire.consuming("q", Query(b"")) == (["q"], 120, 0, 1)
+    assert wire.consuming("b,a,,b", Query(b"ttr=0&timeout=3&count=100&freeze_tries=maybe")) == (
+        ["b", "a"],
+        0,
+        3,
+        100,
+    )
+
+
+def test_limits_of_dead_letters_are_signed_64_bit_numbers() -> None:
+    assert wire.limit(Query(b"")) == 1
+    assert wire.limit(Query(b"limit=%2B9223372036854775807")) == 2**63 - 1
+    assert wire.respawn_ttl(Query(b"ttl=-0")) == 0
+    for text in (b"0", b"-1", b"", b"9223372036854775808", b"%2B-1", b"--1"):
+        with pytest.raises(Refused, match="invalid limit"):
+            wire.limit(Query(b"limit=" + text))
+    with pytest.raises(Refused, match="invalid ttl"):
+        wire.respawn_ttl(Query(b"ttl=-1"))
+
+
+@pytest.mark.parametrize(
+    ("body", "jobs"),
+    [
+        (b'["a"]', [b'"a"']),
+        (b' [ {"b" : 1.50,"a":[ ]} , null,true ] \n', [b'{"b" : 1.50,"a":[ ]}', b"null", b"true"]),
+        (b'["\xff\x80", "gr\xc3\xbcn"]', [b'"\xff\x80"', b'"gr\xc3\xbcn"']),
+        (b"[" + b"9" * 5000 + b"]", [b"9" * 5000]),
+        (b"[" + b"1," * 63 + b"1]", [b"1"] * 64),
+        (b'["' + b"x" * (2**20 - 2) + b'"]', [b'"' + b"x" * (2**20 - 2) + b'"']),
+    ],
+)
+def test_jobs_of_a_bulk_are_the_bytes_that_stand_in_the_array(body: bytes, jobs: list[bytes]) -> None:
+    assert wire.bulk_jobs(body) == jobs
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        *(
+            (body, 400, "request body should be an array of objects")
+            for body in (
+                b"",
+                b"{}",
+                b'"a"',
+                b"[1",
+                b"[1,]",
+                b"[,1]",
+                b"[1] 2",
+                b"[NaN]",
+                b"[Infinity]",
+                b"[01]",
+                b"[1 2]",
+                b'["\n"]',
+                b"[" * 200_000,
+                b"\xff",
+                b"]",
+            )
+        ),
+        (b"[]", 400, "no jobs"),
+        (b" null ", 400, "no jobs"),
+        (b"[" + b"1," * 64 + b"1]", 400, "too many jobs"),
+        (b'["' + b"x" * (2**20 - 1) + b'"]', 413, "job too large"),
+    ],
+)
+def test_a_bulk_that_is_no_list_of_jobs_is_refused(body: bytes, status: int, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        wire.bulk_jobs(body)
+    assert (refused.value.status, refused.value.content) == (status, {"error": why})
+
+
+def test_attributes_are_headers_with_bounded_keys_and_values() -> None:
+    headers = [
+        (b"job-attr-flag", b"1"), (b"job-attr-empty", b""), (b"x-other", b"2"), (b"job-attr-flag", b"later"),
+        (b"job-attr-" + b"k" * 300, b"v" * 300), (b"job-attr-bytes", b"\xff"),
+    ]  # fmt: skip
+    assert wire.attributes(headers) == {"flag": "1", "k" * 256: "v" * 256, "bytes": "\ufffd"}
+    with pytest.raises(Refused, match="too many attributes, cannot exceed 16"):
+        wire.attributes([(b"job-attr-%d" % number, b"x") for number in range(17)])
+
+
+def test_a_token_may_name_its_pool_and_a_header_comes_before_the_query() -> None:
+    assert wire.token([(b"x-token", b"default:a:b")], Query(b"token=c")) == ("default", "a:b")
+    assert wire.token([(b"x-token", b"")], Query(b"token=other%3Ac")) == ("other", "c")
+    assert wire.token([], Query(b"")) == ("default", "")
+
+
+def test_answers_are_written_as_go_writes_them() -> None:
+    job = wire.Job("ns", "q", "01J", b"<hi>", 10, 5, 0, {"b": "<&>", "a": "gr\u00fcn\u2028"})
+    assert (
+        wire.encoded(wire.shown(job, consumed=True))
+        == (
+            '{"attributes":{"a":"grün\\u2028","b":"\\u003c\\u0026\\u003e"},"data":"PGhpPg==","elapsed_ms":5,'
+            '"job_id":"01J","msg":"new job","namespace":"ns","queue":"q","remain_tries":0,"ttl":10}'
+        ).encode()
+    )
+    gone = wire.Job("ns", "q", "01J", None, 0, 5, 0, {})
+    assert wire.encoded(wire.shown(gone)) == (
+        b'{"attributes":null,"data":null,"elapsed_ms":5,"job_id":"01J","namespace":"ns","queue":"q",'
+        b'"remain_tries":0,"ttl":0}'
+    )
+    assert (
+        wire.encoded({"b": ["q"], "a": []}, indent=True)
+        == b'{\n    "a": [],\n    "b": [\n        "q"\n    ]\n}'
+    )
+
+
+def test_a_ttl_is_rounded_to_seconds_and_never_looks_endless() -> None:
+    assert [wire.seconds_left(at, 1000) for at in (0, 11_000, 10_600, 10_400, 1100, 500)] == [
+        0,
+        10,
+        10,
+        9,
+        1,
+        1,
+    ]
+
+
+def test_job_ids_are_ulids_that_tell_when_they_were_made() -> None:
+    now = 1_764_000_000_123
+    plain, versioned = wire.new_job_id(now, 7, versioned=False), wire.new_job_id(now, 7, versioned=True)
+    assert (len(plain), len(versioned), versioned[0]) == (26, 27, "1")
+    assert plain != wire.new_job_id(now, 7, versioned=False)
+    assert set(plain) <= set(string.digits + string.ascii_uppercase) - set("ILOU")
+    assert wire.made_at(plain) == wire.made_at(versioned) == wire.made_at(plain.lower()) == now
+    assert wire.made_at("01ARZ3NDEKTSV4RRFFQ69G5FAV") == 1_469_922_850_259  # of the specification
+    assert wire.elapsed(plain, now + 5) == 5
+    assert wire.elapsed(plain, now - 5) == wire.elapsed("job", now) == wire.elapsed("U" * 26, now) == 0

@@ -1,0 +1,250 @@
+"""The room of a target in one process: shares, waits, what happens while Redis is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TypeVar
+
+import pytest
+
+from toc.index.messages import PermitRequest, Permits
+from toc.model.errors import IndexUnavailable
+from toc.webhooks.breaker import FAILURES
+from toc.webhooks.rooms import AGAIN_SECONDS, MOVES_SECONDS, PATIENCE_SECONDS, Full, Room, Rooms
+
+T = TypeVar("T")
+Answers = Mapping[str, Permits | IndexUnavailable]
+
+
+class Redis:
+    """Answers as permits.lua would for one process that gets at most ``most``; or is away."""
+
+    def __init__(self, most: int = 100, *, away: bool = False, tokens: int = 0) -> None:
+        self.most = most
+        self.away = away
+        self.tokens = tokens
+        self.asked: list[Mapping[str, PermitRequest]] = []
+
+    def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
+        self.asked.append(asked)
+        if self.away:
+            return dict.fromkeys(asked, IndexUnavailable("away"))
+        found = {}
+        for name, request in asked.items():
+            begin = min(request.asked, self.tokens)
+            self.tokens -= begin
+            granted = max(min(request.wanted, request.limit, self.most), request.held)
+            breaker = (request.era, request.opened, request.left_ms, request.probe)
+            found[name] = Permits(granted, begin, 1000 if request.rate else 0, 1, *breaker)
+        return found
+
+
+def run(redis: Redis, test: Callable[[Rooms], Awaitable[T]], members: int = 4) -> T:
+    async def whole() -> T:
+        rooms = Rooms(redis, "me", lambda: members)
+        try:
+            return await test(rooms)
+        finally:
+            rooms.close()
+
+    return asyncio.run(whole())
+
+
+async def entered(rooms: Rooms, room: Room, count: int) -> tuple[int, list[Full]]:
+    """How many of so many that come at once get in, and what the others are told."""
+    got = await asyncio.gather(*(rooms.enter(room, 0) for _ in range(count)), return_exceptions=True)
+    refused = [one for one in got if isinstance(one, Full)]
+    assert all(one is None or isinstance(one, Full) for one in got), got
+    return got.count(None), refused
+
+
+def test_no_more_are_let_in_than_the_target_allows_and_the_others_are_told_when_to_come_back() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 3, None)
+        inside, refused = await entered(rooms, room, 20)
+        assert inside == room.flying == 3
+        assert {full.reason for full in refused} == {"concurrency"}
+        waits = sorted(full.seconds for full in refused)
+        assert waits[0] > 0
+        assert waits[-1] > waits[0], "they do not come back all at once"
+        rooms.leave(room, 0.01)
+        await rooms.enter(room, 0)
+        assert room.flying == 3
+
+    run(Redis(), test)
+
+
+def test_who_waits_gets_the_place_of_who_leaves() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 1, None)
+        await rooms.enter(room, 0)
+        waiting = asyncio.ensure_future(rooms.enter(room, 0))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        rooms.leave(room, 0.01)
+        await waiting
+        assert room.flying == 1
+
+    run(Redis(), test)
+
+
+def test_a_cancelled_wait_keeps_no_place() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 1, None)
+        await rooms.enter(room, 0)
+        waiting = asyncio.ensure_future(rooms.enter(room, 0))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        rooms.leave(room, 0.01)
+        assert room.flying == 0
+        await rooms.enter(room, 0)
+
+    run(Redis(), test)
+
+
+@pytest.mark.parametrize(("limit", "members", "expected"), [(8, 4, 2), (3, 4, 1), (100, 1, 100)])
+def test_while_redis_is_away_each_process_has_its_part_and_at_least_one(
+    limit: int, members: int, expected: int
+) -> None:
+    async def test(rooms: Rooms) -> int:
+        return (await entered(rooms, rooms.of("shop", limit, None), 120))[0]
+
+    assert run(Redis(away=True), test, members) == expected
+
+
+def test_a_rate_is_kept_while_redis_is_away() -> None:
+    async def test(rooms: Rooms) -> int:
+        return (await entered(rooms, rooms.of("shop", 1000, 40.0), 100))[0]
+
+    assert 1 <= run(Redis(away=True), test) <= 5  # a quarter of 40 a second, for a quarter of a second
+
+
+def test_with_a_rate_only_those_begin_that_may() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 100, 5.0)
+        inside, refused = await entered(rooms, room, 10)
+        assert inside == 2
+        assert {full.reason for full in refused} == {"rate"}
+        assert max(full.seconds for full in refused) > 1.0, "8 more at 5 a second"
+
+    run(Redis(tokens=2), test)
+
+
+def test_an_open_breaker_lets_one_in_after_its_time() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 100, None)
+        for _ in range(FAILURES):
+            await rooms.enter(room, 0)
+            room.breaker.failed(asyncio.get_running_loop().time(), room.breaker.era)
+            rooms.leave(room, 0.01)
+        with pytest.raises(Full, match="breaker") as full:
+            await rooms.enter(room, 0)
+        assert 1.5 < full.value.seconds < 2.5
+        assert rooms.open_breakers() == {"shop": True}
+        room.breaker._until = 0.0  # its time is over
+        inside, refused = await entered(rooms, room, 5)
+        assert (inside, {one.reason for one in refused}) == (1, {"breaker"})
+
+    run(Redis(), test)
+
+
+def test_a_probe_that_is_cancelled_before_it_begins_leaves_the_probe_to_another_one() -> None:
+    redis = Redis()
+
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 1, None)
+        for _ in range(FAILURES):
+            await rooms.enter(room, 0)
+            room.breaker.failed(asyncio.get_running_loop().time(), room.breaker.era)
+            rooms.leave(room, 0.01)
+        room.breaker._until = 0.0
+        redis.most = room.granted = 0
+        waiting = asyncio.ensure_future(rooms.enter(room, 0))
+        await asyncio.sleep(0.02)
+        redis.most = room.granted = 1
+        room.granted_until = float("inf")
+        rooms._admit(room)
+        waiting.cancel()  # before it could go on
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await rooms.enter(room, 0)
+        assert room.flying == 1
+
+    run(redis, test)
+
+
+@pytest.mark.parametrize("granted", [100, 0])
+def test_while_a_target_is_busy_redis_is_asked_now_and_then_only(granted: int) -> None:
+    redis = Redis(granted)
+
+    async def one(rooms: Rooms, room: Room) -> None:
+        for _ in range(10):
+            with suppress(Full):
+                await rooms.enter(room, 0)
+                await asyncio.sleep(0.02)
+                rooms.leave(room, 0.02)
+
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 2, None)
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(one(rooms, room) for _ in range(10)))
+        passed = asyncio.get_running_loop().time() - began
+        assert len(redis.asked) <= 2 + passed / AGAIN_SECONDS
+
+    run(redis, test)
+
+
+def test_a_process_asks_redis_once_for_many_requests() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 50, None)
+        for _ in range(200):
+            await rooms.enter(room, 0)
+            rooms.leave(room, 0.001)
+
+    redis = Redis()
+    run(redis, test)
+    assert len(redis.asked) <= 2
+
+
+def test_who_waits_for_a_silent_target_waits_elsewhere_and_does_not_keep_this_process_from_taking_more() -> (
+    None
+):
+    async def test(rooms: Rooms) -> None:
+        loop = asyncio.get_running_loop()
+        room = rooms.of("shop", 2, None)
+        first = [asyncio.ensure_future(rooms.enter(room, 0)) for _ in range(10)]
+        while room.flying < 2:
+            await asyncio.sleep(0)
+        assert rooms.elsewhere() == 2, "the others will go in a moment, as far as is known"
+        await asyncio.wait(first)
+        assert rooms.elsewhere() == 2
+        assert sum(isinstance(one.exception(), Full) for one in first) == 8
+        room.seconds = 0.001
+        room.moved = loop.time() - MOVES_SECONDS  # it has not answered for this time
+        assert room.longest(loop.time()) < 2 / MOVES_SECONDS * PATIENCE_SECONDS
+        waiting = asyncio.ensure_future(rooms.enter(room, 0))
+        await asyncio.sleep(0)
+        assert rooms.elsewhere() == 3
+        rooms.leave(room, 0.001)
+        await waiting
+        assert rooms.elsewhere() == 2
+
+    run(Redis(), test)
+
+
+def test_who_waits_for_a_target_that_answers_is_not_put_off() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 1, None)
+        await rooms.enter(room, 0)
+        room.seconds = 0.01
+        waiting = [asyncio.ensure_future(rooms.enter(room, 0)) for _ in range(20)]
+        for one in waiting:  # together they take more than PATIENCE_SECONDS
+            await asyncio.sleep(MOVES_SECONDS / 5)
+            rooms.leave(room, 0.01)
+            await one
+        assert room.flying == 1
+
+    run(Redis(), test)

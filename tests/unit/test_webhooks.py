@@ -1,0 +1,594 @@
+"""The decisions of webhooks: addresses, signatures, requests, answers, the breaker, what postponing does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from ipaddress import ip_address
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from toc.model.body import Body, Content
+from toc.model.raised import Postponed, Sent, Undelivered, raised
+from toc.model.target import Allow
+from toc.model.task import Task, TaskStatus, TryRow
+from toc.model.topic import Topic
+from toc.model.verdict import Check, after_failure, check
+from toc.webhooks.addresses import literal, refusal
+from toc.webhooks.answers import Answer, Meaning, meaning, retry_after, told
+from toc.webhooks.breaker import (
+    FAILURES,
+    FIRST_SECONDS,
+    MOST_SECONDS,
+    PROBE_WAIT_SECONDS,
+    Breaker,
+    BreakerState,
+)
+from toc.webhooks.connect import MOST_RAW_BYTES
+from toc.webhooks.request import body_of, headers_of, plain
+from toc.webhooks.sender import Sender
+from toc.webhooks.signature import signature, webhook_id
+
+NONE = Allow().address
+SOME = Allow(["10.1.0.0/16", "127.0.0.1"]).address
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("93.184.216.34", None),
+        ("1.1.1.1", None),
+        ("2606:4700::1111", None),
+        ("0.0.0.0", "unspecified"),
+        ("0.1.2.3", "unspecified"),
+        ("10.0.0.1", "private"),
+        ("172.16.0.1", "private"),
+        ("172.32.0.1", None),
+        ("192.168.1.1", "private"),
+        ("100.64.0.1", "shared"),
+        ("100.128.0.1", None),
+        ("127.0.0.1", "loopback"),
+        ("127.255.255.254", "loopback"),
+        ("169.254.169.254", "link-local"),
+        ("192.0.0.8", "reserved"),
+        ("192.0.2.1", "documentation"),
+        ("198.51.100.1", "documentation"),
+        ("203.0.113.7", "documentation"),
+        ("198.18.0.1", "benchmarks"),
+        ("224.0.0.1", "multicast"),
+        ("239.1.2.3", "multicast"),
+        ("240.0.0.1", "reserved"),
+        ("255.255.255.255", "reserved"),
+        ("192.88.99.1", "reserved"),
+        ("::", "unspecified"),
+        ("::1", "loopback"),
+        ("fe80::1", "link-local"),
+        ("fe80::1%eth0", "link-local"),
+        ("fc00::1", "private"),
+        ("fd12:3456::1", "private"),
+        ("fec0::1", "private"),
+        ("ff02::1", "multicast"),
+        ("2001:db8::1", "documentation"),
+        ("3fff::1", "documentation"),
+        ("2001:2::1", "benchmarks"),
+        ("2001:10::1", "reserved"),
+        ("100::1", "reserved"),
+        ("5f00::1", "reserved"),
+        ("4000::1", "reserved"),
+        # NAT64
+        ("64:ff9b::a00:1", "embeds 10.0.0.1"),
+        ("64:ff9b::7f00:1", "embeds 127.0.0.1"),
+        ("64:ff9b::5db8:d822", None),
+        ("64:ff9b:1:a00:0:100::", "reserved"),
+        ("64:ff9b:1::a00:1", "reserved"),
+        ("64:ff9b:1:7f00:0:100::", "reserved"),
+        ("64:ff9b:1:808:a:0:108:808", "reserved"),  # 10.0.0.1 behind a prefix of 64 bits
+        # 6to4
+        ("2002:a00:1::", "embeds 10.0.0.1"),
+        ("2002:7f00:1::1", "embeds 127.0.0.1"),
+        ("2002:5db8:d822::1", None),
+        # Teredo: its server and, inverted, its client
+        ("2001:0:5db8:d822::f5ff:fffe", "embeds 10.0.0.1"),
+        ("2001:0:a00:1::a247:27dd", "embeds 10.0.0.1"),
+        ("2001:0:5db8:d822::a247:27dd", None),
+        # mapped, translated, compatible
+        ("::ffff:10.0.0.1", "embeds 10.0.0.1"),
+        ("::ffff:127.0.0.1", "embeds 127.0.0.1"),
+        ("::ffff:93.184.216.34", None),
+        ("::ffff:0:10.0.0.1", "embeds 10.0.0.1"),
+        ("::10.0.0.1", "embeds 10.0.0.1"),
+        ("::127.0.0.1", "embeds 127.0.0.1"),
+        # ISATAP
+        ("2606:4700::5efe:a00:1", "embeds 10.0.0.1"),
+        ("fe80::5efe:5db8:d822", "link-local"),
+    ],
+)  # fmt: skip
+def test_an_address_is_judged_by_what_it_is_and_what_it_embeds(text: str, why: str | None) -> None:
+    found = refusal(ip_address(text), NONE)
+    assert (found is None) if why is None else (found is not None and why in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("10.1.2.3", True),
+        ("10.2.0.1", False),
+        ("127.0.0.1", True),
+        ("::ffff:127.0.0.1", True),
+        ("64:ff9b::a01:203", True),
+        ("64:ff9b::a02:1", False),
+        ("fe80::1%eth0", False),
+    ],
+)
+def test_what_is_listed_may_be_reached_also_where_it_is_embedded(text: str, *, allowed: bool) -> None:
+    assert (refusal(ip_address(text), SOME) is None) == allowed
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.1", "2130706433", "0x7f.0.0.1", "0x7f000001", "0177.0.0.1", "127.0.0.1.", "017700000001", "1.2.3",
+     "0", "256.1.1.1", "example.0x1", "[fe80::1%25eth0", "::1%"],
+)  # fmt: skip
+def test_a_host_that_only_some_read_as_an_address_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="not written as an address"):
+        literal(host)
+
+
+def test_a_host_is_a_name_or_a_plain_address() -> None:
+    assert literal("example.com") is None
+    assert literal("1und1.de") is None
+    assert literal("10.0.0.1") == ip_address("10.0.0.1")
+    assert literal("[::1]") == literal("::1") == ip_address("::1")
+
+
+# --- signatures
+
+
+def task(**values: Any) -> Task:
+    given = Task(
+        42, "order.close", 7, 1, TaskStatus.PENDING, datetime(2026, 1, 2, 3, 4, 5, 678000, UTC), {}, 2, 0
+    )
+    return given._replace(**values)
+
+
+def test_the_id_counts_reschedules_and_replaces_but_not_redrives() -> None:
+    assert webhook_id(task(version=0)) == "42_0"
+    assert webhook_id(task(version=3, redrives=2, attempt=9)) == "42_1"
+
+
+SECRETS = [bytes(range(24)), bytes(range(100, 132))]
+
+
+def message(keys: list[bytes], body: bytes) -> dict[str, str]:
+    now = int(time.time())
+    return {
+        "webhook-id": "42_0",
+        "webhook-timestamp": str(now),
+        "webhook-signature": signature(keys, "42_0", now, body),
+    }
+
+
+@pytest.mark.parametrize("body", [b"{}", '{"a":"ü✓"}'.encode()])
+def test_the_reference_library_of_python_accepts_signatures_also_during_a_rotation(body: bytes) -> None:
+    standardwebhooks = pytest.importorskip("standardwebhooks")
+    headers = message(SECRETS, body)
+    for key in SECRETS:
+        standardwebhooks.Webhook(key).verify(body, headers)
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(b"another key, of 24 bytes").verify(body, headers)
+    old_only = message(SECRETS[:1], body)
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(SECRETS[1]).verify(body, old_only)
+
+
+# --- requests
+
+
+def test_the_headers_name_the_task() -> None:
+    body, kind = body_of(task(attribute={"a": "ü", "toc-webhook": {"target": "shop"}}))
+    assert (json.loads(body), kind) == ({"a": "ü"}, "application/json")
+    headers = headers_of(
+        task(biz_id="Bestellung 7"), body, kind, keys=[SECRETS[0]], timestamp=5, traceparent="00-1-2-00",
+        own={"X-Key": "1"},
+    )  # fmt: skip
+    assert headers["webhook-id"] == "42_0"
+    assert headers["webhook-timestamp"] == "5"
+    assert headers["webhook-signature"].startswith("v1,")
+    assert headers["toc-topic"] == "order.close"
+    assert headers["toc-attempt"] == "2"
+    assert headers["toc-action-time"] == "2026-01-02T03:04:05.678Z"
+    assert headers["toc-biz-id"] == "Bestellung%207"
+    assert headers["traceparent"] == "00-1-2-00"
+    assert headers["Accept-Encoding"] == "identity"
+    assert headers["X-Key"] == "1"
+    assert "webhook-signature" not in headers_of(
+        task(), body, kind, keys=(), timestamp=5, traceparent="x", own={}
+    )
+
+
+def test_a_body_is_sent_as_it_is() -> None:
+    with_body = task(stored_body=Body(2, Content("text/plain", b"\x00\xff")))
+    assert body_of(with_body) == (b"\x00\xff", "text/plain")
+
+
+def test_a_biz_id_cannot_inject_a_header() -> None:
+    assert plain("7") == "7"
+    assert plain("order:7/a") == "order:7/a"
+    assert plain("a\r\nX-Evil: 1") == "a%0D%0AX-Evil%3A%201"
+    assert plain("100%") == "100%25"
+    assert plain("ü") == "%C3%BC"
+
+
+# --- answers
+
+
+@pytest.mark.parametrize(
+    ("status", "dead_on", "no_retry", "expected"),
+    [
+        (200, (), False, Meaning.PROCESSED),
+        (204, (), True, Meaning.PROCESSED),
+        (299, (), False, Meaning.PROCESSED),
+        (301, (), False, Meaning.RETRY),
+        (302, (), False, Meaning.RETRY),
+        (400, (), False, Meaning.RETRY),
+        (400, (400,), False, Meaning.DEAD),
+        (404, (400,), False, Meaning.RETRY),
+        (404, (404,), False, Meaning.DEAD),
+        (422, (404, 422), False, Meaning.DEAD),
+        (401, (400, 404, 422), False, Meaning.RETRY),
+        (408, (), False, Meaning.RETRY),
+        (410, (), False, Meaning.GONE),
+        (429, (), False, Meaning.RETRY),
+        (500, (), False, Meaning.RETRY),
+        (500, (), True, Meaning.DEAD),
+        (503, (), False, Meaning.RETRY),
+        (None, (), False, Meaning.RETRY),
+    ],
+)
+def test_what_an_answer_means(
+    status: int | None, dead_on: tuple[int, ...], expected: Meaning, *, no_retry: bool
+) -> None:
+    assert meaning(Answer(status, "", 1, no_retry=no_retry), dead_on) is expected
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    now = 1_700_000_000_000
+    at = datetime.fromtimestamp(now / 1000 + 90, UTC)
+    assert retry_after({"Retry-After": "120"}, now) == 120.0
+    assert retry_after({"Retry-After": format_datetime(at, usegmt=True)}, now) == pytest.approx(90, abs=1)
+    assert (
+        retry_after({"Retry-After": format_datetime(datetime.fromtimestamp(0, UTC), usegmt=True)}, now) == 0
+    )
+    assert retry_after({}, now) is None
+    for old in ("Tue Nov 14 22:14:50 2023", "Tuesday, 14-Nov-23 22:14:50 GMT"):
+        assert retry_after({"Retry-After": old}, now) == 90.0, "in whatever zone this host is"
+    for odd in ("-5", "soon", "1e9", "", "9" * 40):
+        assert retry_after({"Retry-After": odd}, now) is None
+
+
+def test_the_text_of_an_answer_is_bounded_and_printable() -> None:
+    assert told(500, b"x" * 5000) == "x" * 1000
+    assert told(500, "ü".encode() * 3000) == "ü" * 1000
+    assert told(500, b"a\x00b\x1b[2Jc\nd") == "a\ufffdb\ufffd[2Jc\nd"
+    assert told(503, b"") == "HTTP 503 Service Unavailable"
+    assert told(599, b" \n") == "HTTP 599"
+
+
+# --- the breaker
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:
+    breaker = Breaker()
+    for _ in range(FAILURES - 1):
+        assert breaker.begin(0.0, alone=True)
+        assert not breaker.failed(0.0, breaker.era)
+    breaker.succeeded()
+    for number in range(FAILURES):
+        assert breaker.begin(1.0, alone=True)
+        assert breaker.failed(1.0, breaker.era) == (number == FAILURES - 1)
+    assert breaker.state == "open"
+    assert not breaker.begin(1.0 + FIRST_SECONDS - 0.01, alone=True)
+    assert breaker.blocked(1.0) == FIRST_SECONDS
+    assert breaker.begin(1.0 + FIRST_SECONDS, alone=True)
+    assert breaker.state == "half-open"
+    assert not breaker.begin(1.0 + FIRST_SECONDS, alone=True), "there is one probe"
+    assert breaker.failed(4.0, breaker.era)
+    assert breaker.blocked(4.0) == 2 * FIRST_SECONDS
+    assert breaker.begin(4.0 + 2 * FIRST_SECONDS, alone=True)
+    breaker.succeeded()
+    assert breaker.state == "closed"
+    assert breaker.begin(9.0, alone=True)
+    assert breaker.begin(9.0, alone=True)
+
+
+def test_requests_that_were_under_way_when_it_opened_do_not_open_it_for_longer() -> None:
+    breaker = Breaker()
+    for _ in range(FAILURES):
+        breaker.failed(0.0, breaker.era)
+    for _ in range(100):
+        assert not breaker.failed(1.0, 0)
+    assert breaker.blocked(0.0) == FIRST_SECONDS
+    assert breaker.begin(FIRST_SECONDS, alone=True)
+    assert not breaker.failed(FIRST_SECONDS, 0), "nor while the probe is under way"
+    breaker.given_up(0)
+    assert breaker.state == "half-open", "there is one probe"
+
+
+def test_a_breaker_is_never_open_for_longer_than_a_minute_and_a_lost_probe_is_replaced() -> None:
+    breaker, now = Breaker(), 0.0
+    for _ in range(FAILURES):
+        breaker.failed(now, breaker.era)
+    for _ in range(20):
+        now += breaker.blocked(now)
+        assert breaker.begin(now, alone=True)
+        breaker.given_up(breaker.era)
+        assert breaker.begin(now, alone=True)
+        assert breaker.failed(now, breaker.era)
+    assert breaker.blocked(now) == MOST_SECONDS
+
+
+def test_the_latest_era_of_a_breaker_holds_for_every_process_and_one_of_them_has_the_probe() -> None:
+    first, second = Breaker(), Breaker()
+    for _ in range(FAILURES):
+        first.failed(0.0, first.era)
+    second.failed(0.0, second.era)
+    second.learn(0.0, first.told(0.0, waiting=False))
+    assert (second.state, second.blocked(0.0)) == ("open", FIRST_SECONDS)
+    assert not second.failed(0.0, 0), "it began before that"
+    now = FIRST_SECONDS
+    for one in (first, second):
+        assert one.wants(now)
+        assert not one.begin(now, alone=False), "nobody has the probe"
+        assert one.told(now, waiting=True).probe == 1
+        assert one.told(now, waiting=False).probe == 0, "nothing is there to be sent"
+    shared = first.told(now, waiting=False)
+    first.learn(now, shared._replace(probe=1))
+    second.learn(now, shared._replace(probe=2))
+    assert first.begin(now, alone=False)
+    assert first.told(now, waiting=False).probe == 1, "it is under way"
+    assert second.blocked(now) == PROBE_WAIT_SECONDS
+    assert not second.begin(now, alone=True)
+    before = second.told(now, waiting=False)
+    assert first.succeeded()
+    first.learn(now, before)  # an older answer
+    second.learn(now, first.told(now, waiting=False))
+    assert (first.state, second.state, first.era, second.era) == ("closed", "closed", 2, 2)
+
+
+def test_a_probe_that_nothing_takes_is_given_back() -> None:
+    breaker = Breaker()
+    for _ in range(FAILURES):
+        breaker.failed(0.0, breaker.era)
+    breaker.learn(9.0, BreakerState(breaker.era, 1, 0, 1))
+    assert breaker.give_back()
+    assert not breaker.give_back()
+    assert not breaker.begin(9.0, alone=False)
+
+
+# --- postponing
+
+
+ROW = TryRow(1, 2, 3, TaskStatus.PENDING, 1000, 2000, 5, 1, 2, 0, None, "{}")
+TOPIC = Topic("t", 1, 1, retries=2)
+
+
+def test_a_postponed_try_uses_up_nothing() -> None:
+    error = raised(Postponed(9000, "target shop: paused"))
+    failure, dead = after_failure(ROW, TOPIC, error, 3000)
+    assert not dead
+    assert (failure.new_attempts, failure.new_crashes, failure.next_time) == (1, 2, 9000)
+    assert failure.error is None, "nothing is written to the history, and no last error"
+
+
+def test_a_task_that_expires_while_it_is_postponed_is_looked_at_then() -> None:
+    row = ROW._replace(expires_at=5000, attempts=0, crashes=0)
+    failure, dead = after_failure(row, TOPIC, raised(Postponed(9000, "")), 3000)
+    assert (dead, failure.next_time) == (False, 5001)
+    again = row._replace(next_time=failure.next_time)
+    assert check(again, now=5001, taken=5001) is Check.EXPIRED
+
+
+def test_an_undelivered_try_says_what_was_answered() -> None:
+    error = raised(Undelivered("x" * 2000, Sent(500, 12), after_ms=70_000))
+    assert (error.text, error.sent, error.after_ms) == ("x" * 1000, Sent(500, 12), 70_000)
+    failure, dead = after_failure(ROW._replace(attempts=0), TOPIC, error, 3000)
+    assert (dead, failure.next_time, failure.sent) == (False, 73_000, Sent(500, 12))
+    assert after_failure(ROW, TOPIC, raised(Undelivered("", Sent(0, 1), dead=True)), 3000).dead
+
+
+# --- connections, with the proof of a listening socket
+
+
+@contextmanager
+def listening(family: socket.AddressFamily, address: str) -> Iterator[tuple[int, Callable[[], bool]]]:
+    """A port that somebody listens on, and whether somebody has connected to it."""
+    with socket.socket(family) as server:
+        server.bind((address, 0))
+        server.listen()
+        server.settimeout(0.05)
+
+        def met() -> bool:
+            try:
+                server.accept()[0].close()
+            except TimeoutError:
+                return False
+            return True
+
+        yield server.getsockname()[1], met
+
+
+def send(url: str, allow: Allow, lookup: Callable[..., object] | None = None, seconds: float = 2.0) -> Answer:
+    async def once() -> Answer:
+        sender = Sender(allow, lookup) if lookup is not None else Sender(allow)  # type: ignore[arg-type]
+        try:
+            return await sender.send(url, {"A": "b"}, b"{}", seconds)
+        finally:
+            await sender.close()
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.1", "2130706433", "0x7f.0.0.1", "0177.0.0.1", "localhost", "0.0.0.0",
+             "[::ffff:127.0.0.1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "127.0.0.1."]
+)  # fmt: skip
+def test_no_connection_is_made_to_what_is_refused(host: str) -> None:
+    with listening(socket.AF_INET, "127.0.0.1") as (port, met):
+        answer = send(f"http://{host}:{port}/", Allow([f"http://{host}:{port}"]))
+        assert answer.status is None
+        assert not met(), answer.text
+
+
+def test_the_listening_socket_would_have_seen_a_connection() -> None:
+    with listening(socket.AF_INET, "127.0.0.1") as (port, met):
+        answer = send(f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        assert answer.status is None
+        assert met()
+
+
+def test_a_name_that_first_leads_to_a_public_and_then_to_a_private_address_leads_nowhere() -> None:
+    told: list[str] = []
+
+    with listening(socket.AF_INET, "127.0.0.1") as (port, met):
+
+        def lookup(_host: str, _port: int, **_: object) -> list[tuple[object, ...]]:
+            told.append("192.0.2.7" if not told else "127.0.0.1")
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (told[-1], port))]
+
+        allow = Allow([f"http://rebind.test:{port}", "192.0.2.0/24"])
+
+        first, second = (send(f"http://rebind.test:{port}/", allow, lookup) for _ in range(2))
+        assert told == ["192.0.2.7", "127.0.0.1"]
+        assert first.status is None
+        assert "loopback" in second.text
+        assert not met()
+
+
+def test_of_several_addresses_only_those_that_may_be_are_connected_to() -> None:
+    with (
+        listening(socket.AF_INET, "127.0.0.1") as (port, met),
+        listening(socket.AF_INET, "127.0.0.2") as (_other, _),
+    ):
+
+        def lookup(_host: str, _port: int, **_: object) -> list[tuple[object, ...]]:
+            kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+            return [(*kind, ("127.0.0.1", port)), (*kind, ("127.0.0.2", port))]
+
+        answer = send(f"http://two.test:{port}/", Allow([f"http://two.test:{port}", "127.0.0.2"]), lookup)
+        assert answer.status is None
+        assert not met()
+
+
+@pytest.mark.parametrize(
+    ("head", "endless", "status", "text"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nyes\r\n1;", b"x" * 4096, 200, "yes"),
+        (
+            b"HTTP/1.1 503 No\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"1;" + b"x" * 4096 + b"\r\na\r\n",
+            503,
+            "a",
+        ),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", None, "its head does not end"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: " + b"x" * 4000 + b"\r\n", None, "its head does not end"),
+    ],
+    ids=["extension", "extensions", "interim answers", "headers"],
+)
+def test_an_answer_without_an_end_is_read_up_to_a_bound(
+    head: bytes, endless: bytes, status: int | None, text: str
+) -> None:
+    sent = 0
+
+    def serve(listener: socket.socket) -> None:
+        nonlocal sent
+        client, _ = listener.accept()
+        with client, suppress(OSError):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            client.recv(65536)
+            client.sendall(head)
+            while True:
+                client.sendall(endless)
+                sent += len(endless)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        server = Thread(target=serve, args=[listener])
+        server.start()
+        answer = send(
+            f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]), seconds=60
+        )
+        server.join(30)
+        assert not server.is_alive(), "the connection is still open"
+    assert answer.status == status
+    assert text in answer.text
+    assert sent > MOST_RAW_BYTES / 2, "it was not the server that stopped"
+
+
+@pytest.mark.parametrize(("kept", "statuses"), [(True, [200, 200]), (False, [None, None])])
+def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_is_not_made_twice(
+    kept: bool, statuses: list[int | None]
+) -> None:
+    connections = 0
+    got = b""
+
+    def read(client: socket.socket) -> None:
+        nonlocal got
+        while (part := client.recv(65536)) and not (got := got + part).endswith(b"{}"):
+            pass
+
+    def serve(listener: socket.socket) -> None:
+        nonlocal connections
+        for _ in range(2):
+            client, _ = listener.accept()
+            with client:
+                connections += 1
+                read(client)
+                if kept:
+                    client.sendall(b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n")
+                    read(client)  # the next request, which is not answered
+
+    async def twice(port: int) -> list[int | None]:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        try:
+            url = f"http://127.0.0.1:{port}/"
+            return [(await sender.send(url, {"A": "b"}, b"{}", 60.0)).status for _ in range(2)]
+        finally:
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Thread(target=serve, args=[listener])
+        server.start()
+        assert asyncio.run(twice(listener.getsockname()[1])) == statuses
+        server.join(30)
+        assert not server.is_alive()
+    assert connections == 2
+    assert got.count(b"POST / ") == (3 if kept else 2)
+    assert b"cookie" not in got.lower()
+
+
+@pytest.mark.parametrize("url", ["http://example.com/", "https://example.com:8443/", "ftp://example.com/"])
+def test_only_https_on_its_port_unless_listed(url: str) -> None:
+    def never(*_: object, **__: object) -> list[object]:
+        raise AssertionError("nothing is looked up")
+
+    assert "url must be" in send(url, Allow(), never).text
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(socket.AF_INET, "127.0.0.1") as (port, met):
+        for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+        answer = send("http://192.0.2.1:9/", Allow(["http://192.0.2.1:9"]))
+        assert "documentation" in answer.text
+        assert not met()
