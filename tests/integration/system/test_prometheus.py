@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from harness import metrics
 from harness.prometheus import DEPLOY, Prometheus, need_prometheus
 from harness.system import System
 
@@ -39,9 +40,8 @@ def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
 ) -> None:
     need_prometheus()
     system.create_topics()
-    daemon = system.start(processes=1, env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
-    (served,) = re.findall(r"^.*metrics_served.*$", daemon.log.read_text(), re.MULTILINE)
-    address, away = json.loads(served)["address"], f"127.0.0.1:{free_port()}"
+    daemon = system.start(processes=1, env=metrics.ANY_ADDRESS)
+    address, away = metrics.address(daemon.told()), f"127.0.0.1:{free_port()}"
     with Prometheus(tmp_path / "prometheus", [address, away]) as prometheus:
         system.wait(
             lambda: prometheus.values('up{job="toc"}', "instance") == {address: 1.0, away: 0.0},

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
-import urllib.request
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from harness.metrics import ANY_ADDRESS, samples
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, TaskStatus
@@ -56,10 +54,8 @@ def queues(system: System) -> tuple[int, int, int]:
 
 def counted(system: System, name: str) -> float:
     """What the first daemon shows of all series of one metric."""
-    served = re.findall(r"^.*metrics_served.*$", system.daemons[0].log.read_text(), re.MULTILINE)
-    with urllib.request.urlopen(f"http://{json.loads(served[-1])['address']}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+    shown = samples(system.daemons[0].told())
+    return sum(value for sample, value in shown.items() if sample.split("{")[0] == name)
 
 
 def test_each_task_has_its_own_tries_and_each_is_made_once_also_past_31_and_across_kills(
@@ -102,7 +98,7 @@ def test_a_task_expires_where_it_waits_and_no_try_starts_after_it(system: System
     """In backoff, behind another task, on a paused topic, after a kill; and what runs may finish."""
     system.create_topics(prepare_timeout=3, backoff_base=60, backoff_cap=60, concurrency=1)
     system.center.store.topics.alter("test.batch", paused=True)
-    system.start(processes=1, env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
+    system.start(processes=1, env=ANY_ADDRESS)
     center = system.center
     runs = expiring(system, "test.sync", 1, 0.3, 0.2, sleep=2.5)
     behind = expiring(system, "test.sync", 2, 0.35, 0.3)

@@ -7,7 +7,6 @@ the older:
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ import pytest
 from fault.kit.load import Load, in_another_process
 from fault.kit.table import lateness
 from harness.machine import Machine
+from harness.metrics import address
 from harness.secured import migrating
 from harness.system import DaemonProcess, System
 
@@ -97,12 +97,11 @@ def command(
 
 def ready(daemon: DaemonProcess, since: int = 0) -> bool:
     """Whether /readyz says yes: of the daemon that has written to this log since then."""
-    served = re.findall(r"^.*metrics_served.*$", daemon.log.read_text()[since:], re.MULTILINE)
-    if not served:
+    log = daemon.log.read_text()[since:]
+    if "metrics_served" not in log:
         return False
     try:
-        url = f"http://{json.loads(served[-1])['address']}/readyz"
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{address(log)}/readyz", timeout=30) as answer:
             return bool(answer.status == 200)
     except urllib.error.URLError:
         return False

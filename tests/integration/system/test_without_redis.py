@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
 from harness.history import Event
+from harness.metrics import ANY_ADDRESS, samples
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, TaskStatus, TimeoutCenter
@@ -23,7 +21,7 @@ from toc.operate import doctor
 @pytest.fixture
 def running(system: System) -> System:
     system.create_topics(prepare_timeout=3, backoff_base=0.1)
-    system.start(env={"TOC_METRICS_ADDRESS": "127.0.0.1:0"})
+    system.start(env=ANY_ADDRESS)
     warm = system.center.submit("test.sync", biz_id=1, delay=0.1)
     system.wait(lambda: system.row(warm).status == TaskStatus.PROCESSED, "slots are taken", 10)
     return system
@@ -252,10 +250,7 @@ def _lateness(system: System, job_ids: list[int]) -> list[float]:
 
 def _sample(system: System, name: str) -> float:
     """What the first daemon shows of one series."""
-    served = re.findall(r"^.*metrics_served.*$", system.daemons[0].log.read_text(), re.MULTILINE)
-    with urllib.request.urlopen(f"http://{json.loads(served[-1])['address']}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+    return samples(system.daemons[0].told()).get(name, 0.0)
 
 
 def _logged(system: System, event: str) -> bool:

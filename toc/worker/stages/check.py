@@ -119,9 +119,10 @@ class Checker:
         def take(job_ids: Sequence[int], rows: Answers[TryRow]) -> None:
             read = self.clock.monotonic() - began
             some = [by_id[job_id] for job_id in job_ids]
+            if answered := len(some) - len(rows.unanswered):
+                self._read_step.took(read, answered)
             if threading.get_ident() == taker:
                 self._judge(some, rows)
-                self._read_step.took(read, len(some))
                 return
             try:
                 if not self._leaving.is_set():

@@ -94,8 +94,8 @@ class Poller:
         """Heap of (when, slot, claim): where entries of ours may exist that are not held."""
         self._settling = False
         """Whether let-go entries are being looked for now."""
-        self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable]]] = []
-        """Answers that came after their round."""
+        self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable], float]] = []
+        """Answers that came after their round, with the seconds they took."""
         self._awaited = 0
         """How many slots have yet to be answered."""
         self._taking = True
@@ -196,17 +196,19 @@ class Poller:
 
     def _answered_late(self, asked: _Asked, answers: dict[Slot, Prepared | IndexUnavailable]) -> None:
         """Queue the late answer, or failure, of a node."""
+        seconds = self.clock.monotonic() - asked.at
         with self._lock:
-            self._late.append((asked, answers))
+            self._late.append((asked, answers, seconds))
         self.loop.wake()
 
     def _hear_late(self) -> None:
         """Accept the late answers of nodes."""
         with self._lock:
             late, self._late = self._late, []
-        for asked, answers in late:
+        for asked, answers, seconds in late:
             taken = self._accept(asked, answers)
             self._take_over(taken)
+            self._prepare_step.took(seconds, len(taken))
             with self._lock:
                 self._awaited -= len(answers)  # only now: its entries are held, or on their way back
 
