@@ -15,12 +15,13 @@ HOPS = 10
 PROBE = """
 import select, sys, time
 lost = [0.0]
+began, used = time.monotonic(), time.process_time()
 while True:
-    began = time.monotonic()
     asked = select.select([0], [], [], 0.02)[0]
-    used = time.process_time()
     sum(range(2000))
-    lost.append(max(time.monotonic() - began - 0.02 - (time.process_time() - used), 0.0))
+    now, all_used = time.monotonic(), time.process_time()
+    lost.append(max(now - began - 0.02 - (all_used - used), 0.0))
+    began, used = now, all_used
     if not asked:
         continue
     if not sys.stdin.readline():
