@@ -38,11 +38,15 @@ NAMES: dict[str, str] = {
 """Each failpoint and its place in the code."""
 
 
-def _nothing(name: str) -> None:
-    pass
+def unarmed(name: str) -> None:
+    """What a failpoint calls in production."""
 
 
-def _arm(wanted: str, once: str | None) -> Callable[[str], None]:
+def arm(wanted: str, once: str | None) -> Callable[[str], None]:
+    """Return the function that kills the process, by the values of the two variables.
+
+    Raises ValueError for a name that is none.
+    """
     name, _, count = wanted.partition(":")
     if name not in NAMES:
         raise ValueError(
@@ -71,8 +75,8 @@ def _arm(wanted: str, once: str | None) -> Callable[[str], None]:
 
 
 failpoint: Callable[[str], None] = (
-    _arm(os.environ["TOC_FAILPOINT"], os.environ.get("TOC_FAILPOINT_ONCE"))
+    arm(os.environ["TOC_FAILPOINT"], os.environ.get("TOC_FAILPOINT_ONCE"))
     if os.environ.get("TOC_FAILPOINT")
-    else _nothing
+    else unarmed
 )
 """``failpoint("finish.rows-written")`` kills the process here if that failpoint is armed."""

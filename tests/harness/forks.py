@@ -3,8 +3,7 @@
 A new interpreter takes half a second of a processor to import what a command or a daemon needs, and a run of
 the tests has a thousand of them. What a forked one does is ``toc.cli.main.run``, up to the end of the
 interpreter, with streams, variables, directory and session of its own. A variable that tells the interpreter
-or the loader something, or arms a failpoint, has no effect on it: who sets one gets a new interpreter (see
-``forkable``).
+or the loader something has no effect on it: who sets one gets a new interpreter (see ``forkable``).
 """
 
 from __future__ import annotations
@@ -110,11 +109,8 @@ def _forks() -> _Forks:
 
 
 def forkable(env: Mapping[str, str]) -> bool:
-    """Whether a forked process does with these variables what a new interpreter would.
-
-    A failpoint is armed where its module is imported, which the process that forks has done long before.
-    """
-    return "TOC_FAILPOINT" not in env and not any(
+    """Whether a forked process does with these variables what a new interpreter would."""
+    return not any(
         name.startswith(("LD_", "PYTHON")) and name != "PYTHONPATH" and os.environ.get(name) != value
         for name, value in env.items()
     )
@@ -224,10 +220,22 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
     if job["words"][:1] in (["worker"], ["gateway"]) and not job["whole"]:
         Helper().install()
+    _arm_failpoint()
     sys.argv = ["toc", *job["words"]]
     signal.alarm(job["seconds"])
     run()
     raise AssertionError("it has ended")
+
+
+def _arm_failpoint() -> None:
+    """What the modules of a new interpreter do when they are imported with these variables."""
+    from toc import failpoint
+
+    if wanted := os.environ.get("TOC_FAILPOINT"):
+        armed = failpoint.arm(wanted, os.environ.get("TOC_FAILPOINT_ONCE"))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("toc.") and vars(module).get("failpoint") is failpoint.unarmed:
+                vars(module)["failpoint"] = armed
 
 
 def _make_streams(closed: Collection[int] = ()) -> None:
@@ -317,6 +325,7 @@ class Helper:
         _make_streams()
         sys.argv = [module, *job["words"]]
         del sys.modules[module]  # it is the main module now
+        _arm_failpoint()
         code = 0
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)

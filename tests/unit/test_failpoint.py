@@ -41,7 +41,7 @@ def test_the_names_in_the_code_are_those_that_are_listed_and_documented() -> Non
 
 
 def test_without_the_variable_nothing_happens_and_nothing_is_looked_up() -> None:
-    assert failpoint.failpoint is failpoint._nothing
+    assert failpoint.failpoint is failpoint.unarmed
     assert run().stdout.split() == ["0", "1", "2", "3"]
 
 
