@@ -5,6 +5,7 @@ growth      lateness at 1,000 a second with few and with many tasks pending
 waiting     tasks due at one instant whose handlers wait 50 ms: coroutines, then 200 threads a process
 slots       processor time a task, and lateness, with 8, 128, 1,024 and 10,240 slots (in 10 topics)
 daemons     tasks run a second by 1, 2 and 4 daemons of one process, and which programs use the cores
+schedules   lateness of tasks of 1,000 schedules that fire at one instant, and of 1,000 submitted for one
 idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 64 or 1,024 tables
 """
 
@@ -25,10 +26,10 @@ from benchmarks.peer import NS
 from benchmarks.system import System, warn
 from benchmarks.workloads import HOUR, Sizes, burst, lateness
 
-NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS = 1 << 51, 1 << 50, 1 << 49
-"""benchmarks.peers.toc sends numbers with these bits to other topics."""
+NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS, SCHEDULED = 1 << 51, 1 << 50, 1 << 49, 1 << 48
+"""What benchmarks.peers.toc does with numbers that have these bits: other topics, and schedules."""
 WAIT_SECONDS = 0.05
-WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "idle"]
+WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "schedules", "idle"]
 
 
 def warm_up(system: System) -> None:
@@ -101,6 +102,17 @@ def daemons(system: System, tasks: int = 100_000) -> dict[str, Any]:
     return found
 
 
+def schedules(system: System, count: int = 1000) -> dict[str, Any]:
+    """Measure the lateness of what fires at one instant: of schedules, and of tasks."""
+    warm_up(system)
+    found = {}
+    for name, bits, lead in (("schedules", SCHEDULED, 30 * NS), ("tasks", 0, 5 * NS)):
+        _, due = system.submit(count, time.time_ns() + lead, 0, bits=bits)
+        system.await_starts(due)
+        found[name] = stats.lateness(due, system.started(due))
+    return found
+
+
 def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
     """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
 
@@ -157,6 +169,9 @@ def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int]) -> dict
                 "coroutines": waiting(system, 20_000, ASYNC_WAITS),
                 "threads": waiting(system, 5000, THREAD_WAITS),
             }
+    if name == "schedules":
+        with _running(toc) as system:
+            return schedules(system)
     if name == "growth":
         with _running(toc) as system:
             return growth(system, pending)

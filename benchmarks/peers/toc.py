@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
 import sqlalchemy
@@ -28,6 +28,8 @@ ASYNC_WAIT, THREAD_WAIT = "bench.async-wait", "bench.thread-wait"
 """Topics whose handlers wait WAIT_SECONDS, as for an answer; numbers with the bits below go there."""
 ASYNC_WAITS, THREAD_WAITS = 1 << 50, 1 << 49
 WAIT_SECONDS = 0.05
+SCHEDULED = 1 << 48
+"""A number with this bit is no task but a schedule that fires each day from its due time on."""
 THREADS = os.environ.get("BENCH_THREADS", "4")
 IDLE_SLOTS = [64] * 13 + [32] * 4 if "BENCH_IDLE_TOPICS" in os.environ else []
 """Slots of further topics without tasks: with the four above, 21 topics of 1,024 slots."""
@@ -98,10 +100,14 @@ class Toc(Peer):
         center.submit(_topic(number), biz_id=number, action_time=_instant(due))
 
     def submit_many(self, numbers: Sequence[int], dues: Sequence[int]) -> None:
-        tasks = [
-            NewTask(_topic(number), number, action_time=_instant(due))
-            for number, due in zip(numbers, dues, strict=True)
-        ]
+        tasks = []
+        for number, due in zip(numbers, dues, strict=True):
+            if number & SCHEDULED:
+                center.schedules.create(
+                    str(number), topic=_topic(number), every=timedelta(days=1), anchor=_instant(due)
+                )
+            else:
+                tasks.append(NewTask(_topic(number), number, action_time=_instant(due)))
         for first in range(0, len(tasks), BATCH):
             center.submit_many(tasks[first : first + BATCH])
 
