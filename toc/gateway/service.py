@@ -149,12 +149,18 @@ class Service:
             making.add_done_callback(lambda _: self._making.pop(name))
         await asyncio.shield(making)
 
-    async def read_through(self, rows: Iterable[TaskRow]) -> None:
-        """Read the topics again if one of a task is unknown: another process may just have created it."""
+    async def read_through(self, rows: Iterable[TaskRow]) -> TocError | None:
+        """Read the topics again if one of a task is unknown: another process may just have created it.
+
+        Returns the error if they cannot be read: whether there is such a topic is not known then.
+        """
         known = self.center.catalog.known_type
         if any(known(row.biz_type) is None for row in rows):
-            with suppress(StoreUnavailable, SchemaBehind):
+            try:
                 await self.batcher.read_topics()
+            except (StoreUnavailable, SchemaBehind) as exc:
+                return exc
+        return None
 
     def topic_name(self, row: TaskRow) -> str | None:
         """Return the name of a task's topic; None if there is none, as of a deleted topic."""

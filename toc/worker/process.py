@@ -333,7 +333,7 @@ class Worker:
             orphan = self._link.closed
             if now - self._orphaned_at > ORPHAN_SECONDS or (orphan and self._signals):
                 self._stopping = True
-            elif self._signals:
+            elif self._signals and not self._stopping:
                 self._recycle("SIGTERM was sent to it")
 
     def _shared(self, until: float) -> None:

@@ -378,6 +378,8 @@ class Daemon:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
         code = child.process.wait()
+        if self._stop_at is not None and not child.heard and child.unfit is None:
+            child.left = True  # it was told to while it started
         if child.heard and not child.left and self._consumes(child):
             child.member = True  # publish the death even if it was silent or leaving
         self._take_out(child, known_dead=not child.left)
@@ -479,6 +481,10 @@ class Daemon:
             os.close(descriptor)  # a socket that is still open here would take clients in that nobody serves
         for child in self._children.values():
             child.link.send("stop")
+            if not child.heard:
+                # It has nothing yet, and reads the link only once it has started, which may take too long. If it
+                # has started by now, it leaves in good order by either.
+                os.kill(child.process.pid, signal.SIGTERM)
 
     # --- slots
 
