@@ -245,8 +245,8 @@ async def _for_each(
 
 
 async def _visible(asked: Asked, leases: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return those, each once, of topics that the token may use; and with the error those of which that cannot
-    be told now."""
+    """Return those, each once, of topics that the token may use; and those of which that cannot be told now,
+    with the error."""
     pulls, known = asked.service.pulls, dict.fromkeys(leases)
     error: TocError | None = None
     for again in (True, False):

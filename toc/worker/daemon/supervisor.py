@@ -482,8 +482,8 @@ class Daemon:
         for child in self._children.values():
             child.link.send("stop")
             if not child.heard:
-                # It has nothing yet, and reads the link only once it has started, which may take too long. If it
-                # has started by now, it leaves in good order by either.
+                # It has nothing yet, and reads the link only once it has started, which may take too long.
+                # One that has just started leaves in good order by either.
                 os.kill(child.process.pid, signal.SIGTERM)
 
     # --- slots
