@@ -124,8 +124,19 @@ class Service:
         threads = self._threads.get(place)
         if threads is None:
             threads = self._threads[place] = ThreadPoolExecutor(THREADS, f"toc-{place}")
+        refused = False
+
+        def run() -> R:
+            if refused:  # it was put into the queue nevertheless
+                raise Busy("nobody waits for it")
+            return do()
+
+        try:
+            work = self._loop.run_in_executor(threads, run)
+        except RuntimeError as exc:  # can't start new thread
+            refused = True
+            raise Busy("this process can start no further thread; try again in a moment") from exc
         self._asked[place] += 1
-        work = self._loop.run_in_executor(threads, do)
         work.add_done_callback(lambda _: self._ended(place))
         return await asyncio.shield(work)
 
