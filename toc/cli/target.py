@@ -189,10 +189,13 @@ def key() -> None:
 def rotate_keys(as_json: Json = False) -> None:
     """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated.
 
-    Put the new key before the old one on every host first; when this has run, take the old one away.
+    Put the new key before the old one on every host first: it is refused while a worker that sends webhooks
+    does not know it. When this has run, take the old one away.
     """
+    from toc.operate.targets import rotate_key
+
     with opened(account=True) as center, audited(center, "secrets.rotate", "all targets") as record:
-        done, locked = center.targets.reseal()
+        done, locked = rotate_key(center)
         record.update(targets=done, locked=locked)
     log.info("secrets_rotated", by=who(), targets=done, locked=len(locked))
     show_one({"targets": done, "locked": list(locked)}, as_json=as_json)

@@ -233,6 +233,7 @@ class Daemon:
         elif kind == "ready":
             self._loaded = True
             child.features = KNOWN.intersection(message.get("features", ()))
+            child.keys = frozenset(message.get("keys", ()))
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
             self._met.update(filter(self._neighbourhood.knows, message["workers"]))
@@ -268,6 +269,7 @@ class Daemon:
                     machine=socket.gethostname(),
                     serves=self._serves,
                     features=child.features,
+                    keys=child.keys,
                 )
             )
 
