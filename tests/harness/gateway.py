@@ -70,7 +70,14 @@ class Gateway:
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-        system.wait(
+        try:
+            self._begin(beside, make_token="--plain-from" not in options)
+        except BaseException:  # whoever made it has nothing to stop it by
+            self._end()
+            raise
+
+    def _begin(self, beside: Gateway | None, *, make_token: bool) -> None:
+        self.system.wait(
             lambda: (
                 self.told().count("worker_ready") > self._http_processes or self.process.poll() is not None
             ),
@@ -83,8 +90,15 @@ class Gateway:
         if beside is not None:
             self.tokens = beside.tokens
             assert until(lambda: self.call("GET", "/v1/nothing").status == 404, 10)
-        elif "--plain-from" not in options:
+        elif make_token:
             self.make_token("all", "admin")
+
+    def _end(self) -> None:
+        """kill -9 of the daemon and all its processes."""
+        for connection in self._opened:
+            connection.close()
+        kill_session(self.process.pid)
+        self.process.wait()
 
     def told(self) -> str:
         return self.log.read_text()
@@ -166,25 +180,14 @@ class Gateway:
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(pid) for pid in pids if forks.serves_http(int(pid))]
 
-    def _whole(self) -> bool:
-        """Whether each of its HTTP processes is ready, or it is about to end in any case."""
-        told = self.told()
-        if self.process.poll() is not None or "daemon_stopping" in told:
-            return True
-        lines = [json.loads(line) for line in told.splitlines() if '"worker_ready"' in line]
-        children = set(self.children())
-        return len(children) == self._http_processes and children <= {line["pid"] for line in lines}
-
     def stop(self) -> int:
-        """End it in good order. A process that is just starting could not be told, and would be killed."""
+        """End it in good order."""
         for connection in self._opened:
             connection.close()
-        until(self._whole)
         if self.process.poll() is None:
             self.process.terminate()
         try:
             return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            kill_session(self.process.pid)
-            self.process.wait()
+            self._end()
             raise

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pymysql
 import pytest
+from harness import forks
+from harness.patience import until
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
@@ -362,6 +366,37 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
     assert not any(_exists(part["pid"]) for part in (*status.values(), *back.values()))
     assert local.status() == []
     local.stop()  # again: nothing happens
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_of_a_local_cluster_that_is_broken_off_leaves_nothing_running(
+    tmp_path: Path, mariadb: MariaDB, number: signal.Signals
+) -> None:
+    assert mariadb.running()
+    directory, said = tmp_path / "cluster", tmp_path / "said"
+    words = ["cluster", "start", "--directory", str(directory), "--zookeepers", "1"]
+    start = forks.start(words, env=dict(os.environ), streams={"stderr": str(said)})
+    try:
+        assert until(lambda: said.exists() and "starting mariadb" in said.read_text(), 60)
+        assert _at_work_in(directory), "servers of the cluster run"
+        start.send_signal(number)
+        assert start.wait(60) == 128 + number
+        assert not _at_work_in(directory)
+        assert LocalCluster(directory).status() == []
+    finally:
+        start.kill()
+        for pid in _at_work_in(directory):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _at_work_in(directory: Path) -> list[int]:
+    """The servers whose logs are in the directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (path / "fd/1").readlink().is_relative_to(directory):
+                found.append(int(path.name))
+    return found
 
 
 def test_a_local_cluster_that_cannot_be_prepared_leaves_nothing_running(

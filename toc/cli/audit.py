@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
-
 from toc.cli.options import Json, option
 from toc.cli.output import show
 from toc.cli.values import moment, opened
-from toc.model.wire import instant
-
-if TYPE_CHECKING:
-    from toc.store.audit import AuditRow
 
 
 def audit(
@@ -28,26 +21,13 @@ def audit(
 
     Example: toc audit --after 1d --target order.close
     """
+    from toc.operate.audit import action_record
+
     with opened() as center:
         since = None if after is None else moment(after, center.clock.now_ms())
         rows = center.store.audit.list(limit, actor=by, action=action, target=target, since=since)
-    records = [_record(row) for row in rows]
+    records = [action_record(row) for row in rows]
     if not as_json:
         for record in records:
             del record["id"], record["ended"]
     show(records, as_json=as_json, empty="no actions", spare=("details", "result"))
-
-
-def _record(row: AuditRow) -> dict[str, Any]:
-    result = {} if row.result is None else json.loads(row.result)
-    return {
-        "id": row.action_id,
-        "at": instant(row.began),
-        "by": row.actor,
-        "action": row.action,
-        "target": row.target,
-        "outcome": result.pop("outcome", "unknown"),
-        "details": json.loads(row.details),
-        "result": result,
-        "ended": None if row.ended is None else instant(row.ended),
-    }

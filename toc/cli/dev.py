@@ -324,6 +324,7 @@ def start(
     from toc.operate.admin import migrator
     from toc.sdk.client import TimeoutCenter
 
+    _clean_up_when_terminated()
     local = LocalCluster(directory, daemons=daemons, processes=processes, zookeepers=zookeepers)
     if parts:
         local.start_parts(parts, lambda name: say(f"starting {name}"))

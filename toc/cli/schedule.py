@@ -77,9 +77,8 @@ def create(
 
     Example: toc schedule create report.nightly --topic report.make --cron '0 2 * * *' --zone Europe/Berlin
     """
-    given = _given(**rule, **policies, jitter=jitter, attribute=attribute_json)
-    options = _options(**given)
-    with changing("schedule.create", name, topic=topic, **given) as center:
+    options = _options(**_given(**rule, **policies, jitter=jitter, attribute=attribute_json))
+    with changing("schedule.create", name, topic=topic, paused=paused, **options) as center:
         schedule = center.schedules.create(name, topic=topic, paused=paused, **options)
     log.info("schedule_created", by=who(), schedule=name, topic=topic)
     show_one(_record(schedule), as_json=as_json)
@@ -139,9 +138,8 @@ def alter(
 
     Example: toc schedule alter report.nightly --cron '30 2 * * *'
     """
-    given = _given(topic=topic, **rule, **policies, jitter=jitter, attribute=attribute_json)
-    changes = _options(**given)
-    with changing("schedule.alter", name, **given) as center:
+    changes = _options(**_given(topic=topic, **rule, **policies, jitter=jitter, attribute=attribute_json))
+    with changing("schedule.alter", name, **changes) as center:
         schedule = center.schedules.alter(name, **changes)
     log.info("schedule_changed", by=who(), schedule=name, changes=", ".join(changes))
     show_one(_record(schedule), as_json=as_json)
@@ -168,8 +166,9 @@ def resume(name: Name, as_json: Json = False) -> None:
 @app.command()
 def trigger(name: Name, as_json: Json = False) -> None:
     """Run a task of the schedule now, and print its job_id. Changes nothing else."""
-    with changing("schedule.trigger", name) as center:
+    with opened(account=True) as center, audited(center, "schedule.trigger", name) as record:
         job_id = center.schedules.trigger(name)
+        record["job_id"] = str(job_id)
     log.info("schedule_triggered", by=who(), schedule=name, job_id=job_id)
     print_job_id(job_id, as_json=as_json)
 
@@ -195,7 +194,8 @@ def backfill(
         if dry_run:
             counts = center.schedules.backfill(name, begin, until, rate=rate, dry_run=True)
         else:
-            with audited(center, "schedule.backfill", name, start=start, end=end, rate=rate) as record:
+            details = {"from": begin, "to": until, "rate": rate}
+            with audited(center, "schedule.backfill", name, **details) as record:
                 counts = center.schedules.backfill(name, begin, until, rate=rate)
                 record |= counts._asdict()
             log.info("schedule_backfilled", by=who(), schedule=name, tasks=counts.submitted)

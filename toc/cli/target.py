@@ -65,8 +65,10 @@ def create(
 
     Example: toc target create shop --url https://shop.example.com/hooks --rate 100
     """
+    from toc.operate.audit import target_changed
+
     given = limits.parsed()
-    with changing("target.create", name, **{"url": "", "headers": []} | _told(url, given)) as center:
+    with changing("target.create", name, **target_changed({"url": url, **given})) as center:
         made = center.targets.create(name, url, **given)
     _log(name, "created")
     _tell_secret(made, as_json=as_json)
@@ -106,8 +108,10 @@ def alter(name: Name, url: str | None = option("URL", URL), *, limits: Limits, a
 
     Example: toc target alter shop --rate 0 --dead-on 404,422
     """
+    from toc.operate.audit import target_changed
+
     given = limits.parsed()
-    with changing("target.alter", name, **_told(url, given)) as center:
+    with changing("target.alter", name, **target_changed({"url": url, **given})) as center:
         target = center.targets.alter(name, url=url, **given)
     _log(name, "altered")
     show_one(_record(target), as_json=as_json)
@@ -185,10 +189,13 @@ def key() -> None:
 def rotate_keys(as_json: Json = False) -> None:
     """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated.
 
-    Put the new key before the old one on every host first; when this has run, take the old one away.
+    Put the new key before the old one on every host first: it is refused while a worker that sends webhooks
+    does not know it. When this has run, take the old one away.
     """
+    from toc.operate.targets import rotate_key
+
     with opened(account=True) as center, audited(center, "secrets.rotate", "all targets") as record:
-        done, locked = center.targets.reseal()
+        done, locked = rotate_key(center)
         record.update(targets=done, locked=locked)
     log.info("secrets_rotated", by=who(), targets=done, locked=len(locked))
     show_one({"targets": done, "locked": list(locked)}, as_json=as_json)
@@ -217,19 +224,6 @@ def _headers(source: str) -> dict[str, str]:
             raise InvalidTarget(f"headers: {shown(name)} is there twice")
         found[name] = value.strip(" ")
     return found
-
-
-def _told(url: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what the audit is told of a change: of headers only the names."""
-    told = {name: value for name, value in given.items() if name != "headers"}
-    told |= {} if url is None else {"url": _plain(url)}
-    return told | {name: sorted(given[name]) for name in ("headers",) if name in given}
-
-
-def _plain(url: str) -> str:
-    """Return a URL for the audit, without its query, which may hold a secret, and without a user."""
-    scheme, _, rest = url.partition("?")[0].rpartition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _tell_secret(made: NewSecret, *, as_json: bool) -> None:

@@ -45,7 +45,7 @@ def create(
     with opened(account=True) as center:
         if "delivery" in policies:
             center.require(Feature.DELIVERY)
-        with audited(center, "template.create", pattern, most_topics=most_topics, **template.policies):
+        with audited(center, "template.create", pattern, most_topics=most_topics, policies=template.policies):
             center.store.templates.create(template)
     log.info("template_changed", by=who(), pattern=pattern, what="created")
     show_one(_record(template), as_json=as_json)
@@ -83,7 +83,7 @@ def alter(
     with opened(account=True) as center:
         if "delivery" in policies:
             center.require(Feature.DELIVERY)
-        with audited(center, "template.alter", pattern, most_topics=most_topics, **given):
+        with audited(center, "template.alter", pattern, most_topics=most_topics, policies=given):
             template = center.store.templates.alter(pattern, given, most_topics)
     log.info("template_changed", by=who(), pattern=pattern, what="altered")
     show_one(_record(template), as_json=as_json)

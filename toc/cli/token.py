@@ -40,7 +40,7 @@ def create(
 
     lifetime = None if expires is None else duration(expires)
     roles = sorted(each.value for each in set(role))
-    with changing("token.create", name, roles=roles, topics=topic, expires=expires, rate=rate) as center:
+    with changing("token.create", name, roles=roles, topics=topic, lifetime=lifetime, rate=rate) as center:
         made = tokens.create_token(
             center.store, name, roles=role, topics=topic, clock=center.clock, by=who(), lifetime=lifetime,
             rate=rate,

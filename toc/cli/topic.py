@@ -210,7 +210,7 @@ def resume(
     """
     from toc.operate import admin
 
-    with changing("topic.resume", name, rate=rate) as center:
+    with changing("topic.resume", name, rate=rate or 0) as center:
         topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())
     _log_change(topic, {"paused": False, "resume_rate": rate})
     _tell(topic, "running" if rate is None else f"running; what waited starts at {rate} a second", as_json)

@@ -42,7 +42,8 @@ class Member:
     ``topics`` are those it has handlers for; None: all. ``serves`` are the deliveries of topics that it can
     serve; of those to handlers only ``topics``, of others every topic. The assignment ignores the rest:
     ``pid`` is for operators, ``metrics`` is the host:port of its daemon's metrics, ``machine`` the machine
-    for which that address is valid, ``features`` what it knows (toc.model.features).
+    for which that address is valid, ``features`` what it knows (toc.model.features), ``keys`` the marks
+    of the keys by which it can read the secrets of webhook targets.
     """
 
     worker_id: str
@@ -54,6 +55,7 @@ class Member:
     machine: str | None = None
     serves: frozenset[str] = frozenset({Delivery.HANDLER.value})
     features: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):

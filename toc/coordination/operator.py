@@ -22,7 +22,7 @@ from toc.coordination.znodes import (
 )
 from toc.model.clock import Clock
 from toc.model.errors import InvalidInput
-from toc.model.topic import Slot
+from toc.model.topic import Delivery, Slot
 
 MAX_WEIGHT = 1000
 """The largest weight, as for TOC_WEIGHT."""
@@ -63,6 +63,12 @@ class Operator:
     def workers(self) -> list[WorkerRow]:
         """Every worker that is alive."""
         return read_workers(self._session, self._paths)
+
+    def senders_without(self, key: str) -> list[str]:
+        """The hosts of workers that send webhooks and have not told of the key of this mark."""
+        members = read_members(self._session, self._paths)
+        senders = [member for member in members if Delivery.WEBHOOK.value in member.serves]
+        return sorted({member.host for member in senders if key not in member.keys})
 
     def intents(self) -> Intents:
         """All operators' wishes, with who made them and when."""

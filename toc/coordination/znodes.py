@@ -5,7 +5,8 @@
     /toc/{cluster}/                      after the chroot
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine,
-                                           serves: [...], features: [...]}; without them: ["handler"], []
+                                           serves: [...], features: [...], keys: [...]}; without them:
+                                           ["handler"], [], []
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -109,6 +110,7 @@ def member_data(member: Member, now_ms: int) -> bytes:
         machine=member.machine,
         serves=sorted(member.serves),
         features=sorted(member.features),
+        keys=sorted(member.keys),
     )
 
 
@@ -120,7 +122,7 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
         return None
     handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
     metrics, machine = values.get("metrics"), values.get("machine")
-    serves, features = values.get("serves"), values.get("features")
+    serves, features, keys = values.get("serves"), values.get("features"), values.get("keys")
     return Member(
         worker_id,
         host,
@@ -131,6 +133,7 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
         machine if isinstance(machine, str) else None,
         frozenset(map(str, serves if isinstance(serves, list) else [Delivery.HANDLER.value])),
         frozenset(map(str, features if isinstance(features, list) else [])),
+        frozenset(map(str, keys if isinstance(keys, list) else [])),
     )
 
 

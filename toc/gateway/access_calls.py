@@ -15,6 +15,7 @@ from toc.model.clock import to_ms
 from toc.model.pattern import matches
 from toc.model.template import Template
 from toc.operate import tokens
+from toc.operate.audit import action_record
 
 # --- tokens
 
@@ -103,7 +104,8 @@ async def create_template(asked: Asked) -> Answer:
     """Create a topic template."""
     body: NewTemplate = asked.body
     template = Template(body.pattern, body.policies, body.most_topics)
-    async with asked.audit("template.create", body.pattern, dict(_shown(template))):
+    details = {"most_topics": body.most_topics, "policies": body.policies}
+    async with asked.audit("template.create", body.pattern, details):
         await asked.service.at_topics(asked.service.center.store.templates.create, template)
     return Answer(_shown(template), 201)
 
@@ -134,7 +136,7 @@ async def delete_template(asked: Asked) -> Answer:
 class AuditQuery(Query):
     """Which actions."""
 
-    actor: str | None = Field(None, max_length=128)
+    by: str | None = Field(None, max_length=128)
     action: str | None = Field(None, max_length=64)
     target: str | None = Field(None, max_length=255)
     after: AwareDatetime | None = Field(None, description="From this time on, RFC 3339.")
@@ -147,11 +149,11 @@ async def audit(asked: Asked) -> Answer:
     query: AuditQuery = asked.query
     rows = await asked.service.at_topics(
         asked.service.center.store.audit.list, query.limit,
-        actor=query.actor, action=query.action, target=query.target,
+        actor=query.by, action=query.action, target=query.target,
         since=None if query.after is None else to_ms(query.after), below=query.next,
     )  # fmt: skip
     following = rows[-1].audit_id if len(rows) == query.limit else None
-    return Answer({"actions": [show.action(row) for row in rows], "next": following})
+    return Answer({"actions": [action_record(row) for row in rows], "next": following})
 
 
 CALLS = (

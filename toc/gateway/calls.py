@@ -108,15 +108,18 @@ class Asked:
         return name
 
     async def row(self) -> tuple[TaskRow, str]:
-        """The task that the path names, and its topic. Raises Problem (404) if the token may not see it."""
+        """The task that the path names, and its topic. Raises Problem (404) if the token may not see it, and
+        StoreUnavailable or SchemaBehind if that cannot be told."""
         text = self.path["job_id"]
         job_id = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else 0
         row = await self.service.batcher.get(job_id) if valid_job_id(job_id) else None
         if row is not None:
-            await self.service.read_through([row])
+            error = await self.service.read_through([row])
             topic = self.topic_of(row)
             if topic is not None:
                 return row, topic
+            if error is not None:
+                raise error
         raise Problem(UNKNOWN_TASK, "there is no such task; finished ones are purged after their retention")
 
     @asynccontextmanager

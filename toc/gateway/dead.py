@@ -49,12 +49,12 @@ async def list_dead(asked: Asked) -> Answer:
 
 async def redrive(asked: Asked) -> Answer:
     """Make dead tasks pending again, due now, with all their tries."""
-    return await _bulk(asked, "task.redrive", bulk.redrive)
+    return await _bulk(asked, "tasks.redrive", bulk.redrive)
 
 
 async def purge(asked: Asked) -> Answer:
     """Delete dead tasks for good."""
-    return await _bulk(asked, "task.purge", bulk.purge_dead)
+    return await _bulk(asked, "tasks.purge", bulk.purge_dead)
 
 
 async def _bulk(
@@ -76,8 +76,9 @@ async def _bulk(
             counts = step.counts
         return counts
 
-    async with asked.audit(what, f"{len(chosen)} tasks", tasks_chosen(chosen)):
+    async with asked.audit(what, "tasks", tasks_chosen(chosen)) as result:
         counts: dict[str, Any] = await service.at_length(run) if chosen else {}
+        result |= counts
     counts["left"] = counts.get("left", 0) + len(job_ids) - len(chosen)
     return Answer(counts)
 

@@ -224,8 +224,8 @@ async def _for_each(
     if (body.lease is None) == (body.leases is None):
         raise Problem(INVALID, "give a lease, or a list of leases", field="lease")
     leases = body.leases or [body.lease or ""]
-    own = await _visible(asked, leases)
-    results = dict(zip(own, await do(own) if own else (), strict=True))
+    own, untold = await _visible(asked, leases)
+    results = untold | dict(zip(own, await do(own) if own else (), strict=True))
     answers = [_answer(lease, results.get(lease), told) for lease in leases]
     if body.leases is not None:
         return Answer(
@@ -244,22 +244,27 @@ async def _for_each(
     return Answer(only)
 
 
-async def _visible(asked: Asked, leases: Iterable[str]) -> list[str]:
-    """Return those, each once, of topics that the token may use."""
+async def _visible(asked: Asked, leases: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return those, each once, of topics that the token may use; and those of which that cannot be told now,
+    with the error."""
     pulls, known = asked.service.pulls, dict.fromkeys(leases)
+    error: TocError | None = None
     for again in (True, False):
-        own, strange = [], False
+        own, strange = list[str](), list[str]()
         for lease in known:
             with suppress(InvalidLease):
                 topic = pulls.topic_of(lease)
-                strange |= topic is None
-                if topic is not None and asked.may(topic.name):
+                if topic is None:
+                    strange.append(lease)
+                elif asked.may(topic.name):
                     own.append(lease)
         if not (strange and again):
-            return own
-        with suppress(TocError):  # another process may just have created it
+            break
+        try:  # another process may just have created it
             await asked.service.batcher.read_topics()
-    return own
+        except TocError as exc:
+            error = exc
+    return own, dict.fromkeys(strange, error)
 
 
 def _acked(outcome: AckOutcome) -> dict[str, Any]:

@@ -163,7 +163,7 @@ async def create(asked: Asked) -> Answer:
         raise _no_topic()
     # Before the audit, whose rows are small.
     await _at_server_of(asked, name, define, name, topic=topic, **values)
-    async with asked.audit("schedule.create", name, {"topic": topic, **values}):
+    async with asked.audit("schedule.create", name, {"topic": topic, "paused": paused, **values}):
         do = partial(_schedules(asked).create, topic=topic, paused=paused, **values)
         made = await _at_server_of(asked, name, do, name)
     return Answer(schedule_record(made), 201)
@@ -223,7 +223,7 @@ async def backfill(asked: Asked) -> Answer:
     if body.dry_run:
         counts = await asked.service.at_length(do)
     else:
-        details = {"from": body.start.isoformat(), "to": body.end.isoformat(), "rate": body.rate}
+        details = {"from": body.start, "to": body.end, "rate": body.rate}
         async with asked.audit("schedule.backfill", name, details) as result:
             counts = await asked.service.at_length(do)
             result |= counts._asdict()

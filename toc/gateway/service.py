@@ -124,8 +124,19 @@ class Service:
         threads = self._threads.get(place)
         if threads is None:
             threads = self._threads[place] = ThreadPoolExecutor(THREADS, f"toc-{place}")
+        refused = False
+
+        def run() -> R:
+            if refused:  # it was put into the queue nevertheless
+                raise Busy("nobody waits for it")
+            return do()
+
+        try:
+            work = self._loop.run_in_executor(threads, run)
+        except RuntimeError as exc:  # can't start new thread
+            refused = True
+            raise Busy("this process can start no further thread; try again in a moment") from exc
         self._asked[place] += 1
-        work = self._loop.run_in_executor(threads, do)
         work.add_done_callback(lambda _: self._ended(place))
         return await asyncio.shield(work)
 
@@ -149,12 +160,18 @@ class Service:
             making.add_done_callback(lambda _: self._making.pop(name))
         await asyncio.shield(making)
 
-    async def read_through(self, rows: Iterable[TaskRow]) -> None:
-        """Read the topics again if one of a task is unknown: another process may just have created it."""
+    async def read_through(self, rows: Iterable[TaskRow]) -> TocError | None:
+        """Read the topics again if one of a task is unknown: another process may just have created it.
+
+        Returns the error if they cannot be read: whether there is such a topic is not known then.
+        """
         known = self.center.catalog.known_type
         if any(known(row.biz_type) is None for row in rows):
-            with suppress(StoreUnavailable, SchemaBehind):
+            try:
                 await self.batcher.read_topics()
+            except (StoreUnavailable, SchemaBehind) as exc:
+                return exc
+        return None
 
     def topic_name(self, row: TaskRow) -> str | None:
         """Return the name of a task's topic; None if there is none, as of a deleted topic."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -16,7 +15,6 @@ from toc.model.task import TaskRow, TaskStatus, decode_attribute
 from toc.model.topic import Topic
 from toc.model.wire import instant as instant
 from toc.operate.admin import SlotView
-from toc.store.audit import AuditRow
 from toc.store.history import FailedTry
 
 STATUS = {int(status): status.name.lower() for status in TaskStatus}
@@ -172,18 +170,4 @@ def token(one: Token) -> dict[str, Any]:
         "created_by": one.created_by,
         "created": instant(one.created),
         "revoked_at": None if one.revoked_at is None else instant(one.revoked_at),
-    }
-
-
-def action(row: AuditRow) -> dict[str, Any]:
-    """Show what an operator did. ``result`` is null while it goes on, or if its end was not recorded."""
-    return {
-        "action_id": row.action_id,
-        "began": instant(row.began),
-        "ended": None if row.ended is None else instant(row.ended),
-        "actor": row.actor,
-        "action": row.action,
-        "target": row.target,
-        "details": json.loads(row.details),
-        "result": None if row.result is None else json.loads(row.result),
     }

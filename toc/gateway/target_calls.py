@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
 from toc.model.access import Call
 from toc.model.target import MOST_PREVIOUS_SECONDS, PREVIOUS_SECONDS, Target
+from toc.operate.audit import target_changed
 from toc.sdk.targets import target_record
 
 _SECONDS = "Seconds for a whole request."
@@ -82,9 +83,10 @@ async def show_target(asked: Asked) -> Answer:
 
 async def create(asked: Asked) -> Answer:
     """Register a target, and show its signing secret, this once."""
-    values = dict(asked.body.__dict__)
-    make = partial(asked.service.center.targets.create, values.pop("name"), values.pop("url"), **values)
-    async with asked.audit("target.create", asked.body.name, _told(values)):
+    values = {name: getattr(asked.body, name) for name in asked.body.model_fields_set}
+    make = partial(asked.service.center.targets.create, **values)
+    del values["name"]
+    async with asked.audit("target.create", asked.body.name, target_changed(values)):
         made = await asked.service.at_topics(make)
     return Answer(target_record(made.target) | {"secret": made.secret}, 201)
 
@@ -111,8 +113,9 @@ async def rotate(asked: Asked) -> Answer:
 async def send_test(asked: Asked) -> Answer:
     """Send a target a signed request that stands for no task, and show what it answers."""
     name = asked.path["name"]
-    async with asked.audit("target.test", name, {}):
+    async with asked.audit("target.test", name, {}) as result:
         answer = await asked.service.at_target(asked.service.center.targets.test, name)
+        result["status"] = answer.status
     return Answer(answer._asdict())
 
 
@@ -137,15 +140,9 @@ async def delete(asked: Asked) -> Answer:
 
 async def _changed(asked: Asked, what: str, do: Callable[..., Target], values: dict[str, Any]) -> Answer:
     name = asked.path["name"]
-    async with asked.audit(f"target.{what}", name, _told(values)):
+    async with asked.audit(f"target.{what}", name, target_changed(values)):
         target = await asked.service.at_topics(partial(do, name, **values))
     return Answer(target_record(target))
-
-
-def _told(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what the audit is told of a change: of headers only the names, of a URL that there is one."""
-    told = {name: value for name, value in values.items() if name not in ("headers", "url")}
-    return told | {name: sorted(values[name]) for name in ("headers",) if name in values}
 
 
 CALLS = (

@@ -100,8 +100,9 @@ async def _shown_anew(asked: Asked, topic: Topic, status: int = 200) -> Answer:
 async def delete(asked: Asked) -> Answer:
     """Delete a paused topic; its biz_type is never used again. Refused while it has pending or dead tasks."""
     center, name = asked.service.center, asked.topic
-    async with asked.audit("topic.delete", name, {"purge": asked.query.purge}):
+    async with asked.audit("topic.delete", name, {"purge": asked.query.purge}) as result:
         found = await asked.service.at_length(delete_topic, center, name, purge=asked.query.purge)
+        result.update(pending_cancelled=found.rows.pending, dead_deleted=found.rows.dead)
     return Answer({"name": name, "cancelled": found.rows.pending, "purged": found.rows.dead})
 
 

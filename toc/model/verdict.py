@@ -357,8 +357,3 @@ def after_nack(row: PullRow, topic: Topic, *, delay_ms: int | None, dead: bool, 
     dead = dead or is_last(row, topic)
     delay = topic.retry_delay_ms(min(row.attempts, MAX_BACKED_OFF)) if delay_ms is None else delay_ms
     return Nack(row, dead, 0 if dead else delay, error)
-
-
-def next_score(row: PullRow, topic: Topic, due: int) -> float:
-    """Return the StoreQueue score of a pending pulled task that is due at ``due`` (ms)."""
-    return entry_score(topic, due, row.attempts)

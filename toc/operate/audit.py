@@ -6,19 +6,24 @@
 
 If the intent cannot be written, nothing is changed. If the result cannot, that is logged, and the change
 stands: its intent says who began it. A secret is part of neither.
+
+Every door tells of an act by the same names, which docs/operations.md lists: a test does each act by both.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
+from toc.model import wire
+from toc.model.clock import to_ms
 from toc.model.errors import StoreUnavailable, TocError
 from toc.observe.log import get_logger, redact
-from toc.store.audit import MOST_TEXT
+from toc.store.audit import MOST_TEXT, AuditRow
 from toc.store.store import Store
 
 log = get_logger(__name__)
@@ -33,6 +38,35 @@ def tasks_chosen(job_ids: Sequence[int]) -> dict[str, Any]:
     """Return how many tasks a change is about, and which: all of them, or those named ``first_job_ids``."""
     name = "job_ids" if len(job_ids) <= MOST_IDS else "first_job_ids"
     return {"tasks": len(job_ids), name: [str(job_id) for job_id in job_ids[:MOST_IDS]]}
+
+
+def target_changed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is told of a change of a webhook target: of headers the names, of the URL neither user nor
+    query, which may hold a secret."""
+    told = {name: value for name, value in values.items() if value is not None or name == "rate"}
+    if "headers" in told:
+        told["headers"] = sorted(told["headers"])
+    if "url" in told:
+        scheme, _, rest = told["url"].partition("?")[0].rpartition("://")
+        told["url"] = f"{scheme}://{rest.rpartition('@')[2]}"
+    return told
+
+
+def action_record(row: AuditRow) -> dict[str, Any]:
+    """Return how an action is shown. Its ``outcome`` is "unknown" while it goes on, or if its end was not
+    recorded."""
+    result = {} if row.result is None else json.loads(row.result)
+    return {
+        "id": row.action_id,
+        "at": wire.instant(row.began),
+        "by": row.actor,
+        "action": row.action,
+        "target": row.target,
+        "outcome": result.pop("outcome", "unknown"),
+        "details": json.loads(row.details),
+        "result": result,
+        "ended": None if row.ended is None else wire.instant(row.ended),
+    }
 
 
 @contextmanager
@@ -71,9 +105,13 @@ def audited(
 
 def _text(values: dict[str, Any]) -> str:
     """Return values as JSON that fits its column."""
-    text = _storable(json.dumps(values, ensure_ascii=False, default=str))
+    text = _storable(json.dumps(values, ensure_ascii=False, default=_shown))
     size = len(text.encode())
     return text if size <= MOST_TEXT else json.dumps({"too_long": size, "begins": text[:2000]})
+
+
+def _shown(value: object) -> str:
+    return wire.instant(to_ms(value)) if isinstance(value, datetime) else str(value)
 
 
 def _storable(text: str) -> str:

@@ -1,13 +1,16 @@
-"""What keeps tasks waiting for their webhook targets, for ``toc doctor``."""
+"""What keeps tasks waiting for their webhook targets, for ``toc doctor``, and the rotation of their key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from toc.coordination.operator import Operator
 from toc.model.errors import SecretsLocked, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Topic
 from toc.sdk.client import TimeoutCenter
+from toc.store.secretbox import key_mark
+from toc.store.targets import Resealed
 
 
 def examine(center: TimeoutCenter, topics: Iterable[Topic]) -> list[Finding]:
@@ -32,3 +35,23 @@ def examine(center: TimeoutCenter, topics: Iterable[Topic]) -> list[Finding]:
         except SecretsLocked as exc:
             found.append(Finding(Level.WARN, target.name, str(exc), "set TOC_SECRET_KEY on this host"))
     return found
+
+
+def rotate_key(center: TimeoutCenter) -> Resealed:
+    """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated.
+
+    Raises SecretsLocked, with the hosts, if workers of the cluster send webhooks and do not know that key;
+    CoordinationUnavailable if that cannot be told.
+    """
+    settings = center.settings
+    if settings.zookeeper and settings.secret_key:
+        mark = key_mark(settings.secret_key[0].get_secret_value())
+        place, patience = settings.zookeeper, settings.connect_timeout
+        with Operator(place, cluster=settings.cluster, connect_timeout=patience) as visit:
+            hosts = visit.senders_without(mark)
+        if hosts:
+            raise SecretsLocked(
+                f"nothing was changed: the first key of TOC_SECRET_KEY is not known to the workers that send "
+                f"webhooks on {', '.join(hosts)}; put it before the other there, restart them, try again"
+            )
+    return center.targets.reseal()

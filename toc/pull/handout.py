@@ -30,8 +30,8 @@ from toc.model.verdict import (
     after_lapse,
     belongs,
     beyond_horizon,
+    entry_score,
     is_last,
-    next_score,
     unpulled,
 )
 from toc.observe.log import get_logger
@@ -277,7 +277,8 @@ class HandOuts:
             elif row.status == TaskStatus.DEAD:
                 dead.setdefault(slot, []).append((row.job_id, row.next_time))
             elif not beyond_horizon(topic, row.next_time, self._clock.now_ms()):
-                entries.setdefault(slot, []).append((row.job_id, next_score(row, topic, row.next_time)))
+                score = entry_score(topic, row.next_time, row.attempts)
+                entries.setdefault(slot, []).append((row.job_id, score))
         if entries:
             self._queues.add(entries)
         if dead:
@@ -310,7 +311,7 @@ class _Moves:
         if beyond_horizon(entry.topic, due, now):
             self.drop(entry)
         elif entry.fence != NO_FENCE:
-            score = next_score(row, entry.topic, due)
+            score = entry_score(entry.topic, due, row.attempts)
             self._backs.setdefault(entry.slot, []).append((entry.job_id, entry.fence, score))
 
     def bury(self, entry: Entry, died: int) -> None:

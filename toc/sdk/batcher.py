@@ -43,6 +43,7 @@ from toc.model.topic import Topic, check_topic_name
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.submission import Submission, bodies_of, check_job_id, conflict_of, features_of
 from toc.store.plan import Stored, ToPut
+from toc.store.threads import Threads
 
 MOST_TOGETHER = 500
 """Most items of a batch."""
@@ -113,7 +114,7 @@ class Lane(Generic[Item, Outcome]):
         self._away = away
         self._examine = examine
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(4 * UNDER_WAY, f"toc-{name}")
+        self._threads = Threads(4 * UNDER_WAY, f"toc-{name}")
         self._waiting: deque[_Asked[Item]] = deque()
         self._apart: deque[_Asked[Item]] = deque()
         self._bytes = 0
@@ -172,7 +173,7 @@ class Lane(Generic[Item, Outcome]):
 
     def close(self) -> None:
         """End the threads after the work begun."""
-        self._threads.shutdown()
+        self._threads.close()
 
     # --- on the event loop
 
@@ -205,10 +206,21 @@ class Lane(Generic[Item, Outcome]):
 
     def _start(self, asked: list[_Asked[Item]], *, alone: bool) -> None:
         batch = _Batch(asked, alone)
+        if not self._begin(partial(self._run, batch)):
+            for one in asked:
+                self._settle(one, Busy("this process can start no further thread; try again in a moment"))
+            return
         self._open.add(batch)
-        self._busy += 1
         batch.timer = self._loop.call_later(PATIENCE_SECONDS, self._step, self._be_late, batch)
-        self._threads.submit(self._run, batch)
+
+    def _begin(self, do: Callable[[], None]) -> bool:
+        """Run it on a thread. Returns whether there is one for it."""
+        try:
+            self._threads.begin(do)
+        except RuntimeError:  # can't start new thread
+            return False
+        self._busy += 1
+        return True
 
     def _be_late(self, batch: _Batch[Item]) -> None:
         batch.late = True
@@ -217,8 +229,6 @@ class Lane(Generic[Item, Outcome]):
         self._pump()
 
     def _be_very_late(self, batch: _Batch[Item]) -> None:
-        self._busy += 1
-
         def examine() -> None:
             try:
                 with contextlib.suppress(TocError):
@@ -226,7 +236,7 @@ class Lane(Generic[Item, Outcome]):
             finally:
                 self._loop.call_soon_threadsafe(self._step, self._examined)
 
-        self._threads.submit(examine)
+        self._begin(examine)
 
     def _examined(self) -> None:
         self._busy -= 1

@@ -13,7 +13,6 @@ change whose answer was lost is looked for on the row; if another change has com
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
@@ -84,8 +83,7 @@ class Puts:
                 crowded = cause is None or isinstance(cause, Duplicate)
                 if (attempt > 1 and time.monotonic() > deadline) or (attempt >= TRIES and not crowded):
                     break
-                most = 0.002 * 2 ** min(attempt, 5)
-                time.sleep(random.uniform(0, most) if crowded else 0.025 * 2**attempt)  # noqa: S311
+                pause(attempt, crowded=crowded)
             try:
                 now = self._stamp()
                 looked = self._look(server, [asked], [] if unsure is None else [unsure.stored.put.job_id])

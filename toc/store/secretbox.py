@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from toc.model.errors import ConfigError, SecretsLocked
@@ -49,6 +50,11 @@ class SecretBox:
                 ) from exc
             self._made = MultiFernet([Fernet(key) for key in self._keys])
         return self._made
+
+
+def key_mark(key: str) -> str:
+    """Return a mark of a key, by which members tell which keys they have; it does not tell the key."""
+    return sha256(b"toc " + key.encode()).hexdigest()[:16]
 
 
 def new_key() -> str:

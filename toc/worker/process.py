@@ -45,6 +45,7 @@ from toc.observe.metrics import (
     write_to,
 )
 from toc.sdk.client import TimeoutCenter, apart, open_queues
+from toc.store.secretbox import key_mark
 from toc.worker import copies, descriptors, interpreter, limits, stdio
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.control import ControlPipe, unpack
@@ -114,6 +115,7 @@ class Worker:
         self._catalog = center.catalog
         self._topics = self._catalog.known()
         self._deadline = settings.shutdown_deadline
+        self._keys = [key_mark(key.get_secret_value()) for key in settings.secret_key]
         queues = center.queues.within(PATIENCE_SECONDS)
         self.worker_id = worker_id
         self.book = SlotBook(queues, worker_id)
@@ -296,7 +298,7 @@ class Worker:
         for loop in self.loops:
             loop.start()
         self._listening.start()
-        self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN))
+        self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN), keys=self._keys)
         Loop("beat", self._beat).start()  # until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))
@@ -333,7 +335,7 @@ class Worker:
             orphan = self._link.closed
             if now - self._orphaned_at > ORPHAN_SECONDS or (orphan and self._signals):
                 self._stopping = True
-            elif self._signals:
+            elif self._signals and not self._stopping:
                 self._recycle("SIGTERM was sent to it")
 
     def _shared(self, until: float) -> None:

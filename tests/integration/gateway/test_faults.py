@@ -17,18 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.gateway import Gateway, Reply
 from harness.lmstfy import OPTIONS, Client, port_of
 from harness.machine import Machine
 from harness.patience import until
+from harness.sessions import kill_session
 from harness.system import System, small_system
 
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.gateway.tasks import BATCH_BYTES
+from toc.model.pull import NONCE_BYTES, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import NewTask
 from toc.model.topic import Delivery, Topic
 from toc.store import rows as sql
+from toc.store.server import Statement
 
 
 def test_a_submit_whose_answer_was_lost_is_repeated_and_stands_once(system: System, tmp_path: Path) -> None:
@@ -193,6 +197,35 @@ def test_a_process_that_dies_again_and_again_comes_back_ever_later_while_another
         gateway.stop()
 
 
+STARTS_FOR_EVER = """
+import os, sys, time
+if "toc.gateway.process" in sys.orig_argv:
+    open(os.environ["TEST_STARTING"], "w").close()
+    time.sleep(3600)
+"""
+"""A sitecustomize by which an HTTP process takes an hour to start."""
+
+
+def test_a_gateway_whose_process_is_just_starting_ends_in_good_order(system: System, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STARTS_FOR_EVER)
+    starting, log = tmp_path / "starting", str(tmp_path / "gateway.log")
+    env = {
+        **system.env,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), system.env["PYTHONPATH"]]),
+        "TEST_STARTING": str(starting),
+        "TOC_SHUTDOWN_DEADLINE": "0",
+    }
+    streams = dict.fromkeys(("stdout", "stderr"), log)
+    gateway = forks.start(["gateway", "--port", "0"], env=env, session=True, streams=streams, whole=True)
+    try:
+        assert until(starting.exists, 20)
+        gateway.terminate()
+        assert gateway.wait(60) == 0, Path(log).read_text()
+    finally:
+        kill_session(gateway.pid)
+    assert "worker_killed" not in Path(log).read_text()
+
+
 def test_requests_under_way_are_answered_before_a_gateway_ends(system: System) -> None:
     gateway = Gateway(system)
     job_id = int(gateway.submit().body["job_id"])
@@ -271,6 +304,41 @@ def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task
         assert time.monotonic() - began < 5, "not even for one read time-out"
         assert [one.status for one in answers] == [200, 201] * 32
         assert all("job_id" in one.body["tasks"][0] for one in answers[::2])
+    finally:
+        _signal(hanging, signal.SIGCONT)
+        gateway.stop()
+
+
+def test_what_may_be_of_a_new_topic_is_not_called_unknown_while_the_topics_cannot_be_read(
+    two_servers: tuple[System, MariaDB],
+) -> None:
+    system, hanging = two_servers
+    gateway = Gateway(system)
+    try:
+        biz_id = next(n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 1)
+        job_id = int(gateway.submit(biz_id=biz_id).body["job_id"])
+        store = system.center.store
+        table = store._shards.names[store._shards.table_of(job_id)]
+        store._shards.servers[1].run([Statement(f"UPDATE {table} SET biz_type=999 WHERE job_id={job_id}")])
+        gateway.make_token("some", "admin", topics=("test.*",))
+        lease = PullLease(job_id, 1, 999, 0, bytes(NONCE_BYTES)).text()
+        task = f"/v1/tasks/{job_id}"
+        _signal(hanging, signal.SIGSTOP)
+        for name, more in {"ack": {}, "nack": {}, "extend": {"ttr": 60}}.items():
+            one = gateway.call("POST", f"/v1/leases:{name}", {"lease": lease, **more}, token="some")
+            assert (one.status, "retry-after" in one.headers) == (503, True), one.body
+            both = {"leases": [lease, "no lease"], **more}
+            many = gateway.call("POST", f"/v1/leases:{name}", both, token="some")
+            assert [each["outcome"] for each in many.body["leases"]] == ["failed", "unknown"]
+        looked = gateway.call("GET", task, token="some")
+        assert (looked.status, "retry-after" in looked.headers) == (503, True), looked.body
+        _signal(hanging, signal.SIGCONT)
+
+        def known() -> bool:
+            ended = gateway.call("POST", "/v1/leases:ack", {"lease": lease}, token="some")
+            return {ended.status, gateway.call("GET", task, token="some").status} == {404}
+
+        assert until(known)
     finally:
         _signal(hanging, signal.SIGCONT)
         gateway.stop()
@@ -550,3 +618,23 @@ def test_it_starts_outside_loopback_only_if_it_is_protected(system: System) -> N
         assert gateway.call("GET", "/healthz").status == 403
     finally:
         gateway.stop()
+
+
+def test_a_gateway_of_a_test_that_is_not_ready_in_time_leaves_no_process(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    start = forks.start
+
+    def started(*args: Any, **options: Any) -> forks.Forked:
+        made.append(start(*args, **options))
+        return made[-1]
+
+    def wait(*_: object) -> None:
+        raise AssertionError("not within 0 s: ready")
+
+    monkeypatch.setattr(forks, "start", started)
+    monkeypatch.setattr(system, "wait", wait)
+    with pytest.raises(AssertionError, match="ready"):
+        Gateway(system)
+    assert [one.poll() for one in made] == [-signal.SIGKILL]

@@ -54,7 +54,7 @@ def test_a_schedule_lives_over_http(shared: Gateway) -> None:
         gone = shared.call(method, f"/v1/schedules/life{path}")
         assert (gone.status, gone.body["type"]) == (404, "/docs#unknown")
     audit = shared.call("GET", "/v1/audit?target=life").body["actions"]
-    assert [(one["action"], one["actor"]) for one in reversed(audit)] == [
+    assert [(one["action"], one["by"]) for one in reversed(audit)] == [
         ("schedule.create", "all"), ("schedule.create", "all"), ("schedule.pause", "operate"),
         ("schedule.resume", "operate"), ("schedule.alter", "all"), ("schedule.delete", "all"),
     ]  # fmt: skip

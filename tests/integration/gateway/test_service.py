@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -68,6 +69,36 @@ def test_submits_that_want_the_same_new_topic_ask_for_it_once(
             assert asked == ["made.one", "unmade.one", "unmade.one"], "an error is not kept"
         finally:
             await service.close()
+
+    asyncio.run(steps())
+
+
+def test_callers_are_refused_while_the_process_can_start_no_thread(system: System) -> None:
+    async def steps() -> None:
+        many = Batcher(system.center)
+        service = Service(system.center, TokenBook(system.center.store.tokens, system.center.clock))
+        keyed = [NewTask("test.sync", n, 3600, dedup_key=f"key-{n}") for n in range(6)]
+        try:
+            known = await many.submit(NewTask("test.sync", 1, 3600))
+            done: list[int] = []
+            threading.stack_size(1 << 46)  # more than there is room for
+            try:
+                for _ in range(2 * batcher.UNDER_WAY):  # as often as would block a lane for good
+                    asked = [*map(many.put, keyed), many.get(known)]
+                    found = await asyncio.gather(*asked, return_exceptions=True)
+                    assert {type(one) for one in found} == {Busy}, found
+                for _ in range(module.THREADS + module.MOST_WAITING):
+                    with pytest.raises(Busy, match="thread"):
+                        await service.at_cluster(done.append, 1)
+            finally:
+                threading.stack_size(0)
+            async with asyncio.timeout(60):
+                await asyncio.gather(*map(many.put, keyed))
+                await service.at_cluster(done.append, 2)
+            assert done == [2], "what was refused was done nevertheless"
+        finally:
+            async with asyncio.timeout(60):
+                await asyncio.gather(many.close(), service.close())
 
     asyncio.run(steps())
 

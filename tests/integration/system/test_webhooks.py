@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.hooked import Hooked
 from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
 from harness.system import System
@@ -272,6 +273,23 @@ def test_a_sender_that_does_not_know_the_new_key_names_the_target_and_its_tasks_
     hooked.start()
     row = hooked.ended(job_id)
     assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
+
+
+def test_a_key_that_a_sender_does_not_know_encrypts_nothing_yet(cluster: System) -> None:
+    cluster.create_topics()
+    hooked = Hooked(cluster)
+    hooked.center.targets.create("shop", "https://shop.example.com/")
+    new, old = new_key(), hooked.env["TOC_SECRET_KEY"]
+    env = cluster.env | {"TOC_SECRET_KEY": f"{new},{old}"}
+    hooked.start(host="behind")
+    hooked.start(host="ahead", env=hooked.env | {"TOC_SECRET_KEY": f"{old},{new}"})
+    cluster.start(host="handlers", processes=1)  # needs no key
+    refused = forks.run(["secrets", "rotate"], env=env)
+    assert refused.returncode == 3, refused.stderr
+    assert "webhooks on behind;" in refused.stderr
+    cluster.daemons[0].stop()
+    done = forks.run(["secrets", "rotate", "--json"], env=env)
+    assert json.loads(done.stdout) == {"targets": 1, "locked": []}, done.stderr
 
 
 def test_during_a_rotation_both_secrets_sign(hook: Hook, receive: Receive) -> None:

@@ -136,7 +136,8 @@ class Door:
         biz, store = BizId.of(biz_id), self._service.center.store
         look = partial(store.find, biz, dedup_key=dedup_key)
         rows = await self._service.in_line(store.server_of_biz(biz), look)
-        await self._service.read_through(rows)
+        if (error := await self._service.read_through(rows)) is not None:
+            raise error
         return rows
 
     async def put_across(self, task: NewTask, *, max_delay: float) -> Put:

@@ -46,6 +46,8 @@ class WorkerProcess:
         self.killed = False
         self.features: frozenset[str] = frozenset()
         """What it knows. It may be of another version than its daemon."""
+        self.keys: frozenset[str] = frozenset()
+        """Marks of the keys by which it reads the secrets of webhook targets."""
         self.held: set[Slot] = set()
         """Slots that it was told to take."""
         self.dropping: set[Slot] = set()

@@ -233,6 +233,7 @@ class Daemon:
         elif kind == "ready":
             self._loaded = True
             child.features = KNOWN.intersection(message.get("features", ()))
+            child.keys = frozenset(message.get("keys", ()))
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
             self._met.update(filter(self._neighbourhood.knows, message["workers"]))
@@ -268,6 +269,7 @@ class Daemon:
                     machine=socket.gethostname(),
                     serves=self._serves,
                     features=child.features,
+                    keys=child.keys,
                 )
             )
 
@@ -378,6 +380,8 @@ class Daemon:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
         code = child.process.wait()
+        if self._stop_at is not None and not child.heard and child.unfit is None:
+            child.left = True  # it was told to while it started
         if child.heard and not child.left and self._consumes(child):
             child.member = True  # publish the death even if it was silent or leaving
         self._take_out(child, known_dead=not child.left)
@@ -479,6 +483,10 @@ class Daemon:
             os.close(descriptor)  # a socket that is still open here would take clients in that nobody serves
         for child in self._children.values():
             child.link.send("stop")
+            if not child.heard:
+                # It has nothing yet, and reads the link only once it has started, which may take too long.
+                # One that has just started leaves in good order by either.
+                os.kill(child.process.pid, signal.SIGTERM)
 
     # --- slots
 
