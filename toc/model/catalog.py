@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from toc.model import features
@@ -117,7 +118,8 @@ class TopicCatalog:
         """
         if self._reading is None or not self._reading.is_alive():
             self._read_at = self._clock.monotonic()  # also limits how often an unreachable server is tried
-            self._read_soon().join(PATIENCE_SECONDS)
+            with suppress(StoreUnavailable):
+                self._read_soon().join(PATIENCE_SECONDS)
 
     def known_type(self, biz_type: int) -> Topic | None:
         """Return the topic of ``biz_type`` as last read, or None. Never reads the table."""
@@ -153,8 +155,14 @@ class TopicCatalog:
                 return self.known()
 
     def _read_soon(self) -> _Reading:
-        reading = self._reading = _Reading(self.refresh, self._clock.monotonic())
-        reading.start()
+        reading = _Reading(self.refresh, self._clock.monotonic())
+        try:
+            reading.start()
+        except RuntimeError as exc:  # can't start new thread
+            raise StoreUnavailable(
+                "the topic table cannot be read: this process can start no further thread; try again"
+            ) from exc
+        self._reading = reading
         return reading
 
     def known(self) -> dict[str, Topic]:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from harness.system import System
 
 from toc.gateway import service as module
 from toc.gateway.service import Service
-from toc.model.errors import Busy, SubmitUnknown, UnknownTopic
+from toc.model.errors import Busy, StoreUnavailable, SubmitUnknown, UnknownTopic
 from toc.model.sharding import BizId
 from toc.model.task import NewTask
 from toc.model.template import Template
@@ -77,12 +78,16 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
     async def steps() -> None:
         many = Batcher(system.center)
         service = Service(system.center, TokenBook(system.center.store.tokens, system.center.clock))
-        keyed = [NewTask("test.sync", n, 3600, dedup_key=f"key-{n}") for n in range(6)]
+        keyed = [NewTask("test.sync", n, 3600, dedup_key=f"key-{n}", on_conflict="replace") for n in range(6)]
         try:
-            known = await many.submit(NewTask("test.sync", 1, 3600))
+            known = await many.submit(NewTask("test.sync", 1, 3600))  # in a lane of its own: it has a thread
             done: list[int] = []
-            threading.stack_size(1 << 46)  # more than there is room for
+            threading.stack_size(1 << 47)  # all that there is room for
             try:
+                with suppress(StoreUnavailable):
+                    await many.read_topics()  # perhaps one that was under way
+                with pytest.raises(StoreUnavailable, match="thread"):
+                    await many.read_topics()
                 for _ in range(2 * batcher.UNDER_WAY):  # as often as would block a lane for good
                     asked = [*map(many.put, keyed), many.get(known)]
                     found = await asyncio.gather(*asked, return_exceptions=True)
