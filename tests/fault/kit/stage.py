@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -133,6 +134,7 @@ class Stage:
         self._log_disk = os.geteuid() == 0  # who mounts a small disk is root
         if self._log_disk:
             stack.enter_context(servers.small_disk(self.logs, LOG_MEGABYTES))
+            stack.callback(shutil.copytree, self.logs, directory / "logs-kept")  # the disk does not stay
         self.system = System(
             directory,
             redis_url="redis+cluster://" + ",".join(f"127.0.0.1:{gate.port}" for gate in self.gates),
@@ -159,6 +161,12 @@ class Stage:
             center.store, "consumers", roles=[Role.CONSUME], topics=[PULLED], clock=center.clock, by="soak"
         )
         ports = {name: free_port() for name in GATEWAYS}
+        self.consumers: dict[str, Consumer] = {}
+        for number, name in enumerate(CONSUMERS):
+            order = list(ports.values())[:: -1 if number % 2 else 1]
+            words = [f"{seed}/{name}", ",".join(map(str, order))]
+            self.consumers[name] = Consumer(self.system, name, words, {"TOC_TOKEN": token.secret})
+            stack.callback(self.consumers[name].stop)
         self.hosts = {
             name: Host(
                 self.system,
@@ -170,16 +178,9 @@ class Stage:
             for name in (*HOSTS, *GATEWAYS)
         }
         """And the gateways."""
+        self.supervised: list[Host | Consumer] = [*self.hosts.values(), *self.consumers.values()]
         if not until(lambda: all(host.ready() for host in self.hosts.values()), 60):
             raise RuntimeError(f"the hosts did not start\n{self.system.logs()}")
-        self.supervised: list[Host | Consumer] = [*self.hosts.values()]
-        self.consumers: dict[str, Consumer] = {}
-        for number, name in enumerate(CONSUMERS):
-            order = list(ports.values())[:: -1 if number % 2 else 1]
-            words = [f"{seed}/{name}", ",".join(map(str, order))]
-            self.consumers[name] = Consumer(self.system, name, words, {"TOC_TOKEN": token.secret})
-            self.supervised.append(self.consumers[name])
-            stack.callback(self.consumers[name].stop)
 
     def _urls(self, name: str) -> list[str]:
         # Without TLS, so that the proxies can read along.
