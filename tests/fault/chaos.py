@@ -2,10 +2,11 @@
 
     make chaos SEED=7 MINUTES=5
 
-Three hosts with two worker processes each, a Redis Cluster of three masters, two MariaDB servers and
-ZooKeeper; proxies before each Redis, and between each host, or the application, and each MariaDB. The
-application submits, cancels and reschedules all the while. The seed decides which faults happen and when.
-With TASKS so many tasks are submitted besides, in batches and evenly over the run.
+Three hosts with two worker processes each, two gateways with three consumers that pull, a Redis Cluster of
+three masters, two MariaDB servers and ZooKeeper; proxies before each Redis, and between each host or gateway,
+or the application, and each MariaDB. The application submits, cancels and reschedules all the while. The seed
+decides which faults happen and when. With TASKS so many tasks are submitted besides, in batches and evenly
+over the run.
 
 What happened is kept (its directory is printed) when the verdict is not clean.
 """
@@ -151,11 +152,11 @@ def _is_ours(pid: int) -> bool:
 
 
 def _defects(stage: Stage, traffic: Traffic, tasks: int) -> list[str]:
-    found = [surprise for host in stage.hosts.values() for surprise in host.surprises]
+    found = [surprise for one in stage.supervised for surprise in one.surprises]
     found += traffic.defects[:20]
     if traffic.acknowledged < tasks:
         found.append(f"only {traffic.acknowledged:,} tasks of the batches were acknowledged")
-    for log in stage.logs.glob("host-*.log"):
+    for log in stage.logs.glob("*.log"):
         said = [line for line in log.read_text().splitlines() if '"thread_died"' in line]
         found += [f"{log.stem}: {line[:1500]}" for line in said]
     return found
@@ -164,7 +165,7 @@ def _defects(stage: Stage, traffic: Traffic, tasks: int) -> list[str]:
 def _noticed(logs: Path) -> Counter[str]:
     """How often each warning was logged: the proof that the faults bit."""
     count: Counter[str] = Counter()
-    for log in logs.glob("host-*.log"):
+    for log in logs.glob("*.log"):
         for line in log.read_text().splitlines():
             with suppress(ValueError):
                 said = json.loads(line)

@@ -14,8 +14,10 @@
 
 A call counts as acknowledged only if its ``ok`` is in the history; one without an answer may or may not have
 happened. Faults explain only what was in flight when they happened and only on the processes that they name
-(``_explain``); what no fault explains is an error. Everything is judged by the machine's monotonic clock,
-except being early: that is judged by the wall clock that the worker saw.
+(``_explain``); what no fault explains is an error. What was pulled is its consumer's until its lease ends,
+whatever breaks; it comes again then only if something broke meanwhile, and never after an ack that was
+answered in time. Everything is judged by the machine's monotonic clock, except being early and the ends of
+leases: these are judged by the wall clock that the worker or consumer saw.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from typing import Any, NamedTuple
 from harness.final import Final, Place, Row
 from harness.history import lines
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.model.topic import Slot, Topic
+from toc.model.topic import Delivery, Slot, Topic
 
 INVARIANTS = "LECDXRTUO"
 SHOWN = 100
@@ -125,11 +127,13 @@ class Limits:
 class _Run:
     """One start of a handler. Instants are nanoseconds, monotonic but for ``wall``; ``end`` 0: none seen."""
 
-    __slots__ = ("attempt", "end", "mono", "outcome", "pid", "version", "wall")
+    __slots__ = ("acked", "attempt", "end", "mono", "outcome", "pid", "until", "version", "wall")
 
-    def __init__(self, mono: int, wall: int, pid: int, attempt: int, version: int) -> None:
+    def __init__(self, mono: int, wall: int, pid: int, attempt: int, version: int, until: int) -> None:
         self.mono, self.wall, self.pid, self.attempt, self.version = mono, wall, pid, attempt, version
-        self.end = 0
+        self.until = until
+        """When the lease of a consumer ends, wall clock; 0: it is no consumer."""
+        self.end = self.acked = 0
         self.outcome = ""
 
 
@@ -195,6 +199,8 @@ class _Past:
                 self._start(line)
             elif event == "end":
                 self._end(line)
+            elif event == "acked":
+                self._run_of(line).acked = line["mono"]
             elif event == "fault":
                 faults[line["pid"], line["id"]] = line
             elif event == "fault_end":
@@ -228,7 +234,13 @@ class _Past:
         job = self._job(line["job"])
         job.biz = line["biz"]
         self.starts_of[line["pid"]] += 1
-        job.runs.append(_Run(line["mono"], line["wall"], line["pid"], line["try"], line["v"]))
+        run = _Run(line["mono"], line["wall"], line["pid"], line["try"], line["v"], line.get("until", 0))
+        job.runs.append(run)
+
+    def _run_of(self, line: dict[str, Any]) -> _Run:
+        """The newest try of a consumer that a line is about."""
+        runs = self.jobs[line["job"]].runs
+        return next(run for run in reversed(runs) if (run.pid, run.attempt) == (line["pid"], line["try"]))
 
     def _end(self, line: dict[str, Any]) -> None:
         pid = line["pid"]
@@ -447,7 +459,11 @@ class _Check:
     def _duplicates(self, row: Row, job: _Job, topic: Topic) -> None:
         overtime = topic.max_runtime * NS
         for before, run in pairwise(job.runs):
-            running = not before.end or before.end > run.mono
+            lapsed = 0 < before.until <= run.wall
+            running = (not before.end or before.end > run.mono) and not lapsed
+            if 0 < before.acked < run.mono:
+                self.verdict.breach("D", row.job_id, f"ran again after an ack in time{_runs(job)}")
+                continue
             if running and run.pid == before.pid:
                 self.verdict.breach("D", row.job_id, f"process {run.pid} ran it twice at once{_runs(job)}")
                 continue
@@ -458,7 +474,8 @@ class _Check:
                 justified = failed or run.mono - before.mono >= overtime
                 if failed and run.attempt <= before.attempt and not self._explain(row, before, run):
                     self.verdict.breach("R", row.job_id, f"a failed try was not charged{_runs(job)}")
-                if before.outcome == "dead" and not running and not self._explain(row, before, run):
+                buried = before.outcome == "dead" and not running and not lapsed
+                if buried and not self._explain(row, before, run):
                     self.verdict.breach(
                         "X", row.job_id, f"ran again after its handler had declared it dead{_runs(job)}"
                     )
@@ -467,7 +484,10 @@ class _Check:
                 self.verdict.breach("R", row.job_id, f"its tries were counted down{_runs(job)}")
             if justified:
                 continue
-            cause = self._explain(row, before, run)
+            if before.until and not lapsed:
+                self.verdict.breach("D", row.job_id, f"ran again before its lease had ended{_runs(job)}")
+                continue
+            cause = self._unacked(before, run) if lapsed else self._explain(row, before, run)
             if cause is None:
                 self.verdict.breach("D", row.job_id, f"ran twice and no fault explains it{_runs(job)}")
             else:
@@ -522,6 +542,16 @@ class _Check:
             if pid == before.pid and death <= run.mono and death <= ended:
                 return "die"
         return everywhere
+
+    def _unacked(self, before: _Run, run: _Run) -> str | None:
+        """Why a consumer has not acked before its lease ended: it was killed, or something else broke."""
+        meanwhile = [
+            fault
+            for fault in self.past.faults
+            if fault.begin <= run.mono and fault.end + self._write >= before.mono
+        ]
+        killed = any(fault.kind == "kill" and before.pid in fault.pids for fault in meanwhile)
+        return "kill" if killed else "ttr" if meanwhile else None
 
     def _without_mysql(self, outage: _Fault, before: _Run, until: int) -> bool:
         """Whether MySQL was out of reach during an outage of Redis, while this try was in flight."""
@@ -586,6 +616,8 @@ class _Check:
             free = before.end if ended else before.mono
             if not ended and free + overtime <= run.mono:
                 free += overtime
+            if before.until and before.outcome not in FAILED:
+                free = max(free, before.mono + before.until - before.wall)
             number = bisect_right(self._begins, run.mono)
             if number:
                 free = max(free, self._recovered[number - 1])
@@ -604,7 +636,7 @@ class _Check:
             return
         failed = sum(run.outcome in FAILED for run in runs)
         overran = sum(_overran(run, row, topic) for run in runs)
-        faults = self._charges(job, row)
+        faults = self._charges(job, row, topic)
         if row.attempts > failed + overran + faults:
             self.verdict.breach(
                 "R",
@@ -620,8 +652,12 @@ class _Check:
         if row.status == DEAD and not self._died_rightly(row, runs, topic):
             self.verdict.breach("R", row.job_id, f"is dead, of no failure of its own last try{_runs(job)}")
 
-    def _charges(self, job: _Job, row: Row) -> int:
-        """How many faults may have ended a try of this task, running or waiting."""
+    def _charges(self, job: _Job, row: Row, topic: Topic) -> int:
+        """How many faults may have ended a try of this task, running or waiting.
+
+        What is pulled is charged as it is handed out, also where MySQL's answer to that is lost.
+        """
+        charging = (*CHARGING, "store_down", "left") if topic.delivery is Delivery.PULL else CHARGING
         begin, until = 0, FOREVER
         if job.runs:
             monotonic = job.runs[-1].mono - job.runs[-1].wall  # of an instant of the wall clock
@@ -630,7 +666,7 @@ class _Check:
             if row.status != PENDING:
                 until = (row.next_time + 1000) * 1_000_000 + monotonic
         return sum(
-            fault.kind in CHARGING and fault.end + DYING_NS >= begin and fault.begin <= until
+            fault.kind in charging and fault.end + DYING_NS >= begin and fault.begin <= until
             for fault in self.past.faults
         ) + sum(death + DYING_NS >= begin and death <= until for death, _ in self.past.deaths)
 
@@ -674,9 +710,11 @@ class _Check:
 
 
 def _overran(run: _Run, row: Row, topic: Topic) -> bool:
-    """Whether a try may have been failed because it ran longer than max_runtime."""
+    """Whether a try may have been failed because it ran longer than max_runtime, or than its lease."""
     if run.outcome in (*FAILED, "die"):
         return False
+    if run.until:
+        return row.next_time * 1_000_000 >= run.until
     ran = run.end - run.mono if run.end else row.next_time * 1_000_000 - run.wall
     return ran > topic.max_runtime * NS
 

@@ -8,9 +8,12 @@ is there: a call whose line is missing counts as unknown, never as acknowledged.
 
     {"e": "start", "job": 17, "try": 1, "v": 0, "biz": 42, "wall": ns, "mono": ns, "pid": 9}
     {"e": "end", "job": 17, "out": "ok", ...}         ok, raise, dead (Dead raised), die (kills its process)
+    {"e": "acked", "job": 17, "try": 1, ...}          a consumer's ack was answered, in time
     {"e": "invoke", "call": 3, "op": "submit", ...}   then ok, fail (nothing was done) or unknown
     {"e": "fault", "id": 1, "kind": "kill", "pids": [9], ...}  then fault_end with the same id
     {"e": "seen", "job": 17, "status": 2, "v": 0}     what a read showed
+
+The start of what a consumer has pulled has ``until``: when its lease ends (ns of the wall clock).
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ FAULTS = {
     "kill": "processes ended at once (SIGKILL, forced stop, a crash); their pids must be told",
     "pause": "processes stopped (SIGSTOP), held entries may time out",
     "cut": "processes cut off from Redis or MySQL; no pids: all",
+    "left": "a consumer left before its answer, or in the middle of it",
     "redis_loss": "a Redis node lost writes (failover, wipe, old snapshot)",
     "redis_down": "Redis out of reach, nothing lost",
     "store_loss": "MySQL lost commits that it had acknowledged",

@@ -53,7 +53,7 @@ class Client:
 
     def __init__(self, ports: list[int]) -> None:
         self._ports = cycle(ports)
-        self._port = next(self._ports)
+        self.port = next(self._ports)
         self._connection: http.client.HTTPConnection | None = None
         self.moved = 0
 
@@ -70,7 +70,7 @@ class Client:
         while True:
             try:
                 if self._connection is None:
-                    self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=15)
+                    self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15)
                 self._connection.request(method, path, data, headers)
                 answer = self._connection.getresponse()
                 found = answer.read()
@@ -84,7 +84,7 @@ class Client:
                 if self._connection is not None:
                     self._connection.close()
                 self._connection = None
-                self._port = next(self._ports)
+                self.port = next(self._ports)
                 self.moved += 1
             time.sleep(0.05)
 

@@ -34,7 +34,8 @@ class DaemonProcess:
     """One ``toc worker`` with its worker processes, as a host of the cluster.
 
     ``output``: a file descriptor that takes the place of its log. ``whole``: its worker processes have
-    interpreters of their own, as in production, which takes longer.
+    interpreters of their own, as in production, which takes longer. ``gateway``: the port of the ``toc
+    gateway`` that it is instead.
     """
 
     def __init__(
@@ -49,12 +50,15 @@ class DaemonProcess:
         output: int | None = None,
         whole: bool = False,
         webhooks: bool = False,
+        gateway: int | None = None,
     ) -> None:
         self.host = host
         self.log = directory / f"{host}.log"
         self._log_start = self.log.stat().st_size if self.log.exists() else 0  # a host may be started again
         served = [*(["--app", app] if app else []), *(["--webhooks"] if webhooks else [])]
         words = ["worker", *served, "--processes", str(processes), "--threads", str(threads)]
+        if gateway is not None:
+            words = ["gateway", "--port", str(gateway)]
         env = {**env, "TOC_HOST": host}
         self.process: Process
         if output is None and forks.forkable(env):

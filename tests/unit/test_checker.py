@@ -13,7 +13,7 @@ from harness.final import Final, Place, Row
 from harness.history import FAULTS
 
 from toc import TaskStatus, Topic
-from toc.model.topic import Slot
+from toc.model.topic import Delivery, Slot
 
 S = 1_000_000_000
 DUE = 10 * S
@@ -30,6 +30,7 @@ class Story:
         self._rows: dict[int, Row] = {}
         self._index: dict[int, list[Place]] = {}
         self.retries = 3
+        self.delivery = Delivery.HANDLER
 
     def line(self, event: str, at: float, pid: int, **fields: Any) -> Self:
         instant = DUE + int(at * S)
@@ -66,10 +67,15 @@ class Story:
         attempt: int = 1,
         version: int = 0,
         job: int = 1,
+        until: float | None = None,
+        acked: float | None = None,
     ) -> Self:
-        self.line("start", start, pid, job=job, v=version, biz=job, **{"try": attempt})
+        lease = {} if until is None else {"until": DUE + int(until * S)}
+        self.line("start", start, pid, job=job, v=version, biz=job, **{"try": attempt}, **lease)
         if end is not None:
             self.line("end", end, pid, job=job, out=out, **{"try": attempt})
+        if acked is not None:
+            self.line("acked", acked, pid, job=job, **{"try": attempt})
         return self
 
     def fault(self, kind: str, begin: float, end: float, *pids: int) -> Self:
@@ -103,7 +109,7 @@ class Story:
         for pid, lines in by_pid.items():
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (self.directory / f"{pid}.jsonl").write_text(text + '{"e":"start","jo')  # a line half written
-        topic = Topic("t", 7, 4, retries=self.retries, max_runtime=20)
+        topic = Topic("t", 7, 4, retries=self.retries, max_runtime=20, delivery=self.delivery)
         now_ms = DUE // 1_000_000 + 1_000_000
         return check(
             self.directory,
@@ -588,3 +594,52 @@ def test_findings_are_kept_up_to_a_number_and_counted_beyond_it(story: Story) ->
     assert verdict.breaches["L"] == 300
     assert len(verdict.findings["L"]) == 100
     assert "300 in all" in str(verdict)
+
+
+# --- pulled
+
+
+@pytest.mark.parametrize(("pid", "cause"), [(1, "kill"), (9, "ttr")])
+def test_what_was_not_acked_comes_again_when_its_lease_has_ended_and_something_broke(
+    story: Story, pid: int, cause: str
+) -> None:
+    story.submit().run(0.1, until=4).fault("kill", 0.2, 0.3, pid).run(4.1, 4.2, pid=2, attempt=2, until=8)
+    verdict = story.row(ended=4.3, attempts=1).verdict()
+    assert broken(verdict) == ""
+    assert verdict.duplicates == {cause: 1}
+
+
+def test_what_comes_again_although_nothing_broke_has_no_cause(story: Story) -> None:
+    story.submit().run(0.1, until=4).run(4.1, 4.2, pid=2, attempt=2, until=8)
+    assert broken(story.row(ended=4.3, attempts=1).verdict()) == "D"
+
+
+def test_no_fault_lets_a_pulled_task_come_again_before_its_lease_has_ended(story: Story) -> None:
+    story.submit().run(0.1, until=4).fault("kill", 0.2, 0.3, 1).run(3.9, 4.2, pid=2, attempt=2, until=8)
+    assert broken(story.row(ended=4.3, attempts=1).verdict()) == "D"
+
+
+def test_a_nack_frees_a_pulled_task_before_its_lease_has_ended(story: Story) -> None:
+    story.submit().run(0.1, 0.2, "raise", until=4).run(0.5, 0.6, pid=2, attempt=2, until=8)
+    verdict = story.row(ended=0.7, attempts=1).verdict()
+    assert (broken(verdict), dict(verdict.duplicates)) == ("", {})
+
+
+def test_nothing_comes_again_after_an_ack_that_was_answered_in_time(story: Story) -> None:
+    story.submit().run(0.1, 0.2, until=4, acked=0.3).fault("kill", 0.4, 0.5, 1)
+    story.run(4.1, 4.2, pid=2, attempt=2, until=8)
+    assert broken(story.row(ended=4.3, attempts=1).verdict()) == "D"
+
+
+@pytest.mark.parametrize(("delivery", "found"), [(Delivery.PULL, ""), (Delivery.HANDLER, "R")])
+def test_only_of_what_is_pulled_a_try_is_charged_that_mysql_has_not_answered(
+    story: Story, delivery: Delivery, found: str
+) -> None:
+    story.delivery = delivery
+    story.submit().fault("store_down", 0.0, 2.0).run(4.1, 4.2, attempt=2)
+    assert broken(story.row(ended=4.3, attempts=1).verdict()) == found
+
+
+def test_a_bury_that_was_not_answered_before_the_lease_ended_ends_nothing(story: Story) -> None:
+    story.submit().run(0.1, 3.9, "dead", until=4).run(4.1, 4.2, pid=2, attempt=2, until=8)
+    assert broken(story.row(ended=4.3, attempts=1).verdict()) == ""

@@ -6,6 +6,8 @@ import random
 from typing import NamedTuple
 
 HOSTS = ("host-1", "host-2", "host-3")
+GATEWAYS = ("gateway-1", "gateway-2")
+CONSUMERS = ("consumer-1", "consumer-2", "consumer-3")
 NODES = ("redis-1", "redis-2", "redis-3")
 DATABASES = ("mysql-1", "mysql-2")
 QUIET_BEFORE = 5.0
@@ -30,6 +32,15 @@ KINDS = {
     "kill daemon": Kind(HOSTS, 0, 0),
     "restart host": Kind(HOSTS, 0, 0),
     "cut host from MySQL": Kind(HOSTS, 1, 10),
+    "kill gateway": Kind(GATEWAYS, 0.5, 8),
+    "kill HTTP process": Kind(GATEWAYS, 0, 0),
+    "restart gateway": Kind(GATEWAYS, 0, 0),
+    "cut gateway from MySQL": Kind(GATEWAYS, 1, 10),
+    "kill consumer": Kind(CONSUMERS, 0.2, 4),  # the words for consumers are told in consumers.py
+    "leave": Kind(CONSUMERS, 0, 0),
+    "ack late": Kind(CONSUMERS, 0, 0),
+    "ack elsewhere": Kind(CONSUMERS, 0, 0),
+    "ack twice": Kind(CONSUMERS, 0, 0),
     "kill Redis": Kind(NODES, 0.2, 6),
     "wipe Redis": Kind(NODES, 0.2, 4),
     "pause Redis": Kind(NODES, 0.5, 8),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -13,16 +14,23 @@ from typing import Any
 
 import pymysql
 from fault.kit import servers
+from fault.kit.consumers import Consumer
+from fault.kit.doors import PULLED
 from fault.kit.proxy import Proxy
-from fault.kit.schedule import DATABASES, HOSTS, Step
+from fault.kit.schedule import CONSUMERS, DATABASES, GATEWAYS, HOSTS, Step
+from harness import forks
 from harness.system import DaemonProcess, System
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from kazoo.exceptions import NoNodeError, NotEmptyError  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.process import until
+from toc import Topic
+from toc.dev.local.process import free_port, until
 from toc.dev.local.servers import MariaDB, RedisCluster, ZooKeeper
+from toc.model.access import Role
 from toc.model.errors import TocError
+from toc.model.topic import Delivery
+from toc.operate.tokens import create_token
 
 PREPARE_TIMEOUT = 5
 LOG_MEGABYTES = 1024
@@ -33,10 +41,13 @@ End = Callable[[], object]
 
 
 class Host:
-    """One daemon under a supervisor, which starts it again whenever it has ended."""
+    """One daemon under a supervisor, which starts it again whenever it has ended. With a port: a gateway."""
 
-    def __init__(self, system: System, logs: Path, name: str, env: dict[str, str]) -> None:
+    def __init__(
+        self, system: System, logs: Path, name: str, env: dict[str, str], port: int | None = None
+    ) -> None:
         self.name = name
+        self.port = port
         self._logs = logs
         self.held_down = False
         self.surprises: list[str] = []
@@ -49,7 +60,13 @@ class Host:
         log = self._logs / f"{self.name}.log"
         self._log_start = log.stat().st_size if log.exists() else 0
         self.daemon = DaemonProcess(
-            self._logs, self.name, self._env, app="harness.app:center", processes=2, threads=4
+            self._logs,
+            self.name,
+            self._env,
+            app="harness.app:center",
+            processes=2,
+            threads=4,
+            gateway=self.port,
         )
         self._due: float | None = None
         self.told = False
@@ -109,14 +126,15 @@ class Stage:
             _sql(database, f"GRANT {rights} ON *.* TO 'app'@'127.0.0.1'")
         self.lines = {
             name: [stack.enter_context(Proxy(one.port, seed=seed)) for one in self.databases.values()]
-            for name in (*HOSTS, "application")
+            for name in (*HOSTS, *GATEWAYS, "application")
         }
-        """Between each host, or the application, and each database server."""
+        """Between each host, each gateway, or the application, and each database server."""
         self.logs = directory / "logs"
         self.logs.mkdir()
         self._log_disk = os.geteuid() == 0  # who mounts a small disk is root
         if self._log_disk:
             stack.enter_context(servers.small_disk(self.logs, LOG_MEGABYTES))
+            stack.callback(shutil.copytree, self.logs, directory / "logs-kept")  # the disk does not stay
         self.system = System(
             directory,
             redis_url="redis+cluster://" + ",".join(f"127.0.0.1:{gate.port}" for gate in self.gates),
@@ -131,13 +149,36 @@ class Stage:
             write_timeout=3,
         )
         stack.callback(self.system.stop)
-        self.system.create_topics(
-            slots=16, prepare_timeout=PREPARE_TIMEOUT, backoff_base=0.2, backoff_cap=5.0
-        )
-        self.hosts = {
-            name: Host(self.system, self.logs, name, {"TOC_DATABASE_URLS": ",".join(self._urls(name))})
-            for name in HOSTS
+        policies: dict[str, Any] = {
+            "prepare_timeout": PREPARE_TIMEOUT,
+            "backoff_base": 0.2,
+            "backoff_cap": 5.0,
         }
+        self.system.create_topics(slots=16, **policies)
+        center = self.system.center
+        center.store.topics.create(Topic(PULLED, 90, 16, delivery=Delivery.PULL, **policies))
+        token = create_token(
+            center.store, "consumers", roles=[Role.CONSUME], topics=[PULLED], clock=center.clock, by="soak"
+        )
+        ports = {name: free_port() for name in GATEWAYS}
+        self.consumers: dict[str, Consumer] = {}
+        for number, name in enumerate(CONSUMERS):
+            order = list(ports.values())[:: -1 if number % 2 else 1]
+            words = [f"{seed}/{name}", ",".join(map(str, order))]
+            self.consumers[name] = Consumer(self.system, name, words, {"TOC_TOKEN": token.secret})
+            stack.callback(self.consumers[name].stop)
+        self.hosts = {
+            name: Host(
+                self.system,
+                self.logs,
+                name,
+                {"TOC_DATABASE_URLS": ",".join(self._urls(name))},
+                ports.get(name),
+            )
+            for name in (*HOSTS, *GATEWAYS)
+        }
+        """And the gateways."""
+        self.supervised: list[Host | Consumer] = [*self.hosts.values(), *self.consumers.values()]
         if not until(lambda: all(host.ready() for host in self.hosts.values()), 60):
             raise RuntimeError(f"the hosts did not start\n{self.system.logs()}")
 
@@ -156,6 +197,8 @@ class Stage:
         host = self.hosts.get(step.target)
         if host is not None:
             return self._break_host(step, host)
+        if step.target in self.consumers:
+            return self._break_consumer(step, self.consumers[step.target])
         if step.kind.endswith("Redis"):
             return self._break_redis(step, int(step.target[-1]) - 1)
         return self._break_others(step)
@@ -163,9 +206,11 @@ class Stage:
     def _break_host(self, step: Step, host: Host) -> End | None:
         fault = self.system.recorder.fault
         daemon, workers = host.daemon, host.workers()
+        if step.kind == "kill HTTP process":
+            workers = [pid for pid in workers if forks.serves_http(pid)]
         if not workers:
             return None
-        if step.kind == "cut host from MySQL":
+        if step.kind.startswith("cut"):
             cut = fault("cut", pids=family(workers))
             lines = self.lines[host.name][step.choice % 3 == 0 :]  # sometimes from one of the servers only
             for line in lines:
@@ -176,7 +221,7 @@ class Stage:
             again = [act for line in lines for act in (line.accept, line.flow)]
             # Processes that were started meanwhile were cut off, too.
             return _each(*again, lambda: cut.end(pids=family(host.workers())))
-        if step.kind == "restart host":
+        if step.kind.startswith("restart"):
             stop = fault("stop")
             host.told = True
             daemon.terminate()
@@ -188,7 +233,7 @@ class Stage:
                 self.orphans.update(workers)
                 os.kill(daemon.process.pid, signal.SIGKILL)
             return _nothing
-        if step.kind == "kill host":
+        if step.kind in ("kill host", "kill gateway"):
             kill = fault("kill", pids=family(workers))
             host.told = host.held_down = True
             daemon.kill()
@@ -199,7 +244,7 @@ class Stage:
 
             return power
         worker = workers[step.choice % len(workers)]
-        if step.kind == "kill worker":
+        if step.kind in ("kill worker", "kill HTTP process"):
             with fault("kill", pids=family([worker])):
                 os.kill(worker, signal.SIGKILL)
             return _nothing
@@ -208,6 +253,19 @@ class Stage:
         pause = fault("pause", pids=pids)
         send(stopped, signal.SIGSTOP)
         return _each(lambda: send(stopped, signal.SIGCONT), pause.end)
+
+    def _break_consumer(self, step: Step, consumer: Consumer) -> End | None:
+        if step.kind != "kill consumer":
+            return _nothing if consumer.tell(step.kind.removeprefix("ack ")) else None
+        kill = self.system.recorder.fault("kill", pids=[consumer.process.pid])
+        consumer.held_down = True
+        consumer.kill()
+
+        def power() -> None:
+            consumer.held_down = False
+            kill.end()
+
+        return power
 
     def _break_redis(self, step: Step, number: int) -> End | None:
         node, gate = self.redis.nodes[number], self.gates[number]
@@ -287,8 +345,8 @@ class Stage:
 
     def supervise(self) -> None:
         """What a service manager does."""
-        for host in self.hosts.values():
-            host.supervise()
+        for one in self.supervised:
+            one.supervise()
 
 
 BACK_SECONDS = 60.0

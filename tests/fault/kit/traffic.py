@@ -9,12 +9,14 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fault.kit.load import TOPICS
+from fault.kit import load
+from fault.kit.doors import PULLED
 from harness.system import System
 
 from toc import NewTask
 from toc.model.errors import NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown
 
+TOPICS = (*load.TOPICS, PULLED)
 BATCH = 500
 EXPECTED = (StoreUnavailable, SubmitUnknown, PartialSubmit, NotInFuture)
 """What the SDK may raise while MySQL is out of reach; the last if our own thread was held up."""
