@@ -312,6 +312,8 @@ class _Check:
             verdict.faults["die"] = len(self.past.deaths)
         jobs = self.past.jobs
         verdict.counts["starts"] = sum(len(job.runs) for job in jobs.values())
+        if pulled := sum(run.until > 0 for job in jobs.values() for run in job.runs):
+            verdict.counts["pulled"] = pulled
         verdict.counts["acknowledged"] = sum(job.acked for job in jobs.values())
         index = dict(self.final.index)
         for row in self.final.rows:

@@ -48,15 +48,20 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its exit code, or minus the signal that ended it; None while it runs."""
-        if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
+        if self.returncode is None and self._has_ended(0):
             self.returncode = self._forks.ask({"wait": self.pid})
             os.close(self._ended)
         return self.returncode
 
+    def _has_ended(self, timeout: float | None) -> bool:
+        watched = select.poll()  # its descriptor may be above the 1,023 that select knows
+        watched.register(self._ended, select.POLLIN)
+        return bool(watched.poll(None if timeout is None else timeout * 1000))
+
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            select.select([self._ended], [], [], timeout)
+            self._has_ended(timeout)
         code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired("toc", timeout or 0)
