@@ -59,6 +59,8 @@ class Consumer:
     def tell(self, word: str) -> bool:
         """Say what becomes of the next answer. Returns whether anybody has heard it."""
         assert self.process.stdin is not None
+        if self.process.stdin.closed:  # it was killed, and is held down
+            return False
         with suppress(BrokenPipeError):
             self.process.stdin.write(f"{word}\n".encode())
             return True
