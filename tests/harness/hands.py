@@ -60,6 +60,7 @@ class WorkerAtRest:
         self.pipeline = pipeline = worker.pipeline
         self.inflight, self.finisher, self.poller = pipeline.inflight, pipeline.finisher, pipeline.poller
         self.inbox, self.leases, self.dispatcher = pipeline.inbox, pipeline.leases, pipeline.dispatcher
+        self.adopter, self.let_go = pipeline.adopter, pipeline.let_go
         self.bodies = pipeline.bodies
         self.heartbeat, self.reclaimer, self.book = worker.heartbeat, worker.reclaimer, worker.book
         self.own(slots)

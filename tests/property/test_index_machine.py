@@ -352,6 +352,7 @@ class Machine(RuleBasedStateMachine):
         before = list(party.hand.waiting)
         party.inbox.look_at(None, 0)
         with self._held_up("poll", number):
+            party.adopter.run_once()
             party.poller.run_once()
         for entry in party.inflight.snapshot():
             self.tasks[entry.job_id].taken = True
@@ -377,7 +378,7 @@ class Machine(RuleBasedStateMachine):
                 self._started(party, entry)
             elif inflight.get(entry.job_id) is None:  # let go, as it was not kept alive in time
                 self.tasks[entry.job_id].losses += 1
-                party.inbox.look_for([entry])
+                party.let_go.add([entry])
 
     def _started(self, party: Party, entry: Entry) -> None:
         task = self.tasks[entry.job_id]

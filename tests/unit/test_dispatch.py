@@ -39,7 +39,7 @@ def dispatcher_of(handler: Handler, async_limit: int, *on_room: Callable[[], Non
         threads=1,
         async_limit=async_limit,
         early=nothing,
-        inbox=nothing,
+        let_go=nothing,
         bodies=nothing,
         on_room=on_room,
         recycle=nothing,

@@ -6,6 +6,7 @@ has an entry, who runs it, and who pays for a try. Cancels and leases have files
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,8 +16,12 @@ from harness.patience import PATIENCE, until
 from harness.system import System
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
+from toc.dev.local.servers import RedisCluster
+from toc.index.connections import Wire
 from toc.model.scores import store_score
+from toc.model.topic import Backoff
 from toc.worker.stages.entry import UNLEASED_SECONDS
+from toc.worker.stages.poll import PATIENCE_SECONDS
 
 
 def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(
@@ -43,7 +48,7 @@ def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(
     sleeper.sleep()
     sleeper.start()
     sleeper.await_gone(job_id)
-    sleeper.poller.run_once()
+    sleeper.adopter.run_once()
     sleeper.await_runs(1)
     sleeper.end_and_finish()
     row = system.row(job_id)
@@ -64,9 +69,9 @@ def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(
         worker.poller.pause_taking()
     worker.start()
     worker.await_gone(job_id)
-    assert until(lambda: not worker.poller.settled, PATIENCE), "nobody waits for what was let go"
-    worker.poller.run_once()
-    assert worker.poller.settled
+    assert until(lambda: not worker.adopter.settled, PATIENCE), "nobody waits for what was let go"
+    worker.adopter.run_once()
+    assert worker.adopter.settled
     worker.finish()
     other.take()
     other.start_and_wait()
@@ -113,7 +118,7 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
     assert other.inflight.get(job_id) is None
     sleeper.start()  # it has slept too long to trust what it had read of the row
     sleeper.await_gone(job_id)
-    sleeper.poller.run_once()
+    sleeper.adopter.run_once()
     sleeper.await_runs(1)
     sleeper.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
@@ -185,8 +190,8 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
 
         with monkeypatch.context() as patch:
             patch.setattr(worker.queues, "extend", moved_meanwhile)
-            worker.inbox.look_for([entry])
-            worker.poller.run_once()
+            worker.let_go.add([entry])
+            worker.adopter.run_once()
         return moved[0] if moved else rollback(entries)
 
     with monkeypatch.context() as patch:
@@ -195,6 +200,33 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
     other.take()
     assert other.inflight.get(job_id) is not None, "it was rolled back, and is due"
     assert worker.inflight.get(job_id) is None
+
+
+@pytest.mark.parametrize("seen", ["taken", "running", "ended"])
+def test_what_is_adopted_before_the_reply_that_took_it_is_read_runs_once(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    worker, _ = hands
+    job_id = submit_due(system)
+    steps: list[Callable[[], object]] = [worker.adopter.run_once]
+    if seen != "taken":
+        steps.append(worker.start_and_wait)
+    if seen == "ended":
+        steps.append(worker.end_and_finish)
+    worker.adopter.reply_lost(SLOT, worker.book.owned[SLOT].claim)
+    meanwhile(monkeypatch, worker.adopter, "hold", *steps)
+    worker.take()
+    if seen == "taken":
+        worker.start_and_wait()
+    if seen != "ended":
+        worker.end_and_finish()
+    worker.adopter.run_once()
+    worker.finish()
+    assert len(worker.runs) == 1
+    assert not worker.snapshot(), "nothing is left prepared"
+    assert len(worker.inflight) == 0
+    row = system.row(job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
 
 
 def test_an_id_that_waits_for_the_clock_twice_runs_once(
@@ -273,3 +305,31 @@ def test_an_old_snapshot_that_tells_of_a_try_for_a_former_deadline_costs_one_try
     other.start_and_wait()
     other.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_what_was_let_go_runs_uncharged_although_its_node_is_always_slow_to_answer(
+    cluster: System, clean_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No node answers while a round of the poller waits for it, as on a busy host."""
+    cluster.create_topics(slots=1, retries=3, backoff=Backoff.IMMEDIATE)
+    worker, has_reply = Hands(cluster, clean_cluster.nodes[0], "a:1"), Wire.has_reply
+    loops = (worker.poller.loop, worker.adopter.loop)
+    try:
+        job_id = submit_due(cluster)
+        monkeypatch.setattr(
+            Wire, "has_reply", lambda wire, s=0.0: s > PATIENCE_SECONDS and has_reply(wire, s)
+        )
+        worker.inbox.look_at(SLOT, 0)
+        for loop in loops:
+            loop.start()
+        assert until(lambda: worker.inflight.get(job_id) is not None), "its late answer has come"
+        worker.clock.slept += 2 * UNLEASED_SECONDS  # so late it starts with a lease alone, and it got none
+        worker.start()
+        worker.await_runs(1)
+        worker.end_and_finish()
+    finally:
+        for loop in loops:
+            loop.stop()
+        worker.close()
+    row = cluster.row(job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)

@@ -38,7 +38,7 @@ from toc.worker.stages.coroutine import HandlerTask
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.inbox import Inbox
+from toc.worker.stages.inbox import LetGo
 from toc.worker.stages.loopwatch import LoopWatch, executor_gone
 
 log = get_logger(__name__)
@@ -103,7 +103,7 @@ class Dispatcher:
     threads: int
     async_limit: int
     early: EarlyEntries
-    inbox: Inbox
+    let_go: LetGo
     bodies: BodyReader
     on_room: Sequence[Callable[[], None]]
     recycle: Callable[[str], None]
@@ -430,7 +430,7 @@ class Dispatcher:
         if early:
             self.early.put(early)
         if refused:
-            self.inbox.look_for(refused)
+            self.let_go.add(refused)
         if expired:
             self.finisher.expire(expired)
         return due

@@ -1,13 +1,13 @@
-"""What other threads tell the poller, and what it tells them: where tasks may be due, where entries were let
-go; and whether the process keeps up."""
+"""What the stages tell those before them: where tasks may be due, which entries were let go, and whether the
+process keeps up."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
 
-from toc.model.scores import split
 from toc.model.topic import Slot
+from toc.worker.loop import Wake
 from toc.worker.stages.entry import NO_FENCE, Entry
 
 
@@ -18,7 +18,6 @@ class Inbox:
         self._wake = wake
         self._lock = threading.Lock()
         self._due: dict[Slot | None, int] = {}
-        self._let_go: set[tuple[Slot, int]] = set()
 
     def look_at(self, slot: Slot | None, due_ms: int) -> None:
         """Tell the poller that the slot (None: any slot) may hold an entry due at ``due_ms``."""
@@ -28,21 +27,10 @@ class Inbox:
                 self._due[slot] = due_ms
         self._wake()
 
-    def look_for(self, entries: Iterable[Entry]) -> None:
-        """Report entries let go before they started, which may still be prepared under our claim."""
-        with self._lock:
-            self._let_go.update((e.slot, split(e.fence).claim) for e in entries if e.fence != NO_FENCE)
-        self._wake()
-
     @property
     def empty(self) -> bool:
         """Whether nothing has arrived since it was last emptied."""
-        return not self._due and not self._let_go
-
-    @property
-    def let_go(self) -> bool:
-        """Whether entries that were let go must be looked for."""
-        return bool(self._let_go)
+        return not self._due
 
     def take_due(self) -> dict[Slot | None, int]:
         """The instants (ms) at which slots (None: every slot) may hold due entries, since the last call."""
@@ -50,11 +38,34 @@ class Inbox:
             due, self._due = self._due, {}
         return due
 
-    def take_let_go(self) -> set[tuple[Slot, int]]:
-        """The slots and claim numbers under which let-go entries may exist, since the last call."""
+
+class LetGo:
+    """Entries that were let go before they started, and may still be prepared under our claim.
+
+    Thread-safe; ``wake`` wakes the adopter.
+    """
+
+    def __init__(self, wake: Wake) -> None:
+        self.wake = wake
+        self._lock = threading.Lock()
+        self._entries: dict[Slot, dict[int, float]] = {}
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Report such entries."""
         with self._lock:
-            let_go, self._let_go = self._let_go, set()
-        return let_go
+            for entry in entries:
+                if entry.fence != NO_FENCE:
+                    self._entries.setdefault(entry.slot, {})[entry.job_id] = entry.fence
+        self.wake()
+
+    def take(self) -> dict[Slot, dict[int, float]]:
+        """Those since the last call, by slot as job_id -> fence."""
+        with self._lock:
+            entries, self._entries = self._entries, {}
+        return entries
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
 
 
 class Pressure:

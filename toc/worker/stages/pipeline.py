@@ -2,12 +2,13 @@
 
     take             check             run                    settle
     poll.Poller  ─▶  check.Checker ─▶  dispatch.Dispatcher ─▶ finish.Finisher
-                                       quarantine.Quarantine
+    adopt.Adopter                      quarantine.Quarantine
                                          (both read bodies by bodies.BodyReader)
 
 Each stage is constructed with the stages after it. Information flows back through objects that are built
 before all of them: ``early`` holds entries not yet due by this machine's clock, ``inbox`` tells the poller
-where tasks may be due, ``pressure`` carries back-pressure, a ``Wake`` ends the sleep of a loop.
+where tasks may be due, ``let_go`` tells the adopter what did not start, ``pressure`` carries back-pressure, a
+``Wake`` ends the sleep of a loop.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from toc.store.store import Store
 from toc.worker.loop import Loop, Wake
 from toc.worker.quarantine.quarantine import Quarantine
 from toc.worker.slots import SlotBook
+from toc.worker.stages.adopt import Adopter
 from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.check import Checker
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Inflight
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.inbox import Inbox, Pressure
+from toc.worker.stages.inbox import Inbox, LetGo, Pressure
 from toc.worker.stages.lease_keeper import LeaseKeeper
 from toc.worker.stages.poll import Poller
 
@@ -60,6 +62,7 @@ class Pipeline:
     ) -> None:
         wake = Wake()
         self.inbox = Inbox(wake)
+        self.let_go = LetGo(Wake())
         self.early = EarlyEntries(wake)
         self.pressure = Pressure()
         self.inflight = Inflight()
@@ -76,7 +79,7 @@ class Pipeline:
             threads=threads,
             async_limit=async_limit,
             early=self.early,
-            inbox=self.inbox,
+            let_go=self.let_go,
             bodies=self.bodies,
             on_room=(wake, on_room),
             recycle=recycle,
@@ -109,7 +112,7 @@ class Pipeline:
             early=self.early,
             wake=wake,
         )
-        self.poller = Poller(
+        self.adopter = Adopter(
             queues=queues,
             catalog=catalog,
             clock=clock,
@@ -117,8 +120,19 @@ class Pipeline:
             book=book,
             inflight=self.inflight,
             finisher=self.finisher,
+            checker=self.checker,
+            let_go=self.let_go,
+        )
+        self.poller = Poller(
+            queues=queues,
+            catalog=catalog,
+            clock=clock,
+            handlers=handlers,
+            book=book,
+            finisher=self.finisher,
             dispatcher=self.dispatcher,
             checker=self.checker,
+            adopter=self.adopter,
             early=self.early,
             inbox=self.inbox,
             pressure=self.pressure,
@@ -128,6 +142,7 @@ class Pipeline:
             *self.finisher.loops,
             *self.bodies.loops,
             self.poller.loop,
+            self.adopter.loop,
             self.quarantine.loop,
             *self.leases.loops,
         ]
@@ -145,4 +160,4 @@ class Pipeline:
         """Whether nothing is held, and everything that was held is written and moved."""
         # In this order: an entry that was let go is held again, and a held entry leaves only inside a flush,
         # which makes the finisher busy.
-        return self.poller.settled and not len(self.inflight) and self.finisher.idle
+        return self.poller.settled and self.adopter.settled and not len(self.inflight) and self.finisher.idle

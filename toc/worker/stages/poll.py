@@ -10,32 +10,31 @@ With several Redis nodes, it does not wait for a slow one: late answers are hand
 
 from __future__ import annotations
 
-import heapq
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from toc.failpoint import failpoint
 from toc.index.calls import IndexBroken, ReplyLost
 from toc.index.connections import IndexSlow
-from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
+from toc.index.messages import Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.handler import Handler
-from toc.model.scores import fence_of, split
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
 from toc.worker.loop import Loop, Wake
 from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.stages.adopt import Adopter
 from toc.worker.stages.agenda import Agenda
 from toc.worker.stages.check import Checker
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
-from toc.worker.stages.entry import Entry, Held, Inflight
+from toc.worker.stages.entry import Entry
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.inbox import Inbox, Pressure
 
@@ -52,12 +51,6 @@ SLOW_MS = 20
 """Pause where the node has not answered yet, but may at any moment."""
 PATIENCE_SECONDS = 0.03
 """How long a round waits for one Redis node while tasks of others may be due."""
-NO_TIMEOUT = 10**9
-"""Seconds. No entry is that old, so only those under the claim are listed."""
-MOVING_MS = 50
-"""When to look for an entry that was not held because the previous try was still being moved."""
-RECONCILE_AFTER_MS = (0, 1000, 4000)
-"""When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -69,10 +62,10 @@ class Poller:
     clock: Clock
     handlers: Mapping[str, Handler]
     book: SlotBook
-    inflight: Inflight
     finisher: Finisher
     dispatcher: Dispatcher
     checker: Checker
+    adopter: Adopter
     early: EarlyEntries
     inbox: Inbox
     pressure: Pressure
@@ -90,10 +83,6 @@ class Poller:
             pressure=self.pressure,
         )
         self._lock = threading.Lock()
-        self._reconcile: list[tuple[int, Slot, int]] = []
-        """Heap of (when, slot, claim): where entries of ours may exist that are not held."""
-        self._settling = False
-        """Whether let-go entries are being looked for now."""
         self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable], float]] = []
         """Answers that came after their round, with the seconds they took."""
         self._awaited = 0
@@ -105,12 +94,13 @@ class Poller:
 
     @property
     def settled(self) -> bool:
-        """Whether no let-go entry has yet to be looked for, and no node owes an answer."""
-        return not self.inbox.let_go and not self._settling and not self._awaited
+        """Whether no node owes an answer."""
+        return not self._awaited
 
     def pause_taking(self) -> None:
         """Take nothing more. Returns when the current round has ended."""
         self._taking = False
+        self.adopter.pause_taking()
         self.checker.leave()
         with self._between:
             pass
@@ -125,7 +115,6 @@ class Poller:
             self._agenda.hear(self.inbox.take_due())
             self.checker.start(self.early.release(now))
             self._hear_late()
-            self._settle_lost_replies(now)
             self.checker.check_again(now)
             if not self._taking:
                 return self._until_next(now)
@@ -140,8 +129,6 @@ class Poller:
         times = []
         if self._taking and (due := self._agenda.next_due()) is not None:
             times.append(due)
-        if self._reconcile:
-            times.append(self._reconcile[0][0])
         times += [at for at in (self.checker.next_again(), self.early.next_due()) if at is not None]
         if not times:
             return IDLE_SECONDS
@@ -185,10 +172,9 @@ class Poller:
                     failures.append(result)
                 self._agenda.look(owned, now + RETRY_MS)
                 if isinstance(result, ReplyLost):
-                    for delay in RECONCILE_AFTER_MS:
-                        heapq.heappush(self._reconcile, (now + delay, slot, owned.claim))
+                    self.adopter.reply_lost(slot, owned.claim)
                 continue
-            taken += self._hold(slot, result.entries, result.redis_now_ms, asked.at)
+            taken += self.adopter.hold(slot, result.entries, result.redis_now_ms, asked.at)
             self._agenda.took(owned, result, now)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
@@ -207,89 +193,10 @@ class Poller:
             late, self._late = self._late, []
         for asked, answers, seconds in late:
             taken = self._accept(asked, answers)
-            self._take_over(taken)
+            self.adopter.take_over(taken)
             self._prepare_step.took(seconds, len(taken))
             with self._lock:
                 self._awaited -= len(answers)  # only now: its entries are held, or on their way back
-
-    def _take_over(self, taken: Sequence[Entry]) -> None:
-        """Check entries found under our claim. Those in slots that we no longer own go back."""
-        owned = self.book.owned if self._taking else {}
-        self.finisher.give_back_unread(entry for entry in taken if entry.slot not in owned)
-        if ours := [entry for entry in taken if entry.slot in owned]:
-            self.checker.check(ours)
-
-    def _hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
-        """Hold entries given as (job_id, fence), known to exist since ``kept``. Returns those to check."""
-        topic = self.catalog.known().get(slot.topic)
-        if topic is None:  # removed meanwhile: they time out, and remain if it comes back
-            return []
-        handler = self.handlers[topic.name]
-        held: list[Entry] = []
-        for job_id, fence in entries:
-            entry = Entry(job_id, slot, fence, topic, handler, taken, kept)
-            what = self.inflight.hold(entry)
-            if what is Held.NEW:
-                held.append(entry)
-            elif what is Held.MOVING:
-                at = self.clock.now_ms() + MOVING_MS
-                heapq.heappush(self._reconcile, (at, slot, split(fence).claim))
-            # RUNNING: timed out while this process was paused. It runs on under the new fencing token; its
-            # late failure will find another (attempts, crashes) on the row.
-        return held
-
-    # --- lost replies
-
-    def _settle_lost_replies(self, now: int) -> None:
-        """Adopt entries under our claim that are not held: their prepare reply was lost.
-
-        Only this thread can, as it has no prepare in progress. Each gets a heartbeat first, since it may be
-        old. Entries in slots that we no longer own go back: otherwise they would time out, which costs a try.
-        """
-        self._settling = True
-        for slot, claim in self.inbox.take_let_go():
-            heapq.heappush(self._reconcile, (now, slot, claim))
-        claims: dict[Slot, set[int]] = {}
-        while self._reconcile and self._reconcile[0][0] <= now:
-            _, slot, claim = heapq.heappop(self._reconcile)
-            claims.setdefault(slot, set()).add(claim)
-        if claims:
-            self._adopt(claims, now)
-        self._settling = False
-
-    def _adopt(self, claims: Mapping[Slot, set[int]], now: int) -> None:
-        """Hold, or give back, the entries under these claim numbers that are not held."""
-        results = self._queues.expired(
-            [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
-        )
-        found: list[Entry] = []
-        again: list[Slot] = []
-        for slot, result in results.items():
-            if isinstance(result, IndexUnavailable):
-                again.append(slot)
-                continue
-            mine = [
-                (job_id, fence_of(score)) for job_id, score in result if self.inflight.get(job_id) is None
-            ]
-            kept = self.clock.monotonic()
-            # Hold before the existence check, not after it: a move that was under way may end in between.
-            held = self._hold(slot, mine, now, kept)
-            if not held:
-                continue
-            asked = [(entry.job_id, entry.fence) for entry in held]
-            standing = self._queues.extend({slot: asked})[slot]  # [rule: adopted-alive]
-            if isinstance(standing, IndexUnavailable):
-                again.append(slot)
-                standing = [False] * len(held)
-            self.inflight.drop(entry for entry, stands in zip(held, standing, strict=True) if not stands)
-            found += [entry for entry, stands in zip(held, standing, strict=True) if stands]
-        for slot in again:
-            for claim in claims[slot]:
-                heapq.heappush(self._reconcile, (now + RETRY_MS, slot, claim))
-        if not found:
-            return
-        log.info("entries_adopted", tasks=len(found))
-        self._take_over(found)
 
 
 class _Asked(NamedTuple):

@@ -1,0 +1,174 @@
+"""Adopt: from PrepareQueue entries under our claim that are not held to checked entries.
+
+These are what a prepare took whose reply was lost, and entries that were let go before they started. They run
+again if they still stand. Left alone they would time out, which costs a try.
+
+The loop has a thread of its own, since it waits for a node that is slow to answer, as a heartbeat does. A
+round of the poller must not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from toc.index.messages import ExpiredRequest
+from toc.index.queues import Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.handler import Handler
+from toc.model.scores import fence_of, split
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.worker.loop import Loop
+from toc.worker.slots import SlotBook
+from toc.worker.stages.check import Checker
+from toc.worker.stages.entry import Entry, Held, Inflight
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.inbox import LetGo
+
+log = get_logger(__name__)
+
+IDLE_SECONDS = 60.0
+RETRY_MS = 200
+"""Pause before a node is asked again that failed or was slow."""
+NO_TIMEOUT = 10**9
+"""Seconds. No entry is that old, so only those under the claim are listed."""
+MOVING_MS = 50
+"""When to look for an entry that was not held because the previous try was still being moved."""
+AFTER_LOST_MS = (0, 1000, 4000)
+"""When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Adopter:
+    """The loop that finds such entries. ``hold`` and ``take_over`` also serve the poller's answers."""
+
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    handlers: Mapping[str, Handler]
+    book: SlotBook
+    inflight: Inflight
+    finisher: Finisher
+    checker: Checker
+    let_go: LetGo
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._looks: list[tuple[int, Slot, int]] = []
+        """Heap of (when, slot, claim): where entries of ours may exist that are not held."""
+        self._busy = False
+        self._taking = True
+        self.loop = Loop("adopt", self.run_once, self.let_go.wake)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no let-go entry has yet to be looked for."""
+        return not self.let_go and not self._busy
+
+    def pause_taking(self) -> None:
+        """Start nothing more: what is found goes back."""
+        self._taking = False
+
+    def reply_lost(self, slot: Slot, claim: int) -> None:
+        """Look for what a prepare of this slot has taken under this claim number."""
+        now = self.clock.now_ms()
+        for delay in AFTER_LOST_MS:
+            self._look(now + delay, slot, claim)
+
+    def hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
+        """Hold entries given as (job_id, fence), known to exist since ``kept``. Returns those to check."""
+        topic = self.catalog.known().get(slot.topic)
+        if topic is None:  # removed meanwhile: they time out, and remain if it comes back
+            return []
+        handler = self.handlers[topic.name]
+        held: list[Entry] = []
+        for job_id, fence in entries:
+            entry = Entry(job_id, slot, fence, topic, handler, taken, kept)
+            what = self.inflight.hold(entry)
+            if what is Held.NEW:
+                held.append(entry)
+            elif what is Held.MOVING:
+                self._look(self.clock.now_ms() + MOVING_MS, slot, split(fence).claim)
+            # RUNNING: timed out while this process was paused. It runs on under the new fencing token; its
+            # late failure will find another (attempts, crashes) on the row.
+        return held
+
+    def take_over(self, entries: Sequence[Entry]) -> None:
+        """Check entries found under our claim. Those in slots that we no longer own go back: otherwise they
+        would time out, which costs a try."""
+        owned = self.book.owned if self._taking else {}
+        self.finisher.give_back_unread(entry for entry in entries if entry.slot not in owned)
+        if ours := [entry for entry in entries if entry.slot in owned]:
+            self.checker.check(ours)
+
+    def run_once(self) -> float:
+        """Take up what was let go and what must be looked for now. Returns the seconds until the next."""
+        self._busy = True
+        found = self.let_go.take()
+        now = self.clock.now_ms()
+        if claims := self._looks_until(now):
+            self._find(claims, found, now)
+        if found:
+            self._adopt(found, now)
+        self._busy = False
+        with self._lock:
+            return max(self._looks[0][0] - self.clock.now_ms(), 0) / 1000 if self._looks else IDLE_SECONDS
+
+    def _look(self, at: int, slot: Slot, claim: int) -> None:
+        with self._lock:
+            heapq.heappush(self._looks, (at, slot, claim))
+        self.loop.wake()
+
+    def _looks_until(self, now: int) -> dict[Slot, set[int]]:
+        """The slots, with claim numbers, to look at by now."""
+        claims: dict[Slot, set[int]] = {}
+        with self._lock:
+            while self._looks and self._looks[0][0] <= now:
+                _, slot, claim = heapq.heappop(self._looks)
+                claims.setdefault(slot, set()).add(claim)
+        return claims
+
+    def _find(self, claims: Mapping[Slot, set[int]], found: dict[Slot, dict[int, float]], now: int) -> None:
+        """Add what is prepared under these claim numbers to ``found``."""
+        results = self.queues.expired(
+            [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
+        )
+        for slot, result in results.items():
+            if isinstance(result, IndexUnavailable):
+                for claim in claims[slot]:
+                    self._look(now + RETRY_MS, slot, claim)
+            else:
+                fences = {job_id: fence_of(score) for job_id, score in result}
+                found[slot] = found.get(slot, {}) | fences
+
+    def _adopt(self, found: Mapping[Slot, Mapping[int, float]], now: int) -> None:
+        """Hold those of these entries that are not held and still stand; check or give back them.
+
+        Each gets a heartbeat first, since it may be old.
+        """
+        kept = self.clock.monotonic()
+        held: dict[Slot, list[Entry]] = {}
+        for slot, fences in found.items():
+            free = [(job_id, fence) for job_id, fence in fences.items() if self.inflight.get(job_id) is None]
+            # Hold before the existence check, not after it. What the poller holds meanwhile, whose reply has
+            # yet to be read, replaces this entry; what has been moved away meanwhile does not stand.
+            if entries := self.hold(slot, free, now, kept):
+                held[slot] = entries
+        asked = {slot: [(entry.job_id, entry.fence) for entry in some] for slot, some in held.items()}
+        adopted: list[Entry] = []
+        for slot, standing in self.queues.extend(asked).items():  # [rule: adopted-alive]
+            if isinstance(standing, IndexUnavailable):
+                self.inflight.drop(held[slot])
+                for claim in {split(entry.fence).claim for entry in held[slot]}:
+                    self._look(now + RETRY_MS, slot, claim)
+                continue
+            self.inflight.drop(e for e, stands in zip(held[slot], standing, strict=True) if not stands)
+            adopted += [e for e, stands in zip(held[slot], standing, strict=True) if stands]
+        if adopted:
+            log.info("entries_adopted", tasks=len(adopted))
+            self.take_over(adopted)
