@@ -30,7 +30,7 @@ from harness.history import History
 from harness.replay import Client
 from harness.system import System
 
-PULL, WANTED = f"/v1/topics/{PULLED}:pull", {"max": 50, "wait": 3, "ttr": 4}
+PULL, WANTED = f"/v1/topics/{PULLED}:pull", {"max": 100, "wait": 3, "ttr": 4}
 NOTHING = len(b'{"tasks":[]}')
 REFUSED = {"cancelled", "dead", "replaced", "not_handed_out"}
 """What an ack may be answered that has not ended its task, nor found it processed."""
