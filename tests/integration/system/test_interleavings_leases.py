@@ -369,7 +369,7 @@ def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(
     orphan.lose_daemon()
     orphan.start()
     orphan.await_gone(job_id)  # what had no lease yet is let go
-    orphan.take()
+    orphan.adopter.run_once()
     orphan.await_runs(1)  # it is taken again, with a lease
     assert taken(owner.store.leases, {job_id: 30}) == set()
     orphan.end_and_finish()
