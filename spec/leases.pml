@@ -125,6 +125,11 @@
 #else
 #define UNTAKEN (row.lease == NOBODY)
 #endif
+#ifdef NO_FAILURE_WAITS
+#define UNDECIDED false
+#else                   /* only the other's lease stands against the failure, and it may end without a try. [rule: failure-waits] */
+#define UNDECIDED (row.status == PENDING && same_try && others_lease(w) && !row.gone)
+#endif
 #ifdef NO_LEASE_IS_TRIED
 #define IS_LEASED false
 #else
@@ -356,7 +361,7 @@ end:
        fi;
        stage[w] = LEAVING }
 
-  :: atomic { !paused[w] && stage[w] == FAILED ->
+  :: atomic { !paused[w] && stage[w] == FAILED && !UNDECIDED ->
        if
        :: row.status == PENDING && same_try && (!others_lease(w) || row.gone) ->        /* [rule: lease-fence] */
           assert(newest == w + 1 || excused[0] || excused[1] || blind);
@@ -367,7 +372,7 @@ end:
           fi;
           terminal_is_final()
        :: row.status == CANCELLED && row.attempts == 0 -> row.attempts = 1
-       :: else -> back = 1
+       :: else -> assert(row.status != PENDING || !same_try); back = 1                  /* R: charged, or another is */
        fi;
        stage[w] = LEAVING }
 

@@ -34,6 +34,7 @@ from toc.model.verdict import (
     check,
     entry_score,
     is_suspect,
+    is_undecided,
     next_attempts,
     unpulled,
 )
@@ -302,6 +303,29 @@ def test_what_another_handler_broke_off_uses_up_no_try_and_counts_as_a_crash() -
 
 def crash(before: TryRow | None, *, remaining: int = 4, dead: bool = False) -> Failure | None:
     return after_crash(before, TOPIC, remaining, NOW, LIMIT, dead=dead)
+
+
+@pytest.mark.parametrize(
+    ("changed", "undecided"),
+    [
+        ({}, True),
+        ({"lease": 5_000}, True),
+        ({"next_time": NOW + 1}, True),
+        ({"attempts": 1}, False),
+        ({"crashes": 1}, False),
+        ({"version": 1}, False),
+        ({"status": int(PROCESSED)}, False),
+        ({"status": int(CANCELLED)}, False),
+    ],
+)
+def test_a_refused_failure_counts_for_as_long_as_nothing_has_happened_to_its_task(
+    changed: dict[str, Any], undecided: bool
+) -> None:
+    assert is_undecided(row(), row(**changed)) is undecided
+
+
+def test_a_refused_failure_of_a_task_without_a_row_is_over() -> None:
+    assert not is_undecided(row(), None)
 
 
 def test_a_crash_uses_up_a_try_and_is_counted() -> None:

@@ -10,6 +10,7 @@ Pure functions: callers read a task's row, call one of these and apply the resul
     tries_of       how many tries a task has
     has_expired    whether no try may start any more
     after_failure  how a failed try changes the row
+    is_undecided   whether a failure that was refused may still change it
     after_crash    how a try changes it whose worker died or fell silent
     after_expiry   how a row ends that has expired
     is_suspect     whether a task may run only alone
@@ -219,6 +220,19 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
         sent=raised.sent,
     )
     return Outcome(failure, dead or expired)
+
+
+def is_undecided(read: TryRow, row: TryRow | None) -> bool:
+    """Whether the failure of a try that ``read`` this row may still be written although it was refused.
+
+    Nothing has happened to the task since: only another worker's lease stood against it. If that worker ends
+    a try of its own, that one counts. If it gives the task back without a try, this failure does.
+    """
+    return (  # [rule: failure-waits]
+        row is not None
+        and row.status == TaskStatus.PENDING
+        and (row.version, row.attempts, row.crashes) == (read.version, read.attempts, read.crashes)
+    )
 
 
 def after_expiry(row: TryRow, now: int) -> Failure:

@@ -17,6 +17,7 @@ from toc.store.tries import TakeTries
 from toc.worker.quarantine import quarantine
 from toc.worker.stages.entry import NO_FENCE, Held
 from toc.worker.stages.fallback import OWNED_SECONDS
+from toc.worker.stages.finish import RETRY_SECONDS
 from toc.worker.stages.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
 
 PREPARE_TIMEOUT = 30  # as the topic has it
@@ -162,6 +163,68 @@ def test_who_slept_while_it_ran_does_not_reclaim_the_next_try(
     assert system.row(job_id).crashes == 1, "the newest try is charged while it runs"
     second.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def begun_and_leased_elsewhere(system: System, hands: tuple[Hands, Hands], redis: RedisServer) -> int:
+    """The first worker runs a task that Redis forgot; the second has taken it again, and leased its row."""
+    first, second = hands
+    job_id = first.begin_one()
+    redis.call("FLUSHALL")
+    system.center.queues.add({SLOT: [(job_id, float(system.row(job_id).action_time))]})
+    second.take()
+    entry = second.inflight.get(job_id)
+    assert entry is not None
+    assert not second.leases.take([entry])
+    assert entry.leased
+    return job_id
+
+
+def test_a_failure_beside_a_lease_is_charged_once_its_holder_did_not_begin(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    first, second = hands
+    job_id = begun_and_leased_elsewhere(system, hands, clean_redis)
+    first.end_and_finish(fails=True)
+    assert first.inflight.get(job_id) is not None, "another try of it may start here before this one counts"
+    second.pipeline.withdraw()
+    second.finish()
+    first.clock.slept += RETRY_SECONDS
+    first.finish()
+    row = system.row(job_id)
+    assert (row.attempts, row.crashes) == (1, 0)
+    assert first.inflight.get(job_id) is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_failure_beside_a_lease_is_not_charged_once_its_holder_has_ended(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer, *, fails: bool
+) -> None:
+    first, second = hands
+    job_id = begun_and_leased_elsewhere(system, hands, clean_redis)
+    second.start_and_wait()
+    first.end_and_finish(fails=True)
+    second.end_and_finish(fails=fails)
+    first.clock.slept += RETRY_SECONDS
+    first.finish()
+    row = system.row(job_id)
+    expected = (TaskStatus.PENDING, 1) if fails else (TaskStatus.PROCESSED, 0)
+    assert (row.status, row.attempts) == expected
+    assert first.inflight.get(job_id) is None
+
+
+def test_a_failure_waits_no_longer_than_prepare_timeout_for_the_holder_of_a_lease(
+    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+) -> None:
+    """Else a process could not leave before the other's try has ended."""
+    first, second = hands
+    job_id = begun_and_leased_elsewhere(system, hands, clean_redis)
+    second.start_and_wait()
+    first.end_and_finish(fails=True)
+    first.clock.slept += PREPARE_TIMEOUT + RETRY_SECONDS
+    first.finish()
+    assert first.inflight.get(job_id) is None
+    second.end_and_finish(fails=True)
+    assert system.row(job_id).attempts == 1
 
 
 def test_who_slept_while_it_ran_under_a_lease_renews_it(system: System, hands: tuple[Hands, Hands]) -> None:

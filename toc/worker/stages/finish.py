@@ -20,7 +20,15 @@ from toc.model.raised import EXPIRED, Raised
 from toc.model.scores import due_ms
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
-from toc.model.verdict import Failure, Place, after_failure, belongs, beyond_horizon, entry_score
+from toc.model.verdict import (
+    Failure,
+    Place,
+    after_failure,
+    belongs,
+    beyond_horizon,
+    entry_score,
+    is_undecided,
+)
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.batch import Finish, Guard
@@ -230,8 +238,10 @@ class Flusher:
     def __post_init__(self) -> None:
         self._ended: deque[Ended] = deque()
         self._unwritten: list[Ended] = []
-        """Tries that the server failed to write. They are sent again after a pause."""
+        """Tries to be written again after a pause: the server failed, or another worker's lease stands."""
         self._again_at = 0.0
+        self.failing = False
+        """Whether the server failed to write tries of its last batch."""
         self._moves: deque[Moves] = deque()
         self._outcomes: Counter[tuple[str, str]] = Counter()
         """(topic, outcome) -> tries of the current flush."""
@@ -261,11 +271,6 @@ class Flusher:
     def backlog(self) -> int:
         """How many tries have ended and are not written yet."""
         return len(self._ended) + len(self._unwritten)
-
-    @property
-    def failing(self) -> bool:
-        """Whether the server failed to write its last batch."""
-        return bool(self._unwritten)
 
     @property
     def idle(self) -> bool:
@@ -326,25 +331,53 @@ class Flusher:
         if failures.deaths:
             died = self.store.die(list(failures.deaths.values()))  # [rule: dead-first]
             guards = Answers(guards | died, guards.unanswered | died.unanswered)
-        unwritten = [pair for pair in batch if pair[0].job_id in cases.unanswered | guards.unanswered]
-        if unwritten:
-            missing = {entry.job_id for entry, _ in unwritten}
-            tell_unwritten(cases.unanswered | guards.unanswered)
+        overtaken = [e for e in done if cases.get(e.job_id) in (Finish.RESCHEDULED, Finish.DEAD)]
+        refused = [e for e, error in failed if guards.get(e.job_id) is Guard.LOST and not error.expired]
+        rows, waiting = self._read_again(overtaken, refused)
+        trouble = cases.unanswered | guards.unanswered | rows.unanswered
+        tell_unwritten(trouble)
+        self.failing = bool(trouble)
+        unwritten: list[Ended] = []
+        if trouble or waiting:
+            missing = {*trouble, *waiting}
+            unwritten = [pair for pair in batch if pair[0].job_id in missing]
             batch = [pair for pair in batch if pair[0].job_id not in missing]
             done = [entry for entry in done if entry.job_id not in missing]
             failed = [pair for pair in failed if pair[0].job_id not in missing]
         tried = [entry for entry, error in batch if error is None or error.until is None]
-        measured = self._measured(tried)  # before any row is read again
-        overtaken = self._settle_successes(done, cases, moves)
-        overtaken += self._settle_failures(failed, failures, guards, moves)
-        unsettled = self._by_row(overtaken, moves)
+        measured = self._measured(tried)  # before entries get the rows that were read again
+        self._settle_successes(done, cases, rows, moves)
+        self._settle_failures(failed, failures, guards, rows, moves)
         self._finish_step.took(self.clock.monotonic() - began, len(batch))
         for topic, (late, ran) in measured.items():
             LATENESS.of(topic).observe(late)
             RUNTIME.of(topic).observe(ran)
         for labels, count in self._outcomes.items():
             TRIES.of(*labels).add(count)
-        return unwritten + [pair for pair in batch if pair[0].job_id in unsettled]
+        return unwritten
+
+    def _read_again(
+        self, overtaken: list[Entry], refused: list[Entry]
+    ) -> tuple[Answers[TryRow], Collection[int]]:
+        """Read the rows of successes and failures that were not written, and mark them as begun.
+
+        Returns the rows, and the ids of failures that wait: nothing but another worker's lease stood against
+        them, and it may end without a try. Not for longer than prepare_timeout, so that a process can leave.
+        """
+        if not overtaken and not refused:
+            return Answers(), ()
+        rows = self.store.read_tries([entry.job_id for entry in overtaken + refused])
+        now = self.clock.monotonic()
+        waiting = [
+            entry.job_id
+            for entry in refused
+            if is_undecided(entry.row, rows.get(entry.job_id))
+            and now - entry.ended <= entry.topic.prepare_timeout
+        ]
+        begun = [row for row in rows.values() if row.job_id not in waiting]
+        moved = [row.job_id for row in begun if row.status == TaskStatus.PENDING]
+        rows.unanswered |= mark_begun(self.store, begun, moved, TRIED_BEFORE)
+        return rows, waiting
 
     def _measured(self, entries: Iterable[Entry]) -> dict[str, tuple[list[float], list[float]]]:
         """By topic: how late tries started, how long they ran (seconds). Before rows are read again."""
@@ -361,9 +394,14 @@ class Flusher:
             for topic, some in by_topic.items()
         }
 
-    def _settle_successes(self, done: list[Entry], cases: Mapping[int, Finish], moves: Moves) -> list[Entry]:
-        """Add the moves of tries that succeeded. Returns those whose row another party has changed."""
-        reread: list[Entry] = []
+    def _settle_successes(
+        self,
+        done: list[Entry],
+        cases: Mapping[int, Finish],
+        rows: Mapping[int, TryRow],
+        moves: Moves,
+    ) -> None:
+        """Add the moves of tries that succeeded. ``rows`` are those that another party has changed."""
         for entry in done:
             case = cases[entry.job_id]
             if case is Finish.DONE:
@@ -372,10 +410,9 @@ class Flusher:
                 outcome = "duplicate" if case is Finish.ALREADY else "overtaken"
             self._outcomes[entry.topic.name, outcome] += 1
             if case in (Finish.RESCHEDULED, Finish.DEAD):
-                reread.append(entry)
+                moves.by_row(entry, rows.get(entry.job_id))
             else:
                 moves.commit.append(entry)
-        return reread
 
     def _failures(self, failed: Iterable[tuple[Entry, Raised]]) -> Failures:
         """The row changes of tries that failed."""
@@ -391,10 +428,10 @@ class Flusher:
         failed: list[tuple[Entry, Raised]],
         failures: Failures,
         guards: Mapping[int, Guard],
+        rows: Mapping[int, TryRow],
         moves: Moves,
-    ) -> list[Entry]:
-        """Add the moves of tries that failed. Returns those whose row another party has changed."""
-        lost: list[Entry] = []
+    ) -> None:
+        """Add the moves of tries that failed. ``rows`` are those that another party has changed."""
         expired: Counter[str] = Counter()
         for entry, error in failed:
             # Log the class alone: an error's text may hold parts of a payload.
@@ -413,7 +450,7 @@ class Flusher:
                     moves.commit.append(entry)
             elif not applied:
                 self._outcomes[entry.topic.name, "overtaken"] += 1
-                lost.append(entry)
+                moves.by_row(entry, rows.get(entry.job_id))
             elif death is not None:
                 self._outcomes[entry.topic.name, "dead"] += 1
                 log.warning("task_dead", attempts=death.new_attempts, **about)
@@ -435,24 +472,6 @@ class Flusher:
                 moves.rollback.append((entry, score))
         for topic, count in expired.items():
             EXPIRED_TASKS.of(topic).add(count)
-        return lost
-
-    def _by_row(self, entries: list[Entry], moves: Moves) -> dict[int, Trouble]:
-        """Read rows again that another party has changed, and choose the moves by them.
-
-        Returns the ids that could not be decided, with the reason.
-        """
-        if not entries:
-            return {}
-        rows = self.store.read_tries([entry.job_id for entry in entries])
-        unsettled = dict(rows.unanswered)
-        moved = [row.job_id for row in rows.values() if row.status == TaskStatus.PENDING]
-        unsettled |= mark_begun(self.store, rows.values(), moved, TRIED_BEFORE)
-        for entry in entries:
-            if entry.job_id not in unsettled:
-                moves.by_row(entry, rows.get(entry.job_id))
-        tell_unwritten(unsettled)
-        return unsettled
 
     # --- index
 
