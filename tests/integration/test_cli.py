@@ -378,6 +378,9 @@ def test_a_wrong_task_is_refused_and_nothing_is_written(
     assert not center.store.scans.look(tables, {}, 0, 2**42, 10).stirring
 
 
+NAIVE = "2030-01-31T12:00:00"
+
+
 @pytest.mark.parametrize(
     ("words", "says", "code"),
     [
@@ -412,6 +415,11 @@ def test_a_wrong_task_is_refused_and_nothing_is_written(
         (["worker", "--app", "nothing"], "package.module:center", 2),
         (["worker", "--app", "no.such.module:center"], "no module", 2),
         (["worker", "--app", "broken_app:center"], "ZeroDivisionError", 2),
+        (["schedule", "create", "s", "--topic", "t", "--every", 5, "--anchor", NAIVE], "no time zone", 2),
+        (["schedule", "alter", "s", "--anchor", NAIVE], "no time zone", 2),
+        (["schedule", "backfill", "s", "--from", NAIVE, "--to", "2030-02-01T00:00Z"], "no time zone", 2),
+        (["schedule", "preview", "--every", 5, "--after", NAIVE], "no time zone", 2),
+        (["target", "create", "t", "--url", "https://a.example/", "--dead-on", "500"], "422, not '500'", 2),
         (["worker", "--app", "json:center"], "no such name", 2),
         (["worker", "--app", "json:loads"], "must be a toc.TimeoutCenter", 2),
         (["worker", "--app", "toc.dev.demo.app:center"], "demo.order.close", 2),

@@ -577,6 +577,13 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
     assert b"cookie" not in got.lower()
 
 
+@pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example"])
+def test_a_host_that_can_be_no_name_is_one_that_cannot_be_looked_up(host: str) -> None:
+    answer = send(f"https://{host}/", Allow())
+    assert answer.status is None
+    assert answer.text.startswith("its name cannot be looked up")
+
+
 @pytest.mark.parametrize("url", ["http://example.com/", "https://example.com:8443/", "ftp://example.com/"])
 def test_only_https_on_its_port_unless_listed(url: str) -> None:
     def never(*_: object, **__: object) -> list[object]:

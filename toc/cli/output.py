@@ -338,7 +338,7 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
 
 def history_record(tries: Sequence[FailedTry]) -> list[Any]:
     """Return failed tries for display."""
-    return [{**failed._asdict(), "at": instant(failed.at)} for failed in tries]
+    return [failed.shown() for failed in tries]
 
 
 def topic_record(topic: Topic) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from toc.cli.output import print_job_id, print_json, say, show, show_one
 from toc.cli.values import attribute, audited, changing, duration, instant, opened, who
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.errors import NaiveDatetime
 from toc.model.schedule import Dst, Missed, Overlap, check_instant
 from toc.model.schedule import preview as fires_of
 from toc.observe.log import get_logger
@@ -226,7 +225,7 @@ def preview(
     else:
         with opened() as center:
             definition = need(center.schedules.get(name), name).definition.changed(**options)
-    fires = fires_of(definition, to_ms(check_instant(_aware(begin))), count)
+    fires = fires_of(definition, to_ms(check_instant(begin)), count)
     show(_fires(fires, as_json=as_json), as_json=as_json, empty="it never fires again")
 
 
@@ -283,9 +282,3 @@ def _options(**given: Any) -> dict[str, Any]:
         **dict.fromkeys(("every", "window", "jitter"), duration), "anchor": instant, "attribute": attribute,
     }  # fmt: skip
     return {name: parse[name](value) if name in parse else value for name, value in given.items()}
-
-
-def _aware(at: datetime) -> datetime:
-    if at.utcoffset() is None:
-        raise NaiveDatetime(f"{at.isoformat()} has no time zone; append Z or an offset such as +01:00")
-    return at

@@ -25,7 +25,7 @@ from toc.cli.output import (
     show_one,
     task_record,
 )
-from toc.cli.values import attribute, audited, aware, biz_id, duration, instant, job_number, opened
+from toc.cli.values import attribute, audited, biz_id, duration, instant, job_number, opened
 from toc.model import wire
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask, UnreadableTask, shown
@@ -354,7 +354,7 @@ def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool)
 def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> Callable[[], datetime]:
     """Return the function that says when a task is to be due; it is called as each task is moved."""
     if action_time is not None:
-        at = aware(action_time)
+        at = instant(action_time)
         return lambda: at
     seconds = duration(delay or "")
     if seconds > center.settings.max_delay:

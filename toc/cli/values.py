@@ -53,18 +53,13 @@ def whole_seconds(text: str) -> int:
 
 
 def instant(text: str) -> datetime:
-    """Parse a time in ISO 8601; the SDK checks its time zone. Raises InvalidInput."""
+    """Parse a time in ISO 8601 with a zone. Raises InvalidInput."""
     try:
-        return datetime.fromisoformat(text)
+        at = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInput(
             f"{shown(text)} is not a time; write ISO 8601 with a zone, such as 2030-01-31T12:00:00+01:00"
         ) from None
-
-
-def aware(text: str) -> datetime:
-    """Parse a time in ISO 8601 with a zone. Raises InvalidInput."""
-    at = instant(text)
     if at.tzinfo is None:
         raise NaiveDatetime(f"{shown(text)} has no time zone; append Z or an offset such as +01:00")
     return at
@@ -80,7 +75,7 @@ def moment(text: str, now_ms: int) -> int:
     except InvalidDelay:
         if _DURATION.fullmatch(text.strip()):
             raise
-        return max(0, to_ms(aware(text)))
+        return max(0, to_ms(instant(text)))
 
 
 def job_number(text: str) -> int:

@@ -89,7 +89,7 @@ def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:
 
 def failed_try(one: FailedTry) -> dict[str, Any]:
     """Show a failed try."""
-    return {**one._asdict(), "at": instant(one.at)}
+    return one.shown()
 
 
 def topic(one: Topic) -> dict[str, Any]:

@@ -152,7 +152,10 @@ class Target:
         if self.rate is not None:
             _number("rate", self.rate, 0.001, 1_000_000, "requests a second")
         if not isinstance(self.dead_on, frozenset) or self.dead_on - MAY_BE_DEAD:
-            raise InvalidTarget(f"dead_on may hold 400, 404 and 422, not {shown(self.dead_on)}")
+            odd = self.dead_on - MAY_BE_DEAD if isinstance(self.dead_on, frozenset) else [self.dead_on]
+            raise InvalidTarget(
+                f"dead_on may hold 400, 404 and 422, not {', '.join(sorted(map(shown, odd)))}"
+            )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -245,7 +245,10 @@ class Schedules:
         """
         stored = self._stored(name)
         definition, now = stored.definition, self._clock.now_ms()
-        begin, until = _instant("start", start), min(_instant("end", end), now - definition.offset)
+        begin, until = _instant("start", start), _instant("end", end)
+        if begin > until:
+            raise InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
+        until = min(until, now - definition.offset)
         if not rate >= LEAST_BACKFILL_RATE:
             raise InvalidSchedule(f"rate = {rate} must be {LEAST_BACKFILL_RATE} a second or more", "rate")
         topic = self._catalog().get(definition.topic)

@@ -13,7 +13,9 @@ without them.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from toc.model.wire import instant
 
 LINE_CHARS = 200
 """Characters kept of each error; the last error is kept in full."""
@@ -33,6 +35,10 @@ class FailedTry(NamedTuple):
     status: int | None = None
     ms: int | None = None
     next: int | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Return it for display, with its times as texts; ``next`` is None if there is none."""
+        return {**self._asdict(), "at": instant(self.at), "next": instant(self.next) if self.next else None}
 
 
 def line(failed: FailedTry) -> str:

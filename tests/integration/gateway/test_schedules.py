@@ -187,6 +187,7 @@ def test_a_bad_change_is_refused_and_changes_nothing(shared: Gateway) -> None:
         ({"from": first}, "to"),
         ({"from": "0001-01-01T00:00:00Z", "to": last}, "from"),
         ({"from": first, "to": "2026-01-02T00:00:00"}, "to"),
+        ({"from": last, "to": first}, "to"),
         ({"from": first, "to": last, "rate": 0}, "rate"),
         ({"from": first, "to": last, "rate": 1e-300}, "rate"),
         ({"from": first, "to": last, "dry_run": 1}, "dry_run"),
