@@ -6,7 +6,7 @@ two workers do the same: each step is guarded by the version of the row.
 A schedule at rest costs nothing: every ``LOOK_EVERY`` a table is asked for the least time at which one of its
 schedules must be looked at, one entry of an index. A table is read when that time comes, which this thread
 sleeps for exactly. Nobody has to tell it of a schedule that is new or changed: whoever does that takes the
-first step, and the next is further away than ``LOOK_EVERY``; if it is not, it comes a little late once.
+first step, and the next is further away than ``LOOK_EVERY``; if it is not, it may come so much late once.
 
 Occurrences are made ``LEAD_MS`` ahead, in steps with rests, so that tasks that are due come first. Each
 server of the task table has its own Scheduler, so that one that hangs holds up no other.
@@ -33,8 +33,11 @@ from toc.store.store import Store
 
 log = get_logger(__name__)
 
-LOOK_EVERY = 10.0
-"""How often each table is asked when its next schedule must be looked at."""
+LOOK_EVERY = 1.0
+"""How often each table is asked when its next schedule must be looked at. With every few seconds and an
+overlap to judge, the second occurrence of a new schedule is known only then."""
+ASKED_PER_SECOND = 100
+"""Most tables that are asked a second: a worker with more of them asks each less often."""
 PROBES_PER_STEP = 200
 """Tables that one step asks: a few milliseconds of the server's time."""
 TABLES_PER_STEP = 16
@@ -107,7 +110,7 @@ class Scheduler:
             elif self._unasked:
                 self._ask()
             elif self._round_at <= began:
-                self._round_at = began + LOOK_EVERY
+                self._round_at = began + max(LOOK_EVERY, len(self._tables) / ASKED_PER_SECOND)
                 self._unasked.extend(sorted(self._tables))
                 self._ask()
         except (StoreUnavailable, SchemaBehind) as exc:

@@ -17,7 +17,7 @@ import pytest
 from harness.system import System
 
 from toc import CancelOutcome, TimeoutCenter
-from toc.maintenance.scheduler import Scheduler
+from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.model.calendar import zone_named
 from toc.model.clock import Clock, from_ms, to_ms
@@ -63,10 +63,10 @@ class Bench:
         scheduler.add([table for tables in store.tables_of_server() for table in tables])
         return scheduler
 
-    def until(self, later: timedelta, *, ended: bool = True) -> None:
+    def until(self, later: timedelta, *, ended: bool = True, scheduler: Scheduler | None = None) -> None:
         """Let time pass while a worker works. ``ended``: each task ends a second after it was due."""
         end = to_ms(START + later)
-        scheduler = self.worker()
+        scheduler = scheduler or self.worker()
         while True:
             if ended:
                 self.end_all()
@@ -122,6 +122,20 @@ def test_its_tasks_come_when_they_should(bench: Bench) -> None:
     assert seen is not None
     assert (seen.fired, seen.skipped, seen.missed) == (4, 0, 0)
     assert [each.name for each in bench.center.schedules.list()] == ["berlin"]
+
+
+def test_a_new_schedule_of_a_few_seconds_is_punctual_though_no_worker_was_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.maintenance.scheduler.LOOK_EVERY", LOOK_EVERY)
+    at_rest = bench.worker()
+    bench.until(timedelta(0), scheduler=at_rest)
+    bench.center.schedules.create("quick", topic="test.sync", every=4)
+    bench.until(timedelta(seconds=17), scheduler=at_rest)
+    tasks = bench.tasks("quick")
+    assert [task.action_time for task in tasks] == [task.scheduled_for for task in tasks]
+    nominal = [task.scheduled_for for task in tasks[:4]]
+    assert nominal == [START + timedelta(seconds=4 * n) for n in range(1, 5)], "none is left out"
 
 
 def test_occurrences_are_in_the_index_before_they_are_due(bench: Bench) -> None:
