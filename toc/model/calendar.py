@@ -210,9 +210,12 @@ def _change(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
 @lru_cache(1024)
 def zone_named(name: str) -> ZoneInfo:
     """The time zone of a name such as Europe/Berlin. Raises InvalidSchedule."""
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as exc:
-        raise InvalidSchedule(
-            f"there is no time zone {shown(name)} here; write a name such as Europe/Berlin, or UTC", "zone"
-        ) from exc
+    cause: Exception | None = None
+    if name != "localtime":  # it is another one on each host
+        try:
+            return ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as exc:
+            cause = exc
+    raise InvalidSchedule(
+        f"there is no time zone {shown(name)} here; write a name such as Europe/Berlin, or UTC", "zone"
+    ) from cause
