@@ -16,7 +16,7 @@ from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.gateway.problems import FORBIDDEN, INVALID, NO_BODY, UNKNOWN_TOPIC, Problem, problem_of
 from toc.model.access import MATRIX, Call
 from toc.model.clock import to_ms
-from toc.model.errors import RequestReused, TocError
+from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
 from toc.sdk.submission import Submission
@@ -370,9 +370,12 @@ async def reschedule(asked: Asked) -> Answer:
         at = datetime.now(UTC) + timedelta(seconds=delay)
     else:
         at = body.action_time
-    outcome = await asked.service.at_task(
-        row.job_id, partial(center.reschedule, action_time=at, expires_at=body.expires_at), row.job_id
-    )
+    try:
+        outcome = await asked.service.at_task(
+            row.job_id, partial(center.reschedule, action_time=at, expires_at=body.expires_at), row.job_id
+        )
+    except (InvalidDelay, NotInFuture) as exc:
+        raise Problem(INVALID, str(exc), field="delay" if body.delay is not None else "action_time") from exc
     return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
 
 
