@@ -11,6 +11,7 @@ import pymysql
 import pytest
 from conftest import Launch
 from harness import forks
+from harness.gateway import Gateway
 from harness.secured import root_url
 from harness.system import System
 from sqlalchemy.engine import make_url
@@ -189,6 +190,32 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
 
 def replace_row(row: Any, **changes: Any) -> Any:
     return row._replace(dedup_key=None, **changes)
+
+
+def test_a_topic_that_is_pulled_or_sent_needs_a_gateway_or_a_sender_and_no_handler(system: System) -> None:
+    system.create_topics(slots=2)
+    center = system.center
+    for number, delivery in enumerate((Delivery.PULL, Delivery.WEBHOOK)):
+        center.store.topics.create(Topic(f"test.{delivery}", 70 + number, 2, delivery=delivery))
+    system.start("host-a", processes=1)
+    system.wait(
+        lambda: (
+            {line.of for line in having(doctor.examine(center), Level.REFUSE, "its tasks wait")}
+            == {"test.pull", "test.webhook"}
+        ),
+        "neither has anybody yet",
+        20,
+    )
+    lines = doctor.examine(center)
+    assert having(lines, Level.REFUSE, "no gateway is there")
+    assert having(lines, Level.REFUSE, "no worker sends webhooks")
+    gateway = Gateway(system)
+    try:
+        system.wait(
+            lambda: not having(doctor.examine(center), Level.REFUSE, "no gateway is there"), "a gateway", 20
+        )
+    finally:
+        gateway.stop()
 
 
 def test_a_drained_cluster_and_a_slot_without_an_owner_are_seen(system: System) -> None:

@@ -112,6 +112,7 @@ class SlotRow:
 class WorkerRow:
     """An operator's view of one worker. ``leader``: its daemon leads.
 
+    ``topics`` are those it has handlers for (None: all), ``serves`` the deliveries that it can serve.
     ``assigned`` and ``owned`` count slots, ``tables_assigned`` and ``tables`` the tables that it sweeps.
 
     ``weight`` is the one in force; ``weighed_by`` the operator who set it, None if its daemon was started
@@ -124,6 +125,7 @@ class WorkerRow:
     pid: int
     weight: float
     topics: list[str] | None
+    serves: list[str]
     joined: int
     assigned: int
     owned: int

@@ -196,6 +196,7 @@ def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
                     pid=member.pid,
                     weight=weight.weight if weight else member.weight,
                     topics=None if member.topics is None else sorted(member.topics),
+                    serves=sorted(member.serves),
                     joined=node.created_ms,
                     assigned=assigned(name).slots,
                     owned=held(name).slots,

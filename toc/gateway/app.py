@@ -33,7 +33,7 @@ from toc.gateway import (
     tasks,
     topics,
 )
-from toc.gateway.calls import Answer, Asked, HttpCall, Nothing, forbidden
+from toc.gateway.calls import Answer, Asked, HttpCall, Nothing, forbidden, takes_nothing
 from toc.gateway.connections import ClientGone
 from toc.gateway.problems import (
     BUSY,
@@ -359,13 +359,17 @@ def _query(call: HttpCall, text: bytes) -> Any:
 
 
 def _parsed(model: type[BaseModel], data: bytes) -> BaseModel:
-    """Return the body of a request. Raises Problem."""
+    """Return the body of a request; none at all is one without fields. Raises Problem."""
+    if not data and takes_nothing(model):
+        data = b"{}"
     try:
         return model.model_validate_json(data)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
             raise Problem(SYNTAX, f"the body is no JSON: {first['msg'].partition(': ')[2]}") from None
+        if not first["loc"] and first["type"] == "model_type":
+            raise Problem(SYNTAX, "the body is no JSON object") from None
         raise _invalid(exc) from None
     except RecursionError:
         raise Problem(SYNTAX, "the body is nested too deeply") from None

@@ -39,7 +39,7 @@ async def list_dead(asked: Asked) -> Answer:
     """Show dead tasks, a page at a time, in the order of their deaths."""
     if asked.query.status not in (None, "dead"):
         raise Problem(INVALID, "dead tasks have the status dead", field="status")
-    wanted = tasks.selection(asked, "dead")
+    wanted = await tasks.selection(asked, "dead")
     service = asked.service
     found = await service.at_all(
         service.center.store.selections.page, wanted, tasks.place(asked.query.next), asked.query.limit

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from toc.gateway.calls import HttpCall, Nothing
+from toc.gateway.calls import HttpCall, Nothing, takes_nothing
 from toc.gateway.problems import (
     BUSY,
     FORBIDDEN,
@@ -132,7 +132,7 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
         accepted: dict[str, Any] = {"application/json": {"schema": reference}}
         if call.takes_raw:
             accepted["*/*"] = {"schema": {"description": "The task's body; its fields are in the query."}}
-        operation["requestBody"] = {"required": True, "content": accepted}
+        operation["requestBody"] = {"required": not takes_nothing(call.body), "content": accepted}
     return operation
 
 

@@ -96,7 +96,6 @@ _OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.InvalidDelay: (INVALID, "delay"),
     e.InvalidAttribute: (INVALID, "attribute"),
     e.InvalidBizId: (INVALID, "biz_id"),
-    e.InvalidTopic: (INVALID, "topic"),
     e.InvalidTries: (INVALID, "tries"),
     e.InvalidExpiry: (INVALID, "expires_at"),
     e.InvalidBody: (INVALID, "body"),

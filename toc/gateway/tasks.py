@@ -13,10 +13,10 @@ from typing_extensions import TypedDict
 
 from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
-from toc.gateway.problems import FORBIDDEN, INVALID, NO_BODY, Problem, problem_of
+from toc.gateway.problems import FORBIDDEN, INVALID, NO_BODY, UNKNOWN_TOPIC, Problem, problem_of
 from toc.model.access import MATRIX, Call
 from toc.model.clock import to_ms
-from toc.model.errors import RequestReused, TocError
+from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
 from toc.sdk.submission import Submission
@@ -272,7 +272,7 @@ async def search(asked: Asked) -> Answer:
     """Show the tasks that match, a page at a time."""
     query: Search = asked.query
     service = asked.service
-    wanted = selection(asked, query.status)
+    wanted = await selection(asked, query.status)
     store = service.center.store
     page = partial(store.selections.page, wanted, place(query.next), query.limit)
     if wanted.biz is None:
@@ -292,14 +292,16 @@ async def shown_page(asked: Asked, found: Found) -> Page:
     }
 
 
-def selection(asked: Asked, status: str | None) -> Selection:
-    """Return what a query asks for, within what its token may see. Raises Problem."""
+async def selection(asked: Asked, status: str | None) -> Selection:
+    """Return what a query asks for, within what its token may see. Raises Problem (404 for a
+    topic that it may not see), InvalidTopic, UnknownTopic."""
     query: Search = asked.query
     service = asked.service
     types = service.visible_types(asked)
     if query.topic is not None:
-        topic = service.center.catalog.known().get(query.topic) if asked.may(query.topic) else None
-        types = () if topic is None else (topic.biz_type,)
+        if not asked.may(query.topic):
+            raise Problem(UNKNOWN_TOPIC, "there is no such topic")
+        types = ((await service.batcher.topic(query.topic)).biz_type,)
     since = None if query.due_after is None else _within(to_ms(query.due_after))
     before = None if query.due_before is None else _within(to_ms(query.due_before))
     if since is not None and before is not None and since >= before:
@@ -368,9 +370,12 @@ async def reschedule(asked: Asked) -> Answer:
         at = datetime.now(UTC) + timedelta(seconds=delay)
     else:
         at = body.action_time
-    outcome = await asked.service.at_task(
-        row.job_id, partial(center.reschedule, action_time=at, expires_at=body.expires_at), row.job_id
-    )
+    try:
+        outcome = await asked.service.at_task(
+            row.job_id, partial(center.reschedule, action_time=at, expires_at=body.expires_at), row.job_id
+        )
+    except (InvalidDelay, NotInFuture) as exc:
+        raise Problem(INVALID, str(exc), field="delay" if body.delay is not None else "action_time") from exc
     return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Annotated, Any, get_type_hints
 
@@ -12,6 +13,7 @@ from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.gateway.problems import FORBIDDEN, INVALID, Problem
 from toc.model.access import Call
+from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import TocError
 from toc.model.template import POLICIES
 from toc.model.topic import Topic
@@ -107,11 +109,12 @@ async def delete(asked: Asked) -> Answer:
 
 
 async def pause(asked: Asked) -> Answer:
-    """Start no more tasks of a topic. In force everywhere within 3 s."""
+    """Start no more tasks of a topic. Answers after 2.5 s, when that is in force everywhere."""
     async with asked.audit("topic.pause", asked.topic, {}):
         topic = await asked.service.at_topics(
             admin.alter_topic, asked.service.center.store, asked.topic, {"paused": True}
         )
+    await asyncio.sleep(NOTICED_SECONDS)  # what the answer says must be true
     return Answer(show.topic(topic))
 
 

@@ -73,7 +73,7 @@ def check_body(body: object, content_type: object, most: int) -> Content | None:
     """
     if body is None:
         if content_type is not None:
-            raise InvalidBody("a content_type is given without a body")
+            raise InvalidBody("a content_type is given without a body", "content_type")
         return None
     if not isinstance(body, bytes):
         raise InvalidBody(f"body must be bytes, not {type(body).__name__}")
@@ -85,12 +85,13 @@ def check_body(body: object, content_type: object, most: int) -> Content | None:
     if content_type is None:
         return Content(DEFAULT_CONTENT_TYPE, body)
     if not isinstance(content_type, str):
-        raise InvalidBody(f"content_type must be a text, not {type(content_type).__name__}")
+        raise InvalidBody(f"content_type must be a text, not {type(content_type).__name__}", "content_type")
     if not (0 < len(content_type) <= MAX_CONTENT_TYPE_CHARS and content_type.isascii()) or (
         not content_type.isprintable()
     ):
         raise InvalidBody(
             f"content_type {shown(content_type)} must be 1 to {MAX_CONTENT_TYPE_CHARS} printable ASCII "
-            "characters, such as application/json"
+            "characters, such as application/json",
+            "content_type",
         )
     return Content(content_type, body)

@@ -46,7 +46,10 @@ class Template:
             raise InvalidInput(f"a template cannot set {', '.join(unknown)}", "policies")
         if "slot_amount" not in self.policies:
             raise InvalidInput("a template needs a slot_amount", "policies")
-        self.topic("t", 0)  # raises if a policy is out of range
+        try:
+            self.topic("t", 0)
+        except InvalidTopic as exc:
+            raise InvalidTopic(str(exc), f"policies.{exc.field}" if exc.field else "policies") from exc
 
     def topic(self, name: str, biz_type: int) -> Topic:
         """Return the topic that it makes of a name. Raises InvalidTopic."""

@@ -97,11 +97,13 @@ class Topic:
     target: str = ""
 
     def __post_init__(self) -> None:
-        check_topic_name(self.name)
+        check_topic_name(self.name, "name")
         _whole("biz_type", self.biz_type, 0, MAX_BIZ_ID)
         _whole("slot_amount", self.slot_amount, 1, MAX_TABLES)
         if not is_power_of_two(self.slot_amount):
-            raise InvalidTopic(f"slot_amount {self.slot_amount} is not a power of two: 1, 2, 4, ... 1024")
+            raise InvalidTopic(
+                f"slot_amount {self.slot_amount} is not a power of two: 1, 2, 4, ... 1024", "slot_amount"
+            )
         _whole("retries", self.retries, 1, MAX_RETRIES)
         _whole("prepare_timeout", self.prepare_timeout, 3, 86_400)
         _whole("max_runtime", self.max_runtime, 1, 7 * 86_400)
@@ -112,11 +114,11 @@ class Topic:
         _whole("resume_rate", self.resume_rate, 0, 1_000_000)
         _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
         if self.target != "" and not (isinstance(self.target, str) and NAME.fullmatch(self.target)):
-            raise InvalidTopic(f"target {shown(self.target)} is not the name of a webhook target")
+            raise InvalidTopic(f"target {shown(self.target)} is not the name of a webhook target", "target")
         for name in ("backoff_base", "backoff_cap"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value <= 86_400:  # nor NaN
-                raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {shown(value)}")
+                raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {shown(value)}", name)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -129,7 +131,10 @@ class Topic:
         kinds = {"topic_type": TopicType, "backoff": Backoff, "paused": bool, "delivery": Delivery}
         for name, kind in (kinds | {"closed": bool}).items():
             if name in known:
-                known[name] = kind(known[name])
+                try:
+                    known[name] = kind(known[name])
+                except ValueError as exc:
+                    raise InvalidTopic(str(exc), name) from exc
         return cls(**known)
 
     def values(self) -> dict[str, Any]:
@@ -169,13 +174,13 @@ class Topic:
         return 1 + (self.retries - 1 - attempts) % MAX_RETRIES
 
 
-def check_topic_name(name: object) -> str:
-    """Return ``name`` if it is a legal topic name. Raises InvalidTopic."""
+def check_topic_name(name: object, field: str = "topic") -> str:
+    """Return ``name`` if it is a legal topic name. Raises InvalidTopic of the parameter ``field``."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidTopic(f"{shown(name)} is not a topic name: {NAME_HINT}")
+        raise InvalidTopic(f"{shown(name)} is not a topic name: {NAME_HINT}", field)
     return name
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if not is_whole(value, low, high):
-        raise InvalidTopic(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")
+        raise InvalidTopic(f"{name} must be a whole number from {low} to {high}, not {shown(value)}", name)

@@ -23,7 +23,7 @@ from toc.index.queues import Queues
 from toc.model.clock import from_ms
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
 from toc.model.finding import Finding, Level
-from toc.model.topic import Slot, Topic
+from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import admin, targets
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
@@ -258,13 +258,22 @@ def _moving(
     return found
 
 
+_NOBODY = {
+    Delivery.HANDLER: ("no worker handles it", "deploy an app that has a handler for it"),
+    Delivery.PULL: ("no gateway is there", "start `toc gateway`"),
+    Delivery.WEBHOOK: ("no worker sends webhooks", "start `toc worker --webhooks`"),
+}
+
+
 def _capability(workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
     for topic in topics:
-        able = [row for row in workers if row.topics is None or topic.name in row.topics]
+        able = [row for row in workers if topic.delivery in row.serves]
+        if topic.delivery is Delivery.HANDLER:
+            able = [row for row in able if row.topics is None or topic.name in row.topics]
         if workers and not able:
-            what = "no worker handles it: its tasks wait"
-            yield Line(Level.REFUSE, "topics", topic.name, what, "deploy an app that has a handler for it")
-        elif able and all(row.drained for row in able):
+            what, do = _NOBODY[topic.delivery]
+            yield Line(Level.REFUSE, "topics", topic.name, f"{what}: its tasks wait", do)
+        elif able and topic.delivery is not Delivery.PULL and all(row.drained for row in able):
             hosts = ", ".join(sorted({row.host for row in able}))
             what = f"every host that handles it is drained ({hosts}): its tasks wait"
             yield Line(Level.REFUSE, "topics", topic.name, what, "toc undrain one of them")

@@ -157,11 +157,13 @@ class RowMaker:
             raise InvalidInput(
                 "give a delay or an action_time (only tasks of instant topics run now)", "delay"
             )
+        field = "delay" if action_time is None else "action_time"
         if due <= now and (topic is None or topic.topic_type is TopicType.TIMED):
             given = "a delay of 0" if action_time is None else f"action_time {action_time}"
             raise NotInFuture(
                 f"{given} is not after now ({from_ms(now).isoformat(timespec='milliseconds')}); "
-                "a task of a timed topic must be due later than now"
+                "a task of a timed topic must be due later than now",
+                field,
             )
         if due < EARLIEST_MS:
             raise InvalidInput(
@@ -170,7 +172,8 @@ class RowMaker:
         if due - now > max_delay_ms + 1:
             raise InvalidDelay(
                 f"the deadline is {(due - now) / 86_400_000:.0f} days ahead; at most "
-                f"{max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)"
+                f"{max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)",
+                field,
             )
         return due
 

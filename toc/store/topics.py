@@ -96,7 +96,7 @@ class TopicTable(FirstTable):
         """
         for field in changes:
             if field not in _FIELDS or field in _FIXED:
-                raise InvalidTopic(f"{field} of a topic cannot be changed")
+                raise InvalidTopic(f"{field} of a topic cannot be changed", field)
         for _ in range(TRIES):
             topic, version = self.seen(name)
             if topic.closed and changes.get("closed", True):
@@ -199,7 +199,9 @@ def _typed(changes: dict[str, Any]) -> dict[str, Any]:
             try:
                 typed[name] = kind(typed[name])
             except ValueError as exc:
-                raise InvalidTopic(f"{name} must be one of {', '.join(kind)}, not {typed[name]!r}") from exc
+                raise InvalidTopic(
+                    f"{name} must be one of {', '.join(kind)}, not {typed[name]!r}", name
+                ) from exc
     return typed
 
 

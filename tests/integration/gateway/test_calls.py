@@ -104,7 +104,7 @@ def test_a_search_finds_each_task_once_in_the_order_of_their_times(shared: Gatew
     assert len(pages(f"topic=test.batch&due_after={middle}")) in (147, 150)
     assert len(pages(f"topic=test.batch&due_before={middle}")) in (150, 153)
     assert {one["topic"] for one in pages("limit=1000", "sync-only")} == {"test.sync"}
-    assert pages("topic=test.batch", "sync-only") == []
+    assert shared.call("GET", "/v1/tasks?topic=test.batch", token="sync-only").status == 404
     assert [one["job_id"] for one in pages("biz_id=12&topic=test.batch")] == [job_ids[12]]
     assert pages("biz_id=12&text=true&topic=test.batch") == []
     assert pages("biz_id=12&topic=test.batch&status=dead") == []
@@ -166,6 +166,45 @@ def test_operators_do_their_work_over_http(shared: Gateway) -> None:
     ]  # fmt: skip
     assert {one["by"] for one in actions} == {"all"}
     assert [one["outcome"] for one in actions[1:3]] == ["failed", "done"]
+
+
+def test_a_request_whose_fields_all_have_defaults_needs_no_body(shared: Gateway) -> None:
+    made = shared.call("POST", "/v1/topics", {"name": "of.none", "biz_type": 902, "slot_amount": 2})
+    assert made.status == 201
+    assert shared.call("POST", "/v1/topics/of.none:resume").status == 200
+    nothing = shared.call("PATCH", "/v1/topics/of.none")
+    assert (nothing.status, nothing.body["type"]) == (422, "/docs#invalid")
+    paths = shared.call("GET", "/openapi.json").body["paths"]
+    assert not paths["/v1/topics/{topic}:resume"]["post"]["requestBody"]["required"]
+    assert paths["/v1/topics/{topic}/tasks"]["post"]["requestBody"]["required"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"delay": 1e12}, "delay"),
+        ({"action_time": "2001-01-01T00:00:00Z"}, "action_time"),
+    ],
+)
+def test_a_reschedule_to_a_wrong_time_names_what_was_given(
+    shared: Gateway, change: dict[str, Any], field: str
+) -> None:
+    job_id = shared.submit("test.sync", biz_id=1).body["job_id"]
+    refused = shared.call("PATCH", f"/v1/tasks/{job_id}", change)
+    assert (refused.status, refused.body["field"]) == (422, field), refused
+
+
+def test_a_topic_can_be_searched_at_once_and_what_lies_outside_is_not_there(shared: Gateway) -> None:
+    topic = Topic("of.elsewhere", 903, 2)  # as another process makes it
+    shared.system.center.store.topics.create(topic)
+    shared.system.center.catalog.refresh()
+    job_id = shared.system.center.submit(topic.name, biz_id=90_300, delay=60)
+    found = shared.call("GET", f"/v1/tasks?biz_id=90300&topic={topic.name}").body["tasks"]
+    assert [one["job_id"] for one in found] == [str(job_id)]
+    for path in ("tasks", "dead"):
+        outside = shared.call("GET", f"/v1/{path}?topic={topic.name}", token="sync-only")
+        assert (outside.status, outside.body["type"]) == (404, "/docs#unknown-topic")
+        assert outside.body == shared.call("GET", f"/v1/{path}?topic=none", token="sync-only").body
 
 
 def test_dead_tasks_are_listed_redriven_and_purged(shared: Gateway) -> None:

@@ -134,6 +134,20 @@ def test_a_nack_waits_and_the_last_one_is_dead(gateway: Gateway) -> None:
     assert (row.status, row.last_error) == (TaskStatus.DEAD, "none")
 
 
+def test_once_a_pause_is_answered_no_pull_gets_a_task_and_acks_go_on(gateway: Gateway) -> None:
+    gateway.submit(TOPIC, delay=0.01)
+    lease = one(gateway)["lease"]
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(pull, gateway, wait=5)
+        time.sleep(0.3)  # it waits by then; if it does not, the test checks less
+        assert gateway.call("POST", f"/v1/topics/{TOPIC}:pause").body["paused"]
+        gateway.submit(TOPIC, delay=0.01)
+        assert waiting.result().body == {"tasks": []}
+    assert end(gateway, "ack", lease).body["outcome"] == "acked"
+    assert gateway.call("POST", f"/v1/topics/{TOPIC}:resume").status == 200
+    assert end(gateway, "ack", one(gateway)["lease"]).status == 200
+
+
 def test_what_is_wrong_in_a_request_is_named_and_nothing_is_handed_out(gateway: Gateway) -> None:
     assert pull(gateway, "test.none").status == 404
     handled = pull(gateway, "test.sync")

@@ -110,8 +110,8 @@ def test_what_has_no_body_or_a_wrong_one_is_answered_by_name(shared: Gateway, bi
     for task, field in (
         ({"body": "a", "body_base64": "YQ=="}, "body_base64"),
         ({"body_base64": "a*"}, "body_base64"),
-        ({"content_type": "text/plain"}, "body"),
-        ({"body": "a", "content_type": "a\r\nset-cookie: x"}, "body"),
+        ({"content_type": "text/plain"}, "content_type"),
+        ({"body": "a", "content_type": "a\r\nset-cookie: x"}, "content_type"),
         ({"body": 1}, "body"),
         ({"on_conflict": "replace"}, "dedup_key"),
         ({"on_conflict": "other", "dedup_key": "k"}, "on_conflict"),
