@@ -248,3 +248,22 @@ def test_who_waits_for_a_target_that_answers_is_not_put_off() -> None:
         assert room.flying == 1
 
     run(Redis(), test)
+
+
+def test_a_process_that_ends_gives_its_shares_back_and_asks_for_no_more() -> None:
+    redis = Redis()
+
+    async def test(rooms: Rooms) -> None:
+        room, other = rooms.of("shop", 3, None), rooms.of("other", 5, 7.0)
+        await entered(rooms, room, 3)
+        rooms.leave(room, 0.01)
+        rooms.give_up()
+        (given,) = [asked for asked in redis.asked if asked["shop"].wanted == 0]
+        assert given["shop"].held == 2, "requests that are under way keep their places"
+        assert "other" not in given, "it has no share of it"
+        before = len(redis.asked)
+        with pytest.raises(Full):
+            await rooms.enter(other, 0)
+        assert len(redis.asked) == before
+
+    run(redis, test)

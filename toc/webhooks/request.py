@@ -13,7 +13,8 @@ from toc.model.task import Task
 from toc.model.wire import instant
 from toc.webhooks.signature import signature, webhook_id
 
-USER_AGENT = "toc-webhooks/1"
+DEFAULTS = {"User-Agent": "toc-webhooks/1", "Accept": "*/*"}
+"""Headers that a target may have otherwise."""
 JSON = "application/json"
 _PLAIN = re.compile(r"[\x21-\x24\x26-\x7e]+")
 """Printable ASCII without spaces and percent signs."""
@@ -59,8 +60,11 @@ def signed(
     own: Mapping[str, str],
 ) -> dict[str, str]:
     """Return all headers of a request, given those that name its task."""
-    headers = {"User-Agent": USER_AGENT} if "user-agent" not in map(str.lower, own) else {}
-    headers |= own
+    headers = dict(DEFAULTS)
+    if own:
+        theirs = set(map(str.lower, own))
+        headers = {name: value for name, value in DEFAULTS.items() if name.lower() not in theirs}
+        headers |= own
     headers |= {"Content-Type": content_type, "Accept-Encoding": "identity"}
     headers |= {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
     if keys:

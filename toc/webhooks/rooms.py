@@ -7,8 +7,9 @@ burst most tasks stay in Redis until there is room, and are not postponed at all
 
 The limits and the breaker hold over all processes. A process asks Redis for a share of what a target allows
 (``permits.lua``), keeps it while it sends, and needs no further call for a request, except where there is a
-rate. The same calls tell the others of its breaker, and it of theirs. While Redis is away, each process has
-its part, the limit by the number of processes, at least 1, and a breaker of its own.
+rate. A process that ends gives it back. The same calls tell the others of its breaker, and it of theirs.
+While Redis is away, each process has its part, the limit by the number of processes, at least 1, and a
+breaker of its own.
 
 Everything here runs on the event loop, but for the calls of Redis, which have a thread of their own.
 """
@@ -20,6 +21,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from toc.index.messages import PermitRequest, Permits
@@ -37,6 +40,9 @@ MOVES_SECONDS = 0.1
 """After this time without an answer, who waits for a target waits for it, and not for this process."""
 LIFE_SECONDS = 6.0
 """For how long a share is granted. One that died leaves its share to others after this time."""
+LIFE_MS = int(LIFE_SECONDS * 1000)
+GIVE_UP_SECONDS = 1.0
+"""How long a process that ends waits for Redis to take its shares back."""
 RENEW_SECONDS = 1.5
 IDLE_SECONDS = 5.0
 """After this time without a request a process gives its share up."""
@@ -58,7 +64,9 @@ FIRST_QUEUED = 64
 BURST_SECONDS = 0.1
 """A target with a rate may get this many seconds' worth of requests at one instant."""
 
-Ask = Callable[[Mapping[str, PermitRequest]], Mapping[str, Permits | IndexUnavailable]]
+Asked = Mapping[str, PermitRequest]
+Answers = Mapping[str, Permits | IndexUnavailable]
+Ask = Callable[[Asked], Answers]
 
 
 class Full(Exception):
@@ -146,6 +154,8 @@ class Rooms:
         self._busy = False
         """Whether a call of Redis is under way."""
         self._ticking = False
+        self._left = False
+        """Whether its shares were given up for good."""
         self._away = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-permits")
 
@@ -218,6 +228,21 @@ class Rooms:
         if more_than_its_share or (room.scarce and not room.flying):
             self._want(room, asyncio.get_running_loop().time())  # others may have the place
         self._admit(room)
+
+    def give_up(self) -> None:
+        """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
+        self._left = True
+        shares = {
+            room.name: PermitRequest(
+                self._holder, room.limit, room.flying, 0, LIFE_MS, room.rate, _burst(room.rate)
+            )
+            for room in list(self._rooms.values())
+            if room.granted
+        }
+        if shares:
+            call = self._executor.submit(self._ask_redis, shares)  # after what is being asked
+            with suppress(FutureTimeout):
+                call.result(GIVE_UP_SECONDS)
 
     def close(self) -> None:
         """End the thread that asks Redis."""
@@ -329,8 +354,11 @@ class Rooms:
         rooms, self._asking = self._asking, {}
         asked = {name: self._request(room, now) for name, room in rooms.items()}
         self._busy = True
-        call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_redis, asked)
+        call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_unless_left, asked)
         call.add_done_callback(lambda done: self._answered(rooms, done))
+
+    def _ask_unless_left(self, asked: Asked) -> Answers:
+        return {} if self._left else self._ask_redis(asked)
 
     def _request(self, room: Room, now: float) -> PermitRequest:
         using = room.flying + len(room.queue)
@@ -342,9 +370,9 @@ class Rooms:
             room.limit,
             room.flying,
             0 if idle else min(max(2 * using, SLACK), room.limit),
-            int(LIFE_SECONDS * 1000),
+            LIFE_MS,
             room.rate,
-            max(room.rate * BURST_SECONDS, 1.0) if room.rate else 0.0,
+            _burst(room.rate),
             max(len(room.queue) - int(room.tokens), 0) if room.rate else 0,
             *room.breaker.told(now, waiting=bool(room.queue)),
         )
@@ -352,11 +380,11 @@ class Rooms:
     def _answered(
         self,
         rooms: Mapping[str, Room],
-        done: asyncio.Future[Mapping[str, Permits | IndexUnavailable]],
+        done: asyncio.Future[Answers],
     ) -> None:
         self._busy = False
         now = asyncio.get_running_loop().time()
-        if done.cancelled():
+        if done.cancelled() or self._left:
             return
         answers = done.result()  # raises nothing: the calls answer with errors
         away = [answer for answer in answers.values() if isinstance(answer, IndexUnavailable)]
@@ -403,6 +431,10 @@ class Rooms:
         self._send()
         if self._rooms:
             self._tick(asyncio.get_running_loop())
+
+
+def _burst(rate: float) -> float:
+    return max(rate * BURST_SECONDS, 1.0) if rate else 0.0
 
 
 def _later(room: Room, now: float, closed: float, step: float, waiting: int) -> float:
