@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -224,7 +225,7 @@ def test_who_waits_for_a_silent_target_waits_elsewhere_and_does_not_keep_this_pr
         assert sum(isinstance(one.exception(), Full) for one in first) == 8
         room.seconds = 0.001
         room.moved = loop.time() - MOVES_SECONDS  # it has not answered for this time
-        assert room.longest(loop.time()) < 2 / MOVES_SECONDS * PATIENCE_SECONDS
+        assert room.longest(loop.time(), 0.0) < 2 / MOVES_SECONDS * PATIENCE_SECONDS
         waiting = asyncio.ensure_future(rooms.enter(room, 0))
         await asyncio.sleep(0)
         assert rooms.elsewhere() == 3
@@ -246,6 +247,57 @@ def test_who_waits_for_a_target_that_answers_is_not_put_off() -> None:
             rooms.leave(room, 0.01)
             await one
         assert room.flying == 1
+
+    run(Redis(), test)
+
+
+async def answering(rooms: Rooms, room: Room, count: int) -> tuple[int, list[Full]]:
+    """As ``entered``, where each that gets in is answered at once."""
+
+    async def one() -> None:
+        await rooms.enter(room, 0)
+        await asyncio.sleep(0)
+        rooms.leave(room, 0.01)
+
+    got = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
+    return got.count(None), [full for full in got if isinstance(full, Full)]
+
+
+def test_a_burst_is_not_put_off_because_the_share_is_small_until_redis_has_answered() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 256, None)
+        await answering(rooms, room, 1)
+        assert room.granted < 20
+        assert await answering(rooms, room, 200) == (200, [])
+
+    run(Redis(256), test)
+
+
+def test_nobody_is_put_off_because_the_event_loop_was_held_up() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 4, None)
+        room.seconds = 0.01
+        await entered(rooms, room, 4)
+        time.sleep(5 * MOVES_SECONDS)
+        waiting = [asyncio.ensure_future(rooms.enter(room, 0)) for _ in range(40)]
+        for one in waiting:
+            await asyncio.sleep(0)
+            rooms.leave(room, 0.01)
+            await one
+
+    run(Redis(), test)
+
+
+def test_who_was_put_off_for_long_holds_nobody_back_once_the_target_is_well() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 4, None)
+        await entered(rooms, room, 4)
+        room.following = asyncio.get_running_loop().time() + 30.0
+        for _ in range(4):
+            rooms.leave(room, 0.01)
+        _, refused = await entered(rooms, room, 100)
+        assert refused
+        assert max(full.seconds for full in refused) < 10.0
 
     run(Redis(), test)
 

@@ -116,19 +116,24 @@ class Room:
         """Whether there is less than one place for each process: none is kept without need."""
         return self.limit < self.holders
 
-    def longest(self, now: float) -> int:
+    @property
+    def share(self) -> int:
+        """How many requests may be in flight here in a moment: it is asked for as soon as tasks wait."""
+        return max(self.granted, self.limit // self.holders, 1)
+
+    def longest(self, now: float, since: float) -> int:
         """How many tasks may wait here: as many as probably go within PATIENCE_SECONDS."""
         most = MOST_QUEUED if self.answered else FIRST_QUEUED
         if not self.granted:
             return min(most + self.limit, MOST_QUEUED)
-        often = self.granted / self.pace(now)
+        often = self.share / self.pace(now, since)
         if self.rate:
             often = min(often, self.rate / self.holders)
         return min(int(often * PATIENCE_SECONDS), most)
 
-    def pace(self, now: float) -> float:
-        """Seconds that a request takes, as far as can be told while none ends."""
-        return max(self.seconds, now - self.moved) if self.flying else self.seconds
+    def pace(self, now: float, since: float) -> float:
+        """Seconds that a request takes, as far as can be told while none ends, or none since ``since``."""
+        return max(self.seconds, now - max(self.moved, since)) if self.flying else self.seconds
 
     def moves(self, now: float) -> bool:
         """Whether who waits will go in a moment."""
@@ -149,6 +154,9 @@ class Rooms:
         """Requests in flight, over all rooms."""
         self._now = 0.0
         """When a task came or went last. While the event loop is held up, no time passes for the rooms."""
+        self._resumed = 0.0
+        """When a task came or went again after none had for a while: perhaps the event loop was held up, and
+        answers that are there have not been read."""
         self._asking: dict[str, Room] = {}
         """Rooms whose share is to be asked for."""
         self._busy = False
@@ -175,13 +183,14 @@ class Rooms:
     async def enter(self, room: Room, waiting: int) -> None:
         """Take a place, for which ``leave`` must be called. ``waiting``: how many wait. Raises Full."""
         loop = asyncio.get_running_loop()
-        now = self._now = room.used = loop.time()
+        now = room.used = loop.time()
+        self._passed(now)
         self._tick(loop)
         if (closed := room.breaker.blocked(now)) > 0:
             raise Full(_later(room, now, closed, 0.002, waiting), "breaker")
         if not room.queue and self._take(room, now):
             return
-        if len(room.queue) >= room.longest(now):
+        if len(room.queue) >= room.longest(now, self._resumed):
             raise self._full(room, now, waiting)
         future: asyncio.Future[bool] = loop.create_future()
         room.queue.append(future)
@@ -221,13 +230,17 @@ class Rooms:
         more_than_its_share = room.flying > room.granted
         room.flying -= 1
         self._flying -= 1
-        self._now = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        self._passed(now)
         if seconds is not None:
-            room.answered, room.moved = True, self._now
+            room.answered, room.moved = True, now
             room.seconds += (max(seconds, 0.0005) - room.seconds) * 0.1
         if more_than_its_share or (room.scarce and not room.flying):
-            self._want(room, asyncio.get_running_loop().time())  # others may have the place
-        self._admit(room)
+            self._want(room, now)  # others may have the place
+        if room.queue:
+            self._admit(room)
+        elif room.flying < room.granted // 2:
+            room.following = 0.0  # they were put off for longer than was needed
 
     def give_up(self) -> None:
         """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
@@ -253,6 +266,12 @@ class Rooms:
         return {name: room.breaker.state != "closed" for name, room in self._rooms.items()}
 
     # --- places
+
+    def _passed(self, now: float) -> None:
+        """Note that a task comes or goes."""
+        if now - self._now > MOVES_SECONDS:
+            self._resumed = now
+        self._now = now
 
     def _take(self, room: Room, now: float) -> bool:
         if now >= room.granted_until:
@@ -304,7 +323,8 @@ class Rooms:
             return Full(_later(room, now, closed, 0.002, waiting), "breaker")
         if room.rate and room.flying < room.granted:
             return Full(_later(room, now, 0.0, room.holders / room.rate, waiting), "rate")
-        return Full(_later(room, now, 0.0, room.pace(now) / max(room.granted, 1), waiting), "concurrency")
+        step = room.pace(now, self._resumed) / room.share
+        return Full(_later(room, now, 0.0, step, waiting), "concurrency")
 
     # --- shares
 
