@@ -38,6 +38,8 @@ MOST_PATIENCE_SECONDS = 2.0
 """Longest wait then."""
 MOVES_SECONDS = 0.1
 """After this time without an answer, who waits for a target waits for it, and not for this process."""
+LOOK_SECONDS = 0.02
+"""How often it is looked at how late the event loop is, while requests are in flight."""
 LIFE_SECONDS = 6.0
 """For how long a share is granted. One that died leaves its share to others after this time."""
 LIFE_MS = int(LIFE_SECONDS * 1000)
@@ -121,19 +123,22 @@ class Room:
         """How many requests may be in flight here in a moment: it is asked for as soon as tasks wait."""
         return max(self.granted, self.limit // self.holders, 1)
 
-    def longest(self, now: float, since: float) -> int:
+    def longest(self, now: float, lag: float) -> int:
         """How many tasks may wait here: as many as probably go within PATIENCE_SECONDS."""
         most = MOST_QUEUED if self.answered else FIRST_QUEUED
         if not self.granted:
             return min(most + self.limit, MOST_QUEUED)
-        often = self.share / self.pace(now, since)
+        often = self.share / self.pace(now, lag)
         if self.rate:
             often = min(often, self.rate / self.holders)
         return min(int(often * PATIENCE_SECONDS), most)
 
-    def pace(self, now: float, since: float) -> float:
-        """Seconds that a request takes, as far as can be told while none ends, or none since ``since``."""
-        return max(self.seconds, now - max(self.moved, since)) if self.flying else self.seconds
+    def pace(self, now: float, lag: float) -> float:
+        """Seconds that a request takes, as far as can be told while none ends.
+
+        ``lag``: how late the event loop is. Answers that are there may not have been read.
+        """
+        return max(self.seconds, now - self.moved - 2 * lag) if self.flying else self.seconds
 
     def moves(self, now: float) -> bool:
         """Whether who waits will go in a moment."""
@@ -154,9 +159,11 @@ class Rooms:
         """Requests in flight, over all rooms."""
         self._now = 0.0
         """When a task came or went last. While the event loop is held up, no time passes for the rooms."""
-        self._resumed = 0.0
-        """When a task came or went again after none had for a while: perhaps the event loop was held up, and
-        answers that are there have not been read."""
+        self._lag = 0.0
+        """Moving average of how late the event loop is, in seconds: what a request takes because this process
+        is busy says nothing of its target, and putting tasks off would keep it busier."""
+        self._look_at = 0.0
+        """When that is looked at next; 0: not while nothing is in flight."""
         self._asking: dict[str, Room] = {}
         """Rooms whose share is to be asked for."""
         self._busy = False
@@ -183,14 +190,13 @@ class Rooms:
     async def enter(self, room: Room, waiting: int) -> None:
         """Take a place, for which ``leave`` must be called. ``waiting``: how many wait. Raises Full."""
         loop = asyncio.get_running_loop()
-        now = room.used = loop.time()
-        self._passed(now)
+        now = self._now = room.used = loop.time()
         self._tick(loop)
         if (closed := room.breaker.blocked(now)) > 0:
             raise Full(_later(room, now, closed, 0.002, waiting), "breaker")
         if not room.queue and self._take(room, now):
             return
-        if len(room.queue) >= room.longest(now, self._resumed):
+        if len(room.queue) >= room.longest(now, self._late(now)):
             raise self._full(room, now, waiting)
         future: asyncio.Future[bool] = loop.create_future()
         room.queue.append(future)
@@ -230,11 +236,10 @@ class Rooms:
         more_than_its_share = room.flying > room.granted
         room.flying -= 1
         self._flying -= 1
-        now = asyncio.get_running_loop().time()
-        self._passed(now)
+        now = self._now = asyncio.get_running_loop().time()
         if seconds is not None:
             room.answered, room.moved = True, now
-            room.seconds += (max(seconds, 0.0005) - room.seconds) * 0.1
+            room.seconds += (max(seconds - 2 * self._lag, 0.0005) - room.seconds) * 0.1
         if more_than_its_share or (room.scarce and not room.flying):
             self._want(room, now)  # others may have the place
         if room.queue:
@@ -267,11 +272,19 @@ class Rooms:
 
     # --- places
 
-    def _passed(self, now: float) -> None:
-        """Note that a task comes or goes."""
-        if now - self._now > MOVES_SECONDS:
-            self._resumed = now
-        self._now = now
+    def _late(self, now: float) -> float:
+        """How late the event loop is, in seconds."""
+        return max(self._lag, now - self._look_at) if self._look_at else 0.0
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._lag += (max(now - self._look_at, 0.0) - self._lag) * 0.2
+        if self._flying:
+            self._look_at = now + LOOK_SECONDS
+            loop.call_at(self._look_at, self._look)
+        else:
+            self._lag = self._look_at = 0.0
 
     def _take(self, room: Room, now: float) -> bool:
         if now >= room.granted_until:
@@ -288,6 +301,9 @@ class Rooms:
             room.moved = now
         room.flying += 1
         self._flying += 1
+        if not self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            asyncio.get_running_loop().call_at(self._look_at, self._look)
         return True
 
     def _admit(self, room: Room) -> None:
@@ -312,7 +328,7 @@ class Rooms:
         if future.done():
             return
         now = self._now = asyncio.get_running_loop().time()
-        if now < until and (room.moves(now) or now - at > MOVES_SECONDS / 2):
+        if now < until and (room.moves(now - 2 * self._late(now)) or now - at > MOVES_SECONDS / 2):
             self._wait(room, future, now, until)
         else:
             future.set_result(False)
@@ -323,7 +339,7 @@ class Rooms:
             return Full(_later(room, now, closed, 0.002, waiting), "breaker")
         if room.rate and room.flying < room.granted:
             return Full(_later(room, now, 0.0, room.holders / room.rate, waiting), "rate")
-        step = room.pace(now, self._resumed) / room.share
+        step = room.pace(now, self._late(now)) / room.share
         return Full(_later(room, now, 0.0, step, waiting), "concurrency")
 
     # --- shares
