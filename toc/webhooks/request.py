@@ -16,6 +16,7 @@ from toc.webhooks.signature import signature, webhook_id
 DEFAULTS = {"User-Agent": "toc-webhooks/1", "Accept": "*/*"}
 """Headers that a target may have otherwise."""
 JSON = "application/json"
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _PLAIN = re.compile(r"[\x21-\x24\x26-\x7e]+")
 """Printable ASCII without spaces and percent signs."""
 
@@ -24,8 +25,7 @@ def body_of(task: Task) -> tuple[bytes, str]:
     """Return what is sent and its content type: the body, else the attribute as JSON."""
     if task.body is not None:
         return task.body, task.content_type or "application/octet-stream"
-    text = json.dumps(payload_of(task.attribute), ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="replace"), JSON
+    return _json(payload_of(task.attribute)).encode(errors="replace"), JSON
 
 
 def headers_of(
