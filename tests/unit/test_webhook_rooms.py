@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -224,7 +225,7 @@ def test_who_waits_for_a_silent_target_waits_elsewhere_and_does_not_keep_this_pr
         assert sum(isinstance(one.exception(), Full) for one in first) == 8
         room.seconds = 0.001
         room.moved = loop.time() - MOVES_SECONDS  # it has not answered for this time
-        assert room.longest(loop.time()) < 2 / MOVES_SECONDS * PATIENCE_SECONDS
+        assert room.longest(loop.time(), 0.0) < 2 / MOVES_SECONDS * PATIENCE_SECONDS
         waiting = asyncio.ensure_future(rooms.enter(room, 0))
         await asyncio.sleep(0)
         assert rooms.elsewhere() == 3
@@ -248,3 +249,73 @@ def test_who_waits_for_a_target_that_answers_is_not_put_off() -> None:
         assert room.flying == 1
 
     run(Redis(), test)
+
+
+async def answering(rooms: Rooms, room: Room, count: int) -> tuple[int, list[Full]]:
+    """As ``entered``, where each that gets in is answered at once."""
+
+    async def one() -> None:
+        await rooms.enter(room, 0)
+        await asyncio.sleep(0)
+        rooms.leave(room, 0.01)
+
+    got = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
+    return got.count(None), [full for full in got if isinstance(full, Full)]
+
+
+def test_a_burst_is_not_put_off_because_the_share_is_small_until_redis_has_answered() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 256, None)
+        await answering(rooms, room, 1)
+        assert room.granted < 20
+        assert await answering(rooms, room, 200) == (200, [])
+
+    run(Redis(256), test)
+
+
+def test_nobody_is_put_off_because_the_event_loop_was_held_up() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 4, None)
+        room.seconds = 0.01
+        await entered(rooms, room, 4)
+        time.sleep(5 * MOVES_SECONDS)
+        waiting = [asyncio.ensure_future(rooms.enter(room, 0)) for _ in range(40)]
+        for one in waiting:
+            await asyncio.sleep(0)
+            rooms.leave(room, 0.01)
+            await one
+
+    run(Redis(), test)
+
+
+def test_who_was_put_off_for_long_holds_nobody_back_once_the_target_is_well() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 4, None)
+        await entered(rooms, room, 4)
+        room.following = asyncio.get_running_loop().time() + 30.0
+        for _ in range(4):
+            rooms.leave(room, 0.01)
+        _, refused = await entered(rooms, room, 100)
+        assert refused
+        assert max(full.seconds for full in refused) < 10.0
+
+    run(Redis(), test)
+
+
+def test_a_process_that_ends_gives_its_shares_back_and_asks_for_no_more() -> None:
+    redis = Redis()
+
+    async def test(rooms: Rooms) -> None:
+        room, other = rooms.of("shop", 3, None), rooms.of("other", 5, 7.0)
+        await entered(rooms, room, 3)
+        rooms.leave(room, 0.01)
+        rooms.give_up()
+        (given,) = [asked for asked in redis.asked if asked["shop"].wanted == 0]
+        assert given["shop"].held == 2, "requests that are under way keep their places"
+        assert "other" not in given, "it has no share of it"
+        before = len(redis.asked)
+        with pytest.raises(Full):
+            await rooms.enter(other, 0)
+        assert len(redis.asked) == before
+
+    run(redis, test)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from ipaddress import ip_address
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ from toc.webhooks.breaker import (
 )
 from toc.webhooks.connect import MOST_RAW_BYTES
 from toc.webhooks.request import body_of, headers_of, plain
-from toc.webhooks.sender import Sender
+from toc.webhooks.sender import Sender, encoded
 from toc.webhooks.signature import signature, webhook_id
 
 NONE = Allow().address
@@ -582,6 +582,58 @@ def test_a_host_that_can_be_no_name_is_one_that_cannot_be_looked_up(host: str) -
     answer = send(f"https://{host}/", Allow())
     assert answer.status is None
     assert answer.text.startswith("its name cannot be looked up")
+
+
+def test_a_receiver_that_answers_before_it_has_the_whole_body_is_heard_and_gets_no_more_of_it() -> None:
+    size, got = 1 << 25, 0
+    answered = Event()
+
+    def serve(listener: socket.socket) -> None:
+        nonlocal got
+        client, _ = listener.accept()
+        with client:
+            client.settimeout(30)
+            got = len(client.recv(1024))
+            client.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+            answered.wait(30)
+            with suppress(ConnectionResetError):
+                while part := client.recv(1 << 20):
+                    got += len(part)
+
+    async def once(port: int) -> Answer:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        try:
+            return await sender.send(f"http://127.0.0.1:{port}/", {"A": "b"}, bytes(size), 60.0)
+        finally:
+            answered.set()
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Thread(target=serve, args=[listener], daemon=True)
+        server.start()
+        assert asyncio.run(once(listener.getsockname()[1])).status == 413
+        server.join(40)
+        assert not server.is_alive(), "the connection is still open"
+    assert got < size
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Other: b", "a\nb", "a\rb", "a\0b"])
+def test_a_header_that_would_end_before_its_end_is_not_sent(value: str) -> None:
+    assert b"\r\nA: b\r\n" in encoded("POST / HTTP/1.1\r\nHost: c\r\n", {"A": "b"}, b"")
+    for headers in ({"A": value}, {value: "b"}):
+        with pytest.raises(ValueError, match="control character"):
+            encoded("POST / HTTP/1.1\r\nHost: c\r\n", headers, b"")
+
+
+def test_a_target_may_have_its_own_user_agent_and_accept_each_once() -> None:
+    def named(own: dict[str, str]) -> dict[str, str]:
+        return headers_of(task(), b"", "text/plain", keys=(), timestamp=5, traceparent="x", own=own)
+
+    assert {"Accept", "User-Agent"} <= named({}).keys()
+    own = {"accept": "text/plain", "USER-AGENT": "mine"}
+    headers = named(own)
+    assert not {"Accept", "User-Agent"} & headers.keys()
+    assert headers.items() >= own.items()
 
 
 @pytest.mark.parametrize("url", ["http://example.com/", "https://example.com:8443/", "ftp://example.com/"])

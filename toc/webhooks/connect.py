@@ -10,17 +10,14 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from functools import partial
 from ipaddress import ip_address
 from typing import Any, cast
 
-from aiohttp import ClientRequest, ClientTimeout, TCPConnector
+from aiohttp import TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_exceptions import ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
-from aiohttp.tracing import Trace
 
 from toc.webhooks.addresses import Allowed, refusal
 
@@ -30,10 +27,6 @@ NAMES_SECONDS = 10
 """For how long an answer of the resolver is used."""
 MOST_RAW_BYTES = 1 << 17
 """How much of an answer is taken from the network: interim answers, head, body and what frames it."""
-
-REUSED: ContextVar[list[bool]] = ContextVar("REUSED")
-"""Of a request: whether the connection that it got was kept from an earlier one. aiohttp's own way to tell is
-its traces, which await a dozen signals for each request."""
 
 Lookup = Callable[..., Sequence[tuple[Any, ...]]]
 """``socket.getaddrinfo``, or what stands for it."""
@@ -142,11 +135,3 @@ class Connector(TCPConnector):
         # aiohttp has no argument for it.
         bounded = partial(Bounded, loop=asyncio.get_running_loop())
         self._factory = cast("partial[ResponseHandler]", bounded)
-
-    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
-        """Return a connection, and note for the request whether it was kept from an earlier one."""
-        connection = await super().connect(req, traces, timeout)
-        protocol = connection.protocol
-        if (noted := REUSED.get(None)) is not None:
-            noted.append(isinstance(protocol, Bounded) and protocol.answers > 0)
-        return connection

@@ -121,6 +121,10 @@ class Webhooks:
         elsewhere = self._rooms.elsewhere
         return Handler(topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, elsewhere=elsewhere)
 
+    def leave(self) -> None:
+        """Leave to other processes what this one may send at once: it sends nothing more."""
+        self._rooms.give_up()
+
     async def deliver(self, task: Task) -> Delivered:
         """Send a task. Raises Undelivered, or Postponed if it cannot be sent now."""
         if not self._shown:

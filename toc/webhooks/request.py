@@ -13,8 +13,10 @@ from toc.model.task import Task
 from toc.model.wire import instant
 from toc.webhooks.signature import signature, webhook_id
 
-USER_AGENT = "toc-webhooks/1"
+DEFAULTS = {"User-Agent": "toc-webhooks/1", "Accept": "*/*"}
+"""Headers that a target may have otherwise."""
 JSON = "application/json"
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _PLAIN = re.compile(r"[\x21-\x24\x26-\x7e]+")
 """Printable ASCII without spaces and percent signs."""
 
@@ -23,8 +25,7 @@ def body_of(task: Task) -> tuple[bytes, str]:
     """Return what is sent and its content type: the body, else the attribute as JSON."""
     if task.body is not None:
         return task.body, task.content_type or "application/octet-stream"
-    text = json.dumps(payload_of(task.attribute), ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="replace"), JSON
+    return _json(payload_of(task.attribute)).encode(errors="replace"), JSON
 
 
 def headers_of(
@@ -59,8 +60,11 @@ def signed(
     own: Mapping[str, str],
 ) -> dict[str, str]:
     """Return all headers of a request, given those that name its task."""
-    headers = {"User-Agent": USER_AGENT} if "user-agent" not in map(str.lower, own) else {}
-    headers |= own
+    headers = dict(DEFAULTS)
+    if own:
+        theirs = set(map(str.lower, own))
+        headers = {name: value for name, value in DEFAULTS.items() if name.lower() not in theirs}
+        headers |= own
     headers |= {"Content-Type": content_type, "Accept-Encoding": "identity"}
     headers |= {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
     if keys:

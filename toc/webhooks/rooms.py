@@ -7,8 +7,9 @@ burst most tasks stay in Redis until there is room, and are not postponed at all
 
 The limits and the breaker hold over all processes. A process asks Redis for a share of what a target allows
 (``permits.lua``), keeps it while it sends, and needs no further call for a request, except where there is a
-rate. The same calls tell the others of its breaker, and it of theirs. While Redis is away, each process has
-its part, the limit by the number of processes, at least 1, and a breaker of its own.
+rate. A process that ends gives it back. The same calls tell the others of its breaker, and it of theirs.
+While Redis is away, each process has its part, the limit by the number of processes, at least 1, and a
+breaker of its own.
 
 Everything here runs on the event loop, but for the calls of Redis, which have a thread of their own.
 """
@@ -20,6 +21,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from toc.index.messages import PermitRequest, Permits
@@ -35,8 +38,13 @@ MOST_PATIENCE_SECONDS = 2.0
 """Longest wait then."""
 MOVES_SECONDS = 0.1
 """After this time without an answer, who waits for a target waits for it, and not for this process."""
+LOOK_SECONDS = 0.02
+"""How often it is looked at how late the event loop is, while requests are in flight."""
 LIFE_SECONDS = 6.0
 """For how long a share is granted. One that died leaves its share to others after this time."""
+LIFE_MS = int(LIFE_SECONDS * 1000)
+GIVE_UP_SECONDS = 1.0
+"""How long a process that ends waits for Redis to take its shares back."""
 RENEW_SECONDS = 1.5
 IDLE_SECONDS = 5.0
 """After this time without a request a process gives its share up."""
@@ -58,7 +66,9 @@ FIRST_QUEUED = 64
 BURST_SECONDS = 0.1
 """A target with a rate may get this many seconds' worth of requests at one instant."""
 
-Ask = Callable[[Mapping[str, PermitRequest]], Mapping[str, Permits | IndexUnavailable]]
+Asked = Mapping[str, PermitRequest]
+Answers = Mapping[str, Permits | IndexUnavailable]
+Ask = Callable[[Asked], Answers]
 
 
 class Full(Exception):
@@ -108,19 +118,27 @@ class Room:
         """Whether there is less than one place for each process: none is kept without need."""
         return self.limit < self.holders
 
-    def longest(self, now: float) -> int:
+    @property
+    def share(self) -> int:
+        """How many requests may be in flight here in a moment: it is asked for as soon as tasks wait."""
+        return max(self.granted, self.limit // self.holders, 1)
+
+    def longest(self, now: float, lag: float) -> int:
         """How many tasks may wait here: as many as probably go within PATIENCE_SECONDS."""
         most = MOST_QUEUED if self.answered else FIRST_QUEUED
         if not self.granted:
             return min(most + self.limit, MOST_QUEUED)
-        often = self.granted / self.pace(now)
+        often = self.share / self.pace(now, lag)
         if self.rate:
             often = min(often, self.rate / self.holders)
         return min(int(often * PATIENCE_SECONDS), most)
 
-    def pace(self, now: float) -> float:
-        """Seconds that a request takes, as far as can be told while none ends."""
-        return max(self.seconds, now - self.moved) if self.flying else self.seconds
+    def pace(self, now: float, lag: float) -> float:
+        """Seconds that a request takes, as far as can be told while none ends.
+
+        ``lag``: how late the event loop is. Answers that are there may not have been read.
+        """
+        return max(self.seconds, now - self.moved - 2 * lag) if self.flying else self.seconds
 
     def moves(self, now: float) -> bool:
         """Whether who waits will go in a moment."""
@@ -141,11 +159,18 @@ class Rooms:
         """Requests in flight, over all rooms."""
         self._now = 0.0
         """When a task came or went last. While the event loop is held up, no time passes for the rooms."""
+        self._lag = 0.0
+        """Moving average of how late the event loop is, in seconds: what a request takes because this process
+        is busy says nothing of its target, and putting tasks off would keep it busier."""
+        self._look_at = 0.0
+        """When that is looked at next; 0: not while nothing is in flight."""
         self._asking: dict[str, Room] = {}
         """Rooms whose share is to be asked for."""
         self._busy = False
         """Whether a call of Redis is under way."""
         self._ticking = False
+        self._left = False
+        """Whether its shares were given up for good."""
         self._away = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-permits")
 
@@ -171,7 +196,7 @@ class Rooms:
             raise Full(_later(room, now, closed, 0.002, waiting), "breaker")
         if not room.queue and self._take(room, now):
             return
-        if len(room.queue) >= room.longest(now):
+        if len(room.queue) >= room.longest(now, self._late(now)):
             raise self._full(room, now, waiting)
         future: asyncio.Future[bool] = loop.create_future()
         room.queue.append(future)
@@ -211,13 +236,31 @@ class Rooms:
         more_than_its_share = room.flying > room.granted
         room.flying -= 1
         self._flying -= 1
-        self._now = asyncio.get_running_loop().time()
+        now = self._now = asyncio.get_running_loop().time()
         if seconds is not None:
-            room.answered, room.moved = True, self._now
-            room.seconds += (max(seconds, 0.0005) - room.seconds) * 0.1
+            room.answered, room.moved = True, now
+            room.seconds += (max(seconds - 2 * self._lag, 0.0005) - room.seconds) * 0.1
         if more_than_its_share or (room.scarce and not room.flying):
-            self._want(room, asyncio.get_running_loop().time())  # others may have the place
-        self._admit(room)
+            self._want(room, now)  # others may have the place
+        if room.queue:
+            self._admit(room)
+        elif room.flying < room.granted // 2:
+            room.following = 0.0  # they were put off for longer than was needed
+
+    def give_up(self) -> None:
+        """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
+        self._left = True
+        shares = {
+            room.name: PermitRequest(
+                self._holder, room.limit, room.flying, 0, LIFE_MS, room.rate, _burst(room.rate)
+            )
+            for room in list(self._rooms.values())
+            if room.granted
+        }
+        if shares:
+            call = self._executor.submit(self._ask_redis, shares)  # after what is being asked
+            with suppress(FutureTimeout):
+                call.result(GIVE_UP_SECONDS)
 
     def close(self) -> None:
         """End the thread that asks Redis."""
@@ -228,6 +271,20 @@ class Rooms:
         return {name: room.breaker.state != "closed" for name, room in self._rooms.items()}
 
     # --- places
+
+    def _late(self, now: float) -> float:
+        """How late the event loop is, in seconds."""
+        return max(self._lag, now - self._look_at) if self._look_at else 0.0
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._lag += (max(now - self._look_at, 0.0) - self._lag) * 0.2
+        if self._flying:
+            self._look_at = now + LOOK_SECONDS
+            loop.call_at(self._look_at, self._look)
+        else:
+            self._lag = self._look_at = 0.0
 
     def _take(self, room: Room, now: float) -> bool:
         if now >= room.granted_until:
@@ -244,6 +301,9 @@ class Rooms:
             room.moved = now
         room.flying += 1
         self._flying += 1
+        if not self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            asyncio.get_running_loop().call_at(self._look_at, self._look)
         return True
 
     def _admit(self, room: Room) -> None:
@@ -268,7 +328,7 @@ class Rooms:
         if future.done():
             return
         now = self._now = asyncio.get_running_loop().time()
-        if now < until and (room.moves(now) or now - at > MOVES_SECONDS / 2):
+        if now < until and (room.moves(now - 2 * self._late(now)) or now - at > MOVES_SECONDS / 2):
             self._wait(room, future, now, until)
         else:
             future.set_result(False)
@@ -279,7 +339,8 @@ class Rooms:
             return Full(_later(room, now, closed, 0.002, waiting), "breaker")
         if room.rate and room.flying < room.granted:
             return Full(_later(room, now, 0.0, room.holders / room.rate, waiting), "rate")
-        return Full(_later(room, now, 0.0, room.pace(now) / max(room.granted, 1), waiting), "concurrency")
+        step = room.pace(now, self._late(now)) / room.share
+        return Full(_later(room, now, 0.0, step, waiting), "concurrency")
 
     # --- shares
 
@@ -329,8 +390,11 @@ class Rooms:
         rooms, self._asking = self._asking, {}
         asked = {name: self._request(room, now) for name, room in rooms.items()}
         self._busy = True
-        call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_redis, asked)
+        call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_unless_left, asked)
         call.add_done_callback(lambda done: self._answered(rooms, done))
+
+    def _ask_unless_left(self, asked: Asked) -> Answers:
+        return {} if self._left else self._ask_redis(asked)
 
     def _request(self, room: Room, now: float) -> PermitRequest:
         using = room.flying + len(room.queue)
@@ -342,9 +406,9 @@ class Rooms:
             room.limit,
             room.flying,
             0 if idle else min(max(2 * using, SLACK), room.limit),
-            int(LIFE_SECONDS * 1000),
+            LIFE_MS,
             room.rate,
-            max(room.rate * BURST_SECONDS, 1.0) if room.rate else 0.0,
+            _burst(room.rate),
             max(len(room.queue) - int(room.tokens), 0) if room.rate else 0,
             *room.breaker.told(now, waiting=bool(room.queue)),
         )
@@ -352,11 +416,11 @@ class Rooms:
     def _answered(
         self,
         rooms: Mapping[str, Room],
-        done: asyncio.Future[Mapping[str, Permits | IndexUnavailable]],
+        done: asyncio.Future[Answers],
     ) -> None:
         self._busy = False
         now = asyncio.get_running_loop().time()
-        if done.cancelled():
+        if done.cancelled() or self._left:
             return
         answers = done.result()  # raises nothing: the calls answer with errors
         away = [answer for answer in answers.values() if isinstance(answer, IndexUnavailable)]
@@ -403,6 +467,10 @@ class Rooms:
         self._send()
         if self._rooms:
             self._tick(asyncio.get_running_loop())
+
+
+def _burst(rate: float) -> float:
+    return max(rate * BURST_SECONDS, 1.0) if rate else 0.0
 
 
 def _later(room: Room, now: float, closed: float, step: float, waiting: int) -> float:

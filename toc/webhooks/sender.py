@@ -2,17 +2,25 @@
 
 No proxies of the environment, no cookies, no redirects, nothing is decompressed, and one time-out for all of
 it, from the look-up of the name to the last byte that is read.
+
+Connections and their parser are aiohttp's; the request is written here. Its client would make a request, a
+writer with a task and a response of each, which costs more than all else that a webhook needs in its process.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import socket
 import ssl
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 from toc.model.errors import InvalidTarget
@@ -20,9 +28,9 @@ from toc.model.target import Allow, check_url
 from toc.webhooks.addresses import literal
 from toc.webhooks.answers import NO_RETRY, Answer, retry_after, told
 from toc.webhooks.connect import (
-    REUSED,
     AddressRefused,
     AnswerTooLong,
+    Bounded,
     Connector,
     Lookup,
     Resolver,
@@ -34,6 +42,19 @@ MOST_BYTES = 1 << 16
 MOST_URLS = 2000
 """How many URLs are remembered as checked."""
 
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
+"""Of a connection: the time-out of the whole counts."""
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""What could end a header."""
+
+
+class Destination(NamedTuple):
+    """A URL that may be sent to. ``place`` tells aiohttp where to connect and is never sent."""
+
+    place: aiohttp.ClientRequest
+    first: str
+    """The first lines of a request: the request line and Host."""
+
 
 class Sender:
     """Sends requests over connections that it keeps for a while. Belongs to the event loop that uses it."""
@@ -41,88 +62,106 @@ class Sender:
     def __init__(self, allow: Allow, lookup: Lookup = socket.getaddrinfo) -> None:
         self._allow = allow
         self._resolver = Resolver(allow.address, lookup)
-        self._session: aiohttp.ClientSession | None = None
-        self._checked: dict[str, URL] = {}
+        self._connector: Connector | None = None
+        self._checked: dict[str, Destination] = {}
         """By their texts, URLs that may be sent to; that depends on nothing but the allow-list."""
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Answer:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
         began = time.monotonic()
         try:
-            return await self._send(url, headers, body, seconds, began)
-        except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
+            async with asyncio.timeout(seconds):
+                return await self._send(url, headers, body, began)
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, InvalidTarget) as exc:
             why = reason(exc, seconds)
         return Answer(None, why, _ms(began))
 
     async def close(self) -> None:
         """Close the connections."""
         await self._resolver.close()
-        if self._session is not None:
-            await self._session.close()
+        if self._connector is not None:
+            await self._connector.close()
 
-    async def _send(
-        self, url: str, headers: Mapping[str, str], body: bytes, seconds: float, began: float
-    ) -> Answer:
-        checked = self._checked.get(url) or self._check(url)
-        session = self._opened()
+    async def _send(self, url: str, headers: Mapping[str, str], body: bytes, began: float) -> Answer:
+        to = self._checked.get(url) or self._check(url)
+        request = encoded(to.first, headers, body)
         again = True
         while True:
-            reused: list[bool] = []
-            REUSED.set(reused)
-            left = aiohttp.ClientTimeout(total=max(seconds - (time.monotonic() - began), 0.001))
+            connection = await self._opened().connect(to.place, [], _NO_TIMEOUT)
+            protocol = connection.protocol
+            assert isinstance(protocol, Bounded)  # noqa: S101 - the connector makes no others
+            kept = protocol.answers > 0
+            ended = False
             try:
-                async with session.post(
-                    checked,
-                    data=body,
-                    headers=headers,
-                    timeout=left,
-                    allow_redirects=False,
-                ) as response:
-                    return await _answer(response, began)
+                answer, ended = await _exchanged(protocol, request, began)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 # A connection that was kept may have been closed by the receiver a moment before.
-                if not (again and True in reused):
+                if not (again and kept):
                     raise
                 again = False
+            else:
+                return answer
+            finally:
+                if ended:
+                    connection.release()
+                else:
+                    connection.close()
 
-    def _check(self, url: str) -> URL:
+    def _check(self, url: str) -> Destination:
         """Return a URL that may be sent to. Raises InvalidTarget, ValueError or AddressRefused."""
         check_url(url, self._allow)  # it may have been stored under another list
         if (address := literal(urlsplit(url).hostname or "")) is not None:
             check_address(str(address), self._allow.address)
+        place = aiohttp.ClientRequest("POST", URL(url, encoded=True), loop=asyncio.get_running_loop())
+        first = f"POST {place.url.raw_path_qs} HTTP/1.1\r\nHost: {place.headers['Host']}\r\n"
         if len(self._checked) >= MOST_URLS:
             self._checked.clear()
-        checked = self._checked[url] = URL(url, encoded=True)
+        checked = self._checked[url] = Destination(place, first)
         return checked
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=Connector(self._allow.address, self._resolver),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                trust_env=False,
-                read_bufsize=MOST_BYTES,
-            )
-        return self._session
+    def _opened(self) -> Connector:
+        if self._connector is None:
+            self._connector = Connector(self._allow.address, self._resolver)
+        return self._connector
 
 
-async def _answer(response: aiohttp.ClientResponse, began: float) -> Answer:
-    body = bytearray()
-    while len(body) < MOST_BYTES:
-        part = await response.content.read(MOST_BYTES - len(body))
-        if not part:
-            break
-        body += part
-    else:
-        response.close()  # there may be more, which nobody reads
-    return Answer(
-        response.status,
-        told(response.status, bytes(body)),
+def encoded(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """Return a request as it is sent. Raises ValueError for a header that would end before its end."""
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    if _CONTROL.search("".join(lines)):
+        raise ValueError("a header holds a control character")
+    lines.append(f"Content-Length: {len(body)}\r\n\r\n")
+    return (first + "\r\n".join(lines)).encode() + body
+
+
+async def _exchanged(protocol: ResponseHandler, request: bytes, began: float) -> tuple[Answer, bool]:
+    """Send a request and read its answer. Returns whether the connection may be used again, too."""
+    protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=MOST_BYTES)
+    transport = protocol.transport
+    if transport is None:
+        raise aiohttp.ServerDisconnectedError
+    transport.write(request)
+    try:
+        while True:
+            head, content = await protocol.read()
+            if not 100 <= head.code < 200 or head.code == 101:
+                break
+        body = bytearray()
+        while len(body) < MOST_BYTES and (part := await content.read(MOST_BYTES - len(body))):
+            body += part
+        ended = len(body) < MOST_BYTES  # else there may be more, which nobody reads
+    finally:
+        unsent = transport.get_write_buffer_size() > 0
+        if unsent:
+            transport.abort()  # the receiver does not want the rest, and closing would wait until it has it
+    answer = Answer(
+        head.code,
+        told(head.code, bytes(body)),
         _ms(began),
-        retry_after(response.headers, int(time.time() * 1000)),
-        no_retry=response.headers.get(NO_RETRY, "").strip() == "1",
+        retry_after(head.headers, int(time.time() * 1000)),
+        no_retry=head.headers.get(NO_RETRY, "").strip() == "1",
     )
+    return answer, ended and not unsent
 
 
 def _ms(began: float) -> int:
@@ -148,7 +187,7 @@ def reason(error: Exception, seconds: float) -> str:
         return f"its answer is not HTTP: {error}"
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
         return "the connection was closed before a complete answer"
-    if isinstance(error, aiohttp.ClientResponseError):
+    if isinstance(error, HttpProcessingError):
         return f"its answer is not HTTP: {error.message}"
     if isinstance(cause, OSError):
         return f"no connection: {cause.strerror or type(cause).__name__}"

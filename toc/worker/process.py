@@ -94,6 +94,9 @@ class WebhookHandlers(Protocol):
     def handler(self, topic: str) -> Handler:
         """Return the handler of a topic."""
 
+    def leave(self) -> None:
+        """Nothing more is sent: leave its share of the targets' limits to other processes."""
+
 
 class Worker:
     """The loops of one process around one TimeoutCenter. ``identity`` is that of its task table, if known."""
@@ -426,6 +429,8 @@ class Worker:
         self.heartbeat.end()
         self._listener.stop()
         self.pipeline.dispatcher.close()
+        if self._webhooks is not None:
+            self._webhooks.leave()
 
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over. A process that is only recycled has none."""

@@ -63,6 +63,24 @@ def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
     assert all(sent[name] >= 15 for name in ("first", "second", "third")), sent
 
 
+def test_the_next_process_has_at_once_what_one_that_ended_has_given_back(queues: Queues) -> None:
+    async def whole() -> None:
+        first, second = (Rooms(queues.permits, name, lambda: 1) for name in ("first", "second"))
+        try:
+            room = first.of("shop", 4, None)
+            await asyncio.gather(*(first.enter(room, 0) for _ in range(4)))
+            for _ in range(4):
+                first.leave(room, 0.01)
+            first.give_up()
+            room = second.of("shop", 4, None)
+            await asyncio.gather(*(second.enter(room, 0) for _ in range(4)))  # else: Full
+        finally:
+            first.close()
+            second.close()
+
+    asyncio.run(whole())
+
+
 def test_a_breaker_holds_for_all_processes_and_one_of_them_probes(queues: Queues) -> None:
     down = True
     probes = 0
