@@ -28,7 +28,7 @@ from redis.crc import key_slot
 
 from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, Script, understood
 from toc.index.connections import RedisNodes
-from toc.index.keys import SlotKeys, check_namespace, owner_key, permits_key
+from toc.index.keys import SlotKeys, owner_key, permits_key
 from toc.index.members import first_due, shown, sort_out
 from toc.index.messages import (
     CancelReply,
@@ -108,7 +108,7 @@ class Queues:
 
     Connects on first use. Timeouts are seconds; ``connect_timeout`` applies to each step (reach, log in).
     CONNECT_SECONDS and READ_SECONDS bound both. ``within`` gives a shorter patience with one node of a
-    cluster. Raises ConfigError for an unusable URL or namespace.
+    cluster. Raises ConfigError for an unusable URL.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Queues:
         connect_timeout: float = CONNECT_SECONDS,
         read_timeout: float = READ_SECONDS,
     ) -> None:
-        self.namespace = check_namespace(namespace)
+        self.namespace = namespace
         self.nodes = RedisNodes(
             parse(url),
             connect_timeout=min(connect_timeout, CONNECT_SECONDS),
