@@ -461,7 +461,7 @@ def test_slots_show_what_waits_where(toc: Toc, topic: str) -> None:
 
 def kill_tasks(center: TimeoutCenter, topic: str, count: int) -> list[int]:
     """Tasks that are dead, in row and DeadQueue, as after their last try."""
-    from toc.store import Failure
+    from toc.model.verdict import Failure
 
     job_ids = [center.submit(topic, biz_id=number, delay=60) for number in range(count)]
     now = center.clock.now_ms()

@@ -18,7 +18,7 @@ from toc.model.task import TaskStatus
 if TYPE_CHECKING:
     from toc.operate.bulk import BulkStep, Counts
     from toc.sdk.client import TimeoutCenter
-    from toc.store import Selection
+    from toc.store.select import Selection
 
 Biz = Annotated[
     str | None,
@@ -51,7 +51,7 @@ def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Sel
     """Turn filters into a selection. Raises InvalidInput, UnknownTopic or SchemaBehind before any change."""
     from toc.model.sharding import BizId
     from toc.operate import admin
-    from toc.store import Selection
+    from toc.store.select import Selection
 
     topic, biz, text, after, before, error = filters
     now = center.clock.now_ms()

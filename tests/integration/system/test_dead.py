@@ -13,7 +13,7 @@ from harness.system import System, buried
 from toc import NewTask, TaskStatus
 from toc.maintenance.sweep import Sweep, sweep_all
 from toc.operate import admin, bulk
-from toc.store import Selection
+from toc.store.select import Selection
 
 DEAD = Selection(TaskStatus.DEAD)
 SECONDS = 8

@@ -22,7 +22,7 @@ from toc.model.clock import Clock
 from toc.model.task import TaskRow
 from toc.observe.metrics import SWEEP_ADDED
 from toc.sdk.submission import RowMaker
-from toc.store import Store
+from toc.store.store import Store
 
 
 class FastClock(Clock):
@@ -410,6 +410,6 @@ def test_one_pass_over_everything_indexes_everything_and_counts(bench: Bench) ->
 
 
 def _die(store: Store, rows: Any) -> None:
-    from toc.store import Failure
+    from toc.model.verdict import Failure
 
     store.die([Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 0, 0, "x") for row in rows])

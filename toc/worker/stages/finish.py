@@ -512,8 +512,8 @@ class Flusher:
         """Give up the leases of entries that go back."""
         if not entries:
             return
-        released = self.store.leases.release([entry.job_id for entry in entries])
-        tell_unwritten(released.unanswered)  # these will run out
+        failed = self.store.leases.release([entry.job_id for entry in entries])
+        tell_unwritten(failed)  # these will run out
         for entry in entries:
             entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
 
