@@ -78,6 +78,11 @@ _FORMS: dict[str, tuple[Callable[[Any], object], str]] = {
     "zookeeper": (lambda hosts: "://" not in hosts and _ZOOKEEPER.fullmatch(hosts), _ZOOKEEPER_HINT),
     "cluster": (NAME.fullmatch, "letters, digits, '.', '_' and '-', at most 128"),
     "metrics_address": (_is_address, "HOST:PORT, such as 127.0.0.1:9464, or :9464 for every address"),
+    "log_topics": (lambda topics: all(map(NAME.fullmatch, topics)), "names of topics, separated by commas"),
+    "secret_key": (
+        lambda keys: all(_KEY.fullmatch(key.get_secret_value()) for key in keys),
+        "keys of 44 characters each, as `toc secrets key` prints them",
+    ),
 }
 """What a setting must look like, and how to say so."""
 
@@ -250,22 +255,6 @@ class Settings(BaseSettings):
         return (
             [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         )
-
-    @field_validator("log_topics")
-    @classmethod
-    def _check_topics(cls, topics: list[str]) -> list[str]:
-        for topic in topics:
-            if not NAME.fullmatch(topic):
-                raise ValueError(f"{topic!r} is not a topic name")
-        return topics
-
-    @field_validator("secret_key")
-    @classmethod
-    def _check_keys(cls, keys: list[SecretStr]) -> list[SecretStr]:
-        for key in keys:
-            if not _KEY.fullmatch(key.get_secret_value()):
-                raise ValueError("expected keys of 44 characters each, as `toc secrets key` prints them")
-        return keys
 
     @field_validator("webhook_allow")
     @classmethod

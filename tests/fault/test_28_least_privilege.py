@@ -36,7 +36,7 @@ from harness.secured import (
     grants,
     login,
 )
-from harness.system import DaemonProcess, System
+from harness.system import DaemonProcess, System, buried
 from sqlalchemy.engine import make_url
 
 from toc import (
@@ -293,7 +293,7 @@ def _every_path(system: System) -> None:
     topics = center.store.topics
     topic = topics.alter("test.doomed", paused=True)
     slot = topic.slot(center.store.read([doomed])[doomed].slot_crc)
-    system.wait(lambda: bool(center.queues.dead(slot, 10)), "the dead task is listed", 10)
+    system.wait(lambda: bool(buried(center, [slot])), "the dead task is listed", 10)
     client.purge_dead([gone])
     assert client.redrive([doomed]) == [doomed]
     topics.alter("test.doomed", paused=False)

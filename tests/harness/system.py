@@ -22,12 +22,21 @@ from harness.sessions import kill_session
 from toc import Settings, TimeoutCenter, Topic
 from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
 from toc.index.messages import Generation, Peek
+from toc.model.errors import IndexUnavailable
 from toc.model.task import TaskRow, TaskStatus
+from toc.model.topic import Slot
 
 TOPICS = ("test.sync", "test.async", "test.batch", "test.doomed")
 
 Process = forks.Forked | subprocess.Popen[bytes]
 T = TypeVar("T")
+
+
+def buried(center: TimeoutCenter, slots: Iterable[Slot]) -> set[int]:
+    """The job_ids in the DeadQueues of these slots, which can all be asked."""
+    pages = center.queues.dead_pages(dict.fromkeys(slots, 0), 10_000).values()
+    assert not any(isinstance(page, IndexUnavailable) for page in pages)
+    return {job_id for page in pages if not isinstance(page, IndexUnavailable) for job_id in page}
 
 
 class DaemonProcess:

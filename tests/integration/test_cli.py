@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import pytest
 from harness.secured import migrating
+from harness.system import buried
 
 from toc.cli.main import main
 from toc.config import Settings
@@ -460,7 +461,7 @@ def test_slots_show_what_waits_where(toc: Toc, topic: str) -> None:
 
 def kill_tasks(center: TimeoutCenter, topic: str, count: int) -> list[int]:
     """Tasks that are dead, in row and DeadQueue, as after their last try."""
-    from toc.store import Failure
+    from toc.model.verdict import Failure
 
     job_ids = [center.submit(topic, biz_id=number, delay=60) for number in range(count)]
     now = center.clock.now_ms()
@@ -602,7 +603,7 @@ def test_dead_tasks_are_purged_with_their_rows_and_entries_and_only_when_confirm
     slots = center.catalog.get(topic).slots()
 
     def entries() -> set[int]:
-        return {job_id for slot in slots for job_id, _ in center.queues.dead(slot, 100)}
+        return buried(center, slots)
 
     assert entries() == set(dead)
     assert toc.json("dead", "purge", "--topic", topic, "--all", "--dry-run") == {"would_purge": 5}

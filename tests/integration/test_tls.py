@@ -43,8 +43,9 @@ from toc.model.errors import (
 from toc.model.finding import Level
 from toc.operate import doctor
 from toc.operate.doctor import Line
-from toc.store import Store, mysql
+from toc.store import mysql
 from toc.store.migrate import Migrator
+from toc.store.store import Store
 
 # kazoo leaves a socket whose handshake failed to the garbage collector, which visit_zookeeper calls
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")

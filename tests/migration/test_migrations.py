@@ -23,9 +23,9 @@ from toc.dev.local.servers import MariaDB
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.task import TaskRow
-from toc.store import Store
 from toc.store.migrate import Migrator, directory
 from toc.store.schema import REVISION, database_metadata
+from toc.store.store import Store
 
 UPGRADE = """
 import sys

@@ -259,12 +259,6 @@ def test_every_worker_can_sweep_tables_whatever_it_handles() -> None:
     assert loads(assign(members, {TABLES: 8})) == {"w0": 4, "w1": 4}
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
-def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="weight of w0"):
-        Member("w0", "h", weight=weight)
-
-
 @pytest.mark.parametrize(("topics", "slots"), [(10, 1000), (100, 100), (1000, 10)])
 def test_ten_daemons_of_four_processes_and_ten_thousand_slots_take_less_than_two_seconds(
     topics: int, slots: int

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.index.keys import SlotKeys, check_namespace
+from toc.index.keys import SlotKeys
 from toc.index.url import Address, Topology, parse
 from toc.model import scores
 from toc.model.errors import ConfigError
@@ -36,12 +36,6 @@ def test_a_namespace_goes_in_front_of_the_topic_inside_the_tag() -> None:
     keys = SlotKeys.of(Slot("order.close", 3), "stage")
     assert keys[:3] == ("stage:order.close_3", "prepare_{stage:order.close_3}", "dead_{stage:order.close_3}")
     assert keys.hash_slot == crc_hqx(b"stage:order.close_3", 0) % 16384
-
-
-@pytest.mark.parametrize("namespace", ["", "a{b", "a}b", "a b", "ü", "a:b", "x" * 65])
-def test_a_namespace_that_would_break_the_tag_is_refused(namespace: str) -> None:
-    with pytest.raises(ConfigError):
-        check_namespace(namespace)
 
 
 @given(st.integers(0, 2**41), st.integers(1, 31), st.integers(1, 31))

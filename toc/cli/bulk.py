@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from toc.cli.output import say
+from toc.cli.output import progress_bar, say
 from toc.cli.values import audited, biz_id, moment, who
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
@@ -19,7 +18,7 @@ from toc.model.task import TaskStatus
 if TYPE_CHECKING:
     from toc.operate.bulk import BulkStep, Counts
     from toc.sdk.client import TimeoutCenter
-    from toc.store import Selection
+    from toc.store.select import Selection
 
 Biz = Annotated[
     str | None,
@@ -29,7 +28,6 @@ Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text ev
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show how many tasks it would be.")]
 Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most N tasks per second.")]
 
-TELL_SECONDS = 5.0
 SHOWN_IDS = 100
 
 
@@ -53,7 +51,7 @@ def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Sel
     """Turn filters into a selection. Raises InvalidInput, UnknownTopic or SchemaBehind before any change."""
     from toc.model.sharding import BizId
     from toc.operate import admin
-    from toc.store import Selection
+    from toc.store.select import Selection
 
     topic, biz, text, after, before, error = filters
     now = center.clock.now_ms()
@@ -116,11 +114,12 @@ class Account:
         """
         if not self._job_ids:
             return
-        with self.audited(center, action), _progress(len(self._job_ids)) as show:
+        with self.audited(center, action), progress_bar("tasks", lines=True) as progress:
+            total = len(self._job_ids)
             try:
                 for step in steps:
                     self.counts = step.counts
-                    show(step.done)
+                    progress(step.done / total, f"{step.done} of {total}")
             finally:
                 log_it(**self.fields())
 
@@ -135,24 +134,3 @@ class Account:
                 yield
             finally:
                 record.update(self.counts)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("tasks", total=total)
-            yield lambda done: progress.update(bar, completed=done)
-        return
-    told = time.monotonic()
-
-    def tell(done: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= TELL_SECONDS:
-            told = time.monotonic()
-            say(f"{done} of {total}")
-
-    yield tell

@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ import typer
 
 from toc.cli.gateway import http_processes, with_dialects
 from toc.cli.options import Json, flag, option
-from toc.cli.output import print_json, say, show
+from toc.cli.output import print_json, progress_bar, say, show
 from toc.cli.streams import end_if_lost
 from toc.cli.values import load_settings, who
 from toc.cli.worker import check_webhooks
@@ -87,7 +87,13 @@ def demo(
             f"{len(chosen)} orders, {len(plan.deadlines)} deadlines; 30 minutes and 7 days take "
             f"{orders_module.COMPRESSED / speed:g} s here; done in about {plan.seconds:.0f} s"
         )
-        observed = drive(stage.center, plan, stage.history, stack.enter_context(_progress()))
+        bar = stack.enter_context(progress_bar("", lines=True))
+
+        def progress(now: Progress) -> None:
+            done = f"submitted {now.submitted}/{now.tasks}  cancelled {now.cancelled}  fired {now.fired}"
+            bar(now.elapsed / now.seconds, f"{now.elapsed:5.0f} s of {now.seconds:.0f}  {done}")
+
+        observed = drive(stage.center, plan, stage.history, progress)
         report = judge(
             observed,
             stage.history.starts,
@@ -125,34 +131,6 @@ def _stage(on_cluster: bool, configured: bool, directory: Path) -> Iterator[Stag
         else:
             say("starting a private Redis, SQLite and a worker ...")
             yield stack.enter_context(stage.embedded(2))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """Show progress on stderr: a bar on a terminal, else a line every five seconds."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    def counts(now: Any) -> str:
-        return f"submitted {now.submitted}/{now.tasks}  cancelled {now.cancelled}  fired {now.fired}"
-
-    if not sys.stderr.isatty():
-        last = -5.0
-
-        def line(now: Any) -> None:
-            nonlocal last
-            if now.elapsed - last >= 5:
-                last = now.elapsed
-                say(f"{now.elapsed:5.0f} s of {now.seconds:.0f}  {counts(now)}")
-
-        yield line
-        return
-    columns = (BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s  {task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("")
-        yield lambda now: bar.update(
-            task, total=now.seconds, completed=min(now.elapsed, now.seconds), description=counts(now)
-        )
 
 
 def _print_report(report: Report, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from toc.cli.options import Json, flag, option
-from toc.cli.output import say, show_one
+from toc.cli.output import progress_bar, say, show_one
 from toc.cli.values import audited, load_settings, who
 from toc.model.errors import ConfigError
 
@@ -24,7 +24,6 @@ app = typer.Typer(
     help="Move over from another delay queue. What it holds is read and never changed; safe to repeat.",
 )
 
-TELL_SECONDS = 5.0
 
 REDIS = option(
     "URL",
@@ -85,19 +84,21 @@ def _import(
     settings = load_settings()
     settings.need_database_urls()
     settings.need_redis_url()
-    began = told = time.monotonic()
-
-    def tell(report: Report) -> None:
-        nonlocal told
-        if time.monotonic() - told >= TELL_SECONDS:
-            told = time.monotonic()
-            say(
-                f"{report.found.total()} jobs found, {report.imported} imported, "
-                f"{report.there} there before, {report.checked} checked"
-            )
-
+    began = time.monotonic()
     try:
-        with TimeoutCenter(settings) as center, closing(Foreign(url)) as redis:
+        with (
+            TimeoutCenter(settings) as center,
+            closing(Foreign(url)) as redis,
+            progress_bar("reading", lines=True) as bar,
+        ):
+
+            def tell(report: Report) -> None:
+                bar(
+                    0.0,
+                    f"{report.found.total()} jobs found, {report.imported} imported, "
+                    f"{report.there} there before, {report.checked} checked",
+                )
+
             importing = Importing(center, original(redis, center.clock), tell, by=who())
             if dry_run:
                 report = importing.look()

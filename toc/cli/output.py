@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Thing = TypeVar("Thing")
 
+TELL_SECONDS = 5.0
+"""Seconds between two lines that tell how far a command has come, where there is no terminal."""
 _SENTENCE = 24
 """The least width of a column of sentences, unless the terminal is too narrow."""
 
@@ -76,13 +79,22 @@ def screen() -> Iterator[tuple[Console, Callable[[RenderableType], None]]]:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[float, str], None]]:
+def progress_bar(what: str, *, lines: bool = False) -> Iterator[Callable[[float, str], None]]:
     """Show a bar on stderr while the block runs, if that is a terminal. It begins with the text ``what``.
 
-    Yields a function that takes the part done (0 to 1) and a new text. The bar is removed at the end.
+    Yields a function that takes the part done (0 to 1) and a new text. The bar is removed at the end. Where
+    stderr is no terminal, nothing is shown, or with ``lines`` the text every few seconds.
     """
     if not sys.stderr.isatty():
-        yield lambda _part, _text: None
+        told = time.monotonic()
+
+        def tell(_part: float, text: str) -> None:
+            nonlocal told
+            if lines and time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                say(text)
+
+        yield tell
         return
     from rich.console import Console
     from rich.progress import (

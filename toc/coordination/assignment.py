@@ -38,7 +38,7 @@ _MORE = 1 + 1e-9  # a gain must exceed rounding, or two slots could swap forever
 class Member:
     """One consuming member of the cluster: a worker process.
 
-    ``worker_id`` is never reused by any process. ``weight`` is its share of the load relative to others'.
+    ``worker_id`` is never reused by any process. ``weight`` (more than 0) is its share of the load.
     ``topics`` are those it has handlers for; None: all. ``serves`` are the deliveries of topics that it can
     serve; of those to handlers only ``topics``, of others every topic. The assignment ignores the rest:
     ``pid`` is for operators, ``metrics`` is the host:port of its daemon's metrics, ``machine`` the machine
@@ -56,10 +56,6 @@ class Member:
     serves: frozenset[str] = frozenset({Delivery.HANDLER.value})
     features: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"the weight of {self.worker_id} is {self.weight}; it must be more than 0")
 
     def can_handle(self, topic: str, delivery: str = Delivery.HANDLER.value) -> bool:
         """Whether the member can have slots of ``topic``, whose tasks are delivered so."""

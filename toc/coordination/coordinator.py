@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from toc.coordination.assignment import TABLES, Member
+from toc.coordination.assignment import Member
 from toc.model.features import Lacking
 from toc.model.topic import Slot
 
@@ -146,19 +145,6 @@ class SlotOwner:
 
     worker_id: str
     since: int
-
-
-class Share(NamedTuple):
-    """How many slots of topics a worker has, and how many tables it sweeps."""
-
-    slots: int
-    tables: int
-
-
-def shares(pairs: Iterable[tuple[str, str | None]]) -> Callable[[str], Share]:
-    """Return a function that counts what a worker has, given the topic and worker_id of each slot."""
-    counts = Counter((worker_id, topic == TABLES) for topic, worker_id in pairs)
-    return lambda worker_id: Share(counts[worker_id, False], counts[worker_id, True])
 
 
 def without_owner(assignment: Mapping[str, Collection[str | None]]) -> frozenset[Slot]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from toc.coordination.session import Address
 from toc.model.finding import Finding, Level
 
-_PORT = 2181
 _ENOUGH = 4096
 
 
@@ -50,7 +49,7 @@ def _members(place: Address, timeout: float) -> Iterator[Finding]:
             "correct the path or the file",
         )
         return
-    for host, port in (_split(member.strip()) for member in place.hosts.split(",")):
+    for host, port in place.members():
         name = f"{host}:{port}"
         try:
             said = _ask(host, port, timeout, context)
@@ -86,13 +85,6 @@ def _members(place: Address, timeout: float) -> Iterator[Finding]:
                 "it does not answer srvr, so its state is unknown",
                 "set 4lw.commands.whitelist=srvr in zoo.cfg",
             )
-
-
-def _split(member: str) -> tuple[str, int]:
-    host, colon, port = member.rpartition(":")
-    if not colon or member.endswith("]"):
-        return member.strip("[]"), _PORT
-    return host.strip("[]"), int(port)
 
 
 def _context(place: Address) -> ssl.SSLContext:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
-from toc.coordination.assignment import assign
-from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, shares, slot_rows
+from toc.coordination.assignment import TABLES, assign
+from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows
 from toc.coordination.intents import Intents, Pin, read_intents, read_members
 from toc.coordination.session import Address, Session
 from toc.coordination.znodes import (
@@ -57,12 +58,66 @@ class Operator:
         self._session.stop()
 
     def slots(self) -> list[SlotRow]:
-        """Every slot, with its owner, its assigned worker, and the reason."""
-        return read_slots(self._session, self._paths)
+        """Return every slot, with its owner, its assigned worker, and the reason."""
+        wanted = self.intents()
+        hosts = {member.worker_id: member.host for member in read_members(self._session, self._paths)}
+
+        def pinned(pin: Pin) -> str:
+            if hosts.get(pin.target, pin.target) in wanted.drains:
+                why_not = ", but that is drained"
+            elif pin.target not in hosts and pin.target not in hosts.values():
+                why_not = ", but that is not running"
+            else:
+                why_not = ""
+            return f"pinned to {pin.target} by {pin.by}{why_not}"
+
+        return slot_rows(
+            self._assignment(),
+            read_claims(self._session, self._paths),
+            hosts,
+            pins={slot: pinned(pin) for slot, pin in wanted.pins.items()},
+            drains={host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()},
+        )
 
     def workers(self) -> list[WorkerRow]:
-        """Every worker that is alive."""
-        return read_workers(self._session, self._paths)
+        """Return every worker that is alive."""
+        wanted = self.intents()
+        assigned = Counter(
+            (owner, topic == TABLES) for topic, owners in self._assignment().items() for owner in owners
+        )
+        held = Counter(
+            (claim.worker_id, slot.topic == TABLES)
+            for slot, claim in read_claims(self._session, self._paths).items()
+        )
+        candidates = self._session.children(self._paths.directory("leader"))
+        leader = min(candidates, key=lambda name: name.rpartition("-")[2], default="").rpartition("-")[0]
+        rows = []
+        for name, node in self._session.nodes(self._paths.directory("workers")).items():
+            if member := member_of(name, node.data):
+                drain, weight = wanted.drains.get(member.host), wanted.weights.get(member.host)
+                rows.append(
+                    WorkerRow(
+                        worker_id=name,
+                        host=member.host,
+                        pid=member.pid,
+                        weight=weight.weight if weight else member.weight,
+                        topics=None if member.topics is None else sorted(member.topics),
+                        serves=sorted(member.serves),
+                        joined=node.created_ms,
+                        assigned=assigned[name, False],
+                        owned=held[name, False],
+                        tables_assigned=assigned[name, True],
+                        tables=held[name, True],
+                        drained=drain is not None,
+                        leader=f"{node.session:x}" == leader,
+                        weighed_by=weight.by if weight else None,
+                        drained_by=drain.by if drain else None,
+                        drained_at=drain.at if drain else None,
+                        metrics=member.metrics,
+                        machine=member.machine,
+                    )
+                )
+        return rows
 
     def senders_without(self, key: str) -> list[str]:
         """The hosts of workers that send webhooks and have not told of the key of this mark."""
@@ -114,7 +169,7 @@ class Operator:
 
         ``deliveries``: as for ``Coordinator.set_topics``.
         """
-        assignment = _read_assignment(self._session, self._paths)
+        assignment = self._assignment()
         wanted = self.intents()
         owners = assign(
             wanted.weighed(read_members(self._session, self._paths)),
@@ -135,6 +190,10 @@ class Operator:
             self._write("rebalance", "request", encode(by=by, at=self._clock.now_ms()))
         return moves
 
+    def _assignment(self) -> dict[str, list[str | None]]:
+        nodes = self._session.nodes(self._paths.directory("assignment"))
+        return {name: owners_of(node.data) for name, node in nodes.items()}
+
     def _write(self, directory: str, name: str, data: bytes) -> None:
         # all of them, so that a wish may be made before the first daemon starts
         self._session.make_directories(self._paths.directory(each) for each in DIRECTORIES)
@@ -152,71 +211,6 @@ def check_weight(weight: float) -> float:
     if not 0 < weight <= MAX_WEIGHT:
         raise InvalidInput(f"a weight must be more than 0 and at most {MAX_WEIGHT}, not {weight:g}")
     return weight
-
-
-def read_slots(session: Session, paths: Paths) -> list[SlotRow]:
-    """Every slot, with its owner and assigned worker. Raises CoordinationUnavailable."""
-    wanted = read_intents(session, paths)
-    hosts = {member.worker_id: member.host for member in read_members(session, paths)}
-
-    def pinned(pin: Pin) -> str:
-        if hosts.get(pin.target, pin.target) in wanted.drains:
-            why_not = ", but that is drained"
-        elif pin.target not in hosts and pin.target not in hosts.values():
-            why_not = ", but that is not running"
-        else:
-            why_not = ""
-        return f"pinned to {pin.target} by {pin.by}{why_not}"
-
-    return slot_rows(
-        _read_assignment(session, paths),
-        read_claims(session, paths),
-        hosts,
-        pins={slot: pinned(pin) for slot, pin in wanted.pins.items()},
-        drains={host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()},
-    )
-
-
-def read_workers(session: Session, paths: Paths) -> list[WorkerRow]:
-    """Every worker that is alive. Raises CoordinationUnavailable."""
-    wanted = read_intents(session, paths)
-    assignment = _read_assignment(session, paths)
-    assigned = shares((topic, owner) for topic, owners in assignment.items() for owner in owners)
-    held = shares((slot.topic, claim.worker_id) for slot, claim in read_claims(session, paths).items())
-    candidates = session.children(paths.directory("leader"))
-    leader = min(candidates, key=lambda name: name.rpartition("-")[2], default="").rpartition("-")[0]
-    rows = []
-    for name, node in session.nodes(paths.directory("workers")).items():
-        if member := member_of(name, node.data):
-            drain, weight = wanted.drains.get(member.host), wanted.weights.get(member.host)
-            rows.append(
-                WorkerRow(
-                    worker_id=name,
-                    host=member.host,
-                    pid=member.pid,
-                    weight=weight.weight if weight else member.weight,
-                    topics=None if member.topics is None else sorted(member.topics),
-                    serves=sorted(member.serves),
-                    joined=node.created_ms,
-                    assigned=assigned(name).slots,
-                    owned=held(name).slots,
-                    tables_assigned=assigned(name).tables,
-                    tables=held(name).tables,
-                    drained=drain is not None,
-                    leader=f"{node.session:x}" == leader,
-                    weighed_by=weight.by if weight else None,
-                    drained_by=drain.by if drain else None,
-                    drained_at=drain.at if drain else None,
-                    metrics=member.metrics,
-                    machine=member.machine,
-                )
-            )
-    return rows
-
-
-def _read_assignment(session: Session, paths: Paths) -> dict[str, list[str | None]]:
-    nodes = session.nodes(paths.directory("assignment"))
-    return {name: owners_of(node.data) for name, node in nodes.items()}
 
 
 def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:

@@ -104,6 +104,10 @@ class Address:
             raise ConfigError(f"tls={tls} in the ZooKeeper address must be true or false")
         return cls(hosts, (slash + chroot).rstrip("/"), credential, tls == "true", **files)
 
+    def members(self) -> list[tuple[str, int]]:
+        """Return host and port of each member of the ensemble."""
+        return list(collect_hosts(self.hosts)[0])
+
 
 class Znode(NamedTuple):
     """A node as read. ``session`` is the owner's session of an ephemeral node, 0 for others."""

@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 from redis.crc import key_slot
 
-from toc.model.errors import ConfigError
-from toc.model.topic import NAMESPACE, NAMESPACE_HINT, Slot
+from toc.model.topic import Slot
 
 
 class SlotKeys(NamedTuple):
@@ -53,13 +52,6 @@ class SlotKeys(NamedTuple):
             f"wake_{{{name}}}",
             key_slot(name.encode()),
         )
-
-
-def check_namespace(namespace: str | None) -> str | None:
-    """Return ``namespace`` if it can be part of a hash tag. Raises ConfigError."""
-    if namespace is not None and not NAMESPACE.fullmatch(namespace):
-        raise ConfigError(f"{namespace!r} is not a namespace: {NAMESPACE_HINT}")
-    return namespace
 
 
 def owner_key(namespace: str | None = None) -> str:

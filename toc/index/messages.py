@@ -82,7 +82,8 @@ class Peek(NamedTuple):
     """The state of a slot. ``next_due`` is as in ``Prepared``; the counts are entries.
 
     ``waiting`` of the ``prepared`` have not started, though the first was due at ``waiting_since`` (ms); None
-    unless that is late. ``waiting`` may then be 0: the entries were put back for a while.
+    unless that is late. ``waiting`` may then be 0: the entries were put back for a while. ``due`` of the
+    ``store`` are due, if they were counted; else 0.
     """
 
     next_due: float | None
@@ -92,6 +93,7 @@ class Peek(NamedTuple):
     waiting: int
     waiting_since: int | None
     redis_now_ms: int
+    due: int = 0
 
     @classmethod
     def each_of(cls, reply: list[Any]) -> Iterator[Peek]:
@@ -102,35 +104,17 @@ class Peek(NamedTuple):
             counts = int(store), int(prepared), int(dead)
             yield cls(first_due(first), *counts, *noted(note, int(prepared)), now_ms)
 
-    @property
-    def oldest(self) -> float | None:
-        """Return when the oldest task not yet started is or was due, taken or not; None if there is none."""
-        return _first(self.next_due, self.waiting_since)
-
-
-class Depth(NamedTuple):
-    """The backlog of a slot: ``due`` of the ``store`` entries are due. The rest is as in ``Peek``."""
-
-    next_due: float | None
-    store: int
-    due: int
-    prepared: int
-    dead: int
-    waiting: int
-    waiting_since: int | None
-    redis_now_ms: int
-
     @classmethod
-    def of(cls, reply: list[Any]) -> Depth:
-        """Parse the reply of depth.lua."""
+    def counted(cls, reply: list[Any]) -> Peek:
+        """Parse the reply of depth.lua, which counts what is due."""
         first, store, due, prepared, dead, note, now_ms = reply
-        counts = int(store), int(due), int(prepared), int(dead)
-        return cls(first_due(first), *counts, *noted(note, int(prepared)), int(now_ms))
+        counts = int(store), int(prepared), int(dead)
+        return cls(first_due(first), *counts, *noted(note, int(prepared)), int(now_ms), int(due))
 
     @property
     def oldest(self) -> float | None:
         """Return when the oldest task not yet started is or was due, taken or not; None if there is none."""
-        return _first(self.next_due, self.waiting_since)
+        return min((at for at in (self.next_due, self.waiting_since) if at is not None), default=None)
 
 
 class Claim(NamedTuple):
@@ -206,10 +190,6 @@ def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
         return 0, None
     since, tasks = map(int, words)
     return (0, None) if not since or (tasks and not prepared) else (min(tasks, prepared), since)
-
-
-def _first(*times: float | None) -> float | None:
-    return min((each for each in times if each is not None), default=None)
 
 
 def holders(flat: list[bytes]) -> dict[int, str]:

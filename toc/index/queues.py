@@ -9,8 +9,8 @@ of its server. If a slot's ids went in several calls and one failed, the slot ge
 whole is then right: every script is safe to repeat except ``prepare``, which is never repeated.
 
 Ids are ints of up to 63 bits; scores and fencing tokens are floats as in ``toc.model.scores``. A member that
-cannot be an entry (``toc.index.members``) is never returned: ``prepare``, ``expired`` and ``dead`` remove
-such members, with the alarm ``orphan_dropped``. If that fails, the next reader removes them.
+cannot be an entry (``toc.index.members``) is never returned: ``prepare``, ``expired`` and ``dead_pages``
+remove it, with the alarm ``orphan_dropped``. If that fails, the next reader removes it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from redis.crc import key_slot
 
 from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, Script, understood
 from toc.index.connections import RedisNodes
-from toc.index.keys import SlotKeys, check_namespace, owner_key, permits_key
+from toc.index.keys import SlotKeys, owner_key, permits_key
 from toc.index.members import first_due, shown, sort_out
 from toc.index.messages import (
     CancelReply,
     Claim,
-    Depth,
     ExpiredRequest,
     Generation,
     Owner,
@@ -86,8 +85,6 @@ def _command(name: str, key: Callable[[SlotKeys], str]) -> Callable[..., Call]:
     return lambda keys, *words: Call(keys.hash_slot, (name, key(keys), *words))
 
 
-_RANGE_OF_DEAD = _command("ZRANGE", _DEAD_QUEUE)
-
 log = get_logger(__name__)
 
 CONNECT_SECONDS, READ_SECONDS = 0.5, 2.0
@@ -108,7 +105,7 @@ class Queues:
 
     Connects on first use. Timeouts are seconds; ``connect_timeout`` applies to each step (reach, log in).
     CONNECT_SECONDS and READ_SECONDS bound both. ``within`` gives a shorter patience with one node of a
-    cluster. Raises ConfigError for an unusable URL or namespace.
+    cluster. Raises ConfigError for an unusable URL.
     """
 
     def __init__(
@@ -119,7 +116,7 @@ class Queues:
         connect_timeout: float = CONNECT_SECONDS,
         read_timeout: float = READ_SECONDS,
     ) -> None:
-        self.namespace = check_namespace(namespace)
+        self.namespace = namespace
         self.nodes = RedisNodes(
             parse(url),
             connect_timeout=min(connect_timeout, CONNECT_SECONDS),
@@ -291,17 +288,7 @@ class Queues:
         }
         listed: dict[Slot, list[bytes] | IndexUnavailable] = self._calls.one_each(calls, list)
         self._add_held(listed, {request.slot: request.claims for request in requests if request.claims})
-        expired: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
-        strays: dict[Slot, list[bytes]] = {}
-        for slot, found in listed.items():
-            sorted_out = understood(found, sort_out)
-            if isinstance(sorted_out, IndexUnavailable):
-                expired[slot] = sorted_out
-            else:
-                entries, strays[slot] = sorted_out
-                expired[slot] = list(dict(entries).items())  # one may be listed twice
-        self._drop(strays, _PREPARE_QUEUE)
-        return expired
+        return self._entries(listed, _PREPARE_QUEUE)
 
     def _add_held(
         self, listed: dict[Slot, list[bytes] | IndexUnavailable], claims: Mapping[Slot, Sequence[int]]
@@ -329,10 +316,9 @@ class Queues:
         """Return when each slot is next due, and how many entries it has."""
         return self._together(_PEEK, slots, lambda call: Peek.each_of(call.result))
 
-    def depths(self, slots: Iterable[Slot]) -> dict[Slot, Depth | IndexUnavailable]:
-        """Return the number of entries of each slot and how many are due, for metrics. Costs more than
-        ``peek``."""
-        return self._calls.one_each({slot: _DEPTH.of(self.keys(slot)) for slot in slots}, Depth.of)
+    def depths(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
+        """Return what ``peek`` does, and how many entries are due. Costs more."""
+        return self._calls.one_each({slot: _DEPTH.of(self.keys(slot)) for slot in slots}, Peek.counted)
 
     def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
         """Return the ids that are in the PrepareQueues."""
@@ -358,30 +344,17 @@ class Queues:
                 clocks[str(node.address)] = exc
         return clocks
 
-    def dead(self, slot: Slot, limit: int) -> list[tuple[int, int]]:
-        """Return (job_id, millisecond of death) from the DeadQueue, last death first. Raises
-        IndexUnavailable."""
-        call = _RANGE_OF_DEAD(self.keys(slot), 0, limit - 1, "REV", "WITHSCORES")
-        entries, strays = self._calls.only(call, sort_out)
-        self._drop({slot: strays}, _DEAD_QUEUE)
-        return [(job_id, int(score)) for job_id, score in entries]
-
     def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> dict[Slot, list[int] | IndexUnavailable]:
         """Return up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
+        read = _command("ZRANGE", _DEAD_QUEUE)
         calls = {
-            slot: _RANGE_OF_DEAD(self.keys(slot), rank, rank + limit - 1, "WITHSCORES")
-            for slot, rank in ranks.items()
+            slot: read(self.keys(slot), rank, rank + limit - 1, "WITHSCORES") for slot, rank in ranks.items()
         }
-        pages: dict[Slot, list[int] | IndexUnavailable] = {}
-        strays: dict[Slot, list[bytes]] = {}
-        for slot, reply in self._calls.one_each(calls, sort_out).items():
-            if isinstance(reply, IndexUnavailable):
-                pages[slot] = reply
-            else:
-                entries, strays[slot] = reply
-                pages[slot] = [job_id for job_id, _ in entries]
-        self._drop(strays, _DEAD_QUEUE)
-        return pages
+        pages = self._entries(self._calls.one_each(calls, list), _DEAD_QUEUE)
+        return {
+            slot: page if isinstance(page, IndexUnavailable) else [job_id for job_id, _ in page]
+            for slot, page in pages.items()
+        }
 
     # --- claims and generations of a slot -------------------------------------------------------------------
 
@@ -471,8 +444,7 @@ class Queues:
         for name, request in asked.items():
             key = permits_key(name, self.namespace)
             calls[name] = _PERMITS.call(key_slot(key.encode()), (key,), *request)
-        self._calls.run(list(calls.values()))
-        return {name: understood(call.result, Permits.of) for name, call in calls.items()}
+        return self._calls.one_each(calls, Permits.of)
 
     def refuse(self, why: str | None) -> None:
         """Make every call fail with this reason, without sending it; None allows calls again."""
@@ -525,6 +497,22 @@ class Queues:
             else:
                 found |= dict.fromkeys(part, answers)
         return found
+
+    def _entries(
+        self, replies: Mapping[Slot, list[bytes] | IndexUnavailable], queue: Callable[[SlotKeys], str]
+    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+        """Return the (job_id, score) that are listed in replies, each once. Removes the strays among them."""
+        entries: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, reply in replies.items():
+            found = understood(reply, sort_out)
+            if isinstance(found, IndexUnavailable):
+                entries[slot] = found
+            else:
+                entries[slot] = list(dict(found[0]).items())
+                strays[slot] = found[1]
+        self._drop(strays, queue)
+        return entries
 
     def _drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
         """Remove strays, with one alarm per slot. A reader that finds them gone logs nothing."""

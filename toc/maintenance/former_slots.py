@@ -12,6 +12,7 @@ early delays a task for a moment and loses none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
@@ -32,62 +33,56 @@ REST = 9
 """The rest after a step, as a multiple of its time."""
 
 
+@dataclass(eq=False)
 class FormerSlots:
     """The loop that checks. Idle unless table 0 is this worker's and a topic has former slots.
 
     ``tables`` returns this worker's.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        queues: Queues,
-        catalog: TopicCatalog,
-        clock: Clock,
-        tables: Callable[[], Collection[int]],
-    ) -> None:
-        self._store = store
-        self._queues = queues
-        self._catalog = catalog
-        self._clock = clock
-        self._mine = tables
-        self._tables = sorted(table for part in store.tables_of_server() for table in part)
+    store: Store
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    tables: Callable[[], Collection[int]]
+
+    def __post_init__(self) -> None:
         self._passes: dict[tuple[str, int, int], _Pass] = {}
 
     def run_once(self) -> float:
         """One step for each topic that is being narrowed. Returns the seconds until the next."""
-        began = self._clock.monotonic()
-        topics = [topic for topic in self._catalog.known().values() if topic.former_slots]
-        if not topics or 0 not in self._mine():
+        began = self.clock.monotonic()
+        topics = [topic for topic in self.catalog.known().values() if topic.former_slots]
+        if not topics or 0 not in self.tables():
             self._passes.clear()
             return LOOK_SECONDS
         passes = {(topic.name, topic.slot_amount, topic.former_slots): topic for topic in topics}
-        self._passes = {key: self._passes.get(key) or _Pass(began, self._tables) for key in passes}
+        self._passes = {key: self._passes.get(key) or _Pass(began, self.store.tables) for key in passes}
         going_on = False
         for key, topic in passes.items():
             try:
                 going_on = self._step(topic, self._passes[key]) or going_on
             except StoreUnavailable as exc:
                 log.warning("slots_not_given_up", topic=topic.name, error=str(exc))
-        took = self._clock.monotonic() - began
+        took = self.clock.monotonic() - began
         return took * REST if going_on else max(took * REST, LOOK_SECONDS)
 
     def _step(self, topic: Topic, made: _Pass) -> bool:
         """Look for a use of the former slots. Returns whether the next step should follow soon."""
-        if self._clock.monotonic() - made.began < HOLD_SECONDS:
+        if self.clock.monotonic() - made.began < HOLD_SECONDS:
             return False
         if made.left is made.order:
-            for peek in self._queues.peek(topic.slots()[topic.slot_amount :]).values():
+            for peek in self.queues.peek(topic.slots()[topic.slot_amount :]).values():
                 if isinstance(peek, IndexUnavailable) or peek.store or peek.prepared:
                     return False
         part, rest = made.left[:TABLES], made.left[TABLES:]
-        found = self._store.stamped_above(part, topic.biz_type, topic.slot_amount)
+        found = self.store.stamped_above(part, topic.biz_type, topic.slot_amount)
         if found:  # start with that table: while it has such a row, nothing else is read
             made.order = sorted(made.order, key=lambda table: table not in found)
         made.left = made.order if found or not rest else rest
         if found or rest:
             return not found
-        if self._store.topics.stop_consuming(topic):
+        if self.store.topics.stop_consuming(topic):
             log.info("slots_given_up", topic=topic.name, slots=topic.slot_amount, former=topic.former_slots)
         return False
 

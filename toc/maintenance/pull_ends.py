@@ -7,6 +7,7 @@ table does so instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
@@ -26,22 +27,17 @@ PAGE = 500
 START = Position(0)
 
 
+@dataclass(eq=False)
 class PullEnds:
     """The loop that ends them. Idle while no topic is pulled. ``tables`` returns this worker's."""
 
-    def __init__(
-        self,
-        store: Store,
-        queues: Queues,
-        catalog: TopicCatalog,
-        clock: Clock,
-        tables: Callable[[], Iterable[int]],
-    ) -> None:
-        self._store = store
-        self._queues = queues
-        self._catalog = catalog
-        self._clock = clock
-        self._tables = tables
+    store: Store
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    tables: Callable[[], Iterable[int]]
+
+    def __post_init__(self) -> None:
         self._places: dict[int, Position] = {}
         """Tables that hold more than was read, with the place from which to read on."""
 
@@ -49,16 +45,16 @@ class PullEnds:
         """One look at every table. Returns the seconds until the next."""
         topics = {
             topic.biz_type: topic
-            for topic in self._catalog.known().values()
+            for topic in self.catalog.known().values()
             if topic.delivery is Delivery.PULL and not topic.paused
         }
-        starts = {table: self._places.get(table, START) for table in self._tables()}
+        starts = {table: self._places.get(table, START) for table in self.tables()}
         if not topics or not starts:
             return LOOK_SECONDS
         where = f" AND biz_type IN ({','.join(map(str, topics))})"
-        pages = self._store.scans.page(starts, self._clock.now_ms() + 1, PAGE, where=where)
+        pages = self.store.scans.page(starts, self.clock.now_ms() + 1, PAGE, where=where)
         self._places = {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         self._end(
             {
                 row.job_id: row
@@ -72,14 +68,14 @@ class PullEnds:
 
     def _end(self, due: Mapping[int, DueRow], topics: Mapping[int, Topic]) -> None:
         """End those of these rows whose time is over."""
-        rows = self._store.pulls.read(due)
+        rows = self.store.pulls.read(due)
         ends: list[PullEnd] = [
             after_lapse(row)
             for row in rows.values()
             if row.biz_type in topics
             and unpulled(row, topics[row.biz_type]) in (Unpulled.LAPSED, Unpulled.EXPIRED)
         ]
-        ended = self._store.pulls.end(ends)
+        ended = self.store.pulls.end(ends)
         dead: dict[Slot, list[tuple[int, int]]] = {}
         gone: dict[Slot, list[int]] = {}
         for end in ends:
@@ -90,10 +86,10 @@ class PullEnds:
             slot = topic.slot(row.slot_crc, row.slot_amount)
             if end.status == TaskStatus.DEAD:
                 log.warning("task_dead", job_id=row.job_id, topic=topic.name, error=end.error)
-                dead.setdefault(slot, []).append((row.job_id, self._clock.now_ms()))
+                dead.setdefault(slot, []).append((row.job_id, self.clock.now_ms()))
             else:
                 gone.setdefault(slot, []).append(row.job_id)
         if dead:  # of what Redis does not hear, the row tells whoever meets the entry
-            self._queues.restore_dead(dead)
+            self.queues.restore_dead(dead)
         if gone:
-            self._queues.forget(gone)
+            self.queues.forget(gone)

@@ -219,15 +219,9 @@ class Family(Generic[Series]):
             log.warning("metrics_full", metric=self.metric.name)
             return memoryview(bytearray(8 * self.metric.cells)).cast("d")  # a number that nobody reads
 
-    @property
-    def used(self) -> bool:
-        """Whether it has a series yet."""
-        return bool(self._series)
-
 
 _lock = threading.RLock()
 _board: SharedMetrics | None = None
-_families: list[Family[Count] | Family[Level] | Family[Distribution]] = []
 METRICS: dict[str, Metric] = {}
 """Every declared metric, by name."""
 
@@ -236,7 +230,7 @@ def write_to(board: SharedMetrics) -> None:
     """Write this process's numbers to ``board``. Raises RuntimeError if anything was counted before."""
     global _board
     with _lock:
-        if _board is not None or any(family.used for family in _families):
+        if _board is not None:  # what is counted makes one
             raise RuntimeError("write_to must be called before anything is counted")
         _board = board
 
@@ -287,10 +281,8 @@ def beginning(topics: Collection[str], handled: Collection[str]) -> Values:
 
 
 def _declare(metric: Metric, make: type[Series]) -> Family[Series]:
-    family = Family(metric, make)
     METRICS[metric.name] = metric
-    _families.append(family)
-    return family
+    return Family(metric, make)
 
 
 def _counter(name: str, text: str, *labels: str) -> Family[Count]:

@@ -31,8 +31,8 @@ from toc.store.store import Store
 if TYPE_CHECKING:
     from toc.store.migrate import Migrator
 
-_TABLES_COUNTED = 16
-"""Consecutive table numbers lie on different servers, so all servers work on such a group."""
+TABLES_COUNTED = 16
+"""Tables that are counted at once: their numbers follow each other, so they are spread over all servers."""
 
 
 # --- topics -------------------------------------------------------------------------------------------------
@@ -106,12 +106,12 @@ def pending_by_slots(
     Reads every pending row, a few tables at a time, and starts no further tables after ``seconds``.
     ``progress`` gets the part done (0 to 1) and what was found. Raises StoreUnavailable.
     """
-    tables = sorted(table for tables in store.tables_of_server() for table in tables)
+    tables = store.tables
     until = None if seconds is None else time.monotonic() + seconds
     found: Counter[int] = Counter()
     counted = 0
     while counted < len(tables) and (until is None or not counted or time.monotonic() < until):
-        part = tables[counted : counted + _TABLES_COUNTED]
+        part = tables[counted : counted + TABLES_COUNTED]
         found += store.count_stamped(part, topic.biz_type)
         counted += len(part)
         progress(counted / len(tables), f"{found.total():,} pending")
@@ -198,9 +198,8 @@ def refill(
     """
     center.catalog.refresh()
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
-    tables = [table for tables in center.store.tables_of_server() for table in tables]
     where = "" if topic is None else of_type(topic.biz_type)
-    return sweep_all(sweep, tables, where=where, progress=progress)
+    return sweep_all(sweep, center.store.tables, where=where, progress=progress)
 
 
 def sweep_on(center: TimeoutCenter) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
-from toc.index.messages import Depth
+from toc.index.messages import Peek
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, StoreUnavailable
 from toc.observe import metrics
 from toc.observe.exposition import decode, quantile
@@ -159,9 +159,9 @@ class Top:
             self._workers_at = began + OWNERS_SHARE * (time.monotonic() - began)
         return self._workers
 
-    def _depths(self, trouble: list[str]) -> dict[str, list[Depth]]:
+    def _depths(self, trouble: list[str]) -> dict[str, list[Peek]]:
         slots = [slot for topic in self._center.catalog.known().values() for slot in topic.slots()]
-        depths: dict[str, list[Depth]] = {}
+        depths: dict[str, list[Peek]] = {}
         failures: list[IndexUnavailable] = []
         for slot, depth in self._center.queues.depths(slots).items():
             if isinstance(depth, IndexUnavailable):
@@ -189,7 +189,7 @@ def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[floa
 def _topic(
     name: str,
     paused: bool,
-    depths: Sequence[Depth],
+    depths: Sequence[Peek],
     current: Values | None,
     gained: Values | None,
     seconds: float,

@@ -26,13 +26,12 @@ from toc.model.sharding import MAX_TABLES
 from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import bulk
+from toc.operate.admin import TABLES_COUNTED
 from toc.sdk.client import TimeoutCenter
 from toc.store.batch import OpenTasks
 from toc.store.select import Selection
 from toc.store.store import Store
 
-TABLES_COUNTED = 16
-"""Consecutive table numbers lie on different servers, so all servers work on such a group."""
 LOOK_SECONDS = 0.5
 LET_GO_SECONDS = 10.0
 """How long the workers may take to let go of the slots of a deleted topic before their keys are removed."""
@@ -61,7 +60,7 @@ def use_of(center: TimeoutCenter, topic: Topic) -> Use:
     Raises StoreUnavailable, and IndexUnavailable if the entries of some slot cannot be counted.
     """
     prepared = prepared_of(center, topic)
-    tables = sorted(table for tables in center.store.tables_of_server() for table in tables)
+    tables = center.store.tables
     rows = OpenTasks()
     for first in range(0, len(tables), TABLES_COUNTED):
         part = center.store.count_open(tables[first : first + TABLES_COUNTED], topic.biz_type)

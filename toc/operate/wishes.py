@@ -14,7 +14,7 @@ from toc.model.errors import InvalidInput, UnknownHost, shown
 from toc.model.topic import Delivery, Slot
 from toc.operate import admin
 from toc.operate.audit import audited
-from toc.store import Store
+from toc.store.store import Store
 
 NAMED = 20
 """How many hosts a message names at most."""

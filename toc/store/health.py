@@ -11,7 +11,6 @@ servers and tables. A thread probes marked ones until they answer again, and the
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -284,9 +283,3 @@ class Health:
         if writes:
             return Statement(f"UPDATE {name} SET version=version WHERE job_id=0")
         return Statement(f"SELECT job_id FROM {name} WHERE job_id=0")
-
-
-def drain(exchange: Exchange) -> None:
-    """Read and discard an answer, so that its connection can be reused."""
-    with contextlib.suppress(StoreUnavailable, SchemaBehind):
-        exchange.results()

@@ -15,7 +15,7 @@ from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import next_attempts
 from toc.store import rows as sql
 from toc.store.server import DatabaseServer, Statement
-from toc.store.shards import Answers, Shards
+from toc.store.shards import Answers, Shards, Trouble
 
 PENDING = int(TaskStatus.PENDING)
 RAN_OUT = -1
@@ -144,16 +144,17 @@ class Leases:
         ours: set[int] = set().union(*parts.results)
         return Answers({one: one in ours for one in seconds if one not in parts.failed}, parts.failed)
 
-    def release(self, job_ids: Iterable[int]) -> Answers[None]:
-        """Release leases: no task of these runs here. Leases without an answer expire."""
-        ids = list(job_ids)
+    def release(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
+        """Release leases: no task of these runs here.
+
+        Returns those whose tables do not answer, with the reason. Their leases expire.
+        """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
             updates = sql.update_by_id(self._shards.names, ids, NO_LEASE, f"lease_owner={self._me:d}")
             server.run(updates, transaction=True, outwait=False)
 
-        failed = self._shards.each(self._shards.group(ids), send, writes=True).failed
-        return Answers({job_id: None for job_id in ids if job_id not in failed}, failed)
+        return self._shards.each(self._shards.group(job_ids), send, writes=True).failed
 
 
 def _unfailed(row: TryRow | None) -> str:

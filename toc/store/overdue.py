@@ -33,8 +33,7 @@ def overdue_rows(
     This includes tasks that a worker has, whether their handlers run or wait. With ``untaken``, only tasks
     that no worker has had for a second.
     """
-    tables = [table for tables in store.tables_of_server() for table in tables]
-    looked = store.scans.look(tables, {}, 0, before_ms, 1)
+    looked = store.scans.look(store.tables, {}, 0, before_ms, 1)
     paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
     where = f" AND biz_type NOT IN ({paused})" if paused else ""
     where += f" AND {store.leases.untaken()}" if untaken else ""

@@ -381,14 +381,11 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
         schedule_table(metadata, table)
     request_table(metadata)
     if database == 0:
-        for declare in (
-            topic_table,
-            identity_table,
-            template_table,
-            retired_table,
-            token_table,
-            audit_table,
-            target_table,
-        ):
-            declare(metadata)
+        topic_table(metadata)
+        identity_table(metadata)
+        template_table(metadata)
+        retired_table(metadata)
+        token_table(metadata)
+        audit_table(metadata)
+        target_table(metadata)
     return metadata

@@ -63,22 +63,19 @@ class Selections:
     def newest(self, wanted: Selection, limit: int) -> list[TaskRow]:
         """Return at most ``limit`` rows, the latest next_time first."""
 
-        def select(server: DatabaseServer, names: Sequence[str]) -> list[tuple[int, int]]:
-            where = _range(server, wanted, END_OF_TIME) + "".join(f" AND {one}" for one in _marks(wanted))
+        def read(server: DatabaseServer, part: Mapping[int, None]) -> list[tuple[int, int]]:
+            where, names = _where(server, wanted), self._shards.names
             selects = [
-                f"SELECT {server.milliseconds('next_time')} AS moment,job_id FROM {name} WHERE {where} "
-                f"ORDER BY next_time DESC,job_id DESC LIMIT {limit:d}"
-                for name in names
+                f"SELECT {server.milliseconds('next_time')} AS moment,job_id FROM {names[table]} "
+                f"WHERE {where} ORDER BY next_time DESC,job_id DESC LIMIT {limit:d}"
+                for table in part
             ]
             return [
                 (row[0], row[1]) for result in server.run(sql.unions(server, selects)) for row in result.rows
             ]
 
-        of_server = self._shards.group_tables(dict.fromkeys(self._tables(wanted)))
-        names = self._shards.names
-        parts = self._shards.each(
-            of_server, lambda server, part: select(server, [names[table] for table in part])
-        ).whole()
+        tables = self._shards.group_tables(dict.fromkeys(self._tables(wanted)))
+        parts = self._shards.each(tables, read).whole()
         places = sorted((place for part in parts for place in part), reverse=True)[:limit]
         rows = self._rows(job_id for _, job_id in places)
         return [row for row in reversed(rows) if row.status == wanted.status]
@@ -144,8 +141,7 @@ class Selections:
         """Return how many rows are selected. Reads all rows of the status and the times."""
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> int:
-            where = " AND ".join([_range(server, wanted, END_OF_TIME), *_marks(wanted)])
-            names = self._shards.names
+            where, names = _where(server, wanted), self._shards.names
             selects = [f"SELECT COUNT(*) FROM {names[table]} WHERE {where}" for table in part]
             return sum(row[0] for result in server.run(sql.unions(server, selects)) for row in result.rows)
 
@@ -158,8 +154,7 @@ class Selections:
         if wanted.biz is not None:  # they are few, and an index leads to them
             (table,) = self._tables(wanted)
             server = self._shards.server_of[table]
-            where = " AND ".join([_range(server, wanted, END_OF_TIME), *_marks(wanted)])
-            select = f"SELECT job_id FROM {self._shards.names[table]} WHERE {where}"
+            select = f"SELECT job_id FROM {self._shards.names[table]} WHERE {_where(server, wanted)}"
             found.extend(row[0] for row in server.run([Statement(select)])[0].rows)
             return found
         before = END_OF_TIME if wanted.before is None else wanted.before
@@ -213,12 +208,14 @@ class Selections:
         return range(self._shards.tables) if wanted.biz is None else [wanted.biz.crc % self._shards.tables]
 
 
-def _range(server: DatabaseServer, wanted: Selection, until: int) -> str:
-    """Return the range of the index (status, next_time) to read."""
+def _where(server: DatabaseServer, wanted: Selection) -> str:
+    """Return the condition of a row: a range of the index (status, next_time), then the rest."""
     assert wanted.status is not None  # noqa: S101 - only pages of a biz_id have none
-    before = until if wanted.before is None else wanted.before
-    where = f"status={wanted.status:d} AND next_time<{server.instant(before)}"
-    return where if wanted.since is None else f"{where} AND next_time>={server.instant(wanted.since)}"
+    before = END_OF_TIME if wanted.before is None else wanted.before
+    marks = [f"status={wanted.status:d}", f"next_time<{server.instant(before)}"]
+    if wanted.since is not None:
+        marks.append(f"next_time>={server.instant(wanted.since)}")
+    return " AND ".join([*marks, *_marks(wanted)])
 
 
 def _marks(wanted: Selection) -> list[str]:

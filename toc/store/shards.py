@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.model.sharding import MAX_TABLES, is_power_of_two, table_of_job
+from toc.model.sharding import table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
 from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
@@ -32,13 +31,12 @@ Trouble = StoreUnavailable | SchemaBehind
 MOST_LOCKED = 3
 """Most locked rows that one call waits for in vain; the rest are left for later."""
 
-_PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
-
 
 class Layout:
     """How databases and tables are spread over servers, without a connection to any.
 
-    With 8 databases on 2 URLs the first holds 0..3, the second 4..7. Raises ConfigError.
+    With 8 databases on 2 URLs the first holds 0..3, the second 4..7. ``toc.config.Settings`` has checked that
+    the numbers fit. Raises ConfigError for a URL that cannot be parsed.
     """
 
     def __init__(self, urls: Sequence[str], databases: int, tables: int, prefix: str) -> None:
@@ -47,23 +45,6 @@ class Layout:
         self.tables = tables
         self.prefix = prefix
         self.sqlite = any(url.get_backend_name() == "sqlite" for url in self.urls)
-        if not self.urls:
-            raise ConfigError("no database URL is given; expected mysql+pymysql://... or sqlite:///...")
-        if self.sqlite and (len(self.urls) > 1 or databases != 1):
-            raise ConfigError("SQLite is one file: give one sqlite:/// URL and databases = 1")
-        if not is_power_of_two(databases) or not is_power_of_two(tables) or tables > MAX_TABLES:
-            raise ConfigError(
-                f"databases = {databases} and tables = {tables} must be powers of two up to {MAX_TABLES}"
-            )
-        if databases > tables or databases % len(self.urls):
-            raise ConfigError(
-                f"{databases} databases cannot be spread evenly over {len(self.urls)} servers "
-                f"and {tables} tables"
-            )
-        if not _PREFIX.fullmatch(prefix):
-            raise ConfigError(
-                f"database prefix {prefix!r} must be letters, digits and _, beginning with a letter"
-            )
 
     def databases_of(self, server: int) -> range:
         """The block of databases that a server holds."""
@@ -344,11 +325,6 @@ def _parse(text: str) -> URL:
         ) from None
     if "@" in (url.host or ""):  # the rest of a password, which must not be resolved or logged as a host
         raise ConfigError('a database URL has an "@" in its password: write it %40')
-    if url.drivername not in ("mysql+pymysql", "mariadb+pymysql", "sqlite", "sqlite+pysqlite"):
-        raise ConfigError(
-            f"{url.drivername}:// is not a supported database; "
-            f"expected mysql+pymysql://user:pw@host:3306 or sqlite:///path/to/file.db"
-        )
     return url
 
 

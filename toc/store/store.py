@@ -131,6 +131,11 @@ class Store(Batches):
         too."""
         return fitness.examine(self._shards)
 
+    @property
+    def tables(self) -> range:
+        """The numbers of all task tables."""
+        return range(self._shards.tables)
+
     def tables_of_server(self) -> list[list[int]]:
         """Return the indexes of the tables that each server holds."""
         of = self._shards.server_of

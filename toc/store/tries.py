@@ -12,7 +12,7 @@ from typing import NamedTuple
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TryRow
 from toc.store import rows as sql
-from toc.store.health import PATIENCE_SECONDS, Ail, drain
+from toc.store.health import PATIENCE_SECONDS, Ail
 from toc.store.leases import Leases
 from toc.store.server import DatabaseServer, Exchange, Statement
 from toc.store.shards import Answers, Shards, Trouble
@@ -190,7 +190,8 @@ class Tries:
         finally:
             health.owes(-1)
         if locked and exchange is not None:
-            drain(exchange)
+            with contextlib.suppress(StoreUnavailable, SchemaBehind):
+                exchange.results()  # discarded, so that the connection can be used again
 
 
 def _refuse(ids: Mapping[int, Sequence[int]], failed: Mapping[int, Trouble], take: TakeTries) -> None:

@@ -123,7 +123,7 @@ def test_strays_among_the_dead_are_not_listed_and_go(
     queues: Queues, server: RedisServer, logged: list[EventDict]
 ) -> None:
     server.call("ZADD", DEAD, 5, "x", 6, "1", "+inf", "2")
-    assert queues.dead(SLOT, 9) == [(1, 6)]
+    assert queues.dead_pages({SLOT: 0}, 9) == {SLOT: [1]}
     assert members(server, DEAD) == ["1"]
     assert len(alarms(logged)) == 1
 

@@ -293,9 +293,10 @@ def test_redrive_moves_the_dead_and_adds_what_the_dead_queue_lost(
     assert state() == {STORE: {1: 100.0, 3: 100.0}, PREPARE: {2: held(5, 3, 7)}, DEAD: {4: 44.0}}
 
 
-def test_the_dead_are_listed_last_death_first_and_purged(queues: Queues, seed: Seed, state: STATE) -> None:
+def test_the_dead_are_listed_first_death_first_and_purged(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, dead={1: 11.0, BIG: 1_800_000_000_123.0, 3: 33.0})
-    assert queues.dead(SLOT, 2) == [(BIG, 1_800_000_000_123), (3, 33)]
+    assert queues.dead_pages({SLOT: 0}, 2) == {SLOT: [1, 3]}
+    assert queues.dead_pages({SLOT: 2}, 2) == {SLOT: [BIG]}
     assert queues.purge_dead({SLOT: [1, BIG, 99]}) == {SLOT: 2}
     assert state() == {DEAD: {3: 33.0}}
 

@@ -342,7 +342,7 @@ def test_a_user_with_the_documented_grants_can_do_everything(launch: Launch) -> 
     assert queues.set_generations({SLOT: "x"}) == {SLOT: True}
     assert isinstance(queues.generations([SLOT])[SLOT], tuple)
     assert isinstance(queues.peek([SLOT])[SLOT], tuple)
-    assert queues.dead(SLOT, 9) == [(3, 5)]
+    assert queues.dead_pages({SLOT: 0}, 9) == {SLOT: [3]}
     assert server.call("ACL", "LOG") == []
     queues.close()
 

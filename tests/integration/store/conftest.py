@@ -16,8 +16,8 @@ from toc.dev.local.servers import MariaDB
 from toc.model.clock import Clock
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow
-from toc.store import Store
 from toc.store.migrate import Migrator
+from toc.store.store import Store
 
 
 class Place(NamedTuple):

@@ -13,11 +13,13 @@ from toc.model.errors import InvalidExpiry
 from toc.model.raised import Delivered, Sent
 from toc.model.sharding import BizId
 from toc.model.task import UNLIMITED, TaskRow, TaskStatus
-from toc.model.verdict import after_expiry
-from toc.store import Failure, Finish, Guard, Selection, Store
+from toc.model.verdict import Failure, after_expiry
+from toc.store.batch import Finish, Guard
 from toc.store.history import LINE_CHARS
 from toc.store.plan import TRIED_BEFORE
+from toc.store.select import Selection
 from toc.store.server import DatabaseServer, Result, Statement
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 

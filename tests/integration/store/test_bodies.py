@@ -13,9 +13,9 @@ from sqlalchemy import create_engine
 from toc.model.body import Content
 from toc.model.errors import DedupConflict
 from toc.model.task import TaskRow, TaskStatus
-from toc.store import Store
 from toc.store.bodies import BODY_BYTES, bounded
 from toc.store.server import DatabaseServer
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 

@@ -22,10 +22,12 @@ from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, SchemaBehind, StoreUnavailable, SubmitUnknown
 from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
-from toc.store import Failure, Finish, Guard, Store
+from toc.model.verdict import Failure
+from toc.store.batch import Finish, Guard
 from toc.store.migrate import Migrator
 from toc.store.server import Lost, Statement
 from toc.store.shards import Layout, Shards
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 
@@ -382,7 +384,7 @@ def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
 FORK = """
 import os, sys
 from toc.model.clock import Clock
-from toc.store import Store
+from toc.store.store import Store
 databases, tables, prefix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = Store(sys.argv[5:], databases=databases, tables=tables, prefix=prefix, clock=Clock())
 job_id = int(sys.argv[4])
@@ -421,7 +423,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from toc.model.clock import Clock
 from toc.model.sharding import BizId, JobIds
-from toc.store import Finish, Store
+from toc.store.batch import Finish
+from toc.store.store import Store
 from toc.model.task import TaskRow
 url, me = sys.argv[1], int(sys.argv[2])
 clock = Clock()

@@ -12,10 +12,11 @@ from harness.patience import until
 
 from toc.model.clock import Clock
 from toc.model.task import TaskRow, TaskStatus, TryRow
-from toc.model.verdict import CRASHED, after_expiry
-from toc.store import Failure, Finish, Guard, Store
+from toc.model.verdict import CRASHED, Failure, after_expiry
+from toc.store.batch import Finish, Guard
 from toc.store.leases import RAN_OUT
 from toc.store.scan import Position
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 

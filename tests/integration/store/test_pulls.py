@@ -12,8 +12,8 @@ from typing import Any
 from toc.model.pull import AckOutcome, PullLease, PullRow
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
-from toc.store import Store
 from toc.store.pulls import HandOut
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 

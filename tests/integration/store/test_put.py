@@ -23,8 +23,9 @@ from toc.model.errors import DedupConflict, RequestReused, StoreUnavailable, Sub
 from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
-from toc.store import Failure, Store
+from toc.model.verdict import Failure
 from toc.store.pulls import HandOut
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 NEW, KEPT = PutOutcome.NEW, PutOutcome.KEPT

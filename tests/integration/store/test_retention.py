@@ -27,7 +27,7 @@ from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.observe.metrics import PURGED
-from toc.store import Store
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 

@@ -13,10 +13,11 @@ import structlog
 from sqlalchemy.engine import make_url
 
 from toc.model.task import TaskRow, TaskStatus
-from toc.store import Failure, Store
+from toc.model.verdict import Failure
 from toc.store.mysql import MySqlServer
 from toc.store.scan import DueRow, Position
 from toc.store.server import Statement
+from toc.store.store import Store
 
 T0 = 1_900_000_000_000
 NewRow = Callable[..., TaskRow]

@@ -13,8 +13,8 @@ from toc.model.schedule import Definition, new_state, step
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
-from toc.store import Store
 from toc.store.schedules import Move, Stored, occurrence_key
+from toc.store.store import Store
 
 TOPIC = Topic("t", 7, 16)
 NOW = 1_800_000_000_000

@@ -9,8 +9,8 @@ import pytest
 
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
-from toc.store import Selection, Store
-from toc.store.select import PAGE
+from toc.store.select import PAGE, Selection
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 T0 = 1_900_000_000_000

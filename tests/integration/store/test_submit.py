@@ -23,7 +23,7 @@ from toc.model.errors import (
 )
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow
-from toc.store import Store
+from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 

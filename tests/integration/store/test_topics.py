@@ -12,7 +12,7 @@ import pytest
 
 from toc.model.errors import InvalidTopic, TopicExists, UnknownTopic
 from toc.model.topic import Backoff, Topic, TopicType
-from toc.store import Store
+from toc.store.store import Store
 
 _numbers = itertools.count(1000)
 

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from harness.system import System
+from harness.system import System, buried
 
 from toc import NewTask, TaskStatus
 from toc.maintenance.sweep import Sweep, sweep_all
 from toc.operate import admin, bulk
-from toc.store import Selection
+from toc.store.select import Selection
 
 DEAD = Selection(TaskStatus.DEAD)
 SECONDS = 8
@@ -108,6 +108,6 @@ def test_no_task_is_lost_or_revived_while_tasks_die_and_are_redriven_purged_and_
     slots = center.catalog.get("test.doomed").slots()
 
     def entries() -> list[int]:
-        return sorted(job_id for slot in slots for job_id, _ in center.queues.dead(slot, 10_000))
+        return sorted(buried(center, slots))
 
     system.wait(lambda: entries() == sorted(left), "what is dead, and nothing else, is in the DeadQueues", 5)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from fault.kit.load import Load
 from harness.machine import Machine
-from harness.system import System
+from harness.system import System, buried
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
 from toc.model.clock import to_ms
@@ -84,7 +84,7 @@ def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(sys
     assert "harness/app.py" in raised[-1]["stack"], "for who debugs, where it came from"
     assert "attempt 16" not in str(raised), "nor there what it says"
     slot = center.catalog.get("test.doomed").slot(row.slot_crc)
-    system.wait(lambda: job_id in dict(center.queues.dead(slot, 10)), "it is in the DeadQueue", 5)
+    system.wait(lambda: job_id in buried(center, [slot]), "it is in the DeadQueue", 5)
     assert center.cancel(job_id) is CancelOutcome.TOO_LATE
 
     rows = center.store.redrive([job_id], center.clock.now_ms())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from harness.hands import SLOT, TOPIC, WorkerAtRest
-from harness.system import System
+from harness.system import System, buried
 from structlog.testing import capture_logs
 
 from toc import TimeoutCenter
@@ -48,7 +48,7 @@ def kill(system: System, job_id: int) -> None:
 
 
 def in_dead_queue(system: System) -> set[int]:
-    return {job_id for job_id, _ in system.center.queues.dead(SLOT, 100)}
+    return buried(system.center, [SLOT])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from harness.machine import Machine
-from harness.system import System
+from harness.system import System, buried
 
 from toc import NewTask, TaskStatus
 from toc.model.topic import Slot
@@ -42,7 +42,7 @@ def test_a_task_that_kills_every_process_is_dead_after_a_run_alone_and_its_neigh
     assert 4 <= len(starts) <= 5
     assert starts[-1].pid not in before
     slot = center.catalog.get(topic).slot(row.slot_crc)
-    system.wait(lambda: poison in dict(center.queues.dead(slot, 10)), "it is in the DeadQueue", 30)
+    system.wait(lambda: poison in buried(center, [slot]), "it is in the DeadQueue", 30)
     system.wait(
         lambda: all(system.row(job_id).status == TaskStatus.PROCESSED for job_id in neighbours),
         "every neighbour has ended well",

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from socketserver import TCPServer
 from typing import Any
 
-from toc.index.messages import Depth
+from toc.index.messages import Peek
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -341,7 +341,7 @@ def _put(values: Values, family: Family[Level], value: float, *labels: str) -> N
     add_up(values, {(family.metric.name, *labels): [value]})
 
 
-def _add_depth(values: Values, topic: str, depth: Depth) -> None:
+def _add_depth(values: Values, topic: str, depth: Peek) -> None:
     for family, value in (
         (SCHEDULED, depth.store),
         (DUE, depth.due),

@@ -74,7 +74,7 @@ class Fallback:
 
     def __post_init__(self) -> None:
         self._tables_of_server = self.store.tables_of_server()
-        self._table_count = sum(map(len, self._tables_of_server))
+        self._table_count = len(self.store.tables)
         self._lost: dict[Slot, float] = {}
         """Slots that are served from the tables, with the time until which (monotonic)."""
         self._everywhere_at = float("-inf")

@@ -166,12 +166,13 @@ class Finisher:
         """Return entries until these instants (ms), such as the end of another worker's lease."""
         self._roll_back((entry, entry.row_score(at)) for entry, at in times)
 
-    def _roll_back(self, pairs: Iterable[tuple[Entry, float]]) -> None:
+    def _roll_back(self, pairs: Iterable[tuple[Entry, float]], *, now: bool = False) -> None:
+        """Return entries at these scores: with the next flush, or ``now``, on the caller's thread."""
         by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
         for entry, score in pairs:
             by_flusher.setdefault(self._of(entry), []).append((entry, score))
         for flusher, some in by_flusher.items():
-            flusher.move(Moves(rollback=some))
+            (flusher.move_now if now else flusher.move)(Moves(rollback=some))
 
     def put_away(self, times: Iterable[tuple[Entry, int]]) -> None:
         """Return entries until these instants (ms), because their rows cannot be read or written now.
@@ -179,13 +180,12 @@ class Finisher:
         Runs on the caller's thread, so the caller takes nothing meanwhile: the server's own thread may hang,
         and postponed entries must not pile up. They have not started and have no lease, so no row is written.
         """
-        by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
+        pairs = []
         for entry, at in times:
             self.away.add(entry.slot, entry.due, at)
             score = entry.row_score(at) if entry.checked else entry.unread_score(at)  # [rule: put-away]
-            by_flusher.setdefault(self._of(entry), []).append((entry, score))
-        for flusher, pairs in by_flusher.items():
-            flusher.move_now(Moves(rollback=pairs))
+            pairs.append((entry, score))
+        self._roll_back(pairs, now=True)
 
     def settle_by_row(self, entries: Iterable[tuple[Entry, TryRow | None]]) -> None:
         """Move entries whose row says that they must not run."""
@@ -512,8 +512,8 @@ class Flusher:
         """Give up the leases of entries that go back."""
         if not entries:
             return
-        released = self.store.leases.release([entry.job_id for entry in entries])
-        tell_unwritten(released.unanswered)  # these will run out
+        failed = self.store.leases.release([entry.job_id for entry in entries])
+        tell_unwritten(failed)  # these will run out
         for entry in entries:
             entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
 

@@ -85,10 +85,8 @@ class LeaseKeeper:
     def _release_gone(self, number: int) -> None:
         """Release leases requested for entries that left meanwhile: running out would look like a crash."""
         gone = [entry.job_id for entry in self._asked[number] if self._inflight.get(entry.job_id) is None]
-        if gone:
-            failed = self._store.leases.release(gone).unanswered
-            if failed:
-                _complain(failed)  # they will run out
+        if gone and (failed := self._store.leases.release(gone)):
+            _complain(failed)  # they will run out
         self._asked[number] = []
 
     def _give_back_refused(self, now: float) -> None:

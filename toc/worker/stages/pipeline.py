@@ -25,6 +25,7 @@ from toc.worker.loop import Loop, Wake
 from toc.worker.quarantine.quarantine import Quarantine
 from toc.worker.slots import SlotBook
 from toc.worker.stages.adopt import Adopter
+from toc.worker.stages.agenda import Agenda
 from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.check import Checker
 from toc.worker.stages.dispatch import Dispatcher
@@ -123,14 +124,19 @@ class Pipeline:
             checker=self.checker,
             let_go=self.let_go,
         )
-        self.poller = Poller(
-            queues=queues,
+        agenda = Agenda(
             catalog=catalog,
             clock=clock,
             handlers=handlers,
             book=book,
             finisher=self.finisher,
             dispatcher=self.dispatcher,
+            pressure=self.pressure,
+        )
+        self.poller = Poller(
+            queues=queues,
+            clock=clock,
+            agenda=agenda,
             checker=self.checker,
             adopter=self.adopter,
             early=self.early,

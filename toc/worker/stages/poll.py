@@ -20,22 +20,18 @@ from toc.index.calls import IndexBroken, ReplyLost
 from toc.index.connections import IndexSlow
 from toc.index.messages import Prepared, PrepareRequest
 from toc.index.queues import Queues
-from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.handler import Handler
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
 from toc.worker.loop import Loop, Wake
-from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.slots import OwnedSlot
 from toc.worker.stages.adopt import Adopter
 from toc.worker.stages.agenda import Agenda
 from toc.worker.stages.check import Checker
-from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry
-from toc.worker.stages.finish import Finisher
 from toc.worker.stages.inbox import Inbox, Pressure
 
 log = get_logger(__name__)
@@ -58,12 +54,8 @@ class Poller:
     """The loop that takes tasks. It alone prepares. Other threads report slots and due times to its inbox."""
 
     queues: Queues
-    catalog: TopicCatalog
     clock: Clock
-    handlers: Mapping[str, Handler]
-    book: SlotBook
-    finisher: Finisher
-    dispatcher: Dispatcher
+    agenda: Agenda
     checker: Checker
     adopter: Adopter
     early: EarlyEntries
@@ -73,15 +65,6 @@ class Poller:
 
     def __post_init__(self) -> None:
         self._queues = self.queues.within(PATIENCE_SECONDS)
-        self._agenda = Agenda(
-            catalog=self.catalog,
-            clock=self.clock,
-            handlers=self.handlers,
-            book=self.book,
-            finisher=self.finisher,
-            dispatcher=self.dispatcher,
-            pressure=self.pressure,
-        )
         self._lock = threading.Lock()
         self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable], float]] = []
         """Answers that came after their round, with the seconds they took."""
@@ -112,13 +95,13 @@ class Poller:
         """Take the due entries that can start. Returns the seconds until the next are due."""
         with self._between:
             now = self.clock.now_ms()
-            self._agenda.hear(self.inbox.take_due())
+            self.agenda.hear(self.inbox.take_due())
             self.checker.start(self.early.release(now))
             self._hear_late()
             self.checker.check_again(now)
             if not self._taking:
                 return self._until_next(now)
-            requests = self._agenda.choose(now)
+            requests = self.agenda.choose(now)
             if requests and not self._take(requests) and self.pressure.crowded:
                 return 0.0  # nothing that runs will make room for the others: continue with them
             return self._until_next(self.clock.now_ms())
@@ -127,7 +110,7 @@ class Poller:
         if self._late or not self.inbox.empty:
             return 0.0
         times = []
-        if self._taking and (due := self._agenda.next_due()) is not None:
+        if self._taking and (due := self.agenda.next_due()) is not None:
             times.append(due)
         times += [at for at in (self.checker.next_again(), self.early.next_due()) if at is not None]
         if not times:
@@ -166,16 +149,16 @@ class Poller:
             owned = asked.slots[slot]
             if isinstance(result, IndexUnavailable):
                 if isinstance(result, IndexSlow):
-                    self._agenda.look(owned, now + SLOW_MS)
+                    self.agenda.look(owned, now + SLOW_MS)
                     continue
                 if not isinstance(result, IndexBroken):  # the watch reports these, once
                     failures.append(result)
-                self._agenda.look(owned, now + RETRY_MS)
+                self.agenda.look(owned, now + RETRY_MS)
                 if isinstance(result, ReplyLost):
                     self.adopter.reply_lost(slot, owned.claim)
                 continue
             taken += self.adopter.hold(slot, result.entries, result.redis_now_ms, asked.at)
-            self._agenda.took(owned, result, now)
+            self.agenda.took(owned, result, now)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         return taken

@@ -210,16 +210,12 @@ class Reclaimer:
                 # LOST: the row changed meanwhile; the next look reads it again
         if commits:
             for slot, removed in self.queues.commit(commits).items():
-                if not isinstance(removed, IndexUnavailable):
-                    ids = [job_id for job_id, _ in commits[slot]]
-                    _alarm(
-                        slot,
-                        [
-                            one
-                            for one, was_there in zip(ids, removed, strict=True)
-                            if was_there and one not in rows
-                        ],
-                    )
+                if isinstance(removed, IndexUnavailable):
+                    continue
+                for (job_id, _), was_there in zip(commits[slot], removed, strict=True):
+                    if was_there and job_id not in rows:
+                        log.error("orphan_dropped", job_id=job_id, slot=str(slot))
+                        ORPHANS.of(slot.topic).add()
         if backs:
             self.queues.rollback(backs)
         if buries:
@@ -232,10 +228,3 @@ class Reclaimer:
 
 def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:
     return [number for number, worker in owned.others.items() if worker in dead]  # [rule: known-death]
-
-
-def _alarm(slot: Slot, orphans: list[int]) -> None:
-    """Report entries without a row that were removed."""
-    for job_id in orphans:
-        log.error("orphan_dropped", job_id=job_id, slot=str(slot))
-        ORPHANS.of(slot.topic).add()
