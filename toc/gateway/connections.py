@@ -39,6 +39,8 @@ HEAD_BYTES = 32 << 10
 MOST_UNREAD = 64 << 20
 """Most bytes of answers that all clients of a process together leave unread. Beyond it, that connection is
 closed whose client has read nothing for longest."""
+MOST_JOINED = 64 << 10
+"""A longer body is not copied behind its head."""
 MOST_CONNECTIONS = 4096
 """Most connections of a process. For one more, that is closed which has been idle longest."""
 LOOK_SECONDS = 1.0
@@ -74,6 +76,7 @@ class Connection(HttpToolsProtocol):
         """Whether the client had received every byte of its answers when it left."""
         self._closed = asyncio.Event()
         self._waiting: set[asyncio.Task[Any]] = set()
+        self._answers = Answers(transport)
         self.crowd.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -196,6 +199,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
             return
         super().on_headers_complete()
+        self.cycle.transport = self._answers  # its task has not begun
 
     def on_message_complete(self) -> None:
         """Note that a request is complete."""
@@ -208,6 +212,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Note that a request is answered."""
+        self._answers.flush()
         super().on_response_complete()
         self._rest()
 
@@ -271,6 +276,46 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.write(STATUS_LINE[kind.status] + head + body)
         self.transport.close()
+
+
+class Answers(asyncio.Transport):
+    """Where uvicorn writes answers to: the head waits for the body, and both leave in one write.
+
+    Each write is a call of the kernel, a packet, and over TLS a record: a second one costs a quarter of all
+    that a short request takes.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """Write a head, later, or what belongs to the head before it."""
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) > MOST_JOINED:
+                self._transport.write(head)
+            else:
+                data = head + data
+        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(STATUS_LINE[100]):
+            self._head = data
+            return
+        self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write a head that no body follows."""
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        """Close the connection after all was written."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or closing."""
+        return self._transport.is_closing()
 
 
 def _hung_up(transport: asyncio.Transport) -> bool:
