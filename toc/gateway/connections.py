@@ -106,7 +106,8 @@ class Connection(HttpToolsProtocol):
 
     async def earlier_read(self) -> None:
         """Wait until the client has read earlier answers: till then what it asks next takes no memory."""
-        await self.flow.drain()
+        if self.flow.write_paused:
+            await self.flow.drain()
 
     @contextlib.contextmanager
     def leaving_cancels(self) -> Iterator[None]:
