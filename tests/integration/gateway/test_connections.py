@@ -75,7 +75,7 @@ def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_fo
             async with asyncio.timeout(10):
                 while len(crowd.unread) != min(number, 2) or len(crowd.all) != min(number, 2):
                     await asyncio.sleep(0.01)
-        left = {one.client for one in crowd.all}
+        left = {one.transport.get_extra_info("peername") for one in crowd.all}
         assert left == {name for _, name in clients[2:]}, "the last two"
         for client, _ in clients:
             client.close()
