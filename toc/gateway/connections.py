@@ -154,6 +154,8 @@ class Connection(HttpToolsProtocol):
                 if self.below is None:
                     self.transport.set_write_buffer_limits()
                 return not self.left or self._took_all or _took_all(self.transport)
+        if self.below is not None and not (self.kept_back or self.lost or _hung_up(self.below)):
+            return True  # what TLS waits for is only the client's farewell, which many do not send
         with contextlib.suppress(TimeoutError):  # an answer after which its connection ends
             async with asyncio.timeout(READ_SECONDS):
                 await self._closed.wait()
