@@ -48,7 +48,7 @@ class Gateway:
         many = "--processes" in options
         self._http_processes = int(options[options.index("--processes") + 1]) if many else 1
         self.system = system
-        self._tls = ssl.create_default_context(cafile=Tls.shared().ca) if "--tls-cert" in options else None
+        self.tls = ssl.create_default_context(cafile=Tls.shared().ca) if "--tls-cert" in options else None
         self.log = system.directory / f"{host}.log"
         self.tokens: dict[str, str] = {}
         self._connections = threading.local()
@@ -140,8 +140,8 @@ class Gateway:
             if connection is None:
                 connection = (
                     http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-                    if self._tls is None
-                    else http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self._tls)
+                    if self.tls is None
+                    else http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self.tls)
                 )
                 self._opened.append(connection)
             try:

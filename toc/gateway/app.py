@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 from math import ceil
 from typing import Any
 from urllib.parse import parse_qsl
@@ -33,7 +34,7 @@ from toc.gateway import (
     tasks,
     topics,
 )
-from toc.gateway.calls import Answer, Asked, HttpCall, Nothing, forbidden, takes_nothing
+from toc.gateway.calls import Answer, Asked, HttpCall, Nothing, Query, forbidden, takes_nothing
 from toc.gateway.connections import ClientGone
 from toc.gateway.problems import (
     BUSY,
@@ -82,6 +83,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+Sent = Mapping[bytes, bytes]
+"""The headers of a request, by name."""
 
 _COMMON: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _PAGE: Headers = [(b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")]
@@ -167,27 +170,34 @@ class App:
     # --- one call
 
     async def _call(self, call: HttpCall, path: dict[str, str], scope: Scope, receive: Receive) -> Answer:
-        token = self._token(scope)
+        headers = dict(reversed(scope["headers"]))  # of each the first counts
+        token = self._token(headers)
         if token.may(call.access) is Access.FORBIDDEN:
             raise forbidden()
         body: Any = None
         query = _query(call, scope["query_string"])
         raw = content_type = request = None
         if call.body is not None:
-            content_type = _header(scope, b"content-type")
-            is_raw = call.takes_raw and (query.raw or not _is_json(content_type))
-            _check_type(scope, any_type=is_raw)
-            with self._room(call, token, scope) as room:
+            content_type = _header(headers, b"content-type")
+            is_json = _is_json(content_type)
+            is_raw = call.takes_raw and (query.raw or not is_json)
+            if not is_json and not is_raw:
+                raise Problem(MEDIA_TYPE, "send application/json")
+            if headers.get(b"content-encoding", b"identity") != b"identity":
+                raise Problem(MEDIA_TYPE, "send the body without a content encoding")
+            with self._room(call, token, headers) as room:
                 data = await room.read(receive)
-                if call.named and (name := _header(scope, b"idempotency-key")) is not None:
-                    request = _request(token, scope, name, data)
+                if call.named and (name := _header(headers, b"idempotency-key")) is not None:
+                    request = _request(token, scope, content_type, name, data)
                 if is_raw:
                     raw = data
                 else:
                     body = _parsed(call.body, data)
         asked = Asked(self._service, call, token, path, query, body, raw, content_type, request)
         tracing = self._service.center.tracing
-        parent = None if tracing is None else _header(scope, b"traceparent")
+        if tracing is None and not call.waits:
+            return await call.handler(asked)
+        parent = None if tracing is None else _header(headers, b"traceparent")
         answering = (
             nullcontext() if tracing is None or parent is None else tracing.answering(call.name, parent)
         )
@@ -195,9 +205,9 @@ class App:
         with answering, watching:
             return await call.handler(asked)
 
-    def _token(self, scope: Scope) -> Token:
+    def _token(self, headers: Sent) -> Token:
         """Return the token of a request, and take the request from its rate. Raises Problem."""
-        words = (_header(scope, b"authorization") or "").split(" ")
+        words = (_header(headers, b"authorization") or "").split(" ")
         token = (
             self._service.book.find(words[1]) if len(words) == 2 and words[0].lower() == "bearer" else None
         )
@@ -216,11 +226,11 @@ class App:
             )
         return token
 
-    def _room(self, call: HttpCall, token: Token, scope: Scope) -> _Room:
+    def _room(self, call: HttpCall, token: Token, headers: Sent) -> _Room:
         most = call.most_bytes
         if call.takes_raw:  # in JSON, a body takes up to twice its bytes and rarely more
             most += 2 * self._service.center.settings.max_body
-        return _Room(self._buffered, token.name, most, _header(scope, b"content-length"))
+        return _Room(self._buffered, token.name, most, _header(headers, b"content-length"))
 
     # --- routing
 
@@ -307,42 +317,34 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/:\\n]+)", re.escape(path)))
 
 
-def _header(scope: Scope, name: bytes) -> str | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            return str(value, "latin-1")
-    return None
+def _header(headers: Sent, name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 def _encoded(headers: Mapping[str, str]) -> Headers:
     return [(key.encode(), value.encode("latin-1")) for key, value in headers.items()]
 
 
-def _request(token: Token, scope: Scope, name: str, data: bytes) -> Request:
+def _request(token: Token, scope: Scope, content_type: str | None, name: str, data: bytes) -> Request:
     """Return the name of a request, which is that of its token and path alone. Raises Problem."""
     if not (0 < len(name) <= MOST_NAME and name.isascii() and name.isprintable()):
         detail = f"an Idempotency-Key has 1 to {MOST_NAME} printable ASCII characters"
         raise Problem(INVALID, detail, field="Idempotency-Key")
-    content_type = _header(scope, b"content-type") or ""
-    payload = b"\0".join((content_type.encode("latin-1"), scope["query_string"], data))
+    payload = b"\0".join(((content_type or "").encode("latin-1"), scope["query_string"], data))
     return Request.of(f"{token.name} {scope['path']}", name, payload)
 
 
 def _is_json(content_type: str | None) -> bool:
-    return content_type is None or content_type.partition(";")[0].strip().lower() == "application/json"
-
-
-def _check_type(scope: Scope, *, any_type: bool) -> None:
-    if not any_type and not _is_json(_header(scope, b"content-type")):
-        raise Problem(MEDIA_TYPE, "send application/json")
-    if _header(scope, b"content-encoding") not in (None, "identity"):
-        raise Problem(MEDIA_TYPE, "send the body without a content encoding")
+    if content_type is None or content_type == "application/json":
+        return True
+    return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
 def _query(call: HttpCall, text: bytes) -> Any:
     """Return the parameters of the query. Raises Problem."""
-    if not text and call.query is Nothing:
-        return None
+    if not text:
+        return _without(call.query)
     try:
         pairs = parse_qsl(
             text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS
@@ -354,6 +356,17 @@ def _query(call: HttpCall, text: bytes) -> Any:
         raise Problem(SYNTAX, "a parameter is in the query twice")
     try:
         return call.query.model_validate(values)
+    except ValidationError as exc:
+        raise _invalid(exc) from None
+
+
+@cache
+def _without(query: type[Query]) -> Any:
+    """Return the parameters of an empty query, which no handler changes. Raises Problem."""
+    if query is Nothing:
+        return None
+    try:
+        return query()
     except ValidationError as exc:
         raise _invalid(exc) from None
 

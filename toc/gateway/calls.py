@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -177,7 +178,7 @@ class HttpCall:
     takes_raw: bool = False
     named: bool = False
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its name for metrics, traces and the document: method and path."""
         return f"{self.method} {self.path}"

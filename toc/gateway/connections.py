@@ -1,8 +1,11 @@
 """Connections of clients: what uvicorn leaves open is bounded here.
 
 uvicorn bounds neither the size of headers, nor the time that a request may take to arrive, nor that which its
-answer may take to be read, nor the number of idle connections. One look a second at all connections does.
+answer may take to be read, nor the number of idle connections and of TLS handshakes. One look a second at all
+connections does.
 
+    TLS handshake ──▶
+     │ HEAD_SECONDS
     idle ── first byte ──▶ arriving ── complete ──▶ answered by the app ── answer read ──▶ idle
      │ KEEP_ALIVE_SECONDS     │ HEAD_SECONDS, BODY_SECONDS       │ READ_SECONDS
      └────────────────────────┴──────────────── closed ──────────┘
@@ -14,15 +17,17 @@ import asyncio
 import contextlib
 import fcntl
 import socket
+import ssl
 import termios
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httptools
 from pydantic_core import to_json
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import Server
+from uvicorn.server import Server, ServerState
 
 from toc.gateway.problems import HEADERS, SYNTAX, TIMEOUT, Kind, Problem
 from toc.observe.metrics import CONNECTIONS, CONNECTIONS_CLOSED
@@ -39,6 +44,8 @@ HEAD_BYTES = 32 << 10
 MOST_UNREAD = 64 << 20
 """Most bytes of answers that all clients of a process together leave unread. Beyond it, that connection is
 closed whose client has read nothing for longest."""
+MOST_JOINED = 64 << 10
+"""A longer body is not copied behind its head."""
 MOST_CONNECTIONS = 4096
 """Most connections of a process. For one more, that is closed which has been idle longest."""
 LOOK_SECONDS = 1.0
@@ -56,10 +63,14 @@ class Connection(HttpToolsProtocol):
     """One connection of a client."""
 
     crowd: Crowd
+    below: asyncio.Transport | None = None
+    """Of a connection over TLS the one below, to which ``transport`` passes on all that it encrypts."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in."""
         super().connection_made(transport)
+        if self.below is not None:
+            self.below.set_write_buffer_limits(0)  # it tells when the socket has taken the last byte
         self.head_bytes = 0
         self.arriving_since = 0.0
         """When the first byte of an incomplete request came; 0.0 while there is none."""
@@ -74,11 +85,13 @@ class Connection(HttpToolsProtocol):
         """Whether the client had received every byte of its answers when it left."""
         self._closed = asyncio.Event()
         self._waiting: set[asyncio.Task[Any]] = set()
+        self._answers = Answers(transport, self.below)
         self.crowd.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let it go."""
-        self.lost = self.lost or exc is not None  # without an error it was closed after all was sent
+        # Without an error it was closed after all was sent, or a client left TLS without a word.
+        self.lost = self.lost or exc is not None or not (self.below is None or self._answers.closed)
         self._closed.set()
         self.crowd.left(self)
         super().connection_lost(exc)
@@ -103,7 +116,8 @@ class Connection(HttpToolsProtocol):
 
     async def earlier_read(self) -> None:
         """Wait until the client has read earlier answers: till then what it asks next takes no memory."""
-        await self.flow.drain()
+        if self.flow.write_paused:
+            await self.flow.drain()
 
     @contextlib.contextmanager
     def leaving_cancels(self) -> Iterator[None]:
@@ -122,19 +136,26 @@ class Connection(HttpToolsProtocol):
         finally:
             self._waiting.discard(task)
 
+    @property
+    def kept_back(self) -> int:
+        """How many bytes of its answers the socket has not taken yet."""
+        below = 0 if self.below is None else self.below.get_write_buffer_size()
+        return self.transport.get_write_buffer_size() + below
+
     async def sent(self) -> bool:
         """Wait until the socket has taken the whole answer. Returns whether the client is still there, or
         has left after it had received all of it."""
         await asyncio.sleep(0)  # the loop writes, and reads what has come, once more
         if not self.transport.is_closing():
-            # A limit of 0 makes the first byte count that is kept back. It is set only if there is one: TLS
-            # takes "none is kept back" for "too many are", and nothing would wake what then waits.
-            if self.transport.get_write_buffer_size():
+            if self.below is None:  # else the first byte counts anyway that is kept back
                 self.transport.set_write_buffer_limits(0)
             await self.flow.drain()
             if not self.transport.is_closing():
-                self.transport.set_write_buffer_limits()
+                if self.below is None:
+                    self.transport.set_write_buffer_limits()
                 return not self.left or self._took_all or _took_all(self.transport)
+        if self.below is not None and not (self.kept_back or self.lost or _hung_up(self.below)):
+            return True  # what TLS waits for is only the client's farewell, which many do not send
         with contextlib.suppress(TimeoutError):  # an answer after which its connection ends
             async with asyncio.timeout(READ_SECONDS):
                 await self._closed.wait()
@@ -144,7 +165,7 @@ class Connection(HttpToolsProtocol):
 
     def _answered_all(self) -> bool:
         answered = self.cycle is not None and self.cycle.response_complete
-        return answered and not self.transport.get_write_buffer_size()
+        return answered and not self.kept_back
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived."""
@@ -196,6 +217,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
             return
         super().on_headers_complete()
+        self.cycle.transport = self._answers  # its task has not begun
 
     def on_message_complete(self) -> None:
         """Note that a request is complete."""
@@ -208,6 +230,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Note that a request is answered."""
+        self._answers.flush()
         super().on_response_complete()
         self._rest()
 
@@ -222,11 +245,17 @@ class Connection(HttpToolsProtocol):
         """Note that the client does not read."""
         self.unread_since = self.loop.time()
         super().pause_writing()
+        self.crowd.unread.pop(self, None)
         self.crowd.unread[self] = None
         self.crowd.bound_unread()
 
     def resume_writing(self) -> None:
         """Note that the client reads."""
+        if self.below is not None:
+            if self.below.get_write_buffer_size():  # what was written in the meantime is kept back again
+                self.transport.set_write_buffer_limits(0)
+                return
+            self.transport.set_write_buffer_limits()
         self.unread_since = 0.0
         self.crowd.unread.pop(self, None)
         super().resume_writing()
@@ -273,6 +302,115 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
+class Answers(asyncio.Transport):
+    """Where uvicorn writes answers to: the head waits for the body, and both leave in one write.
+
+    Each write is a call of the kernel, a packet, and over TLS a record: a second one costs a quarter of all
+    that a short request takes.
+    """
+
+    def __init__(self, transport: asyncio.Transport, below: asyncio.Transport | None) -> None:
+        super().__init__()
+        self._transport = transport
+        self._below = below
+        self._head = b""
+        self.closed = False
+        """Whether the connection ends with an answer."""
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """Write a head, later, or what belongs to the head before it."""
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) > MOST_JOINED:
+                self._transport.write(head)
+            else:
+                data = head + data
+        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(STATUS_LINE[100]):
+            self._head = data
+            return
+        self._transport.write(data)
+        if self._below is not None and self._below.get_write_buffer_size():
+            # TLS has passed it on, and does not count what the socket keeps back. A limit of 0 makes it pause
+            # until all is taken; if nothing were kept back, nothing would end the pause.
+            self._transport.set_write_buffer_limits(0)
+
+    def flush(self) -> None:
+        """Write a head that no body follows."""
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        """Close the connection after all was written."""
+        self.flush()
+        self.closed = True
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or closing."""
+        return self._transport.is_closing()
+
+
+class Handshake(asyncio.Protocol):
+    """A connection whose TLS handshake is under way: bounded in number as those are that ask for nothing, and
+    in time as the head of a request."""
+
+    crowd: Crowd
+    context: ssl.SSLContext
+    secured: type[Connection]
+
+    def __init__(self, *, server_state: ServerState, **about: Any) -> None:
+        self._make = partial(self.secured, server_state=server_state, **about)
+        self._others: set[Any] = server_state.connections
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin the handshake."""
+        self.transport = transport
+        self._since = self._loop.time()
+        self._others.add(self)
+        self.crowd.joined(self)
+        if transport.is_closing():
+            return
+        # Its first step is made now: what arrives from here on must reach TLS, and no task begins at once.
+        self._tls = self._loop.start_tls(
+            transport, self, self.context, server_side=True, ssl_handshake_timeout=2 * HEAD_SECONDS
+        )
+        self._tls.send(None).add_done_callback(self._done)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """Let it go."""
+        self.crowd.left(self)
+        self._others.discard(self)
+
+    def _done(self, _handshake: asyncio.Future[None]) -> None:
+        self.connection_lost(None)  # as such
+        try:
+            self._tls.send(None)
+        except StopIteration as exc:
+            transport = exc.value
+        except OSError:  # also of TLS
+            return
+        if not transport.is_closing():
+            connection = self._make()
+            connection.below = self.transport
+            transport.set_protocol(connection)
+            connection.connection_made(transport)
+
+    def look(self, now: float) -> None:
+        """Close it if its client is too slow."""
+        if now - self._since > HEAD_SECONDS:
+            self.close("slow")
+
+    def close(self, reason: str) -> None:
+        """Close it without an answer."""
+        CONNECTIONS_CLOSED.of(reason).add()
+        self.transport.abort()
+
+    def shutdown(self) -> None:
+        """Close it, as the server stops."""
+        self.transport.abort()
+
+
 def _hung_up(transport: asyncio.Transport) -> bool:
     """Whether the client has closed its end, which the event loop may not have noticed yet."""
     with contextlib.suppress(OSError):
@@ -299,13 +437,13 @@ class Crowd:
 
     def __init__(self, most: int = MOST_CONNECTIONS) -> None:
         self.most = most
-        self.all: set[Connection] = set()
-        self.idle: dict[Connection, None] = {}
+        self.all: set[Connection | Handshake] = set()
+        self.idle: dict[Connection | Handshake, None] = {}
         """Those that wait for a request, the longest idle first."""
         self.unread: dict[Connection, None] = {}
         """Those whose clients do not read, the longest first."""
 
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: Connection | Handshake) -> None:
         """Take in a new connection; if there are too many, close one that is idle, or else the new one."""
         if len(self.all) >= self.most:
             victim = next(iter(self.idle), connection)
@@ -316,15 +454,16 @@ class Crowd:
         self.all.add(connection)
         self.idle[connection] = None
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: Connection | Handshake) -> None:
         """Forget a connection."""
         self.all.discard(connection)
         self.idle.pop(connection, None)
-        self.unread.pop(connection, None)
+        if isinstance(connection, Connection):
+            self.unread.pop(connection, None)
 
     def bound_unread(self) -> None:
         """Close whose clients have read nothing for longest, until the others hold few enough bytes."""
-        held = {one: one.transport.get_write_buffer_size() for one in self.unread}
+        held = {one: one.kept_back for one in self.unread}
         total = sum(held.values())
         for victim, size in held.items():
             if total <= MOST_UNREAD:
@@ -362,7 +501,7 @@ def server(
     key: str | None = None,
 ) -> GatewayServer:
     """Return a server for the application. Raises OSError or ssl.SSLError for a bad certificate."""
-    protocol = type("OwnConnection", (Connection,), {"crowd": crowd})
+    protocol: type[asyncio.Protocol] = type("OwnConnection", (Connection,), {"crowd": crowd})
     config = Config(
         app,
         http=protocol,
@@ -379,4 +518,7 @@ def server(
         ssl_keyfile=key,
     )
     config.load()
+    if config.ssl is not None:  # uvicorn would leave handshakes, and what is below TLS, to the event loop
+        about = {"crowd": crowd, "context": config.ssl, "secured": protocol}
+        config.http_protocol_class, config.ssl = type("OwnHandshake", (Handshake,), about), None
     return GatewayServer(config)

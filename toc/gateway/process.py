@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import mmap
 import os
@@ -92,6 +93,10 @@ class Gateway:
         }
         for name, task in tasks.items():
             watched_task(name, task, lambda: self._left)
+        # Loaded objects stay for good. Looking through them would hold up every request that is under way for
+        # 50 ms at a time, every two seconds under load.
+        gc.collect()
+        gc.freeze()
         self._link.send("ready", worker_id=arguments.worker_id)
         serving = [one.serve([listener]) for one, listener in zip(self._servers, listeners, strict=True)]
         await asyncio.gather(*serving)

@@ -150,6 +150,8 @@ class Service:
 
         Submits that want the same one at once ask together.
         """
+        if name in self.center.catalog.known():
+            return
         with suppress(UnknownTopic):
             await self.batcher.topic(name)
             return

@@ -160,7 +160,7 @@ async def submit(asked: Asked) -> Answer:
     query: RawTask = asked.query
     if asked.raw is not None:
         task = query.task(topic, asked.raw, asked.content_type)
-    elif query != RawTask():
+    elif query.model_fields_set and query != RawTask():
         raise Problem(INVALID, "fields are in the query only if the request is the task's body", field="raw")
     else:
         task = asked.body.task(topic)

@@ -184,7 +184,7 @@ class Token:
             return Access.FORBIDDEN
         if call in CLUSTER_CALLS:
             return Access.ALLOWED if EVERYTHING in self.topics else Access.FORBIDDEN
-        if topic is not None and not any_matches(self.topics, topic):
+        if topic is not None and EVERYTHING not in self.topics and not any_matches(self.topics, topic):
             return Access.HIDDEN
         return Access.ALLOWED
 

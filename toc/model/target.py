@@ -213,7 +213,7 @@ def payload_of(attribute: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_not_reserved(attribute: Mapping[str, Any] | None) -> None:
     """Raise InvalidAttribute if a caller's attribute has the reserved key: it could name any URL."""
-    if isinstance(attribute, Mapping) and ATTRIBUTE in attribute:
+    if isinstance(attribute, (dict, Mapping)) and ATTRIBUTE in attribute:
         raise InvalidAttribute(f"the key {ATTRIBUTE!r} of an attribute is reserved; give target or url")
 
 

@@ -26,6 +26,8 @@ MAX_ATTEMPTS = 65_535
 """Largest value of the column. Each further try of a task is counted as one of the 31 before."""
 MAX_ATTRIBUTE_CHARS = 4096
 MAX_ATTRIBUTE_BYTES = 4 * MAX_ATTRIBUTE_CHARS
+_ATTRIBUTES = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+"""Made once: ``json.dumps`` would make one for each attribute."""
 
 
 class TaskStatus(IntEnum):
@@ -356,12 +358,10 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
     """
     if attribute is None:
         return "{}"
-    if not isinstance(attribute, Mapping):
+    if not isinstance(attribute, (dict, Mapping)):  # the first is told at once
         raise InvalidAttribute(f"attribute must be a dict, not {type(attribute).__name__}")
     try:
-        text = json.dumps(
-            dict(attribute), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
-        )
+        text = _ATTRIBUTES.encode(dict(attribute))
         size = len(text.encode())
         same = json.loads(text) == attribute
     except UnicodeEncodeError as exc:

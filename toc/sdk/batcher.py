@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar
 
 from toc.failpoint import failpoint
 from toc.model import features
+from toc.model.body import NO_BODIES
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import (
     Busy,
@@ -128,7 +129,7 @@ class Lane(Generic[Item, Outcome]):
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
         self._admit(1, size)
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._add(item, size, partial(_resolve, future))
+        self._add(item, size, partial(_resolve, future), self._loop.time())
         self._pump()
         return await future
 
@@ -146,8 +147,9 @@ class Lane(Generic[Item, Outcome]):
             if not left and not future.done():
                 future.set_result(None)
 
+        now = self._loop.time()
         for index, (item, size) in enumerate(items):
-            self._add(item, size, partial(take, index))
+            self._add(item, size, partial(take, index), now)
         self._pump()
         await future
         return outcomes
@@ -159,9 +161,9 @@ class Lane(Generic[Item, Outcome]):
         if waiting and (waiting + count > MOST_WAITING or self._bytes + size > MOST_WAITING_BYTES):
             raise Busy("too many requests wait for a database server; try again in a moment")
 
-    def _add(self, item: Item, size: int, take: Callable[[Any], None]) -> None:
+    def _add(self, item: Item, size: int, take: Callable[[Any], None], since: float) -> None:
         self._bytes += size
-        asked = _Asked(item, size, take, self._loop.time())
+        asked = _Asked(item, size, take, since)
         (self._apart if size > LARGE_BYTES else self._waiting).append(asked)
         if self._looking is None:
             self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._look)
@@ -407,7 +409,15 @@ class Batcher:
         Raises InvalidInput, FeatureNotReady.
         """
         try:
-            return await self._checked(task, across, request, max_delay)
+            topic = self.center.catalog.known().get(task.topic) or await self.topic(task.topic)
+            row = self.center._intake.row(task, lambda _name: topic, max_delay)
+            for feature in features_of(row):
+                if self.center.catalog.lacking.get(feature.value) != ():
+                    await self.read_topics()
+                    features.check(feature, self.center.catalog.lacking)
+            types = [(await self.topic(name)).biz_type for name in across] if across else ()
+            contents = NO_BODIES if row.body_sha256 is None else bodies_of([task], [row])
+            return Submission(row, task.topic, contents, conflict_of(task), types, request)
         except InvalidInput:
             # Asked again, it may be refused for what was right then, such as a time that has passed since.
             if request is None:
@@ -422,18 +432,6 @@ class Batcher:
         """Claim the name of a request for many tasks, whose parts are stored next. Raises RequestReused."""
         store = self.center.store
         await asyncio.wrap_future(store.soon(partial(store.requests.claim, request)))
-
-    async def _checked(
-        self, task: NewTask, across: Collection[str], request: Request | None, max_delay: float | None
-    ) -> Submission:
-        topic = await self.topic(task.topic)
-        row = self.center._intake.row(task, lambda _name: topic, max_delay)
-        for feature in features_of(row):
-            if self.center.catalog.lacking.get(feature.value) != ():
-                await self.read_topics()
-                features.check(feature, self.center.catalog.lacking)
-        types = [(await self.topic(name)).biz_type for name in across]
-        return Submission(row, task.topic, bodies_of([task], [row]), conflict_of(task), types, request)
 
     # --- look up
 

@@ -180,13 +180,15 @@ class RowMaker:
 
 def conflict_of(task: NewTask) -> OnConflict:
     """Return what a task's submit does if its dedup_key is taken. Raises InvalidInput."""
+    if task.on_conflict == OnConflict.KEEP:
+        return OnConflict.KEEP
     try:
         what = OnConflict(task.on_conflict)
     except ValueError:
         raise InvalidInput(
             f"on_conflict must be one of {', '.join(OnConflict)}, not {shown(task.on_conflict)}"
         ) from None
-    if what is not OnConflict.KEEP and task.dedup_key is None:
+    if task.dedup_key is None:
         raise InvalidKey(f"dedup_key is needed with on_conflict={what.value!r}: it names the task")
     return what
 
@@ -217,6 +219,8 @@ class Submission(NamedTuple):
 
 def features_of(row: TaskRow) -> list[Feature]:
     """Return what every member must know, lest it ignore what this task asks for."""
+    if row.body_sha256 is None and not row.tries and not row.expires_at:
+        return []
     asked = {
         Feature.BODIES: row.body_sha256, Feature.TRIES: row.tries, Feature.EXPIRES_AT: row.expires_at,
     }  # fmt: skip

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from toc.gateway import connections
 
@@ -71,7 +75,7 @@ def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_fo
             async with asyncio.timeout(10):
                 while len(crowd.unread) != min(number, 2) or len(crowd.all) != min(number, 2):
                     await asyncio.sleep(0.01)
-        left = {one.client for one in crowd.all}
+        left = {one.transport.get_extra_info("peername") for one in crowd.all}
         assert left == {name for _, name in clients[2:]}, "the last two"
         for client, _ in clients:
             client.close()
@@ -79,3 +83,68 @@ def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_fo
         await serving
 
     asyncio.run(steps())
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[tuple[connections.Crowd, Any]]:
+    """A server of an application, and its address."""
+    crowd = connections.Crowd()
+    server = connections.server(app, crowd, shutdown_deadline=1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    task = asyncio.create_task(server.serve([listener]))
+    try:
+        yield crowd, listener.getsockname()
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    body = (await receive())["body"] * int(scope["query_string"] or b"1")
+    head = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]}
+    await send(head)
+    await send({"type": "http.response.body", "body": body})
+
+
+def data_segments(client: Any) -> int:
+    """How many segments with data a socket has received."""
+    info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+    return int(struct.unpack_from("=I", info, 152)[0])
+
+
+def test_head_and_body_of_an_answer_leave_together() -> None:
+    async def steps() -> None:
+        async with serving(echo) as (_, address), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(*address)
+            for number in range(1, 4):
+                writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
+                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readexactly(2) == b"hi"
+                assert data_segments(writer.get_extra_info("socket")) == number
+            writer.close()
+
+    uvloop.run(steps())
+
+
+def test_every_kind_of_answer_arrives_whole_and_in_order() -> None:
+    async def steps() -> None:
+        async with serving(echo) as (_, address), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"HTTP/1.1 ")
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(9) == b"HTTP/1.1 "
+            writer.write(b"HEAD / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
+            assert b"content-length: 2" in await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"POST /?90000 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(180_000) == b"hi" * 90_000
+            writer.write(2 * b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")  # one waits for the other
+            for _ in range(2):
+                assert b"content-length: 0" in await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HEAD / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert b"connection: close" in await reader.read()
+            writer.close()
+
+    uvloop.run(steps())

@@ -201,15 +201,22 @@ def test_a_token_that_is_revoked_while_its_pull_waits_gets_nothing(gateway: Gate
     assert one(gateway)["attempt"] == 1
 
 
-@pytest.mark.parametrize("last", ["plain", "TLS", "a connection that ends"])
-def test_the_end_of_the_last_ttr_is_dead_once_its_answer_was_written(pulled: System, last: str) -> None:
-    tls = Tls.shared()
-    options = ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)] if last == "TLS" else []
-    gateway = Gateway(pulled, *options)
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("ends", [False, True], ids=["kept alive", "a connection that ends"])
+def test_the_end_of_the_last_ttr_is_dead_once_its_answer_was_written(
+    pulled: System, tls: bool, ends: bool
+) -> None:
+    gateway = Gateway(pulled, *(_tls() if tls else ()))
     try:
-        _lapses(gateway, {} if last != "a connection that ends" else {"Connection": "close"})
+        _lapses(gateway, {"Connection": "close"} if ends else {})
     finally:
         assert gateway.stop() == 0
+
+
+def _tls() -> list[str]:
+    """The options of a gateway that speaks TLS."""
+    tls = Tls.shared()
+    return ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
 
 
 def _lapses(gateway: Gateway, headers: dict[str, str]) -> None:
@@ -226,11 +233,10 @@ def _lapses(gateway: Gateway, headers: dict[str, str]) -> None:
 
 def test_what_is_asked_over_tls_before_an_answer_was_read_is_answered_as_well(pulled: System) -> None:
     """asyncio's TLS, told to keep nothing back, takes an empty buffer for a full one until more arrives."""
-    tls = Tls.shared()
-    gateway = Gateway(pulled, "--tls-cert", str(tls.certificate), "--tls-key", str(tls.key))
+    gateway = Gateway(pulled, *_tls())
     try:
         gateway.submit("test.once", delay=0.01)
-        context = ssl.create_default_context(cafile=tls.ca)
+        context = ssl.create_default_context(cafile=Tls.shared().ca)
         with (
             socket.create_connection(("127.0.0.1", gateway.port), 10) as raw,
             context.wrap_socket(raw, server_hostname="127.0.0.1") as client,
@@ -311,8 +317,17 @@ def test_consumers_of_a_killed_process_connect_again_and_every_task_arrives(gate
     assert len(got) > 50, "only what a client has read may end by its ttr"
 
 
-def test_an_answer_that_its_client_did_not_take_uses_up_no_last_try(gateway: Gateway) -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_an_answer_that_its_client_did_not_take_uses_up_no_last_try(pulled: System, tls: bool) -> None:
     """It leaves in the middle of an answer that is larger than what sockets hold."""
+    gateway = Gateway(pulled, *(_tls() if tls else ()))
+    try:
+        _leaves(gateway)
+    finally:
+        assert gateway.stop() == 0
+
+
+def _leaves(gateway: Gateway) -> None:
     big = {"x": "y" * 4000}
     tasks = [NewTask("test.once", n, 0.01, attribute=big, body=bytes(900_000)) for n in range(6)]
     assert until(lambda: not gateway.system.center.catalog.refresh() or _bodies(gateway.system), 20)
@@ -442,6 +457,8 @@ def _ask(gateway: Gateway, *, buffer: int = 0, **wanted: Any) -> socket.socket:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     client.settimeout(20)
     client.connect(("127.0.0.1", gateway.port))
+    if gateway.tls is not None:
+        client = gateway.tls.wrap_socket(client, server_hostname="127.0.0.1")
     client.sendall(_request(gateway, **{"wait": 30, "ttr": 40, **wanted}))
     return client
 
