@@ -7,6 +7,7 @@ UTC with milliseconds, a duration seconds. Logs are not meant: there a job_id is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from toc.model.clock import from_ms
@@ -14,7 +15,14 @@ from toc.model.clock import from_ms
 
 def instant(milliseconds: float) -> str:
     """Return an instant: ``2026-11-23T07:00:00.000Z``."""
-    return from_ms(int(milliseconds)).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    second, millisecond = divmod(int(milliseconds), 1000)
+    return f"{_second(second)}.{millisecond:03d}Z"
+
+
+@lru_cache(4096)
+def _second(second: int) -> str:
+    """Return a second as text. Tasks that are shown together share few."""
+    return from_ms(second * 1000).isoformat(timespec="seconds").removesuffix("+00:00")
 
 
 def seconds(milliseconds: float) -> float:

@@ -16,7 +16,7 @@ from toc.failpoint import failpoint
 from toc.index.queues import Queues
 from toc.model.body import Body, Content
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock, from_ms
+from toc.model.clock import Clock
 from toc.model.errors import BodyGone, UnreadableTask
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
 from toc.model.scores import store_score
@@ -101,15 +101,16 @@ class HandOuts:
         for one in aside:
             del wanted[one.entry.job_id]
             _refused(results, one.waiter)
+        drawn = secrets.token_bytes(NONCE_BYTES * len(wanted))  # at once: each draw is a call of the kernel
         items = [
             HandOut(
                 job_id,
                 entry.topic.biz_type,
                 entry.topic.retries,
                 min(ttrs[job_id], entry.topic.max_runtime * 1000),
-                secrets.token_bytes(NONCE_BYTES),
+                drawn[NONCE_BYTES * place : NONCE_BYTES * (place + 1)],
             )
-            for job_id, (entry, _) in wanted.items()
+            for place, (job_id, (entry, _)) in enumerate(wanted.items())
         ]
         rows: Answers[PullRow] = Answers()
         if items:
@@ -127,7 +128,10 @@ class HandOuts:
                 except UnreadableTask as exc:
                     unreadable.append((key, Nack(row, True, 0, str(exc))))
             results[waiter] = count + 1, delivered
-        handed = Counter(one.task.topic for _, delivered in results.values() for one in delivered)
+        handed: Counter[str] = Counter()
+        for _, delivered in results.values():
+            if delivered:  # all of one topic
+                handed[delivered[0].task.topic] += len(delivered)
         for topic, count in handed.items():
             HANDED_OUT.of(topic).add(count)
         lost = self._hall.hand_over(results)
@@ -343,11 +347,4 @@ def _delivered(row: PullRow, entry: Entry, key: PullLease, bodies: Bodies) -> De
         return content
 
     body = None if row.body_length < 0 else Body(row.body_length, read=read)
-    return Delivered(
-        row.to_task(entry.topic.name, body),
-        key.text(),
-        row.attempts,
-        from_ms(row.next_time),
-        is_last(row, entry.topic),
-        key,
-    )
+    return Delivered(row.to_task(entry.topic.name, body), row, key, is_last(row, entry.topic))

@@ -202,7 +202,8 @@ def test_leases_of_a_cancelled_or_moved_task_end_nothing(pulled: System, gateway
         assert pulled.center.cancel(cancelled) is CancelOutcome.MAY_HAVE_STARTED
         assert await gateway.ack([lease]) == [AckOutcome.CANCELLED]
         moved = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        _, lease, _, until, *_ = await one(gateway, ttr=1.5)
+        held = await one(gateway, ttr=1.5)
+        lease, until = held.lease, held.lease_until
         soon = datetime.now(UTC) + timedelta(seconds=0.5)
         outcome = pulled.center.reschedule(moved, action_time=soon)
         assert outcome is RescheduleOutcome.MAY_HAVE_STARTED
