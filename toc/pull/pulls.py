@@ -25,8 +25,8 @@ from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
 from toc.pull.answers import AnswerLanes, Answers, Ask, Kind, NackWish
 from toc.pull.hall import LAST_SECONDS, Delivered, Entry, Hall, TtrOf, Waiter
-from toc.pull.handout import NO_FENCE
 from toc.pull.lanes import Failed, end_process
+from toc.pull.mover import NO_FENCE
 from toc.pull.taker import Taker
 from toc.sdk.client import TimeoutCenter
 
@@ -209,6 +209,7 @@ class Pulls:
         if running:
             self._taker.stop(STOP_SECONDS)
         self._answers.stop(STOP_SECONDS)
+        self._taker.mover.stop(STOP_SECONDS)  # last: the others tell it how hand-outs and leases ended
 
     # --- inside
 
