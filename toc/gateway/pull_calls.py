@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, NotRequired
@@ -27,7 +27,7 @@ from toc.model.access import Call
 from toc.model.body import Content
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidLease, TocError
-from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome
+from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS, Task
 from toc.pull.hall import Delivered
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_WAIT_SECONDS
@@ -97,8 +97,9 @@ async def pull(asked: Asked) -> Answer:
     except BaseException:
         pulls.release(got)
         raise
-    shown = {one.key.job_id for one, _ in tasks}
-    pulls.release(one for one in got if one.key.job_id not in shown)
+    if len(tasks) < len(got):
+        shown = {one.key.job_id for one, _ in tasks}
+        pulls.release(one for one in got if one.key.job_id not in shown)
     return Answer(
         {"tasks": [_shown(one, content) for one, content in tasks]}, handed=[one for one, _ in tasks]
     )
@@ -109,12 +110,14 @@ async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Del
 
     What is left out, because its body is out of reach or there are enough bytes, is to be released.
     """
-    sizes = [(one, -1 if one.task.stored_body is None else one.task.stored_body.length) for one in got]
+    sizes = [(one, one.row.body_length) for one in got]
+    if all(length < 0 for _, length in sizes):
+        return [(one, None) for one in got]
     part = next(bounded(sizes, MOST_BODY_BYTES), [])
     size = sum(max(length, 0) for _, length in sizes[: len(part)])
     if size and asked.service.answering + size > MOST_ANSWERING:
         raise Problem(BUSY, "too many bytes are being sent")
-    wanted = {one.key.job_id: one.key.version for one in part if one.task.stored_body is not None}
+    wanted = {one.key.job_id: one.key.version for one in part if one.row.body_length >= 0}
     contents: dict[int, Content] = {}
     if wanted:
         read = asked.service.center.store.bodies.read
@@ -131,20 +134,21 @@ async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Del
 
 def _shown(one: Delivered, content: Content | None) -> PulledTask:
     task: Task = one.task
+    row = one.row
     shown: PulledTask = {
         "job_id": str(task.job_id),
         "topic": task.topic,
         "biz_id": task.biz_id,
-        "status": show.STATUS[int(task.status)],
-        "action_time": show.instant(to_ms(task.action_time)),
+        "status": show.STATUS[row.status],
+        "action_time": show.instant(row.action_time),
         "attribute": task.attribute,
         "version": task.version,
         "tries": task.tries,
-        "expires_at": None if task.expires_at is None else show.instant(to_ms(task.expires_at)),
-        "failed_tries": one.attempt - 1,
+        "expires_at": show.instant(row.expires_at) if row.expires_at else None,
+        "failed_tries": row.attempts - 1,
         "lease": one.lease,
-        "attempt": one.attempt,
-        "lease_until": show.instant(to_ms(one.lease_until)),
+        "attempt": row.attempts,
+        "lease_until": show.instant(row.next_time),
         "last": one.last,
     }
     if content is not None:
@@ -217,7 +221,9 @@ async def extend(asked: Asked) -> Answer:
 
 
 async def _for_each(
-    asked: Asked, do: Callable[[Sequence[str]], Any], told: Callable[[Any], dict[str, Any]]
+    asked: Asked,
+    do: Callable[[Iterable[PullLease]], Awaitable[Sequence[Any]]],
+    told: Callable[[Any], dict[str, Any]],
 ) -> Answer:
     """Do it for those leases that the token may use, and answer for all in order. Raises Problem."""
     body: Leases = asked.body
@@ -225,7 +231,7 @@ async def _for_each(
         raise Problem(INVALID, "give a lease, or a list of leases", field="lease")
     leases = body.leases or [body.lease or ""]
     own, untold = await _visible(asked, leases)
-    results = untold | dict(zip(own, await do(own) if own else (), strict=True))
+    results = untold | dict(zip(own, await do(own.values()) if own else (), strict=True))
     answers = [_answer(lease, results.get(lease), told) for lease in leases]
     if body.leases is not None:
         return Answer(
@@ -244,31 +250,37 @@ async def _for_each(
     return Answer(only)
 
 
-async def _visible(asked: Asked, leases: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return those, each once, of topics that the token may use; and those of which that cannot be told now,
-    with the error."""
-    pulls, known = asked.service.pulls, dict.fromkeys(leases)
+async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLease], dict[str, Any]]:
+    """Return those leases, by their texts, of topics that the token may use; and those of which that cannot
+    be told now, with the error."""
+    topic_of = asked.service.pulls.topic_of_type
+    leases: dict[str, PullLease] = {}
+    for text in texts:
+        with suppress(InvalidLease):
+            leases[text] = PullLease.parse(text)
+    topics = {biz_type: topic_of(biz_type) for biz_type in {lease.biz_type for lease in leases.values()}}
     error: TocError | None = None
-    for again in (True, False):
-        own, strange = list[str](), list[str]()
-        for lease in known:
-            with suppress(InvalidLease):
-                topic = pulls.topic_of(lease)
-                if topic is None:
-                    strange.append(lease)
-                elif asked.may(topic.name):
-                    own.append(lease)
-        if not (strange and again):
-            break
+    if None in topics.values():
         try:  # another process may just have created it
             await asked.service.batcher.read_topics()
         except TocError as exc:
             error = exc
-    return own, dict.fromkeys(strange, error)
+        topics = {biz_type: topic_of(biz_type) for biz_type in topics}
+    own = {biz_type for biz_type, topic in topics.items() if topic is not None and asked.may(topic.name)}
+    return (
+        {text: lease for text, lease in leases.items() if lease.biz_type in own},
+        {text: error for text, lease in leases.items() if topics[lease.biz_type] is None},
+    )
 
 
 def _acked(outcome: AckOutcome) -> dict[str, Any]:
-    return {"outcome": outcome.value.replace(" ", "_"), "late": outcome is AckOutcome.LATE}
+    return _ACKS[outcome]
+
+
+_ACKS: dict[AckOutcome, dict[str, Any]] = {
+    outcome: {"outcome": outcome.value.replace(" ", "_"), "late": outcome is AckOutcome.LATE}
+    for outcome in AckOutcome
+}
 
 
 def _nacked(outcome: LeaseOutcome) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import binascii
-import contextlib
+import re
 import struct
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import a2b_base64, b2a_base64
 from enum import Enum
 from typing import NamedTuple, Self
 
@@ -15,6 +14,9 @@ from toc.model.task import Task, TaskStatus, task_of
 
 _FORMAT = struct.Struct(">BQIQH16s")
 _EDITION = 1
+_TEXT = re.compile(r"[A-Za-z0-9_-]{52}")
+"""Base64 of 39 bytes: without padding, and with no bit left over, so each lease has one text."""
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
 NONCE_BYTES = 16
 MAX_LEASE_CHARS = 64
 MAX_TTR_SECONDS = 7 * 86_400
@@ -38,17 +40,16 @@ class PullLease(NamedTuple):
 
     def text(self) -> str:
         """Encode it, safe in URLs."""
-        return urlsafe_b64encode(_FORMAT.pack(_EDITION, *self)).rstrip(b"=").decode()
+        return b2a_base64(_FORMAT.pack(_EDITION, *self), newline=False).translate(_TO_URL).decode()
 
     @classmethod
     def parse(cls, text: object) -> Self:
         """Decode a text from a consumer. Raises InvalidLease."""
-        if isinstance(text, str) and len(text) <= MAX_LEASE_CHARS:
-            with contextlib.suppress(ValueError, struct.error, binascii.Error):
-                edition, *parts = _FORMAT.unpack(urlsafe_b64decode(text.encode("ascii") + b"=="))
-                lease = cls(*parts)
-                if edition == _EDITION and lease.text() == text and lease.job_id < 1 << 63:
-                    return lease
+        if isinstance(text, str) and _TEXT.fullmatch(text):
+            edition, *parts = _FORMAT.unpack(a2b_base64(text.encode().translate(_FROM_URL)))
+            lease = cls._make(parts)
+            if edition == _EDITION and lease.job_id < 1 << 63:
+                return lease
         raise InvalidLease(f"{shown(text)} is not a lease: give it as it was received")
 
 
@@ -88,7 +89,7 @@ class PullRow(NamedTuple):
 
     def to_task(self, topic: str, body: Body | None) -> Task:
         """Return the Task of the try that was handed out. Raises UnreadableTask."""
-        return task_of(self._replace(attempts=max(self.attempts - 1, 0)), TaskStatus.PENDING, topic, body)
+        return task_of(self, TaskStatus.PENDING, topic, body, attempt=max(self.attempts, 1))
 
 
 class AckOutcome(Enum):

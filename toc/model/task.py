@@ -310,9 +310,9 @@ class TryRow(NamedTuple):
 
 def task_of(
     row: TaskRow | TryRow | PullRow, status: int, topic: str, body: Body | None, *,
-    expired: bool = False, redrives: int = 0,
+    attempt: int | None = None, expired: bool = False, redrives: int = 0,
 ) -> Task:  # fmt: skip
-    """Return the Task of a row. Raises UnreadableTask."""
+    """Return the Task of a row. ``attempt``: by default the next one. Raises UnreadableTask."""
     try:
         return Task(
             row.job_id,
@@ -322,7 +322,7 @@ def task_of(
             TaskStatus(status),
             from_ms(row.action_time),
             decode_attribute(row.attribute),
-            row.attempts + 1,
+            row.attempts + 1 if attempt is None else attempt,
             row.version,
             row.tries,
             from_ms(row.expires_at) if row.expires_at else None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -47,15 +46,34 @@ class NackWish(NamedTuple):
     error: str
 
 
-@dataclass(eq=False, slots=True)
-class Ask:
-    """One lease, what is asked for it, and who awaits the answer."""
+class Answers:
+    """The answers to one call, which awaits ``done``. Belongs to its event loop."""
+
+    __slots__ = ("_left", "done", "found", "loop")
+
+    def __init__(self, count: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.found: list[Any] = [None] * count
+        """For each lease of the call what came of it."""
+        self._left = count
+
+    def put(self, place: int, found: object) -> None:
+        """Note what came of one lease."""
+        self.found[place] = found
+        self._left -= 1
+        if not self._left and not self.done.done():
+            self.done.set_result(None)
+
+
+class Ask(NamedTuple):
+    """One lease, what is asked for it, and where the answer goes; nobody awaits it if ``answers`` is None."""
 
     kind: Kind
     lease: PullLease
     wish: NackWish | int | None = None
-    loop: asyncio.AbstractEventLoop | None = None
-    answer: asyncio.Future[Any] | None = None
+    answers: Answers | None = None
+    place: int = 0
 
 
 class AnswerLanes:
@@ -91,7 +109,7 @@ class AnswerLanes:
         refused: list[tuple[Ask, Busy]] = []
         for number, some in by_lane.items():
             lane = self._lanes[number]
-            if lane.waiting >= MOST_WAITING and some[0].answer is not None:
+            if lane.waiting >= MOST_WAITING and some[0].answers is not None:
                 refused += [(ask, Busy("too many answers wait for a server; try again")) for ask in some]
             elif not lane.put(some):
                 refused += [(ask, Busy("this process is ending; try again")) for ask in some]
@@ -116,7 +134,10 @@ class AnswerLanes:
         outcomes = self._store.pulls.ack(ask.lease for ask in asks.values())
         failpoint("pull.acked")
         tell(asks, outcomes, outcomes.unanswered)
-        self._outs.ended(Ended(asks[job_id].lease, None) for job_id, what in outcomes.items() if what.ok)
+        acked = AckOutcome.ACKED
+        self._outs.ended(
+            Ended(asks[job_id].lease, None) for job_id, what in outcomes.items() if what is acked or what.ok
+        )
 
     def _nack(self, asks: dict[int, Ask]) -> None:
         found = self._store.pulls.read(asks)
@@ -171,17 +192,16 @@ def tell(
     failed: Mapping[int, TocError],
 ) -> None:
     """Give each its result or its error, on its loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = {}
-    for job_id, ask in asks.items():
-        if ask.loop is not None and ask.answer is not None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Answers, int, object]]] = {}
+    for job_id, (_, _, _, answers, place) in asks.items():
+        if answers is not None:
             result = failed[job_id] if job_id in failed else results.get(job_id)
-            by_loop.setdefault(ask.loop, []).append((ask.answer, result))
+            by_loop.setdefault(answers.loop, []).append((answers, place, result))
     for loop, some in by_loop.items():
         with suppress(RuntimeError):  # it is closed
             loop.call_soon_threadsafe(_resolve, some)
 
 
-def _resolve(answers: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
-    for future, result in answers:
-        if not future.done():
-            future.set_result(result)
+def _resolve(found: Sequence[tuple[Answers, int, object]]) -> None:
+    for answers, place, result in found:
+        answers.put(place, result)

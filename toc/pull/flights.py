@@ -52,6 +52,20 @@ class Flights:
                     free.append(end)
         return free
 
+    def take_processed(self, job_ids: Iterable[int]) -> set[int]:
+        """Return those whose tasks were acked: their entries are to be dropped, and nothing more is kept."""
+        with self._lock:
+            if not self._held:
+                return set()
+            done = {
+                job_id
+                for job_id in job_ids
+                if self._ids[job_id] == 1 and (end := self._held.get(job_id)) is not None and end.row is None
+            }
+            for job_id in done:
+                del self._held[job_id]
+            return done
+
     def end(self, job_ids: Iterable[int]) -> list[Ended]:
         """Their entries have moved. Returns what was kept."""
         kept = []

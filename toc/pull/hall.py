@@ -14,6 +14,7 @@ from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
 
+from toc.model.clock import from_ms
 from toc.model.pull import PullLease, PullRow
 from toc.model.task import Task
 from toc.model.topic import Slot, Topic
@@ -33,18 +34,30 @@ TtrOf = Callable[[PullRow], int | None]
 class Delivered(NamedTuple):
     """A task as a consumer gets it.
 
-    ``lease`` is what ack, nack and extend take. ``attempt`` is the number of this try, from 1. Until
-    ``lease_until`` (aware UTC, by the clock of the task's server) nobody else gets the task. ``last``: the
-    end of this lease leaves the task dead. ``task.body`` is read from the task table when it is asked for,
-    which blocks. ``key`` is the lease as this package uses it.
+    ``row`` is its row as it was handed out, ``key`` the lease as this package uses it. ``last``: the end of
+    this lease leaves the task dead. ``task.body`` is read from the task table when it is asked for, which
+    blocks.
     """
 
     task: Task
-    lease: str
-    attempt: int
-    lease_until: datetime
-    last: bool
+    row: PullRow
     key: PullLease
+    last: bool
+
+    @property
+    def lease(self) -> str:
+        """What ack, nack and extend take."""
+        return self.key.text()
+
+    @property
+    def attempt(self) -> int:
+        """The number of this try, from 1."""
+        return self.row.attempts
+
+    @property
+    def lease_until(self) -> datetime:
+        """Until when nobody else gets the task: aware UTC, by the clock of the task's server."""
+        return from_ms(self.row.next_time)
 
 
 class Entry(NamedTuple):
@@ -149,21 +162,22 @@ class Hall:
         ``due`` are the topics that have something now: who prefers another of them gets that.
         """
         pairs: list[tuple[Entry, Waiter]] = []
-        left = list(entries)
+        given = 0
         with self._lock:
             chosen: list[Waiter] = []
             for waiter in self._queues.get(topic, ()):
-                if not left:
+                if given == len(entries):
                     break
                 if next(name for name in waiter.topics if name == topic or name in due) != topic:
                     continue
-                part, left = left[: waiter.most], left[waiter.most :]
+                part = entries[given : given + waiter.most]
+                given += len(part)
                 waiter.flying += len(part)
                 chosen.append(waiter)
                 pairs += [(entry, waiter) for entry in part]
             for waiter in chosen:
                 self._unqueue(waiter)
-        return pairs, left
+        return pairs, list(entries[given:])
 
     def hand_over(self, results: Mapping[Waiter, tuple[int, list[Delivered]]]) -> list[Delivered]:
         """Pass on what became of entries: how many, and the tasks handed out. Returns those that nobody

@@ -1,8 +1,8 @@
 """Hand-out: from prepared entries to tasks that consumers have, one lane for each server of the task table.
 
-One round trip hands out a batch on its rows and reads them. The consumers are told at once; then each entry
-goes where its row says. Only the row decides: an entry that another gateway has taken meanwhile is refused by
-the row, and a gateway that dies leaves entries that others give back as due (``Taker``).
+One round trip hands out a batch on its rows and reads them. The consumers are told at once; then the mover
+moves each entry where its row says. Only the row decides: an entry that another gateway has taken meanwhile
+is refused by the row, and a gateway that dies leaves entries that others give back as due (``Taker``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import NamedTuple
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
 from toc.model.body import Body, Content
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock, from_ms
+from toc.model.clock import Clock
 from toc.model.errors import BodyGone, UnreadableTask
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
 from toc.model.scores import store_score
@@ -29,15 +28,14 @@ from toc.model.verdict import (
     Unpulled,
     after_lapse,
     belongs,
-    beyond_horizon,
-    entry_score,
     is_last,
     unpulled,
 )
 from toc.observe.log import get_logger
 from toc.observe.metrics import HANDED_OUT, ORPHANS
-from toc.pull.flights import Ended, Flights
+from toc.pull.flights import Ended
 from toc.pull.hall import Delivered, Entry, Hall, Waiter
+from toc.pull.mover import NO_FENCE, Mover, Moves
 from toc.store.bodies import Bodies
 from toc.store.pulls import HandOut
 from toc.store.shards import Answers
@@ -45,8 +43,6 @@ from toc.store.store import Store
 
 log = get_logger(__name__)
 
-NO_FENCE = -1.0
-"""The fence of a due row that was found without Redis."""
 RETRY_MS = 500
 MOST_RETRY_MS = 10_000
 """First and longest pause before tasks of a server that does not answer are taken again."""
@@ -71,20 +67,19 @@ class HandOuts:
         self,
         store: Store,
         queues: Queues,
-        catalog: TopicCatalog,
+        mover: Mover,
         clock: Clock,
         hall: Hall,
         woken: Callable[[], None],
     ) -> None:
         self._store = store
-        self._catalog = catalog
         self._queues = queues
+        self._mover = mover
         self._clock = clock
         self._hall = hall
         self._woken = woken
         """Called when pulls wait again that were given entries in vain."""
         self._trouble_since = self._trouble_at = float("-inf")
-        self.flights = Flights()
 
     def run(self, batch: Sequence[Assigned]) -> None:
         """Hand out tasks of one server."""
@@ -101,15 +96,16 @@ class HandOuts:
         for one in aside:
             del wanted[one.entry.job_id]
             _refused(results, one.waiter)
+        drawn = secrets.token_bytes(NONCE_BYTES * len(wanted))  # at once: each draw is a call of the kernel
         items = [
             HandOut(
                 job_id,
                 entry.topic.biz_type,
                 entry.topic.retries,
                 min(ttrs[job_id], entry.topic.max_runtime * 1000),
-                secrets.token_bytes(NONCE_BYTES),
+                drawn[NONCE_BYTES * place : NONCE_BYTES * (place + 1)],
             )
-            for job_id, (entry, _) in wanted.items()
+            for place, (job_id, (entry, _)) in enumerate(wanted.items())
         ]
         rows: Answers[PullRow] = Answers()
         if items:
@@ -127,7 +123,10 @@ class HandOuts:
                 except UnreadableTask as exc:
                     unreadable.append((key, Nack(row, True, 0, str(exc))))
             results[waiter] = count + 1, delivered
-        handed = Counter(one.task.topic for _, delivered in results.values() for one in delivered)
+        handed: Counter[str] = Counter()
+        for _, delivered in results.values():
+            if delivered:  # all of one topic
+                handed[delivered[0].task.topic] += len(delivered)
         for topic, count in handed.items():
             HANDED_OUT.of(topic).add(count)
         lost = self._hall.hand_over(results)
@@ -137,10 +136,10 @@ class HandOuts:
         for lease, nack in unreadable:
             log.error("task_unreadable", job_id=lease.job_id, error=nack.error)
         buried = self._store.pulls.nack(unreadable) if unreadable else Answers()
-        self._move(items, wanted, rows)
+        moves = self._moves(items, wanted, rows)
         self.give_back(back)
-        self._index(self.flights.end(one.entry.job_id for one in batch))
-        self.ended(Ended(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id)))
+        ends = [Ended(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id))]
+        self._mover.handed_out(moves, [one.entry.job_id for one in batch], ends)
         self.release(one.key for one in lost)
 
     def _ttrs(self, wanted: Mapping[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
@@ -165,16 +164,16 @@ class HandOuts:
             self.put_away([one.entry for one in unread])
         return ttrs, aside + unread
 
-    def _move(
+    def _moves(
         self,
         items: Sequence[HandOut],
         wanted: dict[int, Assigned],
         rows: Answers[PullRow],
-    ) -> None:
-        """Move each entry to where its row says."""  # [rule: pulled-by-row]
+    ) -> Moves:
+        """Return the moves of each entry to where its row says."""  # [rule: pulled-by-row]
         unanswered = rows.unanswered
         now = self._clock.now_ms()
-        moves = _Moves()
+        moves = Moves()
         ends: list[PullEnd] = []
         away = 0
         for item in items:
@@ -218,7 +217,7 @@ class HandOuts:
             error = next(iter(unanswered.values()))
             log.warning("not_handed_out", tasks=away, error=str(error))
             self.give_back([wanted[item.job_id].entry for item in items if item.job_id in unanswered], at)
-        moves.make(self._queues)
+        return moves
 
     def put_away(self, entries: Sequence[Entry]) -> None:
         """Give back, for a while, entries whose server hangs."""
@@ -260,73 +259,14 @@ class HandOuts:
             )
 
     def ended(self, ends: Iterable[Ended]) -> None:
-        """Tell the index how leases ended, but of no entry before it has moved."""
-        self._index(self.flights.hold(ends))
-
-    def _index(self, ends: Iterable[Ended]) -> None:
-        entries: dict[Slot, list[tuple[int, float]]] = {}
-        dead: dict[Slot, list[tuple[int, int]]] = {}
-        gone: dict[Slot, list[int]] = {}
-        for lease, row in ends:
-            topic = self._catalog.known_type(lease.biz_type)
-            if topic is None:
-                continue
-            slot = Slot(topic.name, lease.slot)
-            if row is None:
-                gone.setdefault(slot, []).append(lease.job_id)
-            elif row.status == TaskStatus.DEAD:
-                dead.setdefault(slot, []).append((row.job_id, row.next_time))
-            elif not beyond_horizon(topic, row.next_time, self._clock.now_ms()):
-                score = entry_score(topic, row.next_time, row.attempts)
-                entries.setdefault(slot, []).append((row.job_id, score))
-        if entries:
-            self._queues.add(entries)
-        if dead:
-            self._queues.restore_dead(dead)
-        if gone:
-            self._queues.forget(gone)  # what stays is dropped when it comes due: its row has ended
+        """Have the index told how leases ended."""
+        self._mover.ended(ends)
 
 
 def _refused(results: dict[Waiter, tuple[int, list[Delivered]]], waiter: Waiter) -> None:
     """Note that a waiter does not get one of the entries that it was given."""
     count, delivered = results.get(waiter, (0, []))
     results[waiter] = count + 1, delivered
-
-
-class _Moves:
-    """Moves of prepared entries, by slot."""
-
-    def __init__(self) -> None:
-        self._commits: dict[Slot, list[tuple[int, float]]] = {}
-        self._backs: dict[Slot, list[tuple[int, float, float]]] = {}
-        self._buries: dict[Slot, list[tuple[int, float, int]]] = {}
-
-    def drop(self, entry: Entry) -> None:
-        """Its task has ended, or waits in its row alone."""
-        if entry.fence != NO_FENCE:
-            self._commits.setdefault(entry.slot, []).append((entry.job_id, entry.fence))
-
-    def back(self, entry: Entry, row: PullRow, due: int, now: int) -> None:
-        """Its task is due at ``due`` (ms)."""
-        if beyond_horizon(entry.topic, due, now):
-            self.drop(entry)
-        elif entry.fence != NO_FENCE:
-            score = entry_score(entry.topic, due, row.attempts)
-            self._backs.setdefault(entry.slot, []).append((entry.job_id, entry.fence, score))
-
-    def bury(self, entry: Entry, died: int) -> None:
-        """Its task is dead since ``died`` (ms)."""
-        if entry.fence != NO_FENCE:
-            self._buries.setdefault(entry.slot, []).append((entry.job_id, entry.fence, died))
-
-    def make(self, queues: Queues) -> None:
-        """Make them. An entry whose move fails is given back by whoever finds it, and its row read again."""
-        if self._backs:
-            queues.rollback(self._backs)
-        if self._commits:
-            queues.commit(self._commits)
-        if self._buries:
-            queues.bury(self._buries)
 
 
 def unread_score(fence: float, due: int, retries: int) -> float:
@@ -343,11 +283,4 @@ def _delivered(row: PullRow, entry: Entry, key: PullLease, bodies: Bodies) -> De
         return content
 
     body = None if row.body_length < 0 else Body(row.body_length, read=read)
-    return Delivered(
-        row.to_task(entry.topic.name, body),
-        key.text(),
-        row.attempts,
-        from_ms(row.next_time),
-        is_last(row, entry.topic),
-        key,
-    )
+    return Delivered(row.to_task(entry.topic.name, body), row, key, is_last(row, entry.topic))

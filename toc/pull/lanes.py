@@ -91,7 +91,10 @@ class Lane(Generic[T]):
     def __init__(self, name: str, handle: Callable[[list[T]], None], failed: Failed, most: int) -> None:
         self._handle = handle
         self._most = most
-        self._items: SimpleQueue[T | None] = SimpleQueue()
+        self._items: SimpleQueue[list[T] | None] = SimpleQueue()
+        self._rest: list[T] = []
+        """What was too much for one batch."""
+        self._put = self._begun = 0
         self._closing = threading.Lock()
         self._closed = False
         self._since = 0.0
@@ -104,15 +107,15 @@ class Lane(Generic[T]):
     def put(self, items: list[T]) -> bool:
         """Have these handled. False: nobody will, as the lane has been stopped."""
         with self._closing:
-            if not self._closed:
-                for item in items:
-                    self._items.put(item)
+            if items and not self._closed:
+                self._put += len(items)
+                self._items.put(items)
             return not self._closed
 
     @property
     def waiting(self) -> int:
         """How many items wait for the thread."""
-        return self._items.qsize()
+        return self._put - self._begun
 
     @property
     def stuck(self) -> bool:
@@ -129,18 +132,24 @@ class Lane(Generic[T]):
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        while (item := self._items.get()) is not None:
-            batch = [item]
-            with contextlib.suppress(Empty):
-                while len(batch) < self._most:
-                    more = self._items.get_nowait()
-                    if more is None:
-                        self._items.put(None)
-                        break
-                    batch.append(more)
+        while batch := self._next():
+            self._begun += len(batch)
             self._since = time.monotonic()
             self._handle(batch)
             self._since = 0.0
+
+    def _next(self) -> list[T]:
+        """Return the next batch; none after all that was put before the end."""
+        batch = self._rest or list(self._items.get() or ())
+        with contextlib.suppress(Empty):
+            while batch and len(batch) < self._most:
+                more = self._items.get_nowait()
+                if more is None:
+                    self._items.put(None)
+                    break
+                batch += more
+        self._rest = batch[self._most :]
+        return batch[: self._most]
 
 
 def guarded(name: str, target: Callable[[], None], failed: Failed) -> threading.Thread:

@@ -23,10 +23,10 @@ from toc.model.errors import InvalidInput, NotPulled, TocError, shown
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
-from toc.pull.answers import AnswerLanes, Ask, Kind, NackWish
+from toc.pull.answers import AnswerLanes, Answers, Ask, Kind, NackWish
 from toc.pull.hall import LAST_SECONDS, Delivered, Entry, Hall, TtrOf, Waiter
-from toc.pull.handout import NO_FENCE
 from toc.pull.lanes import Failed, end_process
+from toc.pull.mover import NO_FENCE
 from toc.pull.taker import Taker
 from toc.sdk.client import TimeoutCenter
 
@@ -136,15 +136,21 @@ class Pulls:
         waiter.progress()
         waiter.loop.call_later(LAST_SECONDS, waiter.end)
 
-    async def ack(self, leases: Iterable[str]) -> list[AckOutcome | TocError]:
+    async def ack(self, leases: Iterable[str | PullLease]) -> list[AckOutcome | TocError]:
         """Mark tasks as processed, also after their lease has ended. Returns what came of each, in order.
 
-        An error, such as InvalidLease, StoreUnavailable or Busy, concerns its lease alone; repeating is safe.
+        Leases are texts as they were handed out, or read (``PullLease.parse``). An error, such as
+        InvalidLease, StoreUnavailable or Busy, concerns its lease alone; repeating is safe.
         """
         return await self._ask(leases, Kind.ACK, None)
 
     async def nack(
-        self, leases: Iterable[str], *, delay: float | None = None, dead: bool = False, error: str = ""
+        self,
+        leases: Iterable[str | PullLease],
+        *,
+        delay: float | None = None,
+        dead: bool = False,
+        error: str = "",
     ) -> list[LeaseOutcome | TocError]:
         """Give tasks back as failed, due again after ``delay`` seconds (default: the topic's backoff).
 
@@ -157,7 +163,9 @@ class Pulls:
         wish = NackWish(delay_ms, dead, error or "its consumer gave it back")
         return await self._ask(leases, Kind.NACK, wish)
 
-    async def extend(self, leases: Iterable[str], *, ttr: float) -> list[datetime | LeaseOutcome | TocError]:
+    async def extend(
+        self, leases: Iterable[str | PullLease], *, ttr: float
+    ) -> list[datetime | LeaseOutcome | TocError]:
         """Let living leases last ``ttr`` seconds from now, never less than they do, and in all at most the
         topic's max_runtime since the hand-out.
 
@@ -184,10 +192,9 @@ class Pulls:
         """
         self._answers.put(Ask(Kind.RELEASE, one.key) for one in delivered)
 
-    def topic_of(self, lease: str) -> Topic | None:
-        """Return the topic of a lease, as this process knows the topics: for permissions. Raises
-        InvalidLease."""
-        return self._catalog.known_type(PullLease.parse(lease).biz_type)
+    def topic_of_type(self, biz_type: int) -> Topic | None:
+        """Return the topic that a lease is of, as this process knows the topics: for permissions."""
+        return self._catalog.known_type(biz_type)
 
     def close(self) -> None:
         """Answer all waiting pulls, with nothing. Later pulls are answered at once."""
@@ -202,6 +209,7 @@ class Pulls:
         if running:
             self._taker.stop(STOP_SECONDS)
         self._answers.stop(STOP_SECONDS)
+        self._taker.mover.stop(STOP_SECONDS)  # last: the others tell it how hand-outs and leases ended
 
     # --- inside
 
@@ -217,26 +225,31 @@ class Pulls:
         topic = self._catalog.known().get(name) if isinstance(name, str) else None
         return await asyncio.to_thread(self._catalog.get, name) if topic is None else topic
 
-    async def _ask(self, leases: Iterable[str], kind: Kind, wish: NackWish | int | None) -> list[Any]:
-        loop = asyncio.get_running_loop()
+    async def _ask(
+        self, leases: Iterable[str | PullLease], kind: Kind, wish: NackWish | int | None
+    ) -> list[Any]:
         self._start()
-        found: list[Any] = []
+        some = list(leases)
+        if not some:
+            return []
+        answers = Answers(len(some))
         asks: list[Ask] = []
-        for text in leases:
+        known: set[int] = set()
+        for place, one in enumerate(some):
             try:
-                lease = PullLease.parse(text)
-                if self._catalog.known_type(lease.biz_type) is None:
-                    await asyncio.to_thread(self._catalog.of_type, lease.biz_type)
+                lease = one if isinstance(one, PullLease) else PullLease.parse(one)
+                if lease.biz_type not in known:
+                    if self._catalog.known_type(lease.biz_type) is None:
+                        await asyncio.to_thread(self._catalog.of_type, lease.biz_type)
+                    known.add(lease.biz_type)
             except TocError as exc:
-                found.append(exc)
-                continue
-            ask = Ask(kind, lease, wish, loop, loop.create_future())
-            asks.append(ask)
-            found.append(ask)
+                answers.put(place, exc)
+            else:
+                asks.append(Ask(kind, lease, wish, answers, place))
         for ask, error in self._answers.put(asks):
-            if ask.answer is not None:
-                ask.answer.set_result(error)
-        return [await one.answer if isinstance(one, Ask) and one.answer else one for one in found]
+            answers.put(ask.place, error)
+        await answers.done
+        return answers.found
 
 
 def _check_pulled(topic: Topic) -> None:

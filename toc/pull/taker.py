@@ -27,8 +27,9 @@ from toc.model.scores import CLAIMS, split
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
 from toc.pull.hall import TAKE_LIMIT, Entry, Hall, Waiter
-from toc.pull.handout import NO_FENCE, Assigned, HandOuts, unread_score
+from toc.pull.handout import Assigned, HandOuts, unread_score
 from toc.pull.lanes import Failed, Lane, Loop
+from toc.pull.mover import NO_FENCE, Mover
 from toc.pull.watched import NEVER, Watched
 from toc.store.scan import Position
 from toc.store.store import Store
@@ -99,7 +100,9 @@ class Taker:
         self._listens = threading.Thread(
             target=self._listen, args=(failed,), name="toc-pull-wake", daemon=True
         )
-        self.outs = HandOuts(store, self._queues, catalog, clock, hall, self.wake)
+        self.mover = Mover(self._queues, catalog, clock, failed)
+        """Stopped by its owner, after all that may tell it something."""
+        self.outs = HandOuts(store, self._queues, self.mover, clock, hall, self.wake)
         self._lanes: list[Lane[Assigned]] = [
             Lane(f"pull-out-{number}", self.outs.run, failed, TAKE_LIMIT * 2)
             for number in range(len(store.tables_of_server()))
@@ -111,6 +114,7 @@ class Taker:
 
     def start(self) -> None:
         """Start the threads."""
+        self.mover.start()
         for lane in self._lanes:
             lane.start()
         self._take_loop.start()
@@ -274,7 +278,7 @@ class Taker:
             entries = [entry for entry in entries if entry not in hung]
         pairs, left = self._hall.assign(topic, entries, due)
         by_lane: dict[Lane[Assigned], list[Assigned]] = {}
-        self.outs.flights.begin(entry.job_id for entry, _ in pairs)
+        self.mover.flights.begin(entry.job_id for entry, _ in pairs)
         for entry, waiter in pairs:
             by_lane.setdefault(self._lane(entry), []).append(Assigned(entry, waiter))
         for lane, some in by_lane.items():
@@ -283,7 +287,7 @@ class Taker:
 
     def hand_out(self, entry: Entry, waiter: Waiter) -> None:
         """Have one task handed out to a pull that is in no queue."""
-        self.outs.flights.begin([entry.job_id])
+        self.mover.flights.begin([entry.job_id])
         self._lane(entry).put([Assigned(entry, waiter)])
 
     def _lane(self, entry: Entry) -> Lane[Assigned]:
@@ -404,7 +408,7 @@ class Taker:
         found: dict[str, list[Entry]] = {}
         rows = sorted((row for page in pages.values() for row in page), key=lambda row: row.next_time)
         for row in rows:
-            if row.job_id not in self.outs.flights:
+            if row.job_id not in self.mover.flights:
                 topic = topics[row.biz_type]
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 found.setdefault(topic.name, []).append(Entry(row.job_id, slot, NO_FENCE, topic, now))

@@ -17,12 +17,13 @@ from harness.system import System
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, Topic
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
+from toc.index.queues import Queues
 from toc.model.errors import Busy, InvalidLease, NotPulled
 from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome, PullLease
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.answers import MOST_WAITING
 from toc.pull.hall import Delivered
-from toc.pull.handout import HandOuts
+from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
 
 TOPIC = "test.pulled"
@@ -168,14 +169,14 @@ def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
     pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     """Here nobody sweeps, and ttr is longer than the test waits: nothing else mends what the move undoes."""
-    move, answered = HandOuts._move, threading.Event()
+    move, answered = Moves.make, threading.Event()
 
-    def late(self: HandOuts, *asked: Any) -> None:
+    def late(self: Moves, queues: Queues) -> None:
         assert answered.wait(60)
-        move(self, *asked)
+        move(self, queues)
 
     async def steps() -> None:
-        monkeypatch.setattr(HandOuts, "_move", late)
+        monkeypatch.setattr(Moves, "make", late)
         pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
         first = await one(gateway, ttr=30)
         if answer == "ack":
@@ -202,7 +203,8 @@ def test_leases_of_a_cancelled_or_moved_task_end_nothing(pulled: System, gateway
         assert pulled.center.cancel(cancelled) is CancelOutcome.MAY_HAVE_STARTED
         assert await gateway.ack([lease]) == [AckOutcome.CANCELLED]
         moved = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        _, lease, _, until, *_ = await one(gateway, ttr=1.5)
+        held = await one(gateway, ttr=1.5)
+        lease, until = held.lease, held.lease_until
         soon = datetime.now(UTC) + timedelta(seconds=0.5)
         outcome = pulled.center.reschedule(moved, action_time=soon)
         assert outcome is RescheduleOutcome.MAY_HAVE_STARTED
