@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -61,6 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
         # finds it there; the first compiles all packages again, too, as theirs is not looked for any more.
         bytecode = config.rootpath / ".pytest_cache" / "bytecode"
         os.environ["PYTHONPYCACHEPREFIX"] = str(bytecode)  # for xdist's processes too, which start after this
+        sys.dont_write_bytecode, sys.pycache_prefix = (
+            False,
+            str(bytecode),
+        )  # and for this one
         # But for what was run from temporary directories, which nobody runs again.
         passing = bytecode / Path(tempfile.gettempdir()).relative_to("/")
         config.add_cleanup(lambda: shutil.rmtree(passing, ignore_errors=True))
