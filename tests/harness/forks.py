@@ -29,6 +29,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
 
 FULL, CLOSED, GONE = "full", "closed", "gone"
@@ -341,15 +342,24 @@ class Helper:
         theirs.close()
 
     def install(self) -> None:
-        """Have this process start worker and HTTP processes, and those in which tasks run alone, so."""
+        """Have this daemon start worker and HTTP processes so."""
         right = subprocess.Popen
 
         def start(args: Any, **options: Any) -> Any:
             if args[1] != "-m" or args[2] not in self.NAMES:
                 return right(args, **options)
-            return Child(self._fork(args[2], args[3:], options["pass_fds"]))
+            return self._start(args, **options)
 
         subprocess.Popen = start  # type: ignore[assignment, misc]
+
+    def install_alone(self) -> None:
+        """Have this worker start processes in which tasks run alone so; handlers start others as ever."""
+        from toc.worker.quarantine import child
+
+        vars(child)["subprocess"] = SimpleNamespace(Popen=self._start, DEVNULL=subprocess.DEVNULL)
+
+    def _start(self, args: list[str], **options: Any) -> Child:
+        return Child(self._fork(args[2], args[3:], options["pass_fds"]))
 
     def _fork(self, module: str, words: list[str], descriptors: Sequence[int]) -> int:
         """A child of this process that the helper has forked; returns its pid."""
@@ -398,7 +408,7 @@ class Helper:
         _make_streams()
         sys.argv = [module, *job["words"]]
         if module == "toc.worker.process":
-            Helper(job["as"]).install()
+            Helper(job["as"]).install_alone()
         del sys.modules[module]  # it is the main module now
         _arm_failpoint()
         code = 0
