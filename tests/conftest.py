@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -57,10 +58,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore:unclosed <ssl.SSLSocket:ResourceWarning")
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         # Hundreds of processes are started, and each would compile all of toc again: two seconds of a core.
-        # What they compile goes to a place of its own, as nobody wants it in the tree.
-        bytecode = tempfile.mkdtemp(prefix="toc-bytecode-")
-        os.environ["PYTHONPYCACHEPREFIX"] = bytecode  # for the processes of xdist too, which start after this
-        config.add_cleanup(lambda: shutil.rmtree(bytecode, ignore_errors=True))
+        # What they compile goes to a place of its own, as nobody wants it beside the sources. The next run
+        # finds it there; the first compiles all packages again, too, as theirs is not looked for any more.
+        bytecode = config.rootpath / ".pytest_cache" / "bytecode"
+        os.environ["PYTHONPYCACHEPREFIX"] = str(bytecode)  # for xdist's processes too, which start after this
+        sys.dont_write_bytecode, sys.pycache_prefix = (
+            False,
+            str(bytecode),
+        )  # and for this one
+        # But for what was run from temporary directories, which nobody runs again.
+        passing = bytecode / Path(tempfile.gettempdir()).relative_to("/")
+        config.add_cleanup(lambda: shutil.rmtree(passing, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -115,10 +115,8 @@ def test_a_body_goes_in_and_comes_out_byte_by_byte(contract: Contract, tmp_path:
     body, root, path = bytes(range(256)) * 3000, Path(__file__).parents[2], str(tmp_path / "body")
 
     def toc(*words: str, given: bytes = b"") -> bytes:
-        command = [sys.executable, "-m", "toc", *words]
-        done = subprocess.run(
-            command, env=contract.env, cwd=root, input=given, capture_output=True, timeout=60, check=True
-        )
+        done = forks.run_bytes(words, env=contract.env, directory=root, given=given)
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     words = ("submit", "c.plain", "--biz-id", "8", "--delay", "1h", "--dedup-key", "body")
@@ -228,12 +226,7 @@ def test_an_upgrade_that_was_killed_half_way_goes_on_where_it_stopped(
         return int(contract.query(count, pattern)[0]["n"])
 
     def was_killed(stop_at: int) -> bool:
-        upgrade = subprocess.Popen(
-            [sys.executable, "-m", "toc", "db", "upgrade"],
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        upgrade = forks.start(["db", "upgrade"], env=env, streams={})
         contract.wait(lambda: made() >= stop_at, "it is half-way")
         upgrade.kill()
         return upgrade.wait() == -signal.SIGKILL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from fault.kit.load import Load
 from fault.kit.reader import Reader
 from fault.kit.servers import fill
 from fault.kit.table import lateness
+from harness.forks import FULL
 from harness.patience import until
 from harness.system import DaemonProcess, System
 
@@ -38,7 +38,6 @@ def test_trouble_with_the_log_stops_nothing(
     line = verdict(33, "the log cannot be written", trouble)
     talk = tmp_path / "talk"
     system = build(clean_redis.url, metrics_address=f"127.0.0.1:{free_port()}", max_crashes=1)
-    output = os.open("/dev/full", os.O_WRONLY) if trouble == "disk full" else os.dup(reader.sender)
     daemon = DaemonProcess(
         system.directory,
         "host-a",
@@ -46,9 +45,8 @@ def test_trouble_with_the_log_stops_nothing(
         app="fault.apps.talkative:center",
         processes=2,
         threads=4,
-        output=output,
+        output=FULL if trouble == "disk full" else reader.stream,
     )
-    os.close(output)
     system.daemons.append(daemon)
     system.wait(lambda: _ask(system, "readyz") == "ok\n", "it is ready", 60)
     with Load(system.client, rate=50) as load:

@@ -37,7 +37,7 @@ def test_a_process_is_replaced_though_its_last_line_cannot_be_written(
     if obstacle == "the error's text hangs":
         env["TOC_TEST_NO_TEXT"] = "1"
     daemon = DaemonProcess(
-        system.directory, "host-a", env, app=APP, processes=1, threads=4, output=reader.sender
+        system.directory, "host-a", env, app=APP, processes=1, threads=4, output=reader.stream
     )
     system.daemons.append(daemon)
     system.wait(lambda: "worker_ready" in reader.told(), "it is ready", 60)

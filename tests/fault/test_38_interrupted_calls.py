@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.interrupted import AT_ONCE_SECONDS
+from harness import forks
 
 from toc.dev.local.servers import RedisServer
 
@@ -20,14 +19,8 @@ def test_calls_that_are_broken_off_lose_no_connection_and_mix_up_no_answers(
 ) -> None:
     line = verdict(38, "a call into the SDK broken off by SIGALRM", f"{count:,} times")
     system = build(clean_redis.url)
-    done = subprocess.run(
-        [sys.executable, "-m", "fault.kit.interrupted", str(count), str(stride), "38"],
-        env=system.env,
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
+    words = [str(count), str(stride), "38"]
+    done = forks.run(words, module="fault.kit.interrupted", env=system.env, timeout=850)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     assert found["wrong"] == []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from fault.conftest import Verdict
+from harness import forks
 from harness.system import System, small_system
 
 from toc import NewTask, TaskStatus, Topic
@@ -40,24 +41,27 @@ def pulled(
 
 
 @contextmanager
-def gateway(system: System, *, ttr: float = 1.0, **env: str) -> Iterator[subprocess.Popen[str]]:
+def gateway(system: System, *, ttr: float = 1.0, **env: str) -> Iterator[forks.Forked]:
     """A gateway process with four consumers, which is ended if it lives."""
-    words = [sys.executable, "-m", "harness.pulling", TOPIC, str(CONSUMERS), str(MOST), str(ttr)]
-    with (system.directory / "gateway.log").open("a") as log:
-        process = subprocess.Popen(
-            words, env={**system.env, **env}, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    with process:
+    said = system.directory / f"gateway-{secrets.token_hex(3)}.out"
+    said.touch()
+    process = forks.start(
+        [TOPIC, str(CONSUMERS), str(MOST), str(ttr)],
+        module="harness.pulling",
+        env={**system.env, **env},
+        streams={"stdout": str(said), "stderr": str(system.directory / "gateway.log")},
+    )
+    try:
+        system.wait(lambda: said.read_text() or process.poll() is not None, "it is ready", 60)
+        assert said.read_text() == "ready\n"
+        yield process
+    finally:
+        process.terminate()
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("name", ["pull.taken", "pull.handed-out", "pull.answered", "pull.acked"])

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from fault.conftest import Build
+from harness import forks
 from harness.checker import Verdict
 from harness.final import read_final
 from harness.history import Event
@@ -128,14 +127,11 @@ def test_an_sdk_that_writes_in_another_order_is_seen_when_it_dies_in_between(
     build: Build, clean_redis: RedisServer, module: str, breaks: str
 ) -> None:
     system = build(clean_redis.url)
-    done = subprocess.run(
-        [sys.executable, "-m", f"fault.{module}"],
-        input=json.dumps([{"do": "submit", "count": 40, "ahead": [30, 60]}]),
+    done = forks.run(
+        [],
+        module=f"fault.{module}",
+        given=json.dumps([{"do": "submit", "count": 40, "ahead": [30, 60]}]),
         env={**system.env, "TOC_FAILPOINT": "submit.row-stored:20"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     verdict = system.verdict()

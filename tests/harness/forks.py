@@ -1,4 +1,4 @@
-"""Programs of ``toc`` in processes that are forked from one which has imported all of it.
+"""Programs in processes that are forked from one which has imported all of ``toc``.
 
 A new interpreter takes half a second of a processor to import what a command or a daemon needs, and a run of
 the tests has a thousand of them. What a forked one does is ``toc.cli.main.run``, up to the end of the
@@ -26,8 +26,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
 
 FULL, CLOSED, GONE = "full", "closed", "gone"
@@ -125,37 +127,74 @@ def start(
     words: Sequence[str],
     *,
     env: Mapping[str, str],
+    module: str | None = None,
     directory: Path | str | None = None,
     session: bool = False,
     seconds: int = 0,
     streams: Mapping[str, str],
     whole: bool = False,
 ) -> Forked:
-    """Start ``toc WORDS``. ``streams``: files, which are appended to, or FULL, CLOSED, GONE; /dev/null else.
+    """Start ``toc WORDS``, or ``python -m MODULE WORDS``. ``streams``: files, of which those of output are
+    appended to, or FULL, CLOSED, GONE; /dev/null else.
 
     ``session``: with a session of its own. ``seconds``: after so many SIGALRM ends it. ``whole``: worker
     processes get new interpreters.
     """
     assert forkable(env), "start a new interpreter"
-    place = {"cwd": str(directory or Path.cwd()), "env": dict(env)}
+    place = {"cwd": str(directory or Path.cwd()), "env": dict(env), "module": module}
     job = {"words": list(words), "session": session, "seconds": seconds, "whole": whole, **streams, **place}
     forks = _forks()
     return Forked(forks, forks.ask(job))
 
 
-def run(
-    words: Sequence[str], *, env: Mapping[str, str], directory: Path | str | None = None, timeout: float = 60
-) -> subprocess.CompletedProcess[str]:
-    """Run ``toc WORDS`` to its end. Raises subprocess.TimeoutExpired."""
+def run_bytes(
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    module: str | None = None,
+    directory: Path | str | None = None,
+    given: bytes = b"",
+    timeout: float = 60,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``toc WORDS``, or ``python -m MODULE WORDS``, to its end; ``given`` is what it reads.
+
+    Raises subprocess.TimeoutExpired.
+    """
+    if not forkable(env):
+        command = [sys.executable, "-m", module or "toc", *words]
+        return subprocess.run(
+            command, env=env, cwd=directory, input=given, capture_output=True, timeout=timeout, check=False
+        )
     with tempfile.TemporaryDirectory(prefix="toc-") as name:
-        streams = {stream: str(Path(name, stream)) for stream in ("stdout", "stderr")}
-        process = start(words, env=env, directory=directory, streams=streams)
+        streams = {stream: str(Path(name, stream)) for stream in STREAMS}
+        Path(streams["stdin"]).write_bytes(given)
+        process = start(words, env=env, module=module, directory=directory, streams=streams)
         try:
             process.wait(timeout)
         finally:
             process.kill()
-        out, err = (Path(path).read_text() for path in streams.values())
-        return subprocess.CompletedProcess(words, process.wait(), out, err)
+            code = process.wait()
+        out, err = (Path(streams[stream]).read_bytes() for stream in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(words, code, out, err)
+
+
+def run(
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    module: str | None = None,
+    directory: Path | str | None = None,
+    given: str = "",
+    timeout: float = 60,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``toc WORDS``, or ``python -m MODULE WORDS``, to its end, with text for bytes.
+
+    Raises subprocess.TimeoutExpired.
+    """
+    done = run_bytes(
+        words, env=env, module=module, directory=directory, given=given.encode(), timeout=timeout
+    )
+    return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def keep_commands() -> None:
@@ -192,6 +231,7 @@ def _serve() -> None:
     import toc.webhooks.handlers
     import toc.worker.daemon.start
     import toc.worker.process
+    import toc.worker.quarantine.isolated
 
     keep_commands()
     typer.main.get_command(toc.cli.main.app)
@@ -226,10 +266,31 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     if job["words"][:1] in (["worker"], ["gateway"]) and not job["whole"]:
         Helper().install()
     _arm_failpoint()
-    sys.argv = ["toc", *job["words"]]
+    module = job["module"]
+    sys.argv = [module or "toc", *job["words"]]
     signal.alarm(job["seconds"])
-    run()
-    raise AssertionError("it has ended")
+    _end(functools.partial(runpy.run_module, module, run_name="__main__", alter_sys=True) if module else run)
+
+
+def _end(run: Callable[[], object]) -> NoReturn:
+    """Run the program, and end as an interpreter does, but for what it takes apart at the very end.
+
+    That would copy most of the memory that is shared with the process which forked: a tenth of a second.
+    """
+    code = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _arm_failpoint() -> None:
@@ -257,31 +318,48 @@ def _make_streams(closed: Collection[int] = ()) -> None:
 
 
 class Helper:
-    """A process beside a daemon that forks its processes: it has one thread and has imported all."""
+    """A process beside a daemon, or a worker process, that forks its processes: it has one thread and has
+    imported all."""
 
-    NAMES: ClassVar = {"toc.worker.process": b"python", "toc.gateway.process": HTTP}
+    NAMES: ClassVar = {
+        "toc.worker.process": b"python",
+        "toc.worker.quarantine.isolated": b"python",
+        "toc.gateway.process": HTTP,
+    }
     """What it forks, and the name by which the kernel knows each."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Sequence[int] = ()) -> None:
+        """``others``: descriptors whose other ends must see it when this process has ended."""
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if not os.fork():
             _prctl(PR_SET_NAME, HELPER)
             os.setpgid(0, 0)  # what is sent to the daemon's group is not meant for it
             self._line.close()
+            for one in others:
+                os.close(one)
             self._serve(theirs)
         theirs.close()
 
     def install(self) -> None:
-        """Have this process start worker and HTTP processes so."""
+        """Have this daemon start worker and HTTP processes so."""
         right = subprocess.Popen
 
         def start(args: Any, **options: Any) -> Any:
             if args[1] != "-m" or args[2] not in self.NAMES:
                 return right(args, **options)
-            return Child(self._fork(args[2], args[3:], options["pass_fds"]))
+            return self._start(args, **options)
 
         subprocess.Popen = start  # type: ignore[assignment, misc]
+
+    def install_alone(self) -> None:
+        """Have this worker start processes in which tasks run alone so; handlers start others as ever."""
+        from toc.worker.quarantine import child
+
+        vars(child)["subprocess"] = SimpleNamespace(Popen=self._start, DEVNULL=subprocess.DEVNULL)
+
+    def _start(self, args: list[str], **options: Any) -> Child:
+        return Child(self._fork(args[2], args[3:], options["pass_fds"]))
 
     def _fork(self, module: str, words: list[str], descriptors: Sequence[int]) -> int:
         """A child of this process that the helper has forked; returns its pid."""
@@ -329,6 +407,8 @@ class Helper:
         _open(0, os.devnull)
         _make_streams()
         sys.argv = [module, *job["words"]]
+        if module == "toc.worker.process":
+            Helper(job["as"]).install_alone()
         del sys.modules[module]  # it is the main module now
         _arm_failpoint()
         code = 0

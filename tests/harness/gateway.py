@@ -56,10 +56,10 @@ class Gateway:
         words = ["gateway", "--port", "0", *options]
         env = {**system.env, "TOC_HOST": host, **(env or {})}
         self.process: Process
-        if forks.forkable(env) and not whole:
+        if forks.forkable(env):
             self.log.touch()
             streams = dict.fromkeys(("stdout", "stderr"), str(self.log))
-            self.process = forks.start(words, env=env, session=True, streams=streams)
+            self.process = forks.start(words, env=env, session=True, streams=streams, whole=whole)
         else:
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(

@@ -42,8 +42,8 @@ def buried(center: TimeoutCenter, slots: Iterable[Slot]) -> set[int]:
 class DaemonProcess:
     """One ``toc worker`` with its worker processes, as a host of the cluster.
 
-    ``output``: a file descriptor that takes the place of its log. ``whole``: its worker processes have
-    interpreters of their own, as in production, which takes longer. ``gateway``: the port of the ``toc
+    ``output``: what takes the place of its log, as a stream of harness.forks. ``whole``: its worker processes
+    have interpreters of their own, as in production, which takes longer. ``gateway``: the port of the ``toc
     gateway`` that it is instead.
     """
 
@@ -56,7 +56,7 @@ class DaemonProcess:
         app: str | None,
         processes: int,
         threads: int,
-        output: int | None = None,
+        output: str | None = None,
         whole: bool = False,
         webhooks: bool = False,
         gateway: int | None = None,
@@ -70,17 +70,18 @@ class DaemonProcess:
             words = ["gateway", "--port", str(gateway)]
         env = {**env, "TOC_HOST": host}
         self.process: Process
-        if output is None and forks.forkable(env):
-            streams = dict.fromkeys(("stdout", "stderr"), str(self.log))
+        if forks.forkable(env):
+            streams = dict.fromkeys(("stdout", "stderr"), output or str(self.log))
             self.log.touch()
             self.process = forks.start(words, env=env, session=True, streams=streams, whole=whole)
             return
+        assert output is None
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "toc", *words],
                 env=env,
-                stdout=log if output is None else output,
-                stderr=log if output is None else output,
+                stdout=log,
+                stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from harness import forks
 from harness.history import Client
 from harness.system import System
 
@@ -124,12 +124,10 @@ def in_another_process(
 
     What the calls are is written in producer.py.
     """
-    return subprocess.run(
-        [sys.executable, "-m", "fault.kit.producer"],
-        input=json.dumps(list(calls)),
+    return forks.run(
+        [],
+        module="fault.kit.producer",
+        given=json.dumps(list(calls)),
         env={**system.env, **(env or {})},
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )

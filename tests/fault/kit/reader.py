@@ -15,6 +15,8 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._receiver, self.sender = os.pipe()
+        self.stream = f"/proc/{os.getpid()}/fd/{self.sender}"
+        """The end to write to, as a path."""
         self._reads = True
         self._over = threading.Event()
         self._lock = threading.Lock()

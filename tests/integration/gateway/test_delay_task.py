@@ -43,10 +43,14 @@ class Client:
         return self("pull", {"topic": topic} | ({} if task_id is None else {"task_id": task_id})).json
 
     def pulled(self, topic: str) -> Any:
+        return self.first(topic).json
+
+    def first(self, topic: str) -> Raw:
+        """The first answer with a task."""
         end = time.monotonic() + 10
         while time.monotonic() < end:
-            answer = self.pull(topic)
-            if not answer["dm_error"]:
+            answer = self("pull", {"topic": topic})
+            if not answer.json["dm_error"]:
                 return answer
             time.sleep(0.05)
         raise AssertionError("nothing came")
@@ -74,8 +78,7 @@ def test_a_task_lives(client: Client, dialects: Gateway) -> None:
 
 def test_the_answer_to_a_pull_is_what_the_original_sends(client: Client) -> None:
     client.add("bytes", 0, '{"b":"中"}')
-    time.sleep(0.1)
-    answer = client("pull", {"topic": "bytes"})
+    answer = client.first("bytes")
     assert answer.body.decode() == f'{{"dm_error":0,"error_msg":"{DONE}","content":"{{\\"b\\":\\"中\\"}}"}}'
 
 

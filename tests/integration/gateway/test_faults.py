@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -599,14 +598,7 @@ def test_a_token_whose_requests_never_end_keeps_out_no_body_of_another(system: S
 
 def test_it_starts_outside_loopback_only_if_it_is_protected(system: System) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "toc", "gateway", "--port", "0", *options],
-            env=system.env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return forks.run(["gateway", "--port", "0", *options], env=system.env)
 
     refused = run("--host", "0.0.0.0")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)

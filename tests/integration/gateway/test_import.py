@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from conftest import Launch
+from harness import forks
 from harness.gateway import Gateway
 from harness.lmstfy import OPTIONS, Client, data_of, exchange, port_of
 from harness.patience import until
@@ -48,14 +47,8 @@ def imported(
     system: System, what: str, url: str, *options: str, code: int = 0, **env: str
 ) -> Mapping[str, Any]:
     """Run ``toc import`` and return what it reports."""
-    done = subprocess.run(
-        [sys.executable, "-m", "toc", "import", what, "--redis", url, "--json", *options],
-        env={**system.env, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = ["import", what, "--redis", url, "--json", *options]
+    done = forks.run(words, env={**system.env, **env}, timeout=120)
     assert done.returncode == code, done.stderr
     assert "secret" not in done.stderr
     found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.machine import Machine
 from harness.system import System, buried
 
@@ -306,4 +307,4 @@ def _children(pid: int) -> list[int]:
             found += [int(child) for child in (task / "children").read_text().split()]
         except FileNotFoundError:  # the thread has ended meanwhile
             continue
-    return found
+    return [child for child in found if not forks.helps(child)]
