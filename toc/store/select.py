@@ -20,8 +20,10 @@ from toc.store.shards import Shards
 
 PAGE = 2000
 """Rows that one statement reads."""
-PAGE_ROWS = 4096
-"""Rows that one page reads, roughly."""
+FIRST_LOOK = 4096
+"""Rows that a page reads of all tables at first, roughly."""
+PAGE_ROWS = 16_384
+"""Rows that one page reads after that, at most."""
 PROBE = 20
 """Rows of each table that the first pass over all tables reads."""
 END_OF_TIME = 253_402_300_799_000  # the last second of the year 9999, the last that DATETIME holds
@@ -83,26 +85,38 @@ class Selections:
     def page(self, wanted: Selection, after: Place | None, limit: int) -> Page:
         """Return at most ``limit`` rows after a place, the earliest next_time first; of a biz_id, by job_id.
 
-        Reads a bounded number of rows, so it may find none although more follow.
+        First it looks into all tables, then again into those whose further rows may belong on the page. It
+        reads a bounded number of rows, so it may find none although more follow.
         """
         if wanted.biz_types is not None and not wanted.biz_types:
             return Page([], None)
         if wanted.biz is not None:
             return self._page_of_biz(wanted, after, limit)
         tables = list(self._tables(wanted))
-        each = max(2, min(limit + 1, PAGE_ROWS // len(tables)))
-        start = (max(wanted.since or 0, 0), 0) if after is None else after
         before = END_OF_TIME if wanted.before is None else wanted.before
-        found = self._read_page(wanted, dict.fromkeys(tables, start), before, each)
-        # What a full table has not shown yet may come before what another has shown.
-        ends = [(page[-1][0], page[-1][1]) for page in found.values() if len(page) == each]
-        bound = min(ends, default=None)
-        places = sorted(
-            (moment, job_id)
-            for page in found.values()
-            for moment, job_id, hit in page
-            if hit and (bound is None or (moment, job_id) <= bound)
-        )
+        start = (max(wanted.since or 0, 0), 0) if after is None else after
+        reached = dict.fromkeys(tables, start)  # how far each table has been read that may have more
+        each = max(2, min(limit + 1, FIRST_LOOK // len(tables)))
+        left, asked, places = PAGE_ROWS, reached, list[Place]()
+        while True:
+            found = self._read_page(wanted, asked, before, each)
+            for table, page in found.items():
+                places += [(moment, job_id) for moment, job_id, hit in page if hit]
+                if len(page) == each:
+                    reached[table] = (page[-1][0], page[-1][1])
+                else:
+                    del reached[table]
+            places.sort()
+            # What these have not shown yet may belong on the page.
+            end = places[limit - 1] if len(places) >= limit else None
+            asked = {table: place for table, place in reached.items() if end is None or place < end}
+            each = min(4 * each, left // len(asked)) if asked else 0
+            if not each:
+                break
+            left -= each * len(asked)
+        bound = min(reached.values(), default=None)
+        if bound is not None:
+            places = [place for place in places if place <= bound]
         if len(places) > limit:
             places, bound = places[:limit], places[limit - 1]
         rows = self._rows(job_id for _, job_id in places)

@@ -9,6 +9,7 @@ import pytest
 
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
+from toc.store import select
 from toc.store.select import PAGE, Selection
 from toc.store.store import Store
 
@@ -88,3 +89,60 @@ def test_all_ids_are_gathered_however_many_died_in_one_instant(fresh_store: Stor
     found = fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=7))
     assert sorted(found) == sorted(row.job_id for row in many + few if row.biz_type == 7)
     assert len(fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=8))) == 27
+
+
+def _pages(store: Store, wanted: Selection, limit: int) -> list[list[int]]:
+    """The ids on each page, to the last."""
+    pages, place = [], None
+    while True:
+        page = store.selections.page(wanted, place, limit)
+        pages.append([row.job_id for row in page.rows])
+        if (place := page.next) is None:
+            return pages
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first look reads few rows of each table, as it does where there are 1,024 of them."""
+    monkeypatch.setattr(select, "FIRST_LOOK", 64)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_page_is_full_while_tasks_are_left_however_they_lie_in_the_tables(
+    fresh_store: Store, new_row: NewRow
+) -> None:
+    spread = [new_row(biz_id=n, next_time=T0 + n) for n in range(500)]
+    heap = [new_row(biz_id=1, next_time=T0 + 3 * n) for n in range(300)]
+    fresh_store.insert_many([*spread, *heap])
+    in_order = [row.job_id for row in sorted(spread + heap, key=lambda row: (row.next_time, row.job_id))]
+    for limit in (1, 7, 100, 1000):
+        assert _pages(fresh_store, Selection(TaskStatus.PENDING), limit) == [
+            in_order[first : first + limit] for first in range(0, len(in_order), limit)
+        ]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_tasks_of_one_table_and_of_one_biz_id_fill_their_pages(fresh_store: Store, new_row: NewRow) -> None:
+    heap = [new_row(biz_id=1, biz_type=8, next_time=T0 + n) for n in range(250)]
+    others = [new_row(biz_id=n, next_time=T0 + n) for n in range(100)]
+    fresh_store.insert_many([*heap, *others])
+    by_time = [row.job_id for row in heap]
+    for wanted, ids in (
+        (Selection(TaskStatus.PENDING, biz_type=8), by_time),
+        (Selection(None, biz=BizId.of(1), biz_type=8), sorted(by_time)),
+    ):
+        assert _pages(fresh_store, wanted, 100) == [ids[:100], ids[100:200], ids[200:]]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_page_reads_a_bounded_number_of_rows_and_the_next_goes_on_there(
+    fresh_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [new_row(biz_id=n % 9, next_time=T0 + n) for n in range(900)]
+    last = new_row(biz_id=3, biz_type=8, next_time=T0 + 901)
+    fresh_store.insert_many([*others, last])
+    assert _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=9), 10) == [[]]
+    monkeypatch.setattr(select, "PAGE_ROWS", 200)
+    pages = _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=8), 10)
+    assert [job_id for page in pages for job_id in page] == [last.job_id]
+    assert 900 / (64 + 200) <= len(pages) < 12
