@@ -21,7 +21,8 @@ STATUS = {int(status): status.name.lower() for status in TaskStatus}
 
 
 class TaskShown(TypedDict):
-    """A task. ``next_time`` is when the next try is due, ``ended`` when the task ended."""
+    """A task. ``next_time`` is when the next try is due, ``ended`` when the task ended. ``body_length`` is
+    the bytes of its body, null without one."""
 
     job_id: str
     topic: str
@@ -36,6 +37,7 @@ class TaskShown(TypedDict):
     tries: int
     expires_at: str | None
     expired: bool
+    body_length: int | None
     failed_tries: int
     crashes: int
     last_error: str | None
@@ -69,6 +71,7 @@ def task(row: TaskRow, topic: str) -> TaskShown:
             "tries": row.tries,
             "expires_at": instant(row.expires_at) if row.expires_at else None,
             "expired": bool(row.expired),
+            "body_length": row.body_length,
             "failed_tries": row.attempts,
             "crashes": row.crashes,
             "last_error": row.last_error,

@@ -65,10 +65,12 @@ def test_a_body_comes_back_as_it_was_sent_in_each_way(shared: Gateway, biz: int)
     assert body_of(shared, raw.body["job_id"]) == (data, "application/x-thing")
     shown = shared.call("GET", f"/v1/tasks/{raw.body['job_id']}").body
     assert (shown["biz_id"], shown["attribute"], shown["tries"]) == (f"a/b{biz}", {"a": 1}, 3)
+    assert shown["body_length"] == len(data)
     page = b'{"a": "<script>alert(1)</script>"}'
     json_body = shared.call("POST", f"{TASKS}?raw=1&biz_id={biz}&delay=60", page)
     assert body_of(shared, json_body.body["job_id"]) == (json.loads(page), "application/json")
     empty = shared.call("POST", f"{TASKS}?biz_id={biz}&delay=60", b"", headers={"Content-Type": "text/html"})
+    assert shared.call("GET", f"/v1/tasks/{empty.body['job_id']}").body["body_length"] == 0
     reply = shared.call("GET", f"/v1/tasks/{empty.body['job_id']}/body")
     assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"", "text/html")
     assert reply.headers["content-disposition"] == "attachment"
@@ -100,6 +102,7 @@ def test_a_body_of_the_largest_size_is_taken_and_a_larger_one_refused(shared: Ga
 
 def test_what_has_no_body_or_a_wrong_one_is_answered_by_name(shared: Gateway, biz: int) -> None:
     plain = submit(shared, biz_id=biz)
+    assert shared.call("GET", f"/v1/tasks/{plain.body['job_id']}").body["body_length"] is None
     reply = shared.call("GET", f"/v1/tasks/{plain.body['job_id']}/body")
     assert (reply.status, reply.body["type"]) == (404, "/docs#no-body")
     assert shared.call("GET", "/v1/tasks/1/body").body["type"] == "/docs#unknown-task"
