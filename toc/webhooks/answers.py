@@ -13,7 +13,7 @@ from typing import NamedTuple
 from toc.model.raised import MAX_ERROR_CHARS
 
 NO_RETRY = "toc-no-retry"
-_SECONDS = re.compile(r"[0-9]{1,9}")
+_SECONDS = re.compile(r"[0-9]+")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
@@ -61,7 +61,8 @@ def meaning(answer: Answer, dead_on: Collection[int]) -> Meaning:
 
 
 def retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
-    """Return what a Retry-After header asks for, in seconds from now; None without one that says anything."""
+    """Return what a Retry-After header asks for, in seconds from now, be it infinite; None without one that
+    says anything."""
     text = headers.get("Retry-After", "").strip()
     if not text:
         return None
