@@ -1047,6 +1047,7 @@ def test_a_target_at_the_command_line_shows_its_secret_twice_and_no_header(
         (["--url", "https://example.com/", "--headers", "wrong"], "X-Api-Key"),
         (["--url", "https://example.com/", "--headers", "no-colon"], "line 1"),
         (["--url", "https://example.com/", "--headers", "twice"], "twice"),
+        (["--url", "https://example.com/", "--headers", "missing"], "'missing' cannot be read"),
     ],
 )
 def test_a_wrong_target_is_refused_and_no_value_is_quoted(

@@ -209,8 +209,12 @@ def _headers(source: str) -> dict[str, str]:
     if source == "-":
         data = sys.stdin.buffer.read(MOST_FILE + 1)
     else:
-        with Path(source).open("rb") as file:
-            data = file.read(MOST_FILE + 1)
+        try:
+            with Path(source).open("rb") as file:
+                data = file.read(MOST_FILE + 1)
+        except (OSError, ValueError) as exc:  # a ValueError for a NUL in its name
+            why = getattr(exc, "strerror", exc)
+            raise InvalidTarget(f"headers: {shown(source)} cannot be read: {why}") from exc
     if len(data) > MOST_FILE:
         raise InvalidTarget(f"headers: the file has more than {MOST_FILE} bytes")
     found: dict[str, str] = {}
