@@ -150,12 +150,12 @@ def test_a_topic_is_created_with_every_policy_and_shown(toc: Toc) -> None:
         "horizon": 7200,
         "retention": 604_800,
         "concurrency": 5,
-        "former_slots": None,
-        "resume_rate": None,
+        "former_slots": 0,
+        "resume_rate": 0,
         "resumed_at": None,
         "delivery": "handler",
         "closed": False,
-        "target": None,
+        "target": "",
     }
     assert made.items() <= toc.json("topic", "show", "order.remind").items()
     assert toc.json("topic", "list") == [made]
@@ -946,9 +946,11 @@ def test_a_token_is_shown_once_and_never_again(toc: Toc) -> None:
         ["shop.*"],
         "valid",
     )
+    assert (listed["expires_at"] > listed["created"], listed["revoked_at"]) == (True, None)
     for command in ("token list", "audit --json", "token revoke shop"):
         said += toc.ok(*command.split()) + toc.err
-    assert toc.json("token", "list")[0]["state"] == "revoked"
+    (listed,) = toc.json("token", "list")
+    assert (listed["state"], listed["revoked_at"] >= listed["created"]) == ("revoked", True)
     assert secret.removeprefix("toc_") not in said
     assert "token_created" in said
     assert secret.encode() not in Path("toc.db").read_bytes()
@@ -1000,6 +1002,7 @@ def test_a_target_at_the_command_line_shows_its_secret_twice_and_no_header(
         ["X-Api-Key", "X-Other"],
     )
     assert (listed["timeout"], listed["concurrency"], listed["paused"]) == (15.0, 50, False)
+    assert (listed["paused_by"], listed["paused_why"]) == ("", ""), "as over HTTP"
 
     toc.ok(
         "topic", "create", "hooks", "--biz-type", 8, "--slots", 2, "--delivery", "webhook", "--target", "shop"

@@ -253,7 +253,7 @@ def show_one(record: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -359,8 +359,5 @@ def topic_record(topic: Topic) -> dict[str, Any]:
     return {
         **first,
         **topic.values(),
-        "former_slots": topic.former_slots or None,
-        "resume_rate": topic.resume_rate or None,
         "resumed_at": instant(topic.resumed_at) if topic.resumed_at else None,
-        "target": topic.target or None,
     }

@@ -241,8 +241,7 @@ def _tell_secret(made: NewSecret, *, as_json: bool) -> None:
 def _record(target: Target) -> dict[str, Any]:
     from toc.sdk.targets import target_record
 
-    record = dict.fromkeys(("name", "url", "paused")) | target_record(target)
-    return record | {name: record[name] or None for name in ("paused_by", "paused_why")}
+    return dict.fromkeys(("name", "url", "paused")) | target_record(target)
 
 
 def _log(name: str, what: str) -> None:

@@ -64,7 +64,7 @@ def list_tokens(as_json: Json = False) -> None:
         records,
         as_json=as_json,
         empty="no tokens; toc token create NAME --role produce --topic 'shop.*'",
-        spare=("revoked", "created", "created_by"),
+        spare=("revoked_at", "created", "created_by"),
     )
 
 
@@ -85,8 +85,8 @@ def _record(token: Token) -> dict[str, Any]:
         "roles": sorted(role.value for role in token.roles),
         "topics": list(token.topics),
         "rate": token.rate,
-        "expires": None if token.expires_at is None else instant(token.expires_at),
-        "revoked": None if token.revoked_at is None else instant(token.revoked_at),
+        "expires_at": None if token.expires_at is None else instant(token.expires_at),
+        "revoked_at": None if token.revoked_at is None else instant(token.revoked_at),
         "created": instant(token.created),
         "created_by": token.created_by,
     }
