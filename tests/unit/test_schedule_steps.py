@@ -14,6 +14,7 @@ from toc.model.clock import to_ms
 from toc.model.errors import InvalidAttribute, InvalidSchedule
 from toc.model.schedule import LEAD_MS, Definition, State, new_state, preview, step
 from toc.model.task import Task, TaskStatus
+from toc.sdk.schedules import define
 
 START = to_ms(datetime(2026, 1, 1, tzinfo=UTC))
 MINUTE, HOUR = 60_000, 3_600_000
@@ -191,6 +192,26 @@ def test_a_definition_survives_its_row() -> None:
 def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidSchedule):
         Definition("n", "t", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"cron": "0 9 * * *", "anchor": datetime(2030, 1, 1, tzinfo=UTC)}, "anchor"),
+        ({"every": 60, "dst": "skip"}, "dst"),
+    ],
+)
+def test_a_caller_gives_no_option_without_effect_but_a_row_may_have_it(
+    options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        define("n", topic="t", **options)
+    assert refused.value.field == field
+    stored = Definition("n", "t", **options)
+    assert Definition.of_json("n", stored.to_json()) == stored
+    assert stored.changed(topic="u").topic == "u"
+    with pytest.raises(InvalidSchedule, match=field):
+        stored.changed(**{field: options[field]})
 
 
 def test_names_and_attributes_are_checked() -> None:

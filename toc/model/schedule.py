@@ -16,7 +16,7 @@ has ended counts, where the overlap policy asks for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -164,7 +164,23 @@ class Definition:
         unknown = changes.keys() - {each.name for each in fields(self)} | ({"name"} & changes.keys())
         if unknown:
             raise InvalidSchedule(f"{', '.join(sorted(unknown))} of a schedule cannot be changed")
-        return replace(self, **changes)
+        return replace(self, **changes).check_given(changes)
+
+    def check_given(self, given: Collection[str]) -> Self:
+        """Return the definition if what a caller gives of it, by name, has an effect. Raises InvalidSchedule.
+
+        Rows may hold more: a period keeps the policies that a cron expression had before it.
+        """
+        if "anchor" in given and self.every is None and self.anchor != EPOCH:
+            raise InvalidSchedule(
+                "anchor has no effect on a cron expression: it is of a period (every)", "anchor"
+            )
+        if "dst" in given and self.cron is None and self.dst is not Dst.CRON:
+            raise InvalidSchedule(
+                "dst has no effect on a period (every), which is counted in UTC: it is of a cron expression",
+                "dst",
+            )
+        return self
 
     def to_json(self) -> str:
         """The definition, without its name, as stored."""

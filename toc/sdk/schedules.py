@@ -408,9 +408,9 @@ def need(found: Found | None, name: str) -> Found:
 def define(
     name: str, *, topic: str, attribute: Mapping[str, Any] | None = None, **options: Any
 ) -> Definition:
-    """Return a checked definition. Raises InvalidSchedule."""
+    """Return a checked definition, as a caller gives it. Raises InvalidSchedule."""
     try:
-        return Definition(name, topic, attribute=attribute or {}, **options)
+        return Definition(name, topic, attribute=attribute or {}, **options).check_given(options)
     except TypeError as exc:
         raise InvalidSchedule(str(exc).removeprefix("Definition.__init__() ")) from exc
 

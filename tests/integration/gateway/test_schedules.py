@@ -143,7 +143,9 @@ def test_a_trigger_runs_one_task_now_and_a_backfill_those_of_the_past(shared: Ga
         ({"cron": None, "every": "15m"}, "every"),
         ({"cron": None, "every": 60, "anchor": "2030-01-01T00:00:00"}, "anchor"),
         ({"anchor": "0001-01-01T00:00:00+10:00"}, "anchor"),
+        ({"anchor": "2030-01-01T00:00:00Z"}, "anchor"),
         ({"dst": "jump"}, "dst"),
+        ({"cron": None, "every": 60, "dst": "skip"}, "dst"),
         ({"missed": "some"}, "missed"),
         ({"overlap": "queue"}, "overlap"),
         ({"window": 1}, "window"),
@@ -172,6 +174,8 @@ def test_a_bad_change_is_refused_and_changes_nothing(shared: Gateway) -> None:
         ({"cron": "nonsense"}, "cron"),
         ({"cron": "0 1 * * *", "every": 60}, "cron"),
         ({"zone": "Mars"}, "zone"),
+        ({"anchor": "2030-01-01T00:00:00Z"}, "anchor"),
+        ({"every": 60, "dst": "skip"}, "dst"),
         ({"window": 1e12}, "window"),
         ({"paused": True}, "paused"),
     ):
