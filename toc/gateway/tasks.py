@@ -6,7 +6,7 @@ from base64 import b64decode
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, Protocol
 
 from pydantic import AwareDatetime, BeforeValidator, Field, Json, WithJsonSchema
 from typing_extensions import TypedDict
@@ -241,6 +241,19 @@ async def history(asked: Asked) -> Answer:
 # --- search
 
 
+class Filters(Protocol):
+    """Which tasks, as a query or a body says it."""
+
+    topic: str | None
+    due_after: AwareDatetime | None
+    due_before: AwareDatetime | None
+    error: str | None
+
+    @property
+    def biz(self) -> int | str | None:
+        """The biz_id, with its type."""
+
+
 class Search(Query):
     """What to look for. Without a biz_id, one status is looked at: pending, unless another is given."""
 
@@ -255,6 +268,11 @@ class Search(Query):
     ) = None
     limit: Annotated[int, Field(ge=1, le=MOST_ON_PAGE)] = 100
     next: Annotated[str, Field(max_length=100, description="From the page before.")] | None = None
+
+    @property
+    def biz(self) -> int | str | None:
+        """The biz_id, with its type."""
+        return str(self.biz_id) if self.text and self.biz_id is not None else self.biz_id
 
 
 class Page(TypedDict):
@@ -271,15 +289,18 @@ class Page(TypedDict):
 async def search(asked: Asked) -> Answer:
     """Show the tasks that match, a page at a time."""
     query: Search = asked.query
+    wanted = await selection(asked, query, query.status)
+    return Answer(await shown_page(asked, await found_page(asked, wanted, query.next, query.limit)))
+
+
+async def found_page(asked: Asked, wanted: Selection, after: str | None, limit: int) -> Found:
+    """Return a page of selected rows; ``after`` is the next of the one before. Raises Problem."""
     service = asked.service
-    wanted = await selection(asked, query.status)
     store = service.center.store
-    page = partial(store.selections.page, wanted, place(query.next), query.limit)
+    page = partial(store.selections.page, wanted, place(after), limit)
     if wanted.biz is None:
-        found = await service.at_all(page)
-    else:
-        found = await service.at_server(store.server_of_biz(wanted.biz), page)
-    return Answer(await shown_page(asked, found))
+        return await service.at_all(page)
+    return await service.at_server(store.server_of_biz(wanted.biz), page)
 
 
 async def shown_page(asked: Asked, found: Found) -> Page:
@@ -288,14 +309,13 @@ async def shown_page(asked: Asked, found: Found) -> Page:
     shown = [(row, asked.topic_of(row)) for row in found.rows]
     return {
         "tasks": [show.task_or_damage(row, topic) for row, topic in shown if topic is not None],
-        "next": None if found.next is None else f"{found.next[0]}.{found.next[1]}",
+        "next": place_text(found.next),
     }
 
 
-async def selection(asked: Asked, status: str | None) -> Selection:
-    """Return what a query asks for, within what its token may see. Raises Problem (404 for a
-    topic that it may not see), InvalidTopic, UnknownTopic."""
-    query: Search = asked.query
+async def selection(asked: Asked, query: Filters, status: str | None) -> Selection:
+    """Return what filters select, within what the token may see. Raises Problem (404 for a topic that it may
+    not see), InvalidBizId, InvalidTopic, UnknownTopic."""
     service = asked.service
     types = service.visible_types(asked)
     if query.topic is not None:
@@ -306,7 +326,7 @@ async def selection(asked: Asked, status: str | None) -> Selection:
     before = None if query.due_before is None else _within(to_ms(query.due_before))
     if since is not None and before is not None and since >= before:
         raise Problem(INVALID, "due_after is not before due_before", field="due_after")
-    biz_id = str(query.biz_id) if query.text and query.biz_id is not None else query.biz_id
+    biz_id = query.biz
     return Selection(
         TaskStatus[(status or "pending").upper()] if status or biz_id is None else None,
         biz_types=types,
@@ -320,6 +340,11 @@ async def selection(asked: Asked, status: str | None) -> Selection:
 def _within(instant: int) -> int:
     """Return the nearest instant (ms) that a row can have."""
     return min(max(0, instant), END_OF_TIME)
+
+
+def place_text(at: Place | None) -> str | None:
+    """Write where the next page begins, for ``place``."""
+    return None if at is None else f"{at[0]}.{at[1]}"
 
 
 def place(text: str | None) -> Place | None:

@@ -15,6 +15,7 @@ from harness.patience import until
 from toc.gateway.app import CALLS
 from toc.gateway.calls import HttpCall
 from toc.model.access import CLUSTER_CALLS, MATRIX, Role
+from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.model.topic import Topic
 from toc.operate.audit import MOST_IDS, tasks_chosen
@@ -225,6 +226,45 @@ def test_dead_tasks_are_listed_redriven_and_purged(shared: Gateway) -> None:
         "left": 0,
     }
     assert shared.call("GET", f"/v1/tasks/{job_ids[2]}").status == 404
+
+
+def test_selected_dead_tasks_are_counted_redriven_and_purged_step_by_step(shared: Gateway) -> None:
+    store = shared.system.center.store
+    for biz_id, error in ((90700, "refused"), (90701, "refused"), (90702, "timed out")):
+        tasks = [{"biz_id": biz_id, "delay": 7200} for _ in range(3)]
+        assert shared.call("POST", "/v1/topics/test.doomed/tasks:batch", {"tasks": tasks}).status == 200
+        name = store._shards.names[BizId.of(biz_id).crc % store._shards.tables]
+        update = f"UPDATE {name} SET status=4,last_error='{error}' WHERE biz_id={biz_id}"
+        store._shards.server_of[BizId.of(biz_id).crc % store._shards.tables].run([Statement(update)])
+
+    def in_steps(call: str, **body: Any) -> list[Any]:
+        steps, place = [], None
+        while True:
+            answer = shared.call("POST", f"/v1/dead:{call}", {"all": True, "next": place, **body})
+            assert answer.status == 200, answer
+            place = answer.body.pop("next")
+            steps.append(answer.body)
+            if place is None:
+                return steps
+
+    refused = {"topic": "test.doomed", "error": "refuse", "limit": 4}
+    assert in_steps("redrive", dry_run=True, **refused) == [{"would_redrive": 4}, {"would_redrive": 2}]
+    assert in_steps("purge", dry_run=True, biz_id=90702) == [{"would_purge": 3}]
+    assert shared.call("POST", "/v1/dead:purge", {"all": True, **refused}, token="sync-only").status == 404
+    assert [step["redriven"] for step in in_steps("redrive", **refused)] == [4, 2]
+    late = {"topic": "test.doomed", "error": "timed"}
+    assert [step["purged"] for step in in_steps("purge", limit=2, **late)] == [2, 1]
+    assert in_steps("redrive", dry_run=True, **late) == [{"would_redrive": 0}]
+    for body, field in (
+        ({}, "job_ids"),
+        ({"topic": "test.doomed"}, "job_ids"),
+        ({"job_ids": ["1"], "all": True}, "job_ids"),
+        ({"job_ids": ["1"], "error": "x"}, "job_ids"),
+        ({"all": True, "next": "x"}, "next"),
+        ({"all": True, "limit": 0}, "limit"),
+    ):
+        answer = shared.call("POST", "/v1/dead:purge", body)
+        assert (answer.status, answer.body["field"]) == (422, field), answer
 
 
 def test_the_audit_of_a_bulk_change_names_every_task(shared: Gateway) -> None:
