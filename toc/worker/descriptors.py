@@ -4,7 +4,13 @@ When none is left, nothing new can be opened. What is open remains usable until 
 
 The number of a closed descriptor goes to what is opened next, while its former user keeps reading and writing
 there: it would take the answers of another connection for its own. So a process whose descriptors were closed
-ends at once, as if the handler had ended it.
+ends at once, as if the handler had ended it: the end of each handler and each beat check whether the line to
+the daemon is still the same file. The other tasks in the process are charged a try, never the last one, as
+for any death of their process: only the process knew which of them had not started.
+
+With fewer than ``LEFT`` descriptors free (counted each second and whenever a handler has raised) the process
+leaves in good order, and no task is charged. Until it is replaced it works over its open connections, and
+marks no server as away because it cannot open another.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The number of a closed descriptor goes to what is opened next, for example a connection to MySQL. Whatever is
 then written to "stderr" goes to the server. Python's own streams write elsewhere (``log.detach``); for all
-other writers the three numbers are checked regularly.
+other writers the three numbers are checked each second: those that were closed are opened again before a
+connection gets their number, or else the process leaves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""The processes of a daemon: how one is started, and what the daemon knows of it."""
+"""The processes of a daemon: how one is started, and what the daemon knows of it.
+
+Each has a process group of its own, so ``kill 0`` in a handler reaches only itself and what it has started.
+Ctrl-C reaches the daemon alone, which tells the processes. When a process has died, its daemon kills the rest
+of its group. So the tasks run again neither beside their former programs nor behind row locks of connections
+that a copy holds open. After an orderly end, programs that handlers have started run on.
+"""
 
 from __future__ import annotations
 
