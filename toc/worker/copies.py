@@ -6,8 +6,8 @@ ends it, as in ``multiprocessing``. It may use the SDK, which connects again. It
 or each waiting task would run twice: when the handler's call returns to toc in the copy, also as
 ``sys.exit()``, the copy ends with that code (``copy_ended``). Resque does the same since jobs had escaped
 (https://github.com/resque/resque/pull/1470). If a coroutine made the copy, its copy of the event loop runs
-nothing more, so it ends when that coroutine awaits something. When a copy starts, it closes the channel and the
-socket of its name, and restores Python's own signal handlers, because libraries end their copies by SIGTERM.
+nothing more, so it ends when that coroutine awaits something. When a copy starts, it closes the channel and
+the socket of its name, and restores Python's own signal handlers, because libraries end copies by SIGTERM.
 """
 
 from __future__ import annotations

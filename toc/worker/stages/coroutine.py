@@ -1,7 +1,7 @@
 """The asyncio task that runs a coroutine handler. Other handlers cannot cancel it.
 
-The context tells where a cancel comes from. A try that was broken off all the same counts as a crash without a
-charge (``Disturbed``). After three of them the task runs alone: there it either breaks itself off or is not
+The context tells where a cancel comes from. A try that was broken off all the same counts as a crash without
+a charge (``Disturbed``). After three of them the task runs alone: there it either breaks itself off or is not
 disturbed.
 """
 

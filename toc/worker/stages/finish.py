@@ -1,9 +1,9 @@
 """Finish: write the outcome of tries to rows, then move their index entries.
 
-Each flush takes all tries of a database server that ended since the last one, writes the rows of successes in
-one transaction and those of failures in another, then moves their entries. The row always comes first: a crash
-in between leaves an entry that the next row check corrects. Each database server has its own thread, so its
-tries wait for no other server.
+Each flush takes all tries of one database server that ended since the last one. It writes the rows of
+successes in one transaction and those of failures in another, then moves their entries. The row always comes
+first: a crash in between leaves an entry that the next row check corrects. Each database server has its own
+thread, so its tries wait for no other server.
 """
 
 from __future__ import annotations
