@@ -8,6 +8,9 @@ delay or end a process that runs tasks.
           -> else dropped and counted: the queue is full, or the log refuses
 
 A notice marks each gap at its place, as soon as lines can be written again.
+
+``RWF_NOWAIT`` tells whether the kernel would have to wait. ``O_NONBLOCK`` would do without a thread, but it
+belongs to the open file, which other processes share. A process that was forked writes as Python does.
 """
 
 from __future__ import annotations

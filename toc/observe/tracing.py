@@ -2,7 +2,8 @@
 
 A row stores no trace context. Instead, the trace id and the id of the parent span of all spans of a task are
 the first 24 bytes of SHA-256 of ``toc:JOB_ID``. The submitter, the worker and anyone who searches for the
-trace of a job_id derive the same ids. The parent span itself is never written.
+trace of a job_id derive the same ids. The parent span itself is never written. The price: the trace is not
+the caller's, only linked with it.
 
 Which tasks are traced is derived as well, so that a trace is complete or absent: the trace id, read as
 ``TraceIdRatioBased`` samplers read it, must lie within the share TOC_TRACES.

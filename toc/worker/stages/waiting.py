@@ -2,7 +2,11 @@
 
 The StoreQueue does not hold these tasks any more, and only their worker knows which of its entries run. Or it
 holds them at a later time than their due time, because their worker postponed them: their rows cannot be
-read. So the worker publishes the backlog for metrics and ``toc slots``.
+read. So the worker publishes the backlog for metrics and ``toc slots``: twice a second, once a task is late
+by a second, and not at all while everything is in time.
+
+A note expires after prepare_timeout, so it covers a worker that hangs. Whatever puts the entries back removes
+the note with them. Where nothing is prepared, the note does not count.
 """
 
 from __future__ import annotations
