@@ -2,7 +2,8 @@
 
 The limit holds for tasks that were due before the topic was resumed. Each worker takes a share in proportion
 to the topic's slots that it owns, so all together keep the rate without coordination. A slot with no such
-backlog left is served normally; its first score tells that, so no end has to be observed. Used by the poller's thread alone.
+backlog left is served normally; its first score tells that, so no end has to be observed. Used by the
+poller's thread alone.
 """
 
 from __future__ import annotations
