@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL
 from toc.config import URL_FLAGS
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import READ_BYTES, keep_timeouts, reader
-from toc.store.answers import read_answers
+from toc.store.packets import read_answers
 from toc.store.pool import Pool, PooledConnection
 from toc.store.server import DatabaseServer, Duplicate, Exchange, Locked, Lost, Result, Statement, Transient
 
@@ -199,7 +199,7 @@ class _Connection(pymysql.connections.Connection):
         return self.answers(len(statements))
 
     def ask(self, statements: Sequence[str]) -> None:
-        """Send statements; ``answers`` reads their results."""
+        """Send statements; ``packets`` reads their results."""
         driver: Any = self
         sql = ";".join(statements).encode()
         if len(sql) >= self.max_packet:
