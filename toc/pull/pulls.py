@@ -23,7 +23,7 @@ from toc.model.errors import InvalidInput, NotPulled, TocError, shown
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
-from toc.pull.answers import AnswerLanes, Answers, Ask, Kind, NackWish
+from toc.pull.acks import AnswerLanes, Answers, Ask, Kind, NackWish
 from toc.pull.hall import LAST_SECONDS, Delivered, Entry, Hall, TtrOf, Waiter
 from toc.pull.lanes import Failed, end_process
 from toc.pull.mover import NO_FENCE

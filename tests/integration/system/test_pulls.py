@@ -21,7 +21,7 @@ from toc.index.queues import Queues
 from toc.model.errors import Busy, InvalidLease, NotPulled
 from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome, PullLease
 from toc.model.topic import Backoff, Delivery, Slot
-from toc.pull.answers import MOST_WAITING
+from toc.pull.acks import MOST_WAITING
 from toc.pull.hall import Delivered
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
