@@ -39,7 +39,7 @@ from toc.store.store import Store
 from toc.worker.loop import Loop
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.inbox import Pressure
-from toc.worker.stages.waiting import PutAway
+from toc.worker.stages.waiting_notes import PutAway
 
 log = get_logger(__name__)
 

@@ -19,7 +19,7 @@ from toc.worker.loop import Loop
 from toc.worker.stages.dispatch import CLEAN_UP_SECONDS, Dispatcher
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.waiting import WaitingNotes
+from toc.worker.stages.waiting_notes import WaitingNotes
 
 log = get_logger(__name__)
 
