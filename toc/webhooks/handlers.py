@@ -28,10 +28,10 @@ from toc.store.target_book import TargetBook
 from toc.store.targets import TargetTable
 from toc.webhooks.answers import Answer, Meaning, meaning
 from toc.webhooks.connect import Lookup
+from toc.webhooks.postponed import Labels, Waits
 from toc.webhooks.request import body_of, headers_of
 from toc.webhooks.rooms import Full, Rooms
 from toc.webhooks.sender import Sender
-from toc.webhooks.waits import Labels, Waits
 
 log = get_logger(__name__)
 
