@@ -12,7 +12,7 @@ from toc.sdk.client import TimeoutCenter
 
 log = get_logger(__name__)
 
-NO_HANDLERS = "toc.worker.none:center"
+NO_HANDLERS = "toc.worker.no_handlers:center"
 """The application without handlers: its workers sweep, purge and reclaim only."""
 
 
