@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toc.worker.quarantine.quarantine import FIRST_GUESS_SECONDS, smoothed
+from toc.worker.quarantine.suspects import FIRST_GUESS_SECONDS, smoothed
 
 
 def test_a_few_culprits_do_not_set_the_pace_and_many_do() -> None:

@@ -14,7 +14,7 @@ from toc.dev.local.servers import RedisServer
 from toc.model.verdict import Failure
 from toc.store.batch import Guard
 from toc.store.tries import TakeTries
-from toc.worker.quarantine import quarantine
+from toc.worker.quarantine import suspects
 from toc.worker.stages.entry import NO_FENCE, Held
 from toc.worker.stages.fallback import OWNED_SECONDS
 from toc.worker.stages.finish import RETRY_SECONDS
@@ -378,7 +378,7 @@ def test_a_run_alone_without_redis_keeps_its_lease(
             assert taken(other.store.leases, {job_id: 30}) == set()
 
         child = ScriptedChild(while_it_runs)
-        monkeypatch.setattr(quarantine, "IsolatedProcess", lambda app: child)  # noqa: ARG005
+        monkeypatch.setattr(suspects, "IsolatedProcess", lambda app: child)  # noqa: ARG005
         worker.pipeline.quarantine.run_once()
         assert child.ran
         worker.finish()

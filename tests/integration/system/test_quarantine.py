@@ -18,7 +18,7 @@ from toc import NewTask, TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.store.batch import Guard
-from toc.worker.quarantine.quarantine import ALONE, LINE, MAX_UNSEEN
+from toc.worker.quarantine.suspects import ALONE, LINE, MAX_UNSEEN
 
 
 @pytest.mark.parametrize("topic", ["test.sync", "test.async", "test.batch"])

@@ -23,7 +23,7 @@ from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
 from toc.store.tries import Owing
 from toc.worker.loop import end_process
-from toc.worker.quarantine.quarantine import Quarantine
+from toc.worker.quarantine.suspects import Quarantine
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry

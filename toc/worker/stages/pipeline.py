@@ -22,7 +22,7 @@ from toc.model.handler import Handler
 from toc.model.topic import Slot
 from toc.store.store import Store
 from toc.worker.loop import Loop, Wake
-from toc.worker.quarantine.quarantine import Quarantine
+from toc.worker.quarantine.suspects import Quarantine
 from toc.worker.slots import SlotBook
 from toc.worker.stages.adopt import Adopter
 from toc.worker.stages.agenda import Agenda
