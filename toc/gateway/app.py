@@ -25,7 +25,7 @@ from pydantic_core import to_json
 from toc.failpoint import failpoint
 from toc.gateway import (
     access_calls,
-    cluster,
+    cluster_calls,
     dead,
     openapi,
     pull_calls,
@@ -65,7 +65,7 @@ CALLS: tuple[HttpCall, ...] = (
     *pull_calls.CALLS,
     *topics.CALLS,
     *dead.CALLS,
-    *cluster.CALLS,
+    *cluster_calls.CALLS,
     *access_calls.CALLS,
     *target_calls.CALLS,
     *schedule_calls.CALLS,
