@@ -15,7 +15,8 @@ import pytest
 from fault.conftest import Build, Verdict
 from harness import forks
 from harness.metrics import ANY_ADDRESS, address
-from harness.prometheus import Prometheus, need_prometheus
+from harness.programs import need
+from harness.prometheus import Prometheus
 from harness.secured import root_url
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
@@ -152,7 +153,7 @@ def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: Maria
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdict, tmp_path: Path) -> None:
-    need_prometheus()
+    need("prometheus")
     line = verdict(41, "nobody starts what is due", "Prometheus with the rules and intervals of deploy/")
     daemon = system.start(processes=2, env=ANY_ADDRESS, app="fault.apps.older:center")
     with Prometheus(tmp_path / "prometheus", [address(daemon.told())], hurry=False) as prometheus:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import urllib.error
 import urllib.parse
@@ -11,23 +10,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from toc.dev.local.private import PrivateServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
-
-
-def need_prometheus(program: str = "prometheus") -> str:
-    """Where the program is. Skips the test if it is not installed, and fails it where CI is set."""
-    found = shutil.which(program)
-    if found is None:
-        reason = f"{program} is not installed: make servers"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
 
 
 class Prometheus(PrivateServer):

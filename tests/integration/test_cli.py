@@ -203,7 +203,7 @@ def test_show_tells_how_many_pending_tasks_keep_each_number_of_slots(
     assert (reduced["former_slots"], reduced["pending_by_slots"]) == (8, {"8": 40})
 
     monkeypatch.setattr("toc.cli.topic.COUNT_SECONDS", 0)
-    monkeypatch.setattr("toc.operate.admin._TABLES_COUNTED", 1)
+    monkeypatch.setattr("toc.operate.admin.TABLES_COUNTED", 1)
     part = toc.json("topic", "show", topic)
     assert (part["tables_counted"], part["pending_by_slots"]["8"] < 40) == (1, True)
     assert f"counted 1 of {part['tables']} tables" in toc.err

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from harness.programs import need
 
 from toc.webhooks.signature import signature
 
@@ -95,8 +96,7 @@ def post(port: int, headers: dict[str, str], body: bytes) -> int:
 def test_the_examples_take_what_is_signed_and_fresh_once_and_refuse_the_rest(
     program: str, script: str
 ) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"needs {program}")
+    need(program)
     body = b'{"amount":12}'
     with running(program, script) as (process, port):
         assert post(port, message(KEYS, body), body) == 204, "the second of two signatures is its own"

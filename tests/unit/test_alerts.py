@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from harness.prometheus import need_prometheus
+from harness.programs import need
 
 from toc.observe.metrics import METRICS, MetricKind
 
@@ -83,7 +83,7 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
 
 
 def test_promtool_finds_nothing_wrong_and_every_alert_is_raised(tmp_path: Path) -> None:
-    promtool = need_prometheus("promtool")
+    promtool = need("promtool")
     # Not every build of Prometheus knows Kubernetes. How the targets are found aside, it is as it is.
     kubernetes: dict[str, Any] = yaml.safe_load((PROMETHEUS / "kubernetes.yml").read_text())
     (job,) = kubernetes["scrape_configs"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from harness.gateway import Gateway
 from harness.patience import until
+from harness.programs import need
 from harness.system import System
 
 from toc import TaskStatus, Topic
@@ -33,8 +33,8 @@ def test_a_producer_and_a_consumer_get_every_mail_sent_once(
     system: System, tmp_path: Path, language: str
 ) -> None:
     """The gateway dies after it has stored the first task and before it answers: that is repeated."""
-    if not shutil.which(PROGRAMS[language][0]) or not shutil.which("curl"):
-        pytest.skip(f"needs {language} (apt-get install curl nodejs php-cli)")
+    need("curl")
+    need(PROGRAMS[language][0])
     system.center.store.topics.create(Topic("mail.send", 70, 4, delivery=Delivery.PULL))
     once = tmp_path / "once"
     gateway = Gateway(system, env={"TOC_FAILPOINT": "batch.rows-stored", "TOC_FAILPOINT_ONCE": str(once)})

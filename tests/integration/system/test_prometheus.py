@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import metrics
-from harness.prometheus import DEPLOY, Prometheus, need_prometheus
+from harness.programs import need
+from harness.prometheus import DEPLOY, Prometheus
 from harness.system import System
 
 from toc.dev.local.process import free_port
@@ -38,7 +39,7 @@ def dashboard_queries() -> list[str]:
 def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
     system: System, tmp_path: Path
 ) -> None:
-    need_prometheus()
+    need("prometheus")
     system.create_topics()
     daemon = system.start(processes=1, env=metrics.ANY_ADDRESS)
     address, away = metrics.address(daemon.told()), f"127.0.0.1:{free_port()}"
