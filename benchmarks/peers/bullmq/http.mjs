@@ -28,7 +28,13 @@ const calls = {
     answer.statusCode = 201;
     answer.end(JSON.stringify({ id: job.id }));
   },
-  "/pull": (body, answer) => waiting.push(answer),
+  "/pull": (body, answer) => {
+    waiting.push(answer);
+    answer.on("close", () => {
+      const place = waiting.indexOf(answer); // its client left
+      if (place >= 0) waiting.splice(place, 1);
+    });
+  },
   "/ack": (body, answer) => {
     running.get(body.id)?.();
     running.delete(body.id);
