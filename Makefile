@@ -36,7 +36,7 @@ servers: ## as root on Debian: install the servers that tests need; else say whi
 	scripts/servers
 
 test: $(STAMP) servers check ## everything: servers, check, all tests
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # most tests wait; each of the three has servers of its own
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder  # most tests wait; each of the four has servers of its own
 
 # Not among them: what starts servers of its own to break, cut off or mistrust them (the rest of integration/queue,
 # test_backup, test_local_servers, test_demo, ...); test_tls, whose servers are secured in any case.

@@ -8,10 +8,11 @@ whether a lease lives.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from toc.model.pull import LEASE_ENDED, AckOutcome, PullLease, PullRow
+from toc.model.pull import LEASE_ENDED, NONCE_BYTES, AckOutcome, PullLease, PullRow
 from toc.model.task import UNLIMITED, TaskStatus
 from toc.model.verdict import Nack, PullEnd
 from toc.store import rows as sql
@@ -171,10 +172,10 @@ class Pulls:
         That try is no longer charged: attempts counts failed tries once a task has ended.
         """
         by_id = {lease.job_id: lease for lease in leases}
-        stamp = self._stamp()
+        stamp, mark = self._stamp(), secrets.token_bytes(NONCE_BYTES)
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
-            return self._ack(server, ids, by_id, stamp)
+            return self._ack(server, ids, by_id, stamp, mark)
 
         return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
@@ -184,14 +185,16 @@ class Pulls:
         ids: Mapping[int, Sequence[int]],
         leases: Mapping[int, PullLease],
         stamp: int,
+        mark: bytes,
     ) -> dict[int, AckOutcome]:
+        """``mark`` replaces the nonce of rows that end here: a call that is sent again knows its own by it."""
         in_time = f" AND next_time>{server.from_now(0)}"
 
         def end(part: Sequence[int], table: int, version: int, more: str) -> Statement:
             ended, types = server.instant(stamp), sql.numbers({leases[job_id].biz_type for job_id in part})
             return Statement(  # [rule: ack-of-version]
                 f"UPDATE {self._shards.names[table]} SET status={PROCESSED},attempts=attempts-1,"
-                f"next_time={ended},"
+                f"next_time={ended},pull_nonce={_bytes(mark)},"
                 f"gmt_modified={ended} WHERE {_those(part)} AND status={PENDING} AND version={version:d} "
                 f"AND biz_type IN ({types}) AND attempts>0{more}"
             )
@@ -232,7 +235,7 @@ class Pulls:
                 outcomes[job_id] = AckOutcome.REPLACED
             elif row.status == PENDING:
                 outcomes[job_id] = AckOutcome.NOT_HANDED_OUT
-            elif (row.status, row.gmt_modified) == (PROCESSED, stamp):  # by this call
+            elif (row.status, row.nonce) == (PROCESSED, mark):
                 outcomes[job_id] = AckOutcome.LATE if job_id in asked else AckOutcome.ACKED
             else:
                 outcomes[job_id] = _ENDED.get(row.status, AckOutcome.UNKNOWN)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from toc.model.clock import Clock
 from toc.model.pull import AckOutcome, PullLease, PullRow
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
@@ -62,6 +63,26 @@ def test_each_of_many_is_handed_out_by_one_of_many(place: Any, store: Store, new
         leases = [each[row.job_id][1] for each in found]
         assert sum(lease is not None for lease in leases) == 1
         assert {each[row.job_id][0].attempts for each in found} == {1}
+
+
+class StoppedClock(Clock):
+    """Every call happens in the same millisecond."""
+
+    def now_ms(self) -> int:
+        return 1_900_000_000_000
+
+
+def test_of_two_acks_in_one_millisecond_one_has_ended_the_task(
+    place: Any, store: Store, new_row: NewRow
+) -> None:
+    (row,) = due_rows(store, new_row, 1, 43)
+    lease = take_with(store)(row)
+    assert lease is not None
+    here, there = (place.open(clock=StoppedClock()) for _ in range(2))
+    outcomes = [one.pulls.ack([lease])[row.job_id] for one in (here, there)]
+    here.close()
+    there.close()
+    assert outcomes == [AckOutcome.ACKED, AckOutcome.ALREADY]
 
 
 def test_what_is_not_due_ended_or_expired_is_not_handed_out(store: Store, new_row: NewRow) -> None:
