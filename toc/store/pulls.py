@@ -187,7 +187,7 @@ class Pulls:
         stamp: int,
         mark: bytes,
     ) -> dict[int, AckOutcome]:
-        """``mark`` replaces the nonce of rows that end here: a call that is sent again knows its own by it."""
+        """``mark`` replaces the nonce of rows that end here: a repeated call knows its own rows by it."""
         in_time = f" AND next_time>{server.from_now(0)}"
 
         def end(part: Sequence[int], table: int, version: int, more: str) -> Statement:
