@@ -6,7 +6,7 @@ has an entry, who runs it, and who pays for a try. Cancels and leases have files
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,8 @@ from toc.dev.local.servers import RedisCluster
 from toc.index.connections import Wire
 from toc.model.scores import store_score
 from toc.model.topic import Backoff
+from toc.store.shards import Answers
+from toc.store.tries import Owing, TakeTries
 from toc.worker.stages.entry import UNLEASED_SECONDS
 from toc.worker.stages.poll import PATIENCE_SECONDS
 
@@ -227,6 +229,42 @@ def test_what_is_adopted_before_the_reply_that_took_it_is_read_runs_once(
     assert len(worker.inflight) == 0
     row = system.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+
+
+def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answers(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The adopter holds it, another worker moves it back, and the poller takes it under the same fence.
+
+    Both ask for its row while the server owes answers: the older one last.
+    """
+    worker, _ = hands
+    job_id = worker.take_one()
+    entry = worker.inflight.get(job_id)
+    assert entry is not None
+    worker.dispatcher.withdraw()
+    worker.forget()
+    worker.let_go.add([entry])
+
+    def owing(job_ids: Iterable[int], take: TakeTries) -> None:
+        asked = list(job_ids)
+        take(asked, Answers({}, dict.fromkeys(asked, Owing("has not answered yet", 0.0))))
+
+    def moved_back() -> None:
+        worker.queues.rollback({SLOT: [(job_id, entry.fence, entry.row_score())]})
+
+    def may_start() -> bool:
+        worker.poller.run_once()
+        return worker.dispatcher.load()[SLOT.topic] == (0, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.store, "check_tries", owing)
+        meanwhile(patch, worker.queues, "extend", moved_back, worker.take)
+        worker.adopter.run_once()
+    assert until(may_start, PATIENCE), "its row is never read"
+    worker.start_and_wait()
+    worker.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
 
 
 def test_an_id_that_waits_for_the_clock_twice_runs_once(

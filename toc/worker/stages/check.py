@@ -26,7 +26,7 @@ from toc.worker.loop import end_process
 from toc.worker.quarantine.suspects import Quarantine
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
-from toc.worker.stages.entry import Entry
+from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.lease_keeper import LeaseKeeper
 
@@ -57,6 +57,7 @@ class Checker:
 
     store: Store
     clock: Clock
+    inflight: Inflight
     finisher: Finisher
     dispatcher: Dispatcher
     quarantine: Quarantine
@@ -107,13 +108,14 @@ class Checker:
         return owed
 
     def check(self, entries: list[Entry]) -> None:
-        """Decide about entries by their rows.
+        """Decide about entries by their rows. Skips those whose id was taken again: the newer one decides.
 
         Each database server's rows are judged as they arrive. Entries of a server that has not answered are
         held until it does; a thread of the store waits for it, so nothing here waits for a server that hangs.
         """
         began = self.clock.monotonic()
-        by_id = {entry.job_id: entry for entry in entries}
+        # Entries that waited for their server may hold both, in either order.
+        by_id = {entry.job_id: entry for entry in entries if self.inflight.get(entry.job_id) is entry}
         taker = threading.get_ident()
 
         def take(job_ids: Sequence[int], rows: Answers[TryRow]) -> None:

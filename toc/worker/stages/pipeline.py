@@ -106,6 +106,7 @@ class Pipeline:
         self.checker = Checker(
             store=store,
             clock=clock,
+            inflight=self.inflight,
             finisher=self.finisher,
             dispatcher=self.dispatcher,
             quarantine=self.quarantine,
