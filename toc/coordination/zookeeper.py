@@ -381,7 +381,7 @@ class ZooKeeperCoordinator:
         found = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
         if self._session.behind:  # it shows nodes of our session that are gone since
             self._session.renew()
-            raise CoordinationUnavailable("ZooKeeper shows an older state: another session begins")
+            raise CoordinationUnavailable("ZooKeeper shows an older state: a new session begins")
         stands, before = dict(zip(DIRECTORIES, found, strict=True)), self._stood
         if not all(_same(before[name], stands[name]) for name in DIRECTORIES):
             self._enter_session(session_id)

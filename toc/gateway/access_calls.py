@@ -31,7 +31,7 @@ class NewToken(Model):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="Requests a second at each gateway process; null: no limit.",
+        description="Requests per second at each gateway process; null: no limit.",
     )
 
 

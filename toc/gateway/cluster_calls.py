@@ -34,7 +34,7 @@ class SlotsQuery(Query):
 class Wish(Model):
     """What is asked of a host."""
 
-    absent: bool = Field(False, description="Also if it has no worker now; takes effect when it has.")
+    absent: bool = Field(False, description="Accept a host that has no worker now; takes effect when it has.")
 
 
 class NewWeight(Wish):
@@ -100,7 +100,7 @@ async def workers(asked: Asked) -> Answer:
 
 
 async def intents(asked: Asked) -> Answer:
-    """Show what operators have asked for: drained and weighed hosts, pinned slots; by whom and when."""
+    """Show what operators have asked for: drains, weights and pins; by whom and when."""
     if asked.service.center.settings.zookeeper is None:
         return Answer({"intents": []})
 

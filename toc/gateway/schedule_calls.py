@@ -66,7 +66,7 @@ class AlteredSchedule(When):
     topic: str | None = Field(None, description=TOPIC)
     missed: Missed | None = _choice("What runs after a stop longer than window. Default latest.")
     window: float | None = Field(None, description="After shorter stops all run. Default a day.")
-    overlap: Overlap | None = _choice("If the one before has not ended. Default skip.")
+    overlap: Overlap | None = _choice("What to do if the one before has not ended. Default skip.")
     attribute: dict[str, Any] | None = Field(None, description="The data of each task for its handler.")
 
 
@@ -180,19 +180,19 @@ async def alter(asked: Asked) -> Answer:
 
 
 async def pause(asked: Asked) -> Answer:
-    """Start no more occurrences. What is left out so is not made up for."""
+    """Start no more occurrences. Those that fall into the pause are not made up for."""
     await _found(asked)
     return await _changed(asked, "pause", {})
 
 
 async def resume(asked: Asked) -> Answer:
-    """Go on with a paused schedule, from now."""
+    """Continue a paused schedule from now."""
     await _found(asked)
     return await _changed(asked, "resume", {})
 
 
 async def delete(asked: Asked) -> Answer:
-    """Delete a schedule and cancel its next occurrence. What runs is left alone."""
+    """Delete a schedule and cancel its next occurrence. Running tasks continue."""
     name = asked.path["name"]
     try:
         await _found(asked)

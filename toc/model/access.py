@@ -198,7 +198,7 @@ def check_grant(
 ) -> None:
     """Raise NotGranted, with what is too much, if a token made by ``giver`` had more than that has."""
     if too_much := _beyond(giver, roles, topics, expires_at, rate):
-        raise NotGranted(f"token {giver.name!r} cannot grant {too_much}: it has no more itself")
+        raise NotGranted(f"token {giver.name!r} cannot grant {too_much}: it does not have that itself")
 
 
 def _beyond(

@@ -173,11 +173,11 @@ class Definition:
         """
         if "anchor" in given and self.every is None and self.anchor != EPOCH:
             raise InvalidSchedule(
-                "anchor has no effect on a cron expression: it is of a period (every)", "anchor"
+                "anchor has no effect on a cron expression, only on a period (every)", "anchor"
             )
         if "dst" in given and self.cron is None and self.dst is not Dst.CRON:
             raise InvalidSchedule(
-                "dst has no effect on a period (every), which is counted in UTC: it is of a cron expression",
+                "dst has no effect on a period (every), which is counted in UTC",
                 "dst",
             )
         return self

@@ -52,6 +52,6 @@ def rotate_key(center: TimeoutCenter) -> Resealed:
         if hosts:
             raise SecretsLocked(
                 f"nothing was changed: the first key of TOC_SECRET_KEY is not known to the workers that send "
-                f"webhooks on {', '.join(hosts)}; put it before the other there, restart them, try again"
+                f"webhooks on {', '.join(hosts)}; put it first there, restart them and try again"
             )
     return center.targets.reseal()

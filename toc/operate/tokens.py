@@ -62,7 +62,7 @@ def create_token(
     """
     now = clock.now_ms()
     if lifetime is not None and not 1 <= lifetime <= 10 * 366 * 86_400:
-        raise InvalidInput("a token lives for 1 s to 10 years, or without end", "lifetime")
+        raise InvalidInput("a token may last 1 s to 10 years, or have no expiry", "lifetime")
     expires_at = None if lifetime is None else now + round(lifetime * 1000)
     token = Token(name, frozenset(roles), tuple(topics), expires_at, rate, by, now)
     if giver is not None:

@@ -178,7 +178,7 @@ class TimeoutCenter:
         """
         check_topic_name(topic)
         if topic in self.handlers:
-            raise DuplicateHandler(f"topic {topic!r} has a handler already; a topic can have only one")
+            raise DuplicateHandler(f"topic {topic!r} already has a handler; a topic can have only one")
 
         def register(function: F) -> F:
             self.handlers[topic] = Handler.of(topic, function, batch)
@@ -251,7 +251,7 @@ class TimeoutCenter:
         if conflict_of(task) is not OnConflict.KEEP:
             if connection is not None:
                 raise InvalidInput(
-                    f"on_conflict={on_conflict!r} needs a transaction of its own, no connection"
+                    f"on_conflict={on_conflict!r} needs its own transaction: it cannot use connection="
                 )
             return self.put(task).job_id
         row = self._row(task)
@@ -299,7 +299,7 @@ class TimeoutCenter:
         tasks = list(tasks)
         rows = [self._row(task) for task in tasks]
         if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
-            raise InvalidInput("submit_many takes on_conflict='keep' only; put takes the others, one by one")
+            raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
         check_same_dedup(rows)
         contents = bodies_of(tasks, rows)
         self._check_places()
