@@ -1,8 +1,8 @@
-"""Access tokens: which calls of a gateway a role allows, on which topics. Decides only; knows no server.
+"""Access tokens: which calls of a gateway a role allows, on which topics. Pure decisions, without a server.
 
-A call by a token is one of three: allowed; forbidden, because none of the token's roles may make the call; or
-hidden, because what the call is about lies outside the token's patterns: the caller is not told that it is
-there. For calls that name a task, a biz_id or a lease, the topic is that of the task. A call about the whole
+A call by a token is one of three. It is allowed; or forbidden, because none of the token's roles may make the
+call; or hidden, because its topic is outside the token's patterns: then the caller is not told that it
+exists. For calls that name a task, a biz_id or a lease, the topic is that of the task. A call about the whole
 cluster needs the pattern ``*``.
 """
 

@@ -1,9 +1,9 @@
-"""Schedules: what makes tasks again and again. Pure; times are milliseconds since 1970 UTC.
+"""Schedules: recurring tasks. Pure; times are milliseconds since 1970 UTC.
 
 A schedule is a definition (when, which topic, what to do about trouble) and a state: the row. Its task for
-one nominal time is an *occurrence*. ``step`` is the only way forward: it says which occurrences come into
-being now, and the row after that. It depends on time, never on the run of a task; only whether the one before
-has ended counts, where the overlap policy asks for it.
+one nominal time is an *occurrence*. ``step`` is the only way forward: it says which occurrences to make now,
+and the row after that. It depends on time, never on the run of a task, with one exception: the overlap policy
+may ask whether the occurrence before has ended.
 
     ahead    an occurrence becomes a task up to LEAD_MS before it is due, so that a host that dies in the
              meantime, or a burst of others, does not make it late

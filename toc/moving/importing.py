@@ -1,9 +1,9 @@
-"""Takes over what another queue's Redis holds. May be broken off and run again at any time.
+"""Takes over what another queue's Redis holds. It may be interrupted and run again at any time.
 
     read (a page) ─▶ store, once per job ─▶ read back ─▶ ... ─▶ look at all of them once more
 
 A job's id in the other queue is its biz_id here, and with the dialect's dedup_key it names one task. So a job
-that was taken over before, by this run or another, is found and left alone, whatever has become of it.
+that was taken over before, by this run or another, is found and left alone, whatever has happened to it.
 """
 
 from __future__ import annotations

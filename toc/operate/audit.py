@@ -4,10 +4,11 @@
         ...
         record["tasks"] = 3        # becomes part of the result
 
-If the intent cannot be written, nothing is changed. If the result cannot, that is logged, and the change
-stands: its intent says who began it. A secret is part of neither.
+If the intent cannot be written, nothing is changed. If the result cannot be written, that is logged, and the
+change remains: its intent says who began it. Neither row contains a secret.
 
-Every door tells of an act by the same names, which docs/operations.md lists: a test does each act by both.
+All doors use the same names for an action. docs/operations.md lists them, and a test does each action through
+both doors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What may be done to a topic only while nothing of it runs: deliver it otherwise, delete it.
+"""What may be done to a topic only while nothing of it runs: change its delivery, delete it.
 
-Both want the topic paused. A pause is noticed by every worker within NOTICED_SECONDS; after that nothing new
-is taken, and what is prepared or leased can be counted. Every write is guarded by the version of the topic
-that was counted under, so a resume in between is never overlooked.
+Both need a paused topic. Every worker notices a pause within NOTICED_SECONDS. After that nothing new is
+taken, and what is prepared or leased can be counted. Every write is guarded by the version of the topic at
+the count, so a resume in between is never overlooked.
 
 Delete goes in this order, and can be repeated after any interruption:
 

@@ -1,8 +1,8 @@
 """Jobs that their callers name: one id is one job over all topics of a door, and a push replaces it.
 
-A job is a task without limit of tries whose biz_id is the caller's id. So all that was ever pushed under one
-id is in one table, and one transaction replaces it, under whatever topic. What the caller has said is kept in
-the attribute: the id and the topic as they were, the delay, and the ttr, which every hand-out gets.
+A job is a task without limit of tries whose biz_id is the caller's id. So everything that was pushed under
+one id is in one table, and one transaction replaces it, under whatever topic. The attribute keeps what the
+caller has said: the id and the topic as given, the delay, and the ttr, which every hand-out gets.
 """
 
 from __future__ import annotations
