@@ -280,7 +280,7 @@ def start(
             metavar="[NAME]...", help="Only these parts (see `toc cluster status`), or a new host: host3."
         ),
     ] = None,
-    daemons: int = option("N", "Worker daemons; each stands for a host.", default=2, min=0, max=32),
+    daemons: int = option("N", "Worker daemons; each acts as a host.", default=2, min=0, max=32),
     processes: int | None = option(
         "N", "Worker processes per daemon. Default: as the daemons have, or 2.", min=1, max=256
     ),

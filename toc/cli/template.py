@@ -24,7 +24,7 @@ app = typer.Typer(
 Pattern = Annotated[
     str, typer.Argument(metavar="PATTERN", help="Such as 'shop.*': a topic's name, * for any characters.")
 ]
-MOST_TOPICS = "With so many topics that fit, none is created any more."
+MOST_TOPICS = "With this many matching topics, no more are created."
 
 
 @app.command()

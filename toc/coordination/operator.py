@@ -167,7 +167,7 @@ class Operator:
     ) -> list[Move]:
         """Spread every topic evenly over the workers. Returns what will move; the leader does it at once.
 
-        ``deliveries``: as for ``Coordinator.set_topics``.
+        ``deliveries``: topic -> delivery, for topics that are not delivered to handlers.
         """
         assignment = self._assignment()
         wanted = self.intents()

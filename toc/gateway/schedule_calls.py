@@ -99,7 +99,7 @@ class Range(Model):
     start: Instant = Field(alias="from", description="The first nominal time, RFC 3339 with a zone.")
     end: Instant = Field(alias="to", description="The last nominal time.")
     rate: float = Field(
-        BACKFILL_RATE, ge=LEAST_BACKFILL_RATE, allow_inf_nan=False, description="Start so many a second."
+        BACKFILL_RATE, ge=LEAST_BACKFILL_RATE, allow_inf_nan=False, description="Start this many per second."
     )
     dry_run: bool = Field(False, description="Only count.")
 

@@ -111,7 +111,7 @@ async def rotate(asked: Asked) -> Answer:
 
 
 async def send_test(asked: Asked) -> Answer:
-    """Send a target a signed request that stands for no task, and show what it answers."""
+    """Send a target a signed request that belongs to no task, and show the answer."""
     name = asked.path["name"]
     async with asked.audit("target.test", name, {}) as result:
         answer = await asked.service.at_target(asked.service.center.targets.test, name)

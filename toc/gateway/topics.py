@@ -39,7 +39,7 @@ class Resume(Model):
     """How to start again."""
 
     rate: int = Field(
-        0, ge=0, le=1_000_000, description="Start at most so many waiting tasks a second; 0: all."
+        0, ge=0, le=1_000_000, description="Start at most this many waiting tasks per second; 0: all."
     )
 
 

@@ -43,7 +43,7 @@ KNOWN: frozenset[str] = frozenset(Feature)
 """What this version knows."""
 
 Lacking = Mapping[str, Collection[str]]
-"""feature -> the hosts that do not know it. A feature that is missing is unknown to whoever leads."""
+"""feature -> the hosts that do not know it. A feature that is missing is unknown to the leader."""
 
 NOBODY_LACKS: Lacking = {feature.value: () for feature in Feature}
 

@@ -72,7 +72,7 @@ class Topic:
     ``former_slots``: after slot_amount was lowered, the largest slot_amount that a pending row may still
     have; 0 if none. ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all
     workers together start per second; 0: unlimited. ``delivery``: who starts its tasks. ``closed``: it is
-    being deleted and takes no new task. ``target``: the webhook target of those that name no other.
+    being deleted and takes no new task. ``target``: the webhook target of tasks that name no other.
     """
 
     name: str

@@ -54,7 +54,7 @@ def target_changed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def action_record(row: AuditRow) -> dict[str, Any]:
-    """Return how an action is shown. Its ``outcome`` is "unknown" while it goes on, or if its end was not
+    """Return how an action is shown. Its ``outcome`` is "unknown" while it is running, or if its end was not
     recorded."""
     result = {} if row.result is None else json.loads(row.result)
     return {

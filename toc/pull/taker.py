@@ -251,7 +251,7 @@ class Taker:
                     watched.look(slot, now + RETRY_MS)
                 continue
             topic = known.get(slot.topic)
-            if topic is None:  # deleted meanwhile: given back by whoever finds them
+            if topic is None:  # deleted meanwhile: the next that finds them gives them back
                 continue
             taken.setdefault(topic.name, []).extend(
                 Entry(job_id, slot, fence, topic, result.redis_now_ms) for job_id, fence in result.entries

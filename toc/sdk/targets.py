@@ -121,7 +121,7 @@ class Targets:
         return NewSecret(self._store().targets.change(name, change, with_secrets=True), secret)
 
     def test(self, name: str) -> TestAnswer:
-        """Send a target one signed request that stands for no task, paused or not; return what it answered.
+        """Send a target, paused or not, one signed request that belongs to no task; return the answer.
 
         Takes as long as the target's timeout. Raises UnknownTarget, and ConfigError without the packages for
         webhooks.

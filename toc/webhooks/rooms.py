@@ -398,7 +398,7 @@ class Rooms:
 
     def _request(self, room: Room, now: float) -> PermitRequest:
         using = room.flying + len(room.queue)
-        # Where places are scarce, who has none goes on wanting one: its postponed tasks will be back.
+        # Where places are scarce, a process without one keeps asking: its postponed tasks will be back.
         unused = room.scarce and room.granted > 0
         idle = not using and (unused or now - room.used > IDLE_SECONDS)
         return PermitRequest(

@@ -208,7 +208,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_fl
 
 
 def bulk_jobs(body: bytes) -> list[bytes]:
-    """Return the jobs of a bulk publish, each byte for byte as it stands in the array. Raises Refused."""
+    """Return the jobs of a bulk publish, each byte for byte as in the array. Raises Refused."""
     try:
         jobs = _elements(body.decode("latin-1"))  # one character per byte: JSON's own characters are ASCII
     except (ValueError, RecursionError):
