@@ -974,9 +974,7 @@ def test_a_token_is_shown_once_and_never_again(toc: Toc) -> None:
     assert secret.removeprefix("toc_") not in said
     assert "token_created" in said
     assert secret.encode() not in Path("toc.db").read_bytes()
-    assert "may last" in toc.refused(
-        "token", "create", "a", "--role", "read", "--topic", "*", "--expires", 0
-    )
+    assert "may last" in toc.refused("token", "create", "a", "--role", "read", "--topic", "*", "--expires", 0)
 
 
 def test_bulk_changes_are_in_the_audit_with_what_became_of_them(
