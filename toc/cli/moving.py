@@ -116,7 +116,7 @@ def _import(
     elif report.complete:
         say(f"all {report.checked} jobs are tasks; run it again after the other queue has been stopped")
     else:
-        say("some jobs are no tasks, see above; it is safe to run this again")
+        say("some jobs were not taken over, see above; it is safe to run this again")
         raise typer.Exit(1)
 
 

@@ -89,7 +89,7 @@ def list_targets(as_json: Json = False) -> None:
     )
     for topic in topics:
         if topic.target and topic.target not in known:
-            say(f"topic {topic.name} sends to target {topic.target}, which is not there: its tasks wait")
+            say(f"topic {topic.name} sends to target {topic.target}, which does not exist: its tasks wait")
 
 
 @app.command("show")

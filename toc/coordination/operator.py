@@ -30,7 +30,7 @@ MAX_WEIGHT = 1000
 
 
 class Move(NamedTuple):
-    """A slot that changes its owner; None is no owner."""
+    """A slot that changes its owner; None: no owner."""
 
     topic: str
     number: int

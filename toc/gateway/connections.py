@@ -206,7 +206,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin with a request."""
         if self.parser.get_method() == b"CONNECT":
-            self._refuse(SYNTAX, "this is no proxy")
+            self._refuse(SYNTAX, "this is not a proxy")
         if self.parser.should_upgrade():
             return
         self.in_head = False

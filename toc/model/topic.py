@@ -125,7 +125,7 @@ class Topic:
         """Build a topic from field values, with enums as their values. Ignores fields that this version
         lacks.
 
-        Raises ValueError or TypeError if the values are no topic.
+        Raises ValueError or TypeError if the values do not make a topic.
         """
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         kinds = {"topic_type": TopicType, "backoff": Backoff, "paused": bool, "delivery": Delivery}

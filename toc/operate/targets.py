@@ -22,7 +22,7 @@ def examine(center: TimeoutCenter, topics: Iterable[Topic]) -> list[Finding]:
     found = []
     for topic in topics:
         if topic.delivery is Delivery.WEBHOOK and topic.target and topic.target not in targets:
-            what = f"topic {topic.name} sends to it, and it is not there: its tasks wait"
+            what = f"topic {topic.name} sends to it, and it does not exist: its tasks wait"
             do = f"toc target create {topic.target}, or toc topic alter {topic.name} --target NAME"
             found.append(Finding(Level.WARN, topic.target, what, do))
     for target in targets.values():

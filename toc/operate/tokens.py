@@ -24,7 +24,7 @@ log = get_logger(__name__)
 PREFIX = "toc_"
 SECRET_BYTES = 32
 LONGEST = 200
-"""Characters. A longer text is no token of ours, and is not hashed."""
+"""Characters. A longer text is not a token of ours, and is not hashed."""
 
 REFRESH_SECONDS = 0.4
 """Seconds between two looks at the table: a change is in force everywhere within 1 s."""
@@ -128,7 +128,7 @@ class TokenBook:
         return self._clock.monotonic() - self._answered <= KEPT_SECONDS
 
     def find(self, secret: str) -> Token | None:
-        """Return the token of a text, or None if it is none, or is revoked or expired.
+        """Return the token of a text, or None if it is unknown, revoked or expired.
 
         Raises TokensUnavailable if that cannot be told: the table has not answered for KEPT_SECONDS, or for
         FRESH_SECONDS and the token is not known.

@@ -289,7 +289,7 @@ class Schedules:
         self.declared.append(Declared(name, topic, function, options))
 
     def reconcile(self) -> dict[str, TocError]:
-        """Create the declared schedules that are not there, and change those that differ. Deletes none.
+        """Create the declared schedules that do not exist, and change those that differ. Deletes none.
 
         A worker does it when it starts. Returns by name what could not be done.
         """

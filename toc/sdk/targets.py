@@ -157,7 +157,7 @@ class Targets:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return limits as Target has them. Raises InvalidTarget for a name or a ``dead_on`` that is none."""
+    """Return limits as Target has them. Raises InvalidTarget for an unknown name or a wrong ``dead_on``."""
     for name in given.keys() - LIMITS:
         raise InvalidTarget(f"{name} is not a limit of a target; there are {', '.join(sorted(LIMITS))}")
     limits = dict(given)

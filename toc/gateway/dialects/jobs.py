@@ -122,7 +122,7 @@ def _job(said: Mapping[str, Any], body: bytes, due: int) -> Job:
 
 
 def _ttr(row: PullRow) -> int | None:
-    """Return the ttr of a job; None if it is no job of ours."""
+    """Return the ttr of a job; None if the job is not ours."""
     try:
         said = decode_attribute(row.attribute)
     except ValueError:

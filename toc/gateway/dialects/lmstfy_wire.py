@@ -108,7 +108,7 @@ def is_name(text: str) -> bool:
 
 
 class Query:
-    """The parameters of a query; of one that is there twice the first counts."""
+    """The parameters of a query; of one that is given twice the first counts."""
 
     def __init__(self, text: bytes) -> None:
         pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, errors="replace")
@@ -311,7 +311,7 @@ _VALUES = {char: value for value, char in enumerate(_ALPHABET)} | {
 }
 ULID_CHARS = 26
 LONGEST_ID = 64
-"""Characters. Longer texts are no ids, neither the original's nor ours."""
+"""Characters. Longer texts are not ids, neither the original's nor ours."""
 
 
 def ulid(now: int, low: bytes = b"") -> str:

@@ -185,7 +185,7 @@ class IndexWatch:
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
     def _forget_deleted(self) -> None:
-        """Forget the slots of topics that were deleted: it is no loss that their keys are gone.
+        """Forget the slots of topics that were deleted: their missing keys are not a loss of data.
 
         Also if there is another topic of that name by now.
         """
