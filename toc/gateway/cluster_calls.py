@@ -40,7 +40,7 @@ class Wish(Model):
 class NewWeight(Wish):
     """A share of the slots."""
 
-    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, description="2 is twice what 1 gets.")]
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, description="2 gets twice what 1 gets.")]
 
 
 class NewPin(Wish):

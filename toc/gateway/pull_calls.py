@@ -162,7 +162,7 @@ def _shown(one: Delivered, content: Content | None) -> PulledTask:
 
 # --- leases
 
-Lease = Annotated[str, Field(max_length=MAX_LEASE_CHARS, description="As a pull gave it.")]
+Lease = Annotated[str, Field(max_length=MAX_LEASE_CHARS, description="As the pull returned it.")]
 
 
 class Leases(Model):

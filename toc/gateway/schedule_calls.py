@@ -55,9 +55,7 @@ class When(Model):
     every: float | None = Field(None, description="A period instead of cron.")
     anchor: AwareDatetime | None = Field(None, description="When every begins. Default 1970, UTC.")
     dst: Dst | None = _choice("A fixed time that the clock leaves out. Default cron.")
-    jitter: float | None = Field(
-        None, description="Delay by a part of these seconds that follows from the name."
-    )
+    jitter: float | None = Field(None, description="Delay by a part of these seconds, chosen by the name.")
 
 
 class AlteredSchedule(When):
@@ -65,7 +63,9 @@ class AlteredSchedule(When):
 
     topic: str | None = Field(None, description=TOPIC)
     missed: Missed | None = _choice("What runs after a stop longer than window. Default latest.")
-    window: float | None = Field(None, description="After shorter stops all run. Default a day.")
+    window: float | None = Field(
+        None, description="After a stop of at most this long, all run. Default a day."
+    )
     overlap: Overlap | None = _choice("What to do if the one before has not ended. Default skip.")
     attribute: dict[str, Any] | None = Field(None, description="The data of each task for its handler.")
 
@@ -81,7 +81,7 @@ class NewSchedule(AlteredSchedule):
 class DefinitionToPreview(When):
     """When a schedule would fire that is not stored."""
 
-    name: str = Field("preview", description="The part of jitter follows from it.")
+    name: str = Field("preview", description="The name that chooses the part of jitter.")
     count: Count = 20
     after: Instant | None = None
 

@@ -70,13 +70,13 @@ class TaskToSubmit(Model):
     attribute: dict[str, Any] | None = Field(None, description="A JSON object of at most 4,096 characters.")
     dedup_key: str | None = Field(None, description="Names the task: a repeated submit gives its job_id.")
     slot_basis: str | None = Field(None, description="Chooses the slot; by default the biz_id does.")
-    tries: int = Field(0, description="All its tries; 0: the topic's; 65535: without limit.")
+    tries: int = Field(0, description="How many tries; 0: the topic's; 65535: no limit.")
     expires_at: Annotated[AwareDatetime, Field(description="No try starts after it.")] | None = None
     body: str | None = Field(None, description="The task's body as a text, in UTF-8.")
     body_base64: str | None = Field(None, description="The task's body as bytes, instead of body.")
     content_type: str | None = Field(None, description="Of the body.")
     on_conflict: Conflict = "keep"
-    target: str | None = Field(None, description="The webhook target that it is sent to; else its topic's.")
+    target: str | None = Field(None, description="The webhook target to send it to; by default its topic's.")
     url: str | None = Field(
         None, description="A URL of its own, or a path of its target; the token's role must allow it."
     )
@@ -267,7 +267,7 @@ class Search(Query):
         Annotated[str, Field(min_length=1, max_length=1000, description="A part of the last error.")] | None
     ) = None
     limit: Annotated[int, Field(ge=1, le=MOST_ON_PAGE)] = 100
-    next: Annotated[str, Field(max_length=100, description="From the page before.")] | None = None
+    next: Annotated[str, Field(max_length=100, description="The next of the page before.")] | None = None
 
     @property
     def biz(self) -> int | str | None:
