@@ -45,7 +45,7 @@ def unarmed(name: str) -> None:
 def arm(wanted: str, once: str | None) -> Callable[[str], None]:
     """Return the function that kills the process, by the values of the two variables.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for an unknown name.
     """
     name, _, count = wanted.partition(":")
     if name not in NAMES:

@@ -339,7 +339,7 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
         assert said == (
             f"['worker', '--app', 'toc.dev.demo.app:center', '--processes', '3'] host2 {local.config} None"
         )
-        with pytest.raises(ConfigError, match="runs already"):
+        with pytest.raises(ConfigError, match="is already running"):
             local.start(lambda _settings: None)
 
         lost = ["redis2", "mariadb", "zookeeper1", "host1"]

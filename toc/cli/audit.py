@@ -15,9 +15,9 @@ def audit(
     limit: int = option("N", "At most N actions, latest first.", default=50, min=1, max=10_000),
     as_json: Json = False,
 ) -> None:
-    """Show what operators have changed: who, when, what, and what came of it.
+    """Show what operators have changed: who, when, what, and the outcome.
 
-    An action whose outcome is `unknown` goes on, or its program ended before it could record the outcome.
+    An action whose outcome is `unknown` is still running, or its program ended before it could record it.
 
     Example: toc audit --after 1d --target order.close
     """

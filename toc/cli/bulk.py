@@ -24,8 +24,8 @@ Biz = Annotated[
     str | None,
     typer.Option("--biz-id", metavar="ID", help="Id of the order or other object; a number if all digits."),
 ]
-Text = Annotated[bool, typer.Option("--text", help="Take the biz_id as a text even if it is all digits.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show how many tasks it would be.")]
+Text = Annotated[bool, typer.Option("--text", help="Treat the biz_id as a text even if it is all digits.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show how many tasks would change.")]
 Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most N tasks per second.")]
 
 SHOWN_IDS = 100

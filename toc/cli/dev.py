@@ -59,7 +59,7 @@ def demo(
     directory: Directory = CLUSTER,
     as_json: Json = False,
 ) -> None:
-    """Watch a thousand orders: unpaid ones close, paid ones do not, delivered ones are confirmed.
+    """Run a thousand orders: unpaid ones close, paid ones do not, delivered ones are confirmed.
 
     Needs nothing installed: it starts a private Redis, SQLite and a worker, and removes them at the end. Real
     cancels race a real clock, and every outcome is checked. Exits with 0 only if all are right.
@@ -168,9 +168,9 @@ def _print_report(report: Report, as_json: bool) -> None:
 
 def dev(
     app: str | None = option("MODULE:NAME", "Run a worker for this TimeoutCenter."),
-    directory: Path = option("DIR", "Where all files are kept, also after the end.", default=Path(".toc")),
+    directory: Path = option("DIR", "Where to keep all files, also after the end.", default=Path(".toc")),
 ) -> None:
-    """Run every server embedded, to develop an application, until Ctrl-C.
+    """Run every server embedded until Ctrl-C, to develop an application.
 
     Prints the settings for your application and for other toc commands; if the extra `gateway` is
     installed, the address of an HTTP gateway, a token for it, and the ports of the other protocols. If the
@@ -280,7 +280,7 @@ def start(
             metavar="[NAME]...", help="Only these parts (see `toc cluster status`), or a new host: host3."
         ),
     ] = None,
-    daemons: int = option("N", "Worker daemons; each stands for a host.", default=2, min=0, max=32),
+    daemons: int = option("N", "Worker daemons; each acts as a host.", default=2, min=0, max=32),
     processes: int | None = option(
         "N", "Worker processes per daemon. Default: as the daemons have, or 2.", min=1, max=256
     ),
@@ -355,7 +355,7 @@ def stop(
 @cluster.command()
 def kill(
     parts: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="As `toc cluster status` shows them.")
+        list[str], typer.Argument(metavar="NAME...", help="Parts, as `toc cluster status` shows them.")
     ],
     directory: Directory = CLUSTER,
 ) -> None:

@@ -35,10 +35,10 @@ def gateway(
     processes: int = option(
         "N", "HTTP processes; on two cores one answers soonest.", default=1, min=1, max=64
     ),
-    tls_cert: Path | None = option("FILE", "Certificate chain in PEM: speak TLS."),
+    tls_cert: Path | None = option("FILE", "Certificate chain in PEM; turns TLS on."),
     tls_key: Path | None = option("FILE", "Its key in PEM."),
     plain_from: list[str] | None = option(
-        "CIDR", "Answer these networks without TLS, such as a proxy's; may be repeated."
+        "CIDR", "Networks that may connect without TLS, such as a proxy's; may be repeated."
     ),
     youzan: str | None = _port("YOUZAN", "Speak Youzan's delay queue here."),
     redis_delayed: str | None = _port("REDIS_DELAYED", "Speak redis-delayed here."),
@@ -47,7 +47,7 @@ def gateway(
     lmstfy_admin: str | None = _port("LMSTFY_ADMIN", "Speak lmstfy's admin API here."),
     dialect_from: list[str] | None = option(
         "CIDR",
-        "Open the ports of dialects, which know no tokens, to these networks; may be repeated.",
+        "Networks that may use the ports of dialects, which have no tokens; may be repeated.",
         envvar="TOC_GATEWAY_DIALECT_FROM",
     ),
     dialect_host: list[str] | None = option(
@@ -56,7 +56,7 @@ def gateway(
         envvar="TOC_GATEWAY_DIALECT_HOST",
     ),
 ) -> None:
-    """Serve the HTTP API, by access tokens (`toc token create`). SIGTERM ends it in good order.
+    """Serve the HTTP API to clients with access tokens (`toc token create`). SIGTERM stops it in good order.
 
     One worker without handlers runs beside the HTTP processes, so that a system of gateways alone is
     complete. Outside loopback it needs TLS, or --plain-from; ports of dialects need --dialect-from.
@@ -111,7 +111,7 @@ def http_processes(
     if not address.is_loopback and tls_cert is None and not networks:
         raise ConfigError(
             f"{host} is not loopback, and tokens must not cross a network in the clear: give --tls-cert and "
-            f"--tls-key, or name with --plain-from who may come without TLS (a proxy that speaks it)"
+            f"--tls-key, or name with --plain-from the networks without TLS (such as a proxy's)"
         )
     listener = listen(address, port)
     scheme = "http" if tls_cert is None else "https"
@@ -146,8 +146,8 @@ def with_dialects(
             ) from exc
         if not address.is_loopback and not allowed:
             raise ConfigError(
-                f"--{name} {place} is not loopback, and whoever reaches the port may use it: name with "
-                f"--dialect-from the networks that may"
+                f"--{name} {place} is not loopback, and anyone who reaches the port may use it: name the "
+                f"networks that may with --dialect-from"
             )
         listener = listen(address, port)
         say(f"{name} at http://{_place(listener)}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def sweep(
     once: bool = flag("--once", "Go through everything once, then end."), as_json: Json = False
 ) -> None:
-    """Add the entries that Redis lacks, according to the rows. Workers do so always; this needs none.
+    """Add the entries that Redis lacks, according to the rows. Workers always do so; this works without them.
 
     Without --once it runs until Ctrl-C. Exits with 4 if a Redis server was out of reach.
     """

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Move over from another delay queue. What it holds is read and never changed; safe to repeat.",
+    help="Take over the jobs of another delay queue. Only reads from it; safe to repeat.",
 )
 
 
 REDIS = option(
     "URL",
-    "The other queue's Redis; redis://host:6379/1 for database 1.",
+    "The other queue's Redis: redis://host:6379/1 for database 1.",
     default=...,
     envvar="TOC_IMPORT_REDIS",
 )
@@ -116,7 +116,7 @@ def _import(
     elif report.complete:
         say(f"all {report.checked} jobs are tasks; run it again after the other queue has been stopped")
     else:
-        say("some jobs are no tasks, see above; it is safe to run this again")
+        say("some jobs were not taken over, see above; it is safe to run this again")
         raise typer.Exit(1)
 
 

@@ -83,7 +83,7 @@ def progress_bar(what: str, *, lines: bool = False) -> Iterator[Callable[[float,
     """Show a bar on stderr while the block runs, if that is a terminal. It begins with the text ``what``.
 
     Yields a function that takes the part done (0 to 1) and a new text. The bar is removed at the end. Where
-    stderr is no terminal, nothing is shown, or with ``lines`` the text every few seconds.
+    stderr is not a terminal, nothing is shown, or with ``lines`` the text every few seconds.
     """
     if not sys.stderr.isatty():
         told = time.monotonic()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-app = typer.Typer(no_args_is_help=True, help="Tasks that come again and again: cron and intervals.")
+app = typer.Typer(no_args_is_help=True, help="Recurring tasks: by cron expression or interval.")
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Such as report.nightly; it is the biz_id of its tasks.")
@@ -36,23 +36,23 @@ class Rule(Group):
     """The times at which a schedule fires."""
 
     cron: str | None = option("EXPR", "Five fields, such as '0 9 * * MON-FRI'.")
-    zone: str | None = option("ZONE", "Of --cron, such as Europe/Berlin. Default UTC.")
+    zone: str | None = option("ZONE", "The time zone of --cron, such as Europe/Berlin. Default UTC.")
     every: str | None = option("TIME", "A period instead of --cron: 30s, 15m, 1d.")
     anchor: str | None = option("TIME", "When --every begins, ISO 8601. Default 1970, UTC.")
-    dst: Dst | None = option(None, "A fixed time that the clock leaves out. Default cron: right after.")
+    dst: Dst | None = option(None, "What to do with a time that the clock skips. Default cron: right after.")
 
 
 class Policies(Group):
     """What a schedule does when it cannot just fire."""
 
     missed: Missed | None = option(None, "What runs after a stop longer than --window. Default latest.")
-    window: str | None = option("TIME", "After shorter stops all run. Default 1d.")
-    overlap: Overlap | None = option(None, "If the one before has not ended. Default skip.")
+    window: str | None = option("TIME", "After a stop of at most this long, all run. Default 1d.")
+    overlap: Overlap | None = option(None, "What to do if the one before has not ended. Default skip.")
 
 
 Jitter = Annotated[
     str | None,
-    typer.Option("--jitter", metavar="TIME", help="Delay by a part of this that follows from the name."),
+    typer.Option("--jitter", metavar="TIME", help="Delay by a part of this time, chosen by the name."),
 ]
 Attribute = Annotated[
     str | None, typer.Option("--attribute", metavar="JSON", help="The data of each task for its handler.")
@@ -91,7 +91,7 @@ def list_schedules(
 ) -> None:
     """List the schedules by name.
 
-    `missed` counts what was left out after stops, `skipped` what was because the one before had not ended.
+    `missed` counts occurrences left out after stops, `skipped` those whose predecessor had not ended.
     """
     with opened() as center:
         found = center.schedules.list(after=after, limit=limit)
@@ -133,7 +133,7 @@ def alter(
 ) -> None:
     """Change a schedule. Its next occurrence is replaced if it has not started.
 
-    What is declared in code goes back to that when a worker starts.
+    A schedule that is declared in code returns to its declaration when a worker starts.
 
     Example: toc schedule alter report.nightly --cron '30 2 * * *'
     """
@@ -146,7 +146,7 @@ def alter(
 
 @app.command()
 def pause(name: Name, as_json: Json = False) -> None:
-    """Start no more occurrences. What is left out so is not made up for."""
+    """Start no more occurrences. Those that fall into the pause are not made up for."""
     with changing("schedule.pause", name) as center:
         schedule = center.schedules.pause(name)
     log.info("schedule_changed", by=who(), schedule=name, changes="paused")
@@ -155,7 +155,7 @@ def pause(name: Name, as_json: Json = False) -> None:
 
 @app.command()
 def resume(name: Name, as_json: Json = False) -> None:
-    """Go on with a paused schedule, from now."""
+    """Continue a paused schedule from now."""
     with changing("schedule.resume", name) as center:
         schedule = center.schedules.resume(name)
     log.info("schedule_changed", by=who(), schedule=name, changes="resumed")
@@ -164,7 +164,7 @@ def resume(name: Name, as_json: Json = False) -> None:
 
 @app.command()
 def trigger(name: Name, as_json: Json = False) -> None:
-    """Run a task of the schedule now, and print its job_id. Changes nothing else."""
+    """Run one task of the schedule now, and print its job_id. Changes nothing else."""
     with opened(account=True) as center, audited(center, "schedule.trigger", name) as record:
         job_id = center.schedules.trigger(name)
         record["job_id"] = str(job_id)
@@ -177,13 +177,13 @@ def backfill(
     name: Name,
     start: str = option("TIME", "The first nominal time, ISO 8601 with a zone.", "--from", default=...),
     end: str = option("TIME", "The last nominal time.", "--to", default=...),
-    rate: float = option("N", "Start N a second.", default=10.0),
+    rate: float = option("N", "Start N per second.", default=10.0),
     dry_run: bool = flag("--dry-run", "Only count."),
     as_json: Json = False,
 ) -> None:
-    """Run the occurrences of the past that have no task.
+    """Run the past occurrences that have no task.
 
-    Those that have one are left alone, so it can be repeated. `may have run` counts those whose tasks may
+    Occurrences with a task are left alone, so it can be repeated. `may have run` counts those whose tasks may
     have run and been purged since: they run again.
 
     Example: toc schedule backfill report.nightly --from 2030-01-01T00:00Z --to 2030-01-31T00:00Z --dry-run
@@ -231,7 +231,7 @@ def preview(
 
 @app.command()
 def delete(name: Name, as_json: Json = False) -> None:
-    """Delete a schedule and cancel its next occurrence. What runs is left alone."""
+    """Delete a schedule and cancel its next occurrence. Running tasks continue."""
     from toc.sdk.schedules import need
 
     with changing("schedule.delete", name) as center:

@@ -35,7 +35,7 @@ class Limits(Group):
 
     timeout: str | None = option("TIME", "Longest request. Default 15s.")
     concurrency: int | None = option("N", "Requests in flight, over all workers. Default 50.")
-    rate: float | None = option("N", "Requests a second, over all workers. Default 0: no limit.")
+    rate: float | None = option("N", "Requests per second, over all workers. Default 0: no limit.")
     dead_on: str | None = option("LIST", "Answers that make a task dead: of 400,404,422. '': none.")
     headers: str | None = option("FILE", "Lines 'Name: value' that go with every request; - is stdin.")
 
@@ -59,9 +59,9 @@ class Limits(Group):
 def create(
     name: Name, url: str = option("URL", URL, default=...), *, limits: Limits, as_json: Json = False
 ) -> None:
-    """Register a receiver and print its signing secret, for the only time.
+    """Register a receiver and print its signing secret, only this once.
 
-    Headers come from a file or from stdin, since other users of this host can read command lines.
+    Headers come from a file or from stdin, because other users of this host can read command lines.
 
     Example: toc target create shop --url https://shop.example.com/hooks --rate 100
     """
@@ -76,7 +76,7 @@ def create(
 
 @app.command("list")
 def list_targets(as_json: Json = False) -> None:
-    """List the targets, without their secrets, and name those that topics have and that are not there."""
+    """List the targets, without their secrets, and those that topics name but that do not exist."""
     with opened() as center:
         targets = center.targets.list()
         topics = center.store.topics.list()
@@ -89,7 +89,7 @@ def list_targets(as_json: Json = False) -> None:
     )
     for topic in topics:
         if topic.target and topic.target not in known:
-            say(f"topic {topic.name} sends to target {topic.target}, which is not there: its tasks wait")
+            say(f"topic {topic.name} sends to target {topic.target}, which does not exist: its tasks wait")
 
 
 @app.command("show")
@@ -104,7 +104,7 @@ def show_target(name: Name, as_json: Json = False) -> None:
 @app.command()
 @grouped
 def alter(name: Name, url: str | None = option("URL", URL), *, limits: Limits, as_json: Json = False) -> None:
-    """Change a target. --headers replaces all that it had; an empty file removes them.
+    """Change a target. --headers replaces all its headers; an empty file removes them.
 
     Example: toc target alter shop --rate 0 --dead-on 404,422
     """
@@ -120,12 +120,12 @@ def alter(name: Name, url: str | None = option("URL", URL), *, limits: Limits, a
 @app.command()
 def rotate(
     name: Name,
-    keep: str = option("TIME", "How long the former secret signs too; 0: no more.", default="1d"),
+    keep: str = option("TIME", "How long the former secret also signs; 0: not at all.", default="1d"),
     as_json: Json = False,
 ) -> None:
-    """Give a target a new signing secret and print it, for the only time.
+    """Give a target a new signing secret and print it, only this once.
 
-    Until --keep is over, requests are signed with both, so receivers can change over without a gap.
+    Until --keep is over, requests are signed with both, so receivers can switch without a gap.
     """
     seconds = duration(keep)
     with changing("target.rotate", name, keep=seconds) as center:
@@ -136,7 +136,7 @@ def rotate(
 
 @app.command("test")
 def send_test(name: Name, as_json: Json = False) -> None:
-    """Send a target one signed request that stands for no task, paused or not, and show what it answers.
+    """Send a target, paused or not, one signed request that belongs to no task, and show the answer.
 
     Exits with 1 unless the answer is a 2xx. The request has the topic toc.test.
     """
@@ -150,7 +150,9 @@ def send_test(name: Name, as_json: Json = False) -> None:
 
 @app.command()
 def pause(
-    name: Name, why: str = option("TEXT", "Is shown to other operators.", default=""), as_json: Json = False
+    name: Name,
+    why: str = option("TEXT", "A reason, shown to other operators.", default=""),
+    as_json: Json = False,
 ) -> None:
     """Send nothing more to a target; its tasks wait, and no try is used up. Requests in flight end."""
     with changing("target.pause", name, why=why) as center:
@@ -170,7 +172,7 @@ def resume(name: Name, as_json: Json = False) -> None:
 
 @app.command()
 def delete(name: Name, as_json: Json = False) -> None:
-    """Delete a target and its secret. Its tasks wait until there is a target of that name again."""
+    """Delete a target and its secret. Its tasks wait until a target of that name exists again."""
     with changing("target.delete", name) as center:
         center.targets.delete(name)
     _log(name, "deleted")
@@ -179,7 +181,7 @@ def delete(name: Name, as_json: Json = False) -> None:
 
 @secrets.command()
 def key() -> None:
-    """Print a new key for TOC_SECRET_KEY. Nothing keeps it: without it, stored secrets are lost."""
+    """Print a new key for TOC_SECRET_KEY. toc does not keep it: without it, stored secrets are lost."""
     from toc.store.secretbox import new_key
 
     print(new_key())
@@ -189,8 +191,8 @@ def key() -> None:
 def rotate_keys(as_json: Json = False) -> None:
     """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated.
 
-    Put the new key before the old one on every host first: it is refused while a worker that sends webhooks
-    does not know it. When this has run, take the old one away.
+    First put the new key before the old one on every host: it is refused while a worker that sends webhooks
+    does not know it. Remove the old key afterwards.
     """
     from toc.operate.targets import rotate_key
 
@@ -225,7 +227,7 @@ def _headers(source: str) -> dict[str, str]:
         if not colon:
             raise InvalidTarget(f"headers: line {number} is not 'Name: value'")
         if name in found:
-            raise InvalidTarget(f"headers: {shown(name)} is there twice")
+            raise InvalidTarget(f"headers: {shown(name)} is given twice")
         found[name] = value.strip(" ")
     return found
 

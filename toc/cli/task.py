@@ -64,17 +64,17 @@ def submit(
     dedup_key: str | None = option("KEY", "A second submit with this key returns the first task."),
     slot_basis: str | None = option("TEXT", "Chooses the slot instead of the biz_id."),
     text: Text = False,
-    tries: int = option("N", "All its tries, instead of the topic's; 65535: without limit.", default=0),
+    tries: int = option("N", "How many tries, instead of the topic's; 65535: no limit.", default=0),
     expires_at: str | None = option("TIME", "No try starts after it: ISO 8601 with a zone."),
     body: str | None = option("TEXT", "The task's body, as UTF-8."),
     body_file: str | None = option("FILE", "The task's body: the bytes of a file; - is stdin."),
     content_type: str | None = option(
-        "TYPE", "Of the body: application/octet-stream, or text/plain for --body."
+        "TYPE", "Of the body. Default application/octet-stream; text/plain for --body."
     ),
     on_conflict: OnConflict = option(
         None, "If a task has the dedup key: keep it, refuse with an error, or replace it.", default=_KEEP
     ),
-    target: str | None = option("NAME", "The webhook target it is sent to; else its topic's."),
+    target: str | None = option("NAME", "The webhook target to send it to. Default: its topic's."),
     url: str | None = option("URL", "A URL of its own; with --target a path: /paid."),
     as_json: Json = False,
 ) -> None:
@@ -281,7 +281,7 @@ def reschedule(
     dry_run: DryRun = False,
     yes: Yes = False,
     expires_at: str | None = option(
-        "TIME", "No try starts after it: ISO 8601 with a zone. As it was, if left out."
+        "TIME", "No try starts after it: ISO 8601 with a zone. Default: unchanged."
     ),
     as_json: Json = False,
 ) -> None:

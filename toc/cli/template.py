@@ -24,7 +24,7 @@ app = typer.Typer(
 Pattern = Annotated[
     str, typer.Argument(metavar="PATTERN", help="Such as 'shop.*': a topic's name, * for any characters.")
 ]
-MOST_TOPICS = "With so many topics that fit, none is created any more."
+MOST_TOPICS = "With this many matching topics, no more are created."
 
 
 @app.command()
@@ -37,7 +37,7 @@ def create(
     policies: Policies,
     as_json: Json = False,
 ) -> None:
-    """Let doors create topics: at a submit to a topic that is not there, the longest pattern that fits.
+    """Let doors create topics: a submit to a topic that does not exist uses the longest pattern that matches.
 
     Example: toc template create 'shop.*' --slots 8 --delivery pull --most-topics 50
     """
@@ -61,7 +61,7 @@ def list_templates(as_json: Json = False) -> None:
 
 @app.command("show")
 def show_template(pattern: Pattern, as_json: Json = False) -> None:
-    """Show a template, and the topics that fit it."""
+    """Show a template, and the topics that match it."""
     with opened() as center:
         template = center.store.templates.get(pattern)
         topics = [topic.name for topic in center.store.topics.list() if matches(pattern, topic.name)]

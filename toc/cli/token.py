@@ -20,19 +20,21 @@ log = get_logger(__name__)
 
 app = typer.Typer(no_args_is_help=True, help="Access tokens of the gateway.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: shop-backend.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses it, such as shop-backend.")]
 
 
 @app.command()
 def create(
     name: Name,
-    role: list[Role] = option(None, "What it may do. Repeat it for more than one.", default=...),
-    topic: list[str] = option("PATTERN", "On which topics: shop.*, or * for all. May repeat.", default=...),
+    role: list[Role] = option(None, "What it may do. May be repeated.", default=...),
+    topic: list[str] = option(
+        "PATTERN", "On which topics: shop.*, or * for all. May be repeated.", default=...
+    ),
     expires: str | None = option("TIME", "Ends after: 12h, 90d. Default: never."),
-    rate: float | None = option("N", "Requests a second that each gateway process accepts."),
+    rate: float | None = option("N", "Requests per second that each gateway process accepts."),
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it, for the only time: nothing else knows it, and nothing can show it again.
+    """Make a token and print it, only this once: toc keeps only its hash.
 
     Example: toc token create shop-backend --role produce --topic 'shop.*' --expires 90d
     """
@@ -55,7 +57,7 @@ def create(
 
 @app.command("list")
 def list_tokens(as_json: Json = False) -> None:
-    """List the tokens, without the secrets, which are not kept. Revoked ones stay in the list."""
+    """List the tokens, without the secrets, which toc does not keep. Revoked ones stay in the list."""
     with opened() as center:
         tokens = center.store.tokens.list()
         now = center.clock.now_ms()
@@ -70,7 +72,7 @@ def list_tokens(as_json: Json = False) -> None:
 
 @app.command()
 def revoke(name: Name, as_json: Json = False) -> None:
-    """End a token for good, everywhere within a second. Its name is not used again."""
+    """Revoke a token for good, everywhere within a second. Its name is not used again."""
     from toc.operate import tokens
 
     with changing("token.revoke", name) as center:

@@ -30,11 +30,11 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 def top(
     daemon: list[str] | None = option("HOST:PORT", "Read this daemon's /metrics; may be repeated."),
-    interval: float = option("S", "Seconds between two looks.", default=2.0),
-    once: bool = flag("--once", "Look once, for one interval, and end."),
+    interval: float = option("S", "Seconds between two measurements.", default=2.0),
+    once: bool = flag("--once", "Measure one interval, print it, and exit."),
     as_json: Json = False,
 ) -> None:
-    """Watch a cluster: rates, lateness, waiting tasks, slots by worker, dead tasks, what is out of reach.
+    """Watch a cluster: rates, lateness, waiting tasks, slots by worker, dead tasks, servers out of reach.
 
     Rates and lateness come from the daemons' /metrics: those of --daemon, else those that the daemons
     announce in ZooKeeper (TOC_METRICS_ADDRESS). All else comes from Redis and ZooKeeper.

@@ -155,12 +155,12 @@ def alter(
     slots: int | None = option("N", PARTITIONS),
     *,
     policies: Policies,
-    wait: bool = flag("--wait", "With --delivery: wait until nothing of it is prepared or leased."),
+    wait: bool = flag("--wait", "With --delivery: wait until none of its tasks is prepared or leased."),
     as_json: Json = False,
 ) -> None:
     """Change policies of a topic, or its slots while it is in use. Name and biz_type cannot change.
 
-    Its delivery can be changed while it is paused and nothing of it is prepared or leased.
+    Its delivery can be changed while it is paused and none of its tasks is prepared or leased.
 
     Examples: toc topic alter order.close --slots 16 --backoff-cap 5m
               toc topic alter order.close --delivery handler --wait
@@ -186,7 +186,7 @@ def alter(
 def pause(name: Name, as_json: Json = False) -> None:
     """Start no more tasks of a topic. New ones are still accepted; running ones finish.
 
-    Returns after some 3 s, when every worker has had the time to read it.
+    Returns after some 3 s, when every worker knows it.
     """
     from toc.operate import admin
 
@@ -200,7 +200,7 @@ def pause(name: Name, as_json: Json = False) -> None:
 @app.command()
 def resume(
     name: Name,
-    rate: int | None = option("N", "Start at most N waiting tasks a second, cluster-wide.", min=1),
+    rate: int | None = option("N", "Start at most N waiting tasks per second, cluster-wide.", min=1),
     as_json: Json = False,
 ) -> None:
     """Start the tasks of a paused topic again, oldest first.
@@ -225,8 +225,8 @@ def delete(
 ) -> None:
     """Delete a paused topic without pending and dead tasks. Its biz_type is never used again.
 
-    Stop those that submit to it first, and take its handler out of your application. Finished tasks are kept
-    for the topic's retention.
+    First stop the programs that submit to it, and remove its handler from your application. Finished tasks
+    are kept for the topic's retention.
 
     Examples: toc topic delete order.close
               toc topic delete order.close --purge

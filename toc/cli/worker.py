@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     from toc.operate.wishes import Wishes
     from toc.sdk.client import TimeoutCenter
 
-Host = Annotated[str, typer.Argument(metavar="HOST", help="As `toc workers` shows it.")]
+Host = Annotated[str, typer.Argument(metavar="HOST", help="A host, as `toc workers` shows it.")]
 SlotName = Annotated[
     str,
-    typer.Argument(
-        metavar="TOPIC", help="With NUMBER; or a slot as `toc slots` shows it, order.close_3, and no NUMBER."
-    ),
+    typer.Argument(metavar="TOPIC", help="A topic, with NUMBER; or a slot, such as order.close_3, without."),
 ]
 
 Absent = Annotated[
-    bool, typer.Option("--absent", help="Also if it has no worker now; takes effect when it has.")
+    bool, typer.Option("--absent", help="Accept a host that has no worker now; takes effect when it has.")
 ]
 
 SLOT_SPARE = ("state", "dead", "since", "next_due")
@@ -47,7 +45,7 @@ def worker(
     processes: int | None = option("N", "Worker processes. Default: one per core."),
     threads: int | None = option("N", "Handlers that each process runs at once. Default 16."),
 ) -> None:
-    """Run handlers, send webhooks, or both: the daemon of this host. SIGTERM or Ctrl-C end it in good order.
+    """Run handlers, send webhooks, or both: the daemon of this host. SIGTERM or Ctrl-C stops it.
 
     Examples: toc worker --app shop.deadlines:center --processes 4
               toc worker --webhooks
@@ -148,7 +146,7 @@ def workers(as_json: Json = False) -> None:
 
 
 def intents(as_json: Json = False) -> None:
-    """Show what operators have asked for: drained and weighed hosts, pinned slots; by whom and when."""
+    """Show what operators have asked for: drains, weights and pins; by whom and when."""
     with _operator(load_settings()) as visit:
         wanted = visit.intents()
     records = [
@@ -210,7 +208,7 @@ def pin(
 
 def unpin(
     topic: SlotName,
-    number: Annotated[str | None, typer.Argument(metavar="[NUMBER]", help="As for `toc pin`.")] = None,
+    number: Annotated[str | None, typer.Argument(metavar="[NUMBER]", help="Its number in the topic.")] = None,
 ) -> None:
     """Let a pinned slot go where balance puts it."""
     slot = topic if number is None else f"{topic}_{number}"

@@ -30,7 +30,7 @@ MAX_WEIGHT = 1000
 
 
 class Move(NamedTuple):
-    """A slot that changes its owner; None is no owner."""
+    """A slot that changes its owner; None: no owner."""
 
     topic: str
     number: int
@@ -167,7 +167,7 @@ class Operator:
     ) -> list[Move]:
         """Spread every topic evenly over the workers. Returns what will move; the leader does it at once.
 
-        ``deliveries``: as for ``Coordinator.set_topics``.
+        ``deliveries``: topic -> delivery, for topics that are not delivered to handlers.
         """
         assignment = self._assignment()
         wanted = self.intents()

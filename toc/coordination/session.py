@@ -252,7 +252,7 @@ class Session:
         return [] if isinstance(result, Exception) else sorted(result)
 
     def nodes(self, directory: str, watch: Watch | None = None) -> dict[str, Znode]:
-        """Return the nodes in a directory, by name, sorted; ``watch`` as for ``children``."""
+        """Return the nodes in a directory, by name, sorted; ``watch`` is called at the next change."""
         names = self.children(directory, watch)
         found = self.read(f"{directory}/{name}" for name in names)
         return {name: node for name, node in zip(names, found, strict=True) if node}

@@ -1,21 +1,22 @@
 """Coordination through ZooKeeper: one session per daemon, whose worker processes are the members.
 
 Pending changes are recorded here first (``_unjoined``, ``_departed``, ``_leftover``) and removed when
-ZooKeeper has made them, so interrupted work is simply repeated. No worker loses a slot because ZooKeeper is
-out of reach. Slots that a worker leaves behind then go to others of this daemon: claims last as long as the
-daemon's session, so no other daemon has them. The processes of one daemon cannot disagree, because the
-daemon alone tells them what to take. Only slots whose claim is known to be in the daemon's session are
-handed on, not those whose claim was being asked for or deleted when the connection broke, nor those of a
-session that is over.
+ZooKeeper has made them, so interrupted work is simply repeated.
+
+No worker loses a slot because ZooKeeper is out of reach. Slots that a worker leaves then go to other workers
+of this daemon: claims last as long as the daemon's session, so no other daemon has them. The processes of one
+daemon cannot disagree, because only the daemon tells them what to take. It hands on only slots whose claim is
+known to be in its session. It does not hand on slots whose claim was being made or deleted when the
+connection broke, nor slots of a session that is over.
 
 When ZooKeeper is back, the daemon writes the deaths first. Then it writes the new names into the claims, in
-one step each, so that none is free in between. Only then do the dead workers' nodes vanish, which makes the
-leader assign anew. Until it has, the substitutes continue, and then hand over in good order.
+one step each, so that no claim is free in between. Only then do the dead workers' nodes vanish, which makes
+the leader assign anew. Until it has, the substitutes continue, and then hand over in good order.
 
-When a session has ended, its nodes are gone. Of the slots that the workers still consume, those still
-assigned to them are claimed again, and the workers join again; the others vanish from ``claimed``. The same
-happens when nodes were deleted, which watches and a check every few seconds detect: nothing in ZooKeeper is
-the source of truth, and a lost assignment stays in force until a leader has written it again.
+When a session has ended, its nodes are gone. The daemon claims again those slots that its workers still
+consume and that are still assigned to them, and the workers join again; other slots vanish from ``claimed``.
+The same happens when nodes were deleted, which watches and a check every few seconds detect. Nothing in
+ZooKeeper is the source of truth: a lost assignment stays in force until a leader has written it again.
 """
 
 from __future__ import annotations
@@ -381,7 +382,7 @@ class ZooKeeperCoordinator:
         found = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
         if self._session.behind:  # it shows nodes of our session that are gone since
             self._session.renew()
-            raise CoordinationUnavailable("ZooKeeper shows an older state: another session begins")
+            raise CoordinationUnavailable("ZooKeeper shows an older state: a new session begins")
         stands, before = dict(zip(DIRECTORIES, found, strict=True)), self._stood
         if not all(_same(before[name], stands[name]) for name in DIRECTORIES):
             self._enter_session(session_id)

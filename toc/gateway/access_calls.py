@@ -31,7 +31,7 @@ class NewToken(Model):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="Requests a second at each gateway process; null: no limit.",
+        description="Requests per second at each gateway process; null: no limit.",
     )
 
 
@@ -141,7 +141,7 @@ class AuditQuery(Query):
     target: str | None = Field(None, max_length=255)
     after: AwareDatetime | None = Field(None, description="From this time on, RFC 3339.")
     limit: int = Field(100, ge=1, le=1000)
-    next: int | None = Field(None, ge=1, lt=2**63, description="From the page before.")
+    next: int | None = Field(None, ge=1, lt=2**63, description="The next of the page before.")
 
 
 async def audit(asked: Asked) -> Answer:

@@ -221,7 +221,7 @@ class App:
         if wait:
             raise Problem(
                 RATE,
-                f"this token may make {token.rate:g} requests a second at each gateway process",
+                f"this token may make {token.rate:g} requests per second at each gateway process",
                 headers={"retry-after": str(ceil(wait))},
             )
         return token
@@ -246,7 +246,7 @@ class App:
                 allowed |= by_method.keys()
         if allowed:
             methods = ", ".join(sorted(allowed))
-            raise Problem(METHOD, f"this path has {methods}", headers={"allow": methods})
+            raise Problem(METHOD, f"this path accepts {methods}", headers={"allow": methods})
         raise Problem(NOT_FOUND, "there is no such call; /docs lists all")
 
     def _ready(self) -> Answer:
@@ -380,9 +380,9 @@ def _parsed(model: type[BaseModel], data: bytes) -> BaseModel:
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
-            raise Problem(SYNTAX, f"the body is no JSON: {first['msg'].partition(': ')[2]}") from None
+            raise Problem(SYNTAX, f"the body is not JSON: {first['msg'].partition(': ')[2]}") from None
         if not first["loc"] and first["type"] == "model_type":
-            raise Problem(SYNTAX, "the body is no JSON object") from None
+            raise Problem(SYNTAX, "the body is not a JSON object") from None
         raise _invalid(exc) from None
     except RecursionError:
         raise Problem(SYNTAX, "the body is nested too deeply") from None
@@ -399,7 +399,7 @@ def _invalid(error: ValidationError) -> Problem:
 
 def _page(scope: Scope, page: Callable[[], Answer]) -> Answer:
     if scope["method"] != "GET":
-        raise Problem(METHOD, "this path has GET", headers={"allow": "GET"})
+        raise Problem(METHOD, "this path accepts GET", headers={"allow": "GET"})
     return page()
 
 

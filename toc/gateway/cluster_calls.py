@@ -34,13 +34,13 @@ class SlotsQuery(Query):
 class Wish(Model):
     """What is asked of a host."""
 
-    absent: bool = Field(False, description="Also if it has no worker now; takes effect when it has.")
+    absent: bool = Field(False, description="Accept a host that has no worker now; takes effect when it has.")
 
 
 class NewWeight(Wish):
     """A share of the slots."""
 
-    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, description="2 is twice what 1 gets.")]
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, description="2 gets twice what 1 gets.")]
 
 
 class NewPin(Wish):
@@ -100,7 +100,7 @@ async def workers(asked: Asked) -> Answer:
 
 
 async def intents(asked: Asked) -> Answer:
-    """Show what operators have asked for: drained and weighed hosts, pinned slots; by whom and when."""
+    """Show what operators have asked for: drains, weights and pins; by whom and when."""
     if asked.service.center.settings.zookeeper is None:
         return Answer({"intents": []})
 

@@ -1,7 +1,7 @@
-"""Connections of clients: what uvicorn leaves open is bounded here.
+"""Bounds on connections of clients that uvicorn does not have.
 
-uvicorn bounds neither the size of headers, nor the time that a request may take to arrive, nor that which its
-answer may take to be read, nor the number of idle connections and of TLS handshakes. One look a second at all
+uvicorn does not bound the size of headers, the time that a request may take to arrive, the time that its
+answer may take to be read, or the number of idle connections and TLS handshakes. One look per second at all
 connections does.
 
     TLS handshake ──▶
@@ -206,7 +206,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin with a request."""
         if self.parser.get_method() == b"CONNECT":
-            self._refuse(SYNTAX, "this is no proxy")
+            self._refuse(SYNTAX, "this is not a proxy")
         if self.parser.should_upgrade():
             return
         self.in_head = False

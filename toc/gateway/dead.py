@@ -36,7 +36,7 @@ class Chosen(Model):
     due_before: AwareDatetime | None = Field(None, description="Died before this time, RFC 3339.")
     error: str | None = Field(None, min_length=1, max_length=1000, description="A part of the last error.")
     limit: int = Field(tasks.MOST_ON_PAGE, ge=1, le=tasks.MOST_ON_PAGE)
-    next: str | None = Field(None, max_length=100, description="From the call before.")
+    next: str | None = Field(None, max_length=100, description="The next of the call before.")
     dry_run: bool = Field(False, description="Only count.")
 
     @property

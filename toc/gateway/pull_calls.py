@@ -91,7 +91,7 @@ async def pull(asked: Asked) -> Answer:
     got = await pulls.pull(names, most=wanted.max, wait=wanted.wait, ttr=wanted.ttr)
     if not asked.still_valid():  # it may have been revoked during the wait
         pulls.release(got)
-        raise Problem(UNAUTHENTICATED, "the access token has ended")
+        raise Problem(UNAUTHENTICATED, "the access token has expired or was revoked")
     try:
         tasks = await _with_bodies(asked, got)
     except BaseException:
@@ -162,7 +162,7 @@ def _shown(one: Delivered, content: Content | None) -> PulledTask:
 
 # --- leases
 
-Lease = Annotated[str, Field(max_length=MAX_LEASE_CHARS, description="As a pull gave it.")]
+Lease = Annotated[str, Field(max_length=MAX_LEASE_CHARS, description="As the pull returned it.")]
 
 
 class Leases(Model):

@@ -55,9 +55,7 @@ class When(Model):
     every: float | None = Field(None, description="A period instead of cron.")
     anchor: AwareDatetime | None = Field(None, description="When every begins. Default 1970, UTC.")
     dst: Dst | None = _choice("A fixed time that the clock leaves out. Default cron.")
-    jitter: float | None = Field(
-        None, description="Delay by a part of these seconds that follows from the name."
-    )
+    jitter: float | None = Field(None, description="Delay by a part of these seconds, chosen by the name.")
 
 
 class AlteredSchedule(When):
@@ -65,8 +63,10 @@ class AlteredSchedule(When):
 
     topic: str | None = Field(None, description=TOPIC)
     missed: Missed | None = _choice("What runs after a stop longer than window. Default latest.")
-    window: float | None = Field(None, description="After shorter stops all run. Default a day.")
-    overlap: Overlap | None = _choice("If the one before has not ended. Default skip.")
+    window: float | None = Field(
+        None, description="After a stop of at most this long, all run. Default a day."
+    )
+    overlap: Overlap | None = _choice("What to do if the one before has not ended. Default skip.")
     attribute: dict[str, Any] | None = Field(None, description="The data of each task for its handler.")
 
 
@@ -81,7 +81,7 @@ class NewSchedule(AlteredSchedule):
 class DefinitionToPreview(When):
     """When a schedule would fire that is not stored."""
 
-    name: str = Field("preview", description="The part of jitter follows from it.")
+    name: str = Field("preview", description="The name that chooses the part of jitter.")
     count: Count = 20
     after: Instant | None = None
 
@@ -99,7 +99,7 @@ class Range(Model):
     start: Instant = Field(alias="from", description="The first nominal time, RFC 3339 with a zone.")
     end: Instant = Field(alias="to", description="The last nominal time.")
     rate: float = Field(
-        BACKFILL_RATE, ge=LEAST_BACKFILL_RATE, allow_inf_nan=False, description="Start so many a second."
+        BACKFILL_RATE, ge=LEAST_BACKFILL_RATE, allow_inf_nan=False, description="Start this many per second."
     )
     dry_run: bool = Field(False, description="Only count.")
 
@@ -180,19 +180,19 @@ async def alter(asked: Asked) -> Answer:
 
 
 async def pause(asked: Asked) -> Answer:
-    """Start no more occurrences. What is left out so is not made up for."""
+    """Start no more occurrences. Those that fall into the pause are not made up for."""
     await _found(asked)
     return await _changed(asked, "pause", {})
 
 
 async def resume(asked: Asked) -> Answer:
-    """Go on with a paused schedule, from now."""
+    """Continue a paused schedule from now."""
     await _found(asked)
     return await _changed(asked, "resume", {})
 
 
 async def delete(asked: Asked) -> Answer:
-    """Delete a schedule and cancel its next occurrence. What runs is left alone."""
+    """Delete a schedule and cancel its next occurrence. Running tasks continue."""
     name = asked.path["name"]
     try:
         await _found(asked)

@@ -146,7 +146,7 @@ class Service:
     # --- topics
 
     async def ensure_topic(self, name: str, by: str) -> None:
-        """Create a topic that is not there yet, if a template makes it. For a submit, never for a poll.
+        """Create a topic that does not exist yet, if a template makes it. For a submit, never for a poll.
 
         Submits that want the same one at once ask together.
         """

@@ -17,7 +17,7 @@ from toc.sdk.targets import target_record
 
 _SECONDS = "Seconds for a whole request."
 _CONCURRENCY = "Requests in flight, over all workers."
-_RATE = "Requests a second, over all workers; null: no limit."
+_RATE = "Requests per second, over all workers; null: no limit."
 _DEAD_ON = "Which of the answers 400, 404 and 422 make a task dead."
 _HEADERS = "Go with every request. Encrypted, and never shown."
 
@@ -53,7 +53,7 @@ class Rotation(Model):
         ge=0,
         le=MOST_PREVIOUS_SECONDS,
         allow_inf_nan=False,
-        description="For how many seconds the former secret signs too.",
+        description="For how many seconds the former secret also signs.",
     )
 
 
@@ -111,7 +111,7 @@ async def rotate(asked: Asked) -> Answer:
 
 
 async def send_test(asked: Asked) -> Answer:
-    """Send a target a signed request that stands for no task, and show what it answers."""
+    """Send a target a signed request that belongs to no task, and show the answer."""
     name = asked.path["name"]
     async with asked.audit("target.test", name, {}) as result:
         answer = await asked.service.at_target(asked.service.center.targets.test, name)

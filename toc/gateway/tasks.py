@@ -70,13 +70,13 @@ class TaskToSubmit(Model):
     attribute: dict[str, Any] | None = Field(None, description="A JSON object of at most 4,096 characters.")
     dedup_key: str | None = Field(None, description="Names the task: a repeated submit gives its job_id.")
     slot_basis: str | None = Field(None, description="Chooses the slot; by default the biz_id does.")
-    tries: int = Field(0, description="All its tries; 0: the topic's; 65535: without limit.")
+    tries: int = Field(0, description="How many tries; 0: the topic's; 65535: no limit.")
     expires_at: Annotated[AwareDatetime, Field(description="No try starts after it.")] | None = None
     body: str | None = Field(None, description="The task's body as a text, in UTF-8.")
     body_base64: str | None = Field(None, description="The task's body as bytes, instead of body.")
     content_type: str | None = Field(None, description="Of the body.")
     on_conflict: Conflict = "keep"
-    target: str | None = Field(None, description="The webhook target that it is sent to; else its topic's.")
+    target: str | None = Field(None, description="The webhook target to send it to; by default its topic's.")
     url: str | None = Field(
         None, description="A URL of its own, or a path of its target; the token's role must allow it."
     )
@@ -103,7 +103,7 @@ class RawTask(Query):
 
     raw: Annotated[bool, Field(description="The request is the task's body, even if it is JSON.")] = False
     biz_id: Annotated[str, Field(description="A number if it is all digits.")] | None = None
-    text: Annotated[bool, Field(description="Take the biz_id as a text even if it is all digits.")] = False
+    text: Annotated[bool, Field(description="Treat the biz_id as a text even if it is all digits.")] = False
     delay: Seconds | None = None
     action_time: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
     attribute: Annotated[Json[dict[str, Any]], Field(description="A JSON object.")] | None = None
@@ -120,7 +120,7 @@ class RawTask(Query):
         if self.biz_id is None:
             raise Problem(
                 INVALID,
-                "what is not application/json is the task's body, and biz_id is missing in the query",
+                "a request that is not application/json is the task's body: give biz_id in the query",
                 field="biz_id",
             )
         values = {**self.__dict__, "biz_id": self.biz_id if self.text else _number(self.biz_id)}
@@ -258,7 +258,7 @@ class Search(Query):
     """What to look for. Without a biz_id, one status is looked at: pending, unless another is given."""
 
     biz_id: QueryBizId | None = None
-    text: Annotated[bool, Field(description="Take the biz_id as a text even if it is all digits.")] = False
+    text: Annotated[bool, Field(description="Treat the biz_id as a text even if it is all digits.")] = False
     topic: str | None = None
     status: Literal["pending", "processed", "cancelled", "dead"] | None = None
     due_after: Annotated[AwareDatetime, Field(description="From this time on, RFC 3339.")] | None = None
@@ -267,7 +267,7 @@ class Search(Query):
         Annotated[str, Field(min_length=1, max_length=1000, description="A part of the last error.")] | None
     ) = None
     limit: Annotated[int, Field(ge=1, le=MOST_ON_PAGE)] = 100
-    next: Annotated[str, Field(max_length=100, description="From the page before.")] | None = None
+    next: Annotated[str, Field(max_length=100, description="The next of the page before.")] | None = None
 
     @property
     def biz(self) -> int | str | None:
@@ -354,7 +354,7 @@ def place(text: str | None) -> Place | None:
     moment, _, job_id = text.partition(".")
     digits = text.isascii() and moment.isdecimal() and job_id.isdecimal() and len(job_id) < 20
     if not digits or len(moment) > 15 or int(moment) > END_OF_TIME:
-        raise Problem(INVALID, "next is not one that a page gave", field="next")
+        raise Problem(INVALID, "next is not a value that a page returned", field="next")
     return int(moment), int(job_id)
 
 

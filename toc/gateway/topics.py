@@ -39,7 +39,7 @@ class Resume(Model):
     """How to start again."""
 
     rate: int = Field(
-        0, ge=0, le=1_000_000, description="Start at most so many waiting tasks a second; 0: all."
+        0, ge=0, le=1_000_000, description="Start at most this many waiting tasks per second; 0: all."
     )
 
 
@@ -72,7 +72,7 @@ async def create(asked: Asked) -> Answer:
     values = asked.body.given()
     name = values.pop("name")
     if not asked.may(name):
-        raise Problem(FORBIDDEN, "the name lies outside the patterns of this access token")
+        raise Problem(FORBIDDEN, "the name is outside the patterns of this access token")
     async with asked.audit("topic.create", name, values):
         topic = await asked.service.at_topics(admin.create_topic, asked.service.center, name, **values)
     return await _shown_anew(asked, topic, 201)
@@ -84,7 +84,7 @@ async def alter(asked: Asked) -> Answer:
     center, name = asked.service.center, asked.topic
     delivery = changes.pop("delivery", None)
     if delivery is not None and changes:
-        raise Problem(INVALID, "the delivery is changed by a request of its own", field="delivery")
+        raise Problem(INVALID, "change the delivery in a request of its own", field="delivery")
     async with asked.audit("topic.alter", name, asked.body.given()):
         if delivery is not None:
             topic = await asked.service.at_length(change_delivery, center, name, delivery)

@@ -1,12 +1,12 @@
 """Runs many calls at once and handles those that fail.
 
-Calls are grouped by node. Each node gets its calls in one write; all nodes are written to before any is read;
-and every call gets a result of its own. A window bounds the calls in flight on a node, so that neither side
-has to buffer without bound.
+Calls are grouped by node. Each node gets its calls in one write, all nodes are written to before any is read,
+and every call gets its own result. A window bounds the calls in flight on a node, so that neither side has to
+buffer without bound.
 
 In a cluster, no caller waits for one node longer than its patience. Calls without a reply by then get an
-IndexSlow, and a background thread reads late replies. An error of one node does not delay the others either:
-a caller with a short patience makes no pauses, and calls sent late are not waited for again.
+IndexSlow, and a background thread reads the late replies. An error of one node does not delay the others
+either: a caller with a short patience makes no pauses, and nobody waits again for calls that were sent late.
 
     the connection broke     the call is sent once more on a new one; if it must not be executed twice it
                              becomes a ReplyLost instead. A call that was not sent is simply sent again.

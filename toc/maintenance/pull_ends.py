@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 LOOK_SECONDS = 5.0
 PAGE = 500
-"""Due rows of a table that one look reads. The next goes on from there."""
+"""Due rows of a table that one look reads. The next look continues from there."""
 START = Position(0)
 
 

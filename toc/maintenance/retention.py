@@ -1,14 +1,13 @@
-"""Retention: finished rows are deleted once their topic's retention is over, bit by bit, in the background.
+"""Retention: ended rows are deleted once their topic's retention is over, bit by bit, in the background.
 
 The worker that sweeps a table purges it, in a separate thread. A step reads a page of rows in the order of
 their end, deletes those that are old enough, and rests many times as long as it took, so that traffic never
-waits for it. Pending and dead rows are never touched, nor rows whose biz_type has, and had, no topic.
+waits for it. It never touches pending and dead rows, nor rows whose biz_type has no topic and never had one.
+Rows of a deleted topic are kept for the retention that the topic had.
 
-Rows of a deleted topic are deleted when the retention is over that it had.
-
-Topics with equal retention are purged together. The position of a pass in each table is remembered, and the
-next pass continues there, so rows that other topics keep longer are not read each time. It is forgotten when
-a retention is altered, since that changes what lies behind, and once a day.
+Topics with equal retention are purged together. The next pass over a table continues where the last one
+stopped, so rows that other topics keep longer are not read each time. The position is forgotten once a day,
+and when a retention is altered, because that changes what lies behind it.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 The worker that sweeps a table serves its schedules, by time alone. There is no leader, and nothing breaks if
 two workers do the same: each step is guarded by the version of the row.
 
-A schedule at rest costs nothing: every ``LOOK_EVERY`` a table is asked for the least time at which one of its
-schedules must be looked at, one entry of an index. A table is read when that time comes, which this thread
-sleeps for exactly. Nobody has to tell it of a schedule that is new or changed: whoever does that takes the
-first step, and the next is further away than ``LOOK_EVERY``; if it is not, it may come so much late once.
+A schedule at rest costs nothing. Every ``LOOK_EVERY`` a table is asked for the least time at which one of its
+schedules must be looked at, which is one entry of an index. This thread sleeps until exactly that time and
+then reads the table. A new or changed schedule need not be announced: the program that writes it takes the
+first step, and the next step is further away than ``LOOK_EVERY``. If it is not, it may come that much late
+once.
 
 Occurrences are made ``LEAD_MS`` ahead, in steps with rests, so that tasks that are due come first. Each
 server of the task table has its own Scheduler, so that one that hangs holds up no other.

@@ -1,8 +1,8 @@
-"""Access tokens: which calls of a gateway a role allows, on which topics. Decides only; knows no server.
+"""Access tokens: which calls of a gateway a role allows, on which topics. Pure decisions, without a server.
 
-A call by a token is one of three: allowed; forbidden, because none of the token's roles may make the call; or
-hidden, because what the call is about lies outside the token's patterns: the caller is not told that it is
-there. For calls that name a task, a biz_id or a lease, the topic is that of the task. A call about the whole
+A call by a token is one of three. It is allowed; or forbidden, because none of the token's roles may make the
+call; or hidden, because its topic is outside the token's patterns: then the caller is not told that it
+exists. For calls that name a task, a biz_id or a lease, the topic is that of the task. A call about the whole
 cluster needs the pattern ``*``.
 """
 
@@ -198,7 +198,7 @@ def check_grant(
 ) -> None:
     """Raise NotGranted, with what is too much, if a token made by ``giver`` had more than that has."""
     if too_much := _beyond(giver, roles, topics, expires_at, rate):
-        raise NotGranted(f"token {giver.name!r} cannot grant {too_much}: it has no more itself")
+        raise NotGranted(f"token {giver.name!r} cannot grant {too_much}: it does not have that itself")
 
 
 def _beyond(

@@ -34,7 +34,7 @@ class Clock:
 
 
 class Seldom:
-    """Says yes once in so many ``seconds``, for each key: for what would be logged over and over."""
+    """Says yes once per ``seconds``, for each key: for events that would be logged over and over."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock

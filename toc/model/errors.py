@@ -34,8 +34,8 @@ class TocError(Exception):
 
 
 class InvalidInput(TocError, ValueError):
-    """A value was refused before anything was written. ``field`` is which, by its parameter's name, if the
-    class does not tell."""
+    """A value was refused before anything was written. ``field`` names the parameter, if the class does not
+    tell which it is."""
 
     exit_code = 2
 
@@ -93,7 +93,7 @@ class UnknownTopic(InvalidInput):
 
 
 class TopicExists(InvalidInput):
-    """A topic with that name or biz_type exists already."""
+    """A topic with that name or biz_type already exists."""
 
 
 class TopicClosed(InvalidInput):
@@ -109,11 +109,11 @@ class UnknownToken(InvalidInput):
 
 
 class NameTaken(InvalidInput):
-    """A template, access token or target of that name exists already. Names of revoked tokens stay taken."""
+    """A template, access token or target of that name already exists. Names of revoked tokens stay taken."""
 
 
 class InvalidTarget(InvalidInput):
-    """A webhook target's name, URL, header or limit is out of range, or a URL that a task names."""
+    """A webhook target's name, URL, header or limit, or a task's own URL, is not allowed."""
 
 
 class UnknownTarget(InvalidInput):
@@ -121,7 +121,7 @@ class UnknownTarget(InvalidInput):
 
 
 class NotGranted(InvalidInput):
-    """An access token would allow more than the one by which it is made."""
+    """A new access token would allow more than the token that makes it."""
 
 
 class InvalidSchedule(InvalidInput):
@@ -133,7 +133,7 @@ class UnknownSchedule(InvalidInput):
 
 
 class ScheduleExists(InvalidInput):
-    """A schedule with that name exists already."""
+    """A schedule with that name already exists."""
 
 
 class DuplicateHandler(InvalidInput):
@@ -161,15 +161,15 @@ class DedupConflict(InvalidInput):
 
 
 class TaskExists(DedupConflict):
-    """A submit with ``on_conflict="error"`` names a dedup_key that a task has. ``job_id`` is that task's."""
+    """With ``on_conflict="error"``: a task already has the dedup_key. ``job_id`` is that task's."""
 
 
 class RequestReused(InvalidInput):
-    """The name of a request (Idempotency-Key) was used for another request within the last day."""
+    """Another request used this name (Idempotency-Key) within the last day."""
 
 
 class InvalidLease(InvalidInput):
-    """A text that is no lease, or a time of a lease that is out of range."""
+    """A text that is not a lease, or a lease whose time is out of range."""
 
 
 class NotPulled(InvalidInput):
@@ -188,7 +188,7 @@ class UnknownTask(TocError):
 
 
 class UnreadableTask(TocError):
-    """The row of task ``job_id`` holds data that toc never writes, such as an attribute that is no JSON
+    """The row of task ``job_id`` holds data that toc never writes, such as an attribute that is not a JSON
     object."""
 
     def __init__(self, job_id: int, what: str) -> None:
@@ -205,7 +205,7 @@ class UnknownHost(TocError):
 
 
 class TooManyTopics(TocError):
-    """As many topics fit a topic template as it allows, so no door creates another."""
+    """As many topics match a topic template as it allows, so no door creates another."""
 
 
 class TopicInUse(TocError):
@@ -213,14 +213,14 @@ class TopicInUse(TocError):
 
 
 class SecretsLocked(TocError):
-    """The secrets of webhook targets cannot be read or written: TOC_SECRET_KEY is not set, or has not the
-    key by which they were written."""
+    """The secrets of webhook targets cannot be read or written: TOC_SECRET_KEY is not set, or lacks the
+    key that encrypted them."""
 
     exit_code = 3
 
 
 class FeatureNotReady(TocError):
-    """Members of an earlier version would ignore what was asked for. The message names their hosts."""
+    """Members of an earlier version would ignore the feature. The message names their hosts."""
 
     exit_code = 3
 
@@ -248,7 +248,7 @@ class Unavailable(TocError):
 
 
 class Busy(Unavailable):
-    """This process has too much to do already. Nothing was written; try again in a moment."""
+    """This process already has too much to do. Nothing was written; try again in a moment."""
 
 
 class StoreUnavailable(Unavailable):
@@ -260,7 +260,7 @@ class IndexUnavailable(Unavailable):
 
 
 class TokensUnavailable(StoreUnavailable):
-    """The table of access tokens is out of reach, and what was read of it cannot tell who may do what."""
+    """The table of access tokens is out of reach, and what was last read of it does not suffice."""
 
 
 class CoordinationUnavailable(Unavailable):

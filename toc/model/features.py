@@ -1,19 +1,21 @@
 """Features that members of an earlier version would ignore: refused until every member knows them.
 
 Members announce the features that they know (``workers/{worker_id}`` in ZooKeeper). The leading daemon
-writes, beside the identity of the task table, which hosts lack which. Every process reads that together with
-the topics, so asking costs a submit nothing.
+writes, beside the identity of the task table, which hosts lack which feature. Every process reads that
+together with the topics, so the check costs a submit nothing.
 
     no row of identity      no member has ever run on this task table: nothing is refused
     a row without features  members of an earlier version have run, and no later one leads yet: all is refused
     a feature without hosts every member knows it
     a feature with hosts    they do not know it
 
-A member of an earlier version that joins later has the features refused again, also if it comes to lead:
-then every other daemon tells what it lacks. At most 1.2 s pass until that is noticed, 2 s until it is written
-and 2 s until every process has read it. Three things are not noticed: members of earlier versions alone, with
-no daemon of this one; one that runs without ZooKeeper; and, while the topic table is away, anything, as each
-process goes by what it read last. So who goes back to an earlier version first stops using the features.
+When a member of an earlier version joins later, the features are refused again. If that member becomes the
+leader, every other daemon writes what it lacks. At most 1.2 s pass until this is noticed, 2 s until it is
+written, and 2 s until every process has read it.
+
+Three things are not noticed: members of earlier versions alone, with no daemon of this version; a daemon of
+an earlier version that runs without ZooKeeper; and, while the topic table is away, any change, because each
+process uses what it read last. So stop using the features before you go back to an earlier version.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ KNOWN: frozenset[str] = frozenset(Feature)
 """What this version knows."""
 
 Lacking = Mapping[str, Collection[str]]
-"""feature -> the hosts that do not know it. A feature that is missing is unknown to whoever leads."""
+"""feature -> the hosts that do not know it. A feature that is missing is unknown to the leader."""
 
 NOBODY_LACKS: Lacking = {feature.value: () for feature in Feature}
 

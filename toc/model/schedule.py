@@ -1,9 +1,9 @@
-"""Schedules: what makes tasks again and again. Pure; times are milliseconds since 1970 UTC.
+"""Schedules: recurring tasks. Pure; times are milliseconds since 1970 UTC.
 
 A schedule is a definition (when, which topic, what to do about trouble) and a state: the row. Its task for
-one nominal time is an *occurrence*. ``step`` is the only way forward: it says which occurrences come into
-being now, and the row after that. It depends on time, never on the run of a task; only whether the one before
-has ended counts, where the overlap policy asks for it.
+one nominal time is an *occurrence*. ``step`` is the only way forward: it says which occurrences to make now,
+and the row after that. It depends on time, never on the run of a task, with one exception: the overlap policy
+may ask whether the occurrence before has ended.
 
     ahead    an occurrence becomes a task up to LEAD_MS before it is due, so that a host that dies in the
              meantime, or a burst of others, does not make it late
@@ -173,11 +173,11 @@ class Definition:
         """
         if "anchor" in given and self.every is None and self.anchor != EPOCH:
             raise InvalidSchedule(
-                "anchor has no effect on a cron expression: it is of a period (every)", "anchor"
+                "anchor has no effect on a cron expression, only on a period (every)", "anchor"
             )
         if "dst" in given and self.cron is None and self.dst is not Dst.CRON:
             raise InvalidSchedule(
-                "dst has no effect on a period (every), which is counted in UTC: it is of a cron expression",
+                "dst has no effect on a period (every), which is counted in UTC",
                 "dst",
             )
         return self

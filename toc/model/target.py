@@ -286,7 +286,7 @@ def check_headers(headers: object) -> dict[str, str]:
         if lower in _NOT_SETTABLE or lower.startswith(_OURS):
             raise InvalidTarget(f"headers: {name} is set by the connection or by toc, not by a target")
         if lower in map(str.lower, found):
-            raise InvalidTarget(f"headers: {name} is there twice")
+            raise InvalidTarget(f"headers: {name} is given twice")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             raise InvalidTarget(
                 f"headers: the value of {name} must be printable ASCII that neither begins nor ends with a "

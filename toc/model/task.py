@@ -153,11 +153,11 @@ class Task(NamedTuple):
 
     ``action_time`` is aware UTC in whole milliseconds. ``attempt`` is the number of the running or next try,
     starting at 1. ``biz_id`` is the int or text that was submitted. ``version`` counts reschedules and
-    redrives. ``tries`` are all its tries; 0: those of its topic; 65,535: without limit. No try starts after
-    ``expires_at`` (aware UTC); ``expired``: that is why it ended. ``redrives``: how many of ``version`` are
-    redrives; 0 unless the task is that of a try.
+    redrives. ``tries`` is the number of all its tries; 0: that of its topic; 65,535: no limit. No try starts
+    after ``expires_at`` (aware UTC); ``expired``: the task ended because of it. ``redrives``: how many of
+    ``version`` are redrives; 0 unless the task is that of a try.
 
-    A handler has the ``body`` at hand. Of a task that was looked up, it is read when it is first asked for.
+    A handler gets the ``body`` with its task. For a task that was looked up, the first use reads it.
     """
 
     job_id: int

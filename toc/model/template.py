@@ -1,4 +1,4 @@
-"""Topic templates: doors create topics by them when a task is submitted to a name that is not there yet."""
+"""Topic templates: doors create topics by them when a task is submitted to a name that does not exist yet."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Topic:
     ``former_slots``: after slot_amount was lowered, the largest slot_amount that a pending row may still
     have; 0 if none. ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all
     workers together start per second; 0: unlimited. ``delivery``: who starts its tasks. ``closed``: it is
-    being deleted and takes no new task. ``target``: the webhook target of those that name no other.
+    being deleted and takes no new task. ``target``: the webhook target of tasks that name no other.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Topic:
         """Build a topic from field values, with enums as their values. Ignores fields that this version
         lacks.
 
-        Raises ValueError or TypeError if the values are no topic.
+        Raises ValueError or TypeError if the values do not make a topic.
         """
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         kinds = {"topic_type": TopicType, "backoff": Backoff, "paused": bool, "delivery": Delivery}

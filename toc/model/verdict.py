@@ -179,14 +179,14 @@ class Outcome(NamedTuple):
 def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcome:
     """Return how a try that failed at ``now`` (ms) changes its row.
 
-    The try is used up. The crash count is reset, since the try ended by itself, with two exceptions: a task
-    that ended the process in which it ran alone keeps its crash count; and a try that another handler broke
-    off uses up nothing but counts as a crash, so that a task to which that happens repeatedly runs alone.
+    The try is used up. The crash count is reset, because the try ended by itself, with two exceptions. A task
+    that ended the process in which it ran alone keeps its crash count. A try that another handler broke off
+    uses up nothing but counts as a crash, so that a task to which that happens repeatedly runs alone.
 
     A task whose next try would be due after it has expired is dead at once.
 
-    A try that was postponed did not take place: it uses up nothing, and the row keeps its crash count, since
-    (attempts, crashes, version) must not come round. A task that expires meanwhile is looked at then.
+    A postponed try did not take place: it uses up nothing, and the row keeps its crash count, because
+    (attempts, crashes, version) must not repeat. A task that expires meanwhile is looked at then.
     """
     if raised.expired:
         return Outcome(after_expiry(row, now), dead=True)
@@ -261,16 +261,15 @@ def after_crash(
     """Return how a try that ended with its worker changes the row, or None for no change.
 
     ``remaining`` is what the entry's score carries. Charges a try, but never the last one: no task becomes
-    dead by a crash of its worker. A try is not charged twice: if the score that follows from the row carries
-    another number than the entry, it was charged before. The crash is counted even then, unless the worker is
-    known to be ``dead``: the entry's tries may be stale, its owner may still run it, and the owner's late
-    failure must find a changed row.
+    dead by a crash of its worker. A try is not charged twice: if the entry carries another number than the
+    score that follows from the row, the try was charged before. The crash is counted even then, unless the
+    worker is known to be ``dead``: the entry's tries may be stale, its owner may still run it, and the
+    owner's late failure must find a changed row.
 
-    Two are not counted: a suspect, because the quarantine counts its runs when they begin (a webhook runs no
-    handler of the application, so it is never one); and a row that a
-    live worker has leased, because that worker has lost Redis and still runs the task.
-
-    Nor does the death of a gateway change anything: what it has handed out, its row says.
+    No change for a suspect, because the quarantine counts its runs when they begin (a webhook runs no handler
+    of the application, so it is never a suspect); for a row that a live worker has leased, because that
+    worker has lost Redis and still runs the task; and for a pulled topic, because the row says what a gateway
+    that died had handed out.
     """
     if topic.delivery is Delivery.PULL:
         return None

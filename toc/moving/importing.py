@@ -1,9 +1,9 @@
-"""Takes over what another queue's Redis holds. May be broken off and run again at any time.
+"""Takes over what another queue's Redis holds. It may be interrupted and run again at any time.
 
     read (a page) ─▶ store, once per job ─▶ read back ─▶ ... ─▶ look at all of them once more
 
 A job's id in the other queue is its biz_id here, and with the dialect's dedup_key it names one task. So a job
-that was taken over before, by this run or another, is found and left alone, whatever has become of it.
+that was taken over before, by this run or another, is found and left alone, whatever has happened to it.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Original(Protocol):
 
 @dataclass
 class Report:
-    """How far an import has come. ``found`` counts jobs by state, ``passed`` by reason what is no job any
-    more, ``refused`` by reason what could not be taken over.
+    """How far an import has come. ``found`` counts jobs by state, ``passed`` by reason the entries without
+    a job, ``refused`` by reason the jobs that could not be taken over.
 
-    ``imported`` are new tasks, ``there`` were tasks before. ``different``: there is a task of that id with
-    another content, which was left as it is. ``checked`` were looked at once more at the end, and ``missing``
-    are those of them that are no tasks.
+    ``imported`` counts new tasks, ``there`` jobs that were tasks before. ``different``: a task of that id has
+    another content and was left as it is. ``checked`` counts jobs that were looked at once more at the end,
+    and ``missing`` those of them that are not tasks.
     """
 
     found: Counter[str] = field(default_factory=Counter)

@@ -116,7 +116,7 @@ class YouzanOriginal:
 
 
 def _said(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
-    """Return id, topic, delay, ttr and body of a job; None if it is none."""
+    """Return id, topic, delay, ttr and body of a job; None if this is not a job."""
     try:
         values: Any = msgpack.unpack(stored)
     except ValueError:

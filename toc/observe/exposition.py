@@ -65,7 +65,7 @@ def encode(values: Values, accept: str) -> tuple[bytes, str]:
 def decode(text: str) -> Values:
     """Parse a text that ``encode`` made (the older format). Skips metrics that toc does not declare.
 
-    Raises ValueError when it is no such text.
+    Raises ValueError when it is not such a text.
     """
     values: Values = {}
     for family in text_string_to_metric_families(text):

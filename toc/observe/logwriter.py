@@ -1,7 +1,7 @@
-"""Writes a process's lines to its log without waiting, and counts the lines that the log does not take.
+"""Writes a process's lines to its log without waiting, and counts the lines that the log does not accept.
 
-The log's disk may be full, its reader gone, or it is a pipe that nobody reads any more. None of that may
-delay or end a process that runs tasks.
+The log's disk may be full, its reader gone, or the log may be a pipe that nobody reads any more. None of that
+may delay or end a process that runs tasks.
 
     write -> at once, if the kernel takes it without waiting (a pipe or a socket that has room)
           -> else into a queue, which a thread writes out; that thread may wait as long as it takes
@@ -10,7 +10,7 @@ delay or end a process that runs tasks.
 A notice marks each gap at its place, as soon as lines can be written again.
 
 ``RWF_NOWAIT`` tells whether the kernel would have to wait. ``O_NONBLOCK`` would do without a thread, but it
-belongs to the open file, which other processes share. A process that was forked writes as Python does.
+belongs to the open file, which other processes share. A forked process writes as Python does.
 """
 
 from __future__ import annotations

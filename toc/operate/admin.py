@@ -141,7 +141,7 @@ def redrive(
 ) -> Redriven:
     """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
 
-    ``tries``: from now on they have so many. They expire at ``expires_at`` (ms), by default never.
+    ``tries``: how many they have from now on. They expire at ``expires_at`` (ms), by default never.
     Writes the rows first, then the index; if Redis is out of reach, the sweep adds the entries. Meant for a
     few hundred tasks; use ``toc.operate.bulk`` for more. Raises StoreUnavailable.
     """

@@ -4,10 +4,11 @@
         ...
         record["tasks"] = 3        # becomes part of the result
 
-If the intent cannot be written, nothing is changed. If the result cannot, that is logged, and the change
-stands: its intent says who began it. A secret is part of neither.
+If the intent cannot be written, nothing is changed. If the result cannot be written, that is logged, and the
+change remains: its intent says who began it. Neither row contains a secret.
 
-Every door tells of an act by the same names, which docs/operations.md lists: a test does each act by both.
+All doors use the same names for an action. docs/operations.md lists them, and a test does each action through
+both doors.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def target_changed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def action_record(row: AuditRow) -> dict[str, Any]:
-    """Return how an action is shown. Its ``outcome`` is "unknown" while it goes on, or if its end was not
+    """Return how an action is shown. Its ``outcome`` is "unknown" while it is running, or if its end was not
     recorded."""
     result = {} if row.result is None else json.loads(row.result)
     return {

@@ -22,7 +22,7 @@ def examine(center: TimeoutCenter, topics: Iterable[Topic]) -> list[Finding]:
     found = []
     for topic in topics:
         if topic.delivery is Delivery.WEBHOOK and topic.target and topic.target not in targets:
-            what = f"topic {topic.name} sends to it, and it is not there: its tasks wait"
+            what = f"topic {topic.name} sends to it, and it does not exist: its tasks wait"
             do = f"toc target create {topic.target}, or toc topic alter {topic.name} --target NAME"
             found.append(Finding(Level.WARN, topic.target, what, do))
     for target in targets.values():
@@ -52,6 +52,6 @@ def rotate_key(center: TimeoutCenter) -> Resealed:
         if hosts:
             raise SecretsLocked(
                 f"nothing was changed: the first key of TOC_SECRET_KEY is not known to the workers that send "
-                f"webhooks on {', '.join(hosts)}; put it before the other there, restart them, try again"
+                f"webhooks on {', '.join(hosts)}; put it first there, restart them and try again"
             )
     return center.targets.reseal()

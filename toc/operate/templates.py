@@ -56,8 +56,8 @@ def _create(
     """Create a topic by a template. None: another program was faster, or a number was taken; look again."""
     if sum(matches(template.pattern, other) for other in known) >= template.most_topics:
         raise TooManyTopics(
-            f"topic {name!r} was not created: as many topics fit template {template.pattern!r} as it allows "
-            f"({template.most_topics}); `toc template alter` raises that"
+            f"topic {name!r} was not created: template {template.pattern!r} already has as many topics as "
+            f"it allows ({template.most_topics}); `toc template alter` raises that"
         )
     topic = template.topic(name, secrets.randbelow(DRAWN_BELOW - DRAWN_FROM) + DRAWN_FROM)
     if topic.delivery is not Delivery.HANDLER:

@@ -24,14 +24,14 @@ log = get_logger(__name__)
 PREFIX = "toc_"
 SECRET_BYTES = 32
 LONGEST = 200
-"""Characters. A longer text is no token of ours, and is not hashed."""
+"""Characters. A longer text is not a token of ours, and is not hashed."""
 
 REFRESH_SECONDS = 0.4
 """Seconds between two looks at the table: a change is in force everywhere within 1 s."""
 KEPT_SECONDS = 600.0
 """For how many seconds the tokens that were read last hold while the table is away; no longer."""
 FRESH_SECONDS = 2.0
-"""After so many seconds without an answer of the table an unknown token may also be a new one."""
+"""After this many seconds without an answer of the table an unknown token may also be a new one."""
 
 
 class Made(NamedTuple):
@@ -62,7 +62,7 @@ def create_token(
     """
     now = clock.now_ms()
     if lifetime is not None and not 1 <= lifetime <= 10 * 366 * 86_400:
-        raise InvalidInput("a token lives for 1 s to 10 years, or without end", "lifetime")
+        raise InvalidInput("a token may last 1 s to 10 years, or have no expiry", "lifetime")
     expires_at = None if lifetime is None else now + round(lifetime * 1000)
     token = Token(name, frozenset(roles), tuple(topics), expires_at, rate, by, now)
     if giver is not None:
@@ -128,7 +128,7 @@ class TokenBook:
         return self._clock.monotonic() - self._answered <= KEPT_SECONDS
 
     def find(self, secret: str) -> Token | None:
-        """Return the token of a text, or None if it is none, or is revoked or expired.
+        """Return the token of a text, or None if it is unknown, revoked or expired.
 
         Raises TokensUnavailable if that cannot be told: the table has not answered for KEPT_SECONDS, or for
         FRESH_SECONDS and the token is not known.

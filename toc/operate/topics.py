@@ -1,8 +1,8 @@
-"""What may be done to a topic only while nothing of it runs: deliver it otherwise, delete it.
+"""What may be done to a topic only while nothing of it runs: change its delivery, delete it.
 
-Both want the topic paused. A pause is noticed by every worker within NOTICED_SECONDS; after that nothing new
-is taken, and what is prepared or leased can be counted. Every write is guarded by the version of the topic
-that was counted under, so a resume in between is never overlooked.
+Both need a paused topic. Every worker notices a pause within NOTICED_SECONDS. After that nothing new is
+taken, and what is prepared or leased can be counted. Every write is guarded by the version of the topic at
+the count, so a resume in between is never overlooked.
 
 Delete goes in this order, and can be repeated after any interruption:
 
@@ -104,7 +104,7 @@ def change_delivery(
                 break
             if not wait:
                 raise TopicInUse(
-                    f"the delivery of {name!r} was not changed, as tasks of it may run: {found}; "
+                    f"the delivery of {name!r} was not changed, because its tasks may run: {found}; "
                     f"try again when they have ended, or add --wait"
                 )
             prepared = found.prepared + found.rows.held
@@ -138,7 +138,7 @@ def delete_topic(
         found = ended = use_of(center, topic)
         if purge:
             if found.prepared or found.rows.held:
-                raise TopicInUse(f"topic {name!r} was not deleted, as tasks of it may run: {found}")
+                raise TopicInUse(f"topic {name!r} was not deleted, because its tasks may run: {found}")
             for step in _end_tasks(center, topic):
                 progress(f"{step.done} tasks ended")
             found = use_of(center, topic)
@@ -193,6 +193,6 @@ def _forget(center: TimeoutCenter, topic: Topic) -> None:
     failed = center.queues.forget_slots(Slot(topic.name, number) for number in range(MAX_TABLES))
     if failed:
         raise IndexUnavailable(
-            f"topic {topic.name!r} is deleted, but some of its keys in Redis are left, which harms nobody: "
+            f"topic {topic.name!r} is deleted, but some of its keys in Redis are left, which does no harm: "
             f"{failed[0]}"
         ) from failed[0]

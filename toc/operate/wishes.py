@@ -1,6 +1,6 @@
 """What operators ask of the cluster: hosts drained or weighed, slots pinned, everything spread evenly.
 
-Each wish is recorded in the audit, and refused if it names a host or worker that is not there, unless it is
+Each wish is recorded in the audit, and refused if it names a host or worker that does not exist, unless it is
 meant for one that will come.
 """
 

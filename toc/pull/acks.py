@@ -25,7 +25,7 @@ from toc.store.store import Store
 TOGETHER = 500
 """Most answers of one round trip."""
 MOST_WAITING = 10_000
-"""With so many that wait for one server, further ones of consumers are refused."""
+"""If this many wait for one server, further ones of consumers are refused."""
 
 
 class Kind(Enum):

@@ -1,10 +1,11 @@
 """Tasks on their way to consumers, and how they ended before their entries had moved.
 
-A consumer is told of a task first; only then its entry moves to the end of its ttr. An answer may come in
-between. What it means for the index waits here until the move is made, which would else put the entry back.
+A consumer is told of a task first; only then does its entry move to the end of its ttr. An answer may come in
+between. Its consequence for the index waits here until the move is made, because the move would put the entry
+back.
 
-Only answers to this process are held. Where an ack by another gateway, or a cancel, overtakes the move, the
-entry stays until ttr would have ended: its row, which has ended, then drops it.
+Only answers to this process are held. If an ack by another gateway, or a cancel, overtakes the move, the
+entry stays until ttr would have ended; then its row, which has ended, drops it.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Waiter:
         self._patient = False
 
     def progress(self) -> None:
-        """See whether it can be answered. Runs on its loop."""
+        """Check whether it can be answered. Runs on its loop."""
         if self.done.done():
             return
         if (self.got or self.closed) and not self.flying:

@@ -245,7 +245,7 @@ class HandOuts:
                 score = unread_score(entry.fence, entry.taken if at is None else at, entry.topic.retries)
                 backs.setdefault(entry.slot, []).append((entry.job_id, entry.fence, score))
         if backs:
-            self._queues.rollback(backs)  # what fails is given back by whoever finds it
+            self._queues.rollback(backs)  # if one fails, the next gateway that finds it gives it back
 
     def release(self, leases: Iterable[PullLease]) -> None:
         """Take back what no consumer has seen. What fails comes again when its ttr has ended."""

@@ -86,7 +86,7 @@ class Loop:
 
 
 class Lane(Generic[T]):
-    """A thread that handles what was put, all that is there at once."""
+    """A thread that handles what was put, everything at once."""
 
     def __init__(self, name: str, handle: Callable[[list[T]], None], failed: Failed, most: int) -> None:
         self._handle = handle

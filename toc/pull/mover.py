@@ -69,7 +69,7 @@ class Moves:
             self.buries.setdefault(slot, []).extend(buries)
 
     def make(self, queues: Queues) -> None:
-        """Make them. An entry whose move fails is given back by whoever finds it, and its row read again."""
+        """Make them. If a move fails, the next that finds the entry gives it back and reads its row again."""
         if self.backs:
             queues.rollback(self.backs)
         if self.commits:

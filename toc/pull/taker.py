@@ -1,12 +1,12 @@
 """The taker: sleeps until a task is due that a waiting pull wants, and prepares it.
 
-No gateway owns the slots of a pulled topic. Each looks at all slots of the topics that its own pulls wait
-for, and takes no more than they want; one without such pulls takes nothing. The script decides between two
-that ask for one slot, and the row between two that hold one task.
+No gateway owns the slots of a pulled topic. Each gateway looks at all slots of the topics that its own pulls
+wait for, and takes no more than they want. A gateway without such pulls takes nothing. If two gateways ask
+for one slot, the script decides; if two hold one task, the row decides.
 
-So claim numbers say nothing here, and each process draws one at random. What is prepared stays so for some
-milliseconds; what has been longer was left by a gateway that died, or that stands still, whose hand-out its
-row will judge. Whoever waits for such a slot gives it back as due, uncharged: its row says more.
+So claim numbers mean nothing here, and each process draws one at random. An entry normally stays prepared for
+some milliseconds. One that stays longer was left by a gateway that died or stands still, and the row will
+judge that gateway's hand-out. The gateway that waits for such a slot gives the entry back as due, uncharged.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Taker:
                     watched.look(slot, now + RETRY_MS)
                 continue
             topic = known.get(slot.topic)
-            if topic is None:  # deleted meanwhile: given back by whoever finds them
+            if topic is None:  # deleted meanwhile: the next that finds them gives them back
                 continue
             taken.setdefault(topic.name, []).extend(
                 Entry(job_id, slot, fence, topic, result.redis_now_ms) for job_id, fence in result.entries

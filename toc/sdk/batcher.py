@@ -1,8 +1,8 @@
 """Group commit for asyncio: submits and reads in flight share round trips.
 
-Each database server has a lane of its own for submits and one for reads. What is asked while a batch is under
-way waits and goes together in the next one, so a batch is as large as the load makes it, and nobody waits for
-a timer. A batch is one round trip and one commit; each caller gets an outcome of his own.
+Each database server has one lane for submits and one for reads. Calls that come while a batch is under way
+wait and go together in the next one, so a batch is as large as the load makes it, and nobody waits for a
+timer. A batch is one round trip and one commit; each caller gets its own outcome.
 
     ask ─▶ waiting ─▶ batch under way (one per lane) ─▶ committed ─▶ answers ─▶ index
               ▲              │

@@ -178,7 +178,7 @@ class TimeoutCenter:
         """
         check_topic_name(topic)
         if topic in self.handlers:
-            raise DuplicateHandler(f"topic {topic!r} has a handler already; a topic can have only one")
+            raise DuplicateHandler(f"topic {topic!r} already has a handler; a topic can have only one")
 
         def register(function: F) -> F:
             self.handlers[topic] = Handler.of(topic, function, batch)
@@ -229,20 +229,20 @@ class TimeoutCenter:
         transaction; after the commit the sweep indexes it within a second, or ``index`` does so at once.
         ``body`` holds at most TOC_MAX_BODY bytes; ``content_type`` is by default application/octet-stream.
 
-        ``tries`` are all its tries, at most 65,534; 0: as many as its topic gives; 65,535: without limit. No
-        try starts after ``expires_at``, an aware datetime not before the action_time. A task that has not
-        ended by then ends as cancelled if no try ever started, else as dead; a try that runs may finish.
+        ``tries`` is the number of all its tries, at most 65,534; 0: as many as its topic gives; 65,535: no
+        limit. No try starts after ``expires_at``, an aware datetime not before the action_time. A task that
+        has not ended by then ends as cancelled if no try ever started, else as dead; a running try may end.
 
-        ``on_conflict`` says what to do if a task has the dedup_key already. ``"keep"`` returns its job_id.
-        ``"error"`` raises TaskExists. ``"replace"`` gives it the new time, content and tries if it is
-        pending; else a new task is stored, and the ended one loses its dedup_key. ``put`` tells which it was.
+        ``on_conflict`` says what to do if a task already has the dedup_key. ``"keep"`` returns its job_id.
+        ``"error"`` raises TaskExists. ``"replace"`` gives a pending task the new time, content and tries. If
+        that task has ended, it loses its dedup_key and a new task is stored. ``put`` tells which happened.
 
         If the topic's delivery is webhook, ``target`` names the target that the task is sent to, instead of
-        the topic's; ``url`` is one of its own, or with a target a path of that, such as "/paid". A task whose
-        target is not there waits for it.
+        the topic's. ``url`` is a URL of its own or, with a target, a path of that target, such as "/paid". A
+        task whose target does not exist waits for it.
 
         Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
-        SubmitUnknown when that cannot be told.
+        SubmitUnknown when the task may or may not be stored.
         """
         task = NewTask(
             topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
@@ -251,7 +251,7 @@ class TimeoutCenter:
         if conflict_of(task) is not OnConflict.KEEP:
             if connection is not None:
                 raise InvalidInput(
-                    f"on_conflict={on_conflict!r} needs a transaction of its own, no connection"
+                    f"on_conflict={on_conflict!r} needs its own transaction: it cannot use connection="
                 )
             return self.put(task).job_id
         row = self._row(task)
@@ -263,10 +263,10 @@ class TimeoutCenter:
 
         A task that is replaced while a try may be running runs again at its new time, but not before that
         try's lease has ended. ``across`` names further topics on which the biz_id and dedup_key name the same
-        task: a pending one there is cancelled by the transaction that stores the new one. A ``request`` that
-        was answered within the last day gets that answer again, and changes nothing.
+        task: the transaction that stores the new task cancels a pending one there. A ``request`` that was
+        answered within the last day gets that answer again, and changes nothing.
 
-        Raises what ``submit`` raises, TaskExists, and RequestReused if the request was another one.
+        Raises what ``submit`` raises, TaskExists, and RequestReused if the name was used for another request.
         """
         try:
             row = self._row(task)
@@ -299,7 +299,7 @@ class TimeoutCenter:
         tasks = list(tasks)
         rows = [self._row(task) for task in tasks]
         if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
-            raise InvalidInput("submit_many takes on_conflict='keep' only; put takes the others, one by one")
+            raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
         check_same_dedup(rows)
         contents = bodies_of(tasks, rows)
         self._check_places()

@@ -1,7 +1,7 @@
 """Schedules, for applications and operators: create, change, look at, fire now, fire for the past.
 
 Rows are written first, as everywhere: a schedule and its occurrences in one transaction, then the index. A
-change takes the first step itself, so it holds from the moment it returns, and the workers go on from there.
+change takes the first step itself, so it holds when it returns, and the workers continue from there.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Schedules:
         return self._change(name, lambda definition: definition, paused=True)
 
     def resume(self, name: str) -> Schedule:
-        """Go on from now. Raises UnknownSchedule."""
+        """Continue from now. Raises UnknownSchedule."""
         return self._change(name, lambda definition: definition, paused=False)
 
     def delete(self, name: str) -> bool:
@@ -289,7 +289,7 @@ class Schedules:
         self.declared.append(Declared(name, topic, function, options))
 
     def reconcile(self) -> dict[str, TocError]:
-        """Create the declared schedules that are not there, and change those that differ. Deletes none.
+        """Create the declared schedules that do not exist, and change those that differ. Deletes none.
 
         A worker does it when it starts. Returns by name what could not be done.
         """
@@ -368,7 +368,7 @@ class Schedules:
     def _step(self, stored: Stored, ahead: int = 0) -> Stored:
         """Take the step that is due within ``ahead`` ms, and index its tasks. Returns the row after it.
 
-        If another process has taken it, or the topic is gone, there is none to take: workers go on.
+        If another process has taken it, or the topic is gone, there is none to take: workers continue.
         """
         table, now = self._store().schedules, self._clock.now_ms()
         look = stored.state.look

@@ -121,7 +121,7 @@ class Targets:
         return NewSecret(self._store().targets.change(name, change, with_secrets=True), secret)
 
     def test(self, name: str) -> TestAnswer:
-        """Send a target one signed request that stands for no task, paused or not; return what it answered.
+        """Send a target, paused or not, one signed request that belongs to no task; return the answer.
 
         Takes as long as the target's timeout. Raises UnknownTarget, and ConfigError without the packages for
         webhooks.
@@ -157,7 +157,7 @@ class Targets:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return limits as Target has them. Raises InvalidTarget for a name or a ``dead_on`` that is none."""
+    """Return limits as Target has them. Raises InvalidTarget for an unknown name or a wrong ``dead_on``."""
     for name in given.keys() - LIMITS:
         raise InvalidTarget(f"{name} is not a limit of a target; there are {', '.join(sorted(LIMITS))}")
     limits = dict(given)

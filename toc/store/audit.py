@@ -22,7 +22,7 @@ MOST_TEXT = 65_535
 class AuditRow(NamedTuple):
     """What an operator did. Instants are ms; ``details`` and ``result`` JSON texts.
 
-    ``result`` and ``ended`` are None while it goes on, and for good if its end was not recorded.
+    ``result`` and ``ended`` are None while it is running, and for good if its end was not recorded.
     """
 
     audit_id: int

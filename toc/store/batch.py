@@ -326,7 +326,7 @@ class Batches(Tries):
     ) -> list[TaskRow]:
         """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
 
-        ``tries``: from now on they have so many (None: as many as before). ``expires_at`` (ms; 0: never) is
+        ``tries``: how many they have from now on (None: as before). ``expires_at`` (ms; 0: never) is
         not before ``now_ms``. Returns the changed rows.
         """
         changed = self._stamp()

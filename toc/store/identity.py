@@ -1,7 +1,7 @@
 """The identity of a task table: one row in its first database, written by the first program that reads it.
 
-It tells apart two clusters that use one Redis and one namespace by mistake. A copy of the databases has the
-identity of its original. Beside it stands which members lack which features (toc.model.features).
+It distinguishes two clusters that use one Redis and one namespace by mistake. A copy of the databases has the
+identity of its original. The same row says which members lack which features (toc.model.features).
 """
 
 from __future__ import annotations

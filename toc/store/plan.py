@@ -122,7 +122,7 @@ class Planner:
         ).row
         if asked.on_conflict is OnConflict.ERROR:
             raise TaskExists(
-                f"dedup_key {row.dedup_key!r} names task {first.job_id} already; on_conflict='replace' would "
+                f"task {first.job_id} already has dedup_key {row.dedup_key!r}; on_conflict='replace' would "
                 f"replace it",
                 first.job_id,
             )

@@ -2,7 +2,7 @@
 
 A hand-out is one guarded UPDATE: it charges the try, draws a nonce, and makes the end of ttr the row's
 next_time. The row is then pending and not yet due, which is all that the sweep, the row check and reclaim
-need to know; when ttr has ended it is due like any other row. The clock of the row's server alone decides
+need to know. When ttr has ended, the row is due like any other. Only the clock of the row's server decides
 whether a lease lives.
 """
 

@@ -1,10 +1,10 @@
-"""Submits that replace or are remembered: the row, its body and the request that asked for it, in one
-transaction, for one caller or for many together.
+"""Submits that replace or are remembered: the row, its body and its request in one transaction, for one
+caller or for many together.
 
 What to do is decided on rows that were read before (toc.store.plan). A request that is sent again after a
 lost answer, at once or from another process, changes nothing twice: its own row tells. Without a request, a
-change whose answer was lost is looked for on the row; if another change has come since, nobody can tell
-(SubmitUnknown).
+change whose answer was lost is looked for on the row; if another change has come since, the outcome is
+unknown (SubmitUnknown).
 
     many ─▶ look ─▶ plan each ─▶ one transaction ─▶ an outcome for each
              ▲          └─ refused, answered before ─▶ its outcome

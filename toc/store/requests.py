@@ -126,7 +126,7 @@ def answer_of(request: Request | None, found: Answered) -> Put | None:
         return None
     payload, answer = found[request.key]
     if payload != request.payload:
-        raise RequestReused("the name of this request was used for another one within the last day")
+        raise RequestReused("another request used this name within the last day")
     if answer is None:
         return None
     with sql.understood():

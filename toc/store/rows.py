@@ -13,7 +13,7 @@ from toc.store.server import DatabaseServer, Param, Result, Statement, Transient
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
 NO_INSTANT = -(10**15)
-"""Milliseconds, in place of a value that is no instant."""
+"""Milliseconds, in place of a value that is not an instant."""
 _BINARY = frozenset({"biz_key", "dedup_key"})
 _NUMBERS = tuple(
     place

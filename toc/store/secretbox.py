@@ -31,8 +31,8 @@ class SecretBox:
             return self._fernet().decrypt(sealed.encode()).decode()
         except (InvalidToken, ValueError) as exc:
             raise SecretsLocked(
-                f"the secrets of {whose} cannot be read: no key of TOC_SECRET_KEY is the one by which they "
-                f"were written; add that key behind the others"
+                f"the secrets of {whose} cannot be read: no key of TOC_SECRET_KEY encrypted them; add the "
+                f"key that did, behind the others"
             ) from exc
 
     def _fernet(self) -> MultiFernet:
@@ -40,7 +40,7 @@ class SecretBox:
             if not self._keys:
                 raise SecretsLocked(
                     "the secrets of webhook targets need TOC_SECRET_KEY: `toc secrets key` prints a new one; "
-                    "every host that sends webhooks, and whoever changes targets, needs the same"
+                    "every host that sends webhooks or changes targets needs the same key"
                 )
             try:
                 from cryptography.fernet import Fernet, MultiFernet

@@ -275,10 +275,12 @@ class Store(Batches):
         """Give a pending task a new deadline (ms), all its tries, and version + 1.
 
         It expires at ``expires_at`` (ms) from then on; 0: as before. Returns whether this call did it, and
-        the row as it was before; a leased row counts as tried. The lease of a worker stays: the try for the
-        old deadline may be running. That of a consumer ends, and the task is due not before it would have
-        ended. Raises InvalidExpiry if the task would expire before its new deadline, StoreUnavailable also if
-        the answer was lost and another change has come since: then nobody can tell.
+        the row as it was before; a leased row counts as tried. The lease of a worker stays, because the try
+        for the old deadline may be running. The lease of a consumer ends, but the task is not due before
+        that lease would have ended.
+
+        Raises InvalidExpiry if the task would expire before its new deadline, StoreUnavailable also if the
+        answer was lost and another change has come since: the outcome is then unknown.
         """
         table = self._shards.table_of(job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]

@@ -3,11 +3,11 @@
 One rule settles an ambiguous commit: send the same rows again. A chunk is one transaction, so either all its
 rows are there (each clash is with an equal row: it was stored) or none (the second send stores it).
 
-No lock on a gap outlives its statement, as it would block every insert into that gap. A dedup_key is looked
-up by its whole key at READ COMMITTED before its row is inserted; that locks, and waits for, that row alone.
-With ``connection=`` this look-up has a connection of its own, and only a plain read goes over the caller's,
-whose isolation is the caller's choice. (A locking read that finds nothing locks the gap before the next row
-until the transaction ends, at REPEATABLE READ. An INSERT that meets a duplicate does so at any level.
+No lock on a gap outlives its statement, because it would block every insert into that gap. Before a row is
+inserted, its dedup_key is looked up by the whole key at READ COMMITTED. This locks, and waits for, only the
+row with that key. With ``connection=`` this look-up has its own connection, and only a plain read uses the
+caller's, whose isolation is the caller's choice. (At REPEATABLE READ, a locking read that finds nothing locks
+the gap before the next row until the transaction ends. An INSERT that meets a duplicate does so at any level.
 InnoDB's rules are the same in MySQL 8.) One case is left: an INSERT that meets a key which came between
 look-up and INSERT.
 """

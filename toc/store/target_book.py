@@ -16,7 +16,7 @@ log = get_logger(__name__)
 REFRESH_SECONDS = 1.0
 """Seconds between two looks at the table."""
 LEAST_SECONDS = 0.2
-"""An unknown name is looked up in the table, but not sooner than so many seconds after the last look."""
+"""An unknown name is looked up in the table, but not sooner than this many seconds after the last look."""
 
 
 class TargetBook:

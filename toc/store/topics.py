@@ -55,7 +55,7 @@ class TopicTable(FirstTable):
         """Add a topic. Raises TopicExists if its name or biz_type is taken, or was a deleted topic's."""
         if not self.add(topic):
             raise TopicExists(
-                f"biz_type {topic.biz_type} was a deleted topic's, and is not used again; take another"
+                f"biz_type {topic.biz_type} was a deleted topic's and is never used again; choose another"
             )
 
     def add(
@@ -100,7 +100,7 @@ class TopicTable(FirstTable):
         for _ in range(TRIES):
             topic, version = self.seen(name)
             if topic.closed and changes.get("closed", True):
-                raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` ends that")
+                raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` stops that")
             changed = replace(topic, **_typed(changes))
             if changed.slot_amount != topic.slot_amount:
                 # Rows keep their slot_amount, so all slots that may hold them remain consumed.

@@ -115,5 +115,5 @@ def literal(host: str) -> Address | None:
     except ValueError:
         pass
     if ":" in plain or "%" in plain or _NUMBER.fullmatch(plain.rstrip(".").rpartition(".")[2]):
-        raise ValueError(f"{host[:100]!r} is not written as an address is: four decimal numbers, or IPv6")
+        raise ValueError(f"{host[:100]!r} is not an address: write four decimal numbers, or IPv6")
     return None

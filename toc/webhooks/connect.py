@@ -29,7 +29,7 @@ MOST_RAW_BYTES = 1 << 17
 """How much of an answer is taken from the network: interim answers, head, body and what frames it."""
 
 Lookup = Callable[..., Sequence[tuple[Any, ...]]]
-"""``socket.getaddrinfo``, or what stands for it."""
+"""``socket.getaddrinfo``, or its replacement."""
 
 
 class AddressRefused(OSError):

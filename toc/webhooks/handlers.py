@@ -36,7 +36,7 @@ from toc.webhooks.sender import Sender
 log = get_logger(__name__)
 
 OWN_URL = "(url)"
-"""Stands in metrics for all URLs of tasks' own."""
+"""The label in metrics for all URLs of tasks' own."""
 OWN_CONCURRENCY = 50
 """Requests in flight, over all workers, to one origin of tasks' own URLs."""
 OWN_SECONDS = 15.0

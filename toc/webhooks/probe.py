@@ -1,4 +1,4 @@
-"""One request to a target that stands for no task: ``toc target test``."""
+"""One request to a target that belongs to no task: ``toc target test``."""
 
 from __future__ import annotations
 

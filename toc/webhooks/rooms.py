@@ -1,17 +1,17 @@
-"""The room of each target: how many requests may be in flight, how many a second, and its breaker.
+"""The room of each target: how many requests may be in flight, how many per second, and its breaker.
 
-A task that finds no room waits here for a moment at most, or while its target answers others quickly. Then it
-is postponed: it goes back to its row, so it takes no place from tasks of other targets, and its wait uses up
-no try. ``elsewhere`` says how many tasks wait for targets. Of the others, the process takes few ahead: in a
-burst most tasks stay in Redis until there is room, and are not postponed at all.
+A task that finds no room waits here for a moment at most, or while its target answers other requests quickly.
+Then it is postponed: it goes back to its row. So it takes no place from tasks of other targets, and its wait
+uses up no try. ``elsewhere`` says how many tasks wait for targets. The process takes few of the others ahead:
+in a burst most tasks stay in Redis until there is room, and are not postponed at all.
 
 The limits and the breaker hold over all processes. A process asks Redis for a share of what a target allows
-(``permits.lua``), keeps it while it sends, and needs no further call for a request, except where there is a
-rate. A process that ends gives it back. The same calls tell the others of its breaker, and it of theirs.
-While Redis is away, each process has its part, the limit by the number of processes, at least 1, and a
-breaker of its own.
+(``permits.lua``), and keeps it while it sends. It needs no further call for a request, unless the target has
+a rate. A process that ends gives its share back. The same calls share the state of the breaker among the
+processes. While Redis is away, each process has an equal part (the limit divided by the number of processes,
+at least 1) and its own breaker.
 
-Everything here runs on the event loop, but for the calls of Redis, which have a thread of their own.
+Everything here runs on the event loop, except the calls to Redis, which have their own thread.
 """
 
 from __future__ import annotations
@@ -398,7 +398,7 @@ class Rooms:
 
     def _request(self, room: Room, now: float) -> PermitRequest:
         using = room.flying + len(room.queue)
-        # Where places are scarce, who has none goes on wanting one: its postponed tasks will be back.
+        # Where places are scarce, a process without one keeps asking: its postponed tasks will be back.
         unused = room.scarce and room.granted > 0
         idle = not using and (unused or now - room.used > IDLE_SECONDS)
         return PermitRequest(

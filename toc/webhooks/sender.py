@@ -1,10 +1,11 @@
 """Sends one request and reads the beginning of its answer.
 
-No proxies of the environment, no cookies, no redirects, nothing is decompressed, and one time-out for all of
-it, from the look-up of the name to the last byte that is read.
+It uses no proxies of the environment, no cookies and no redirects, and decompresses nothing. One time-out
+covers everything, from the look-up of the name to the last byte that is read.
 
-Connections and their parser are aiohttp's; the request is written here. Its client would make a request, a
-writer with a task and a response of each, which costs more than all else that a webhook needs in its process.
+aiohttp provides the connections and their parser; the request is written here. aiohttp's client would make a
+request, a writer with a task and a response for each, which costs more than everything else that a webhook
+needs in its process.
 """
 
 from __future__ import annotations

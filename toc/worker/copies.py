@@ -1,13 +1,15 @@
 """Copies of a worker process: what a handler creates by ``os.fork``, directly or through a library.
 
-A copy has the handler's thread and no other, and everything else of its original: waiting tasks, connections,
-the channel to the daemon. Handlers may use copies: a program replaces the copy, or a function runs in it and
-ends it, as in ``multiprocessing``. It may use the SDK, which connects again. It must do nothing of toc's own,
-or each waiting task would run twice: when the handler's call returns to toc in the copy, also as
-``sys.exit()``, the copy ends with that code (``copy_ended``). Resque does the same since jobs had escaped
-(https://github.com/resque/resque/pull/1470). If a coroutine made the copy, its copy of the event loop runs
-nothing more, so it ends when that coroutine awaits something. When a copy starts, it closes the channel and
-the socket of its name, and restores Python's own signal handlers, because libraries end copies by SIGTERM.
+A copy has only the handler's thread, and everything else of its original: waiting tasks, connections, the
+channel to the daemon. Handlers may use copies: a program replaces the copy, or a function runs in it and ends
+it, as in ``multiprocessing``. A copy may use the SDK, which connects again.
+
+A copy must not do toc's work, or each waiting task would run twice. When the handler's call returns to toc in
+the copy, also by ``sys.exit()``, the copy ends with that code (``copy_ended``). Resque does the same since
+jobs had escaped (https://github.com/resque/resque/pull/1470). If a coroutine made the copy, its copy of the
+event loop runs nothing more, so it ends when that coroutine awaits something. When a copy starts, it closes
+the channel and the socket of its name, and restores Python's own signal handlers, because libraries end
+copies by SIGTERM.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """File descriptors of a process: its handlers may exhaust them or close those of others.
 
-When none is left, nothing new can be opened. What is open remains usable until the process is replaced.
+When none is left, nothing new can be opened. Open files and connections remain usable until the process is
+replaced.
 
 The number of a closed descriptor goes to what is opened next, while its former user keeps reading and writing
-there: it would take the answers of another connection for its own. So a process whose descriptors were closed
-ends at once, as if the handler had ended it: the end of each handler and each beat check whether the line to
+there: it would read the answers of another connection as its own. So a process whose descriptors were closed
+ends at once, as if the handler had ended it. The end of each handler and each beat check whether the line to
 the daemon is still the same file. The other tasks in the process are charged a try, never the last one, as
 for any death of their process: only the process knew which of them had not started.
 
 With fewer than ``LEFT`` descriptors free (counted each second and whenever a handler has raised) the process
 leaves in good order, and no task is charged. Until it is replaced it works over its open connections, and
-marks no server as away because it cannot open another.
+does not mark a server as away because it cannot open another connection.
 """
 
 from __future__ import annotations

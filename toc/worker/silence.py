@@ -4,12 +4,12 @@ A process sends a heartbeat each second. One that does not is stopped, starved, 
 does not release the interpreter: a call into C, a regular expression that backtracks for ever. None of its
 other threads runs then, so the process cannot help itself.
 
-The bound is not max_runtime, which is an hour: its tries time out after prepare_timeout in any case and would
-run beside it, and the one that holds the interpreter would hold the next process as well, and so on through
-the fleet. Within two thirds of the default prepare_timeout nothing that it holds has timed out. So killing it
-makes its death a known one: the other tasks run at once and once, and the culprit meets the next process only
-when this one has a successor. After three times it runs alone, where the same bound holds: its child beats as
-well.
+The bound is not max_runtime, which is an hour. The process's tries time out after prepare_timeout in any case
+and would run beside it. The try that holds the interpreter would then hold the next process as well, and so
+on through the fleet. Within two thirds of the default prepare_timeout, nothing that the process holds has
+timed out. So killing it makes its death a known one: the other tasks run at once and only once, and the
+culprit meets the next process only when this one has a successor. After three times it runs alone, where the
+same bound holds: its child sends heartbeats too.
 
 Silence is counted in looks of the daemon, so a machine that slept, or a daemon that was stopped itself, kills
 no process. A process under a debugger is left alone.

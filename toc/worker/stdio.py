@@ -1,9 +1,9 @@
 """Standard streams of a process whose handlers may close them.
 
-The number of a closed descriptor goes to what is opened next, for example a connection to MySQL. Whatever is
-then written to "stderr" goes to the server. Python's own streams write elsewhere (``log.detach``); for all
-other writers the three numbers are checked each second: those that were closed are opened again before a
-connection gets their number, or else the process leaves.
+The number of a closed descriptor goes to what is opened next, for example a connection to MySQL. Text that is
+then written to "stderr" goes to the server. Python's own streams write elsewhere (``log.detach``). For all
+other writers the three numbers are checked each second: closed ones are opened again before a connection gets
+their number, or else the process leaves.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class LocalCluster:
         with self._locked():
             if any(part["running"] for part in self.status()):
                 raise ConfigError(
-                    f"the cluster in {self.directory} runs already: `toc cluster start NAME` starts a part "
-                    "that is stopped, `toc cluster stop` stops all"
+                    f"the cluster in {self.directory} is already running: `toc cluster start NAME` starts a "
+                    "stopped part, `toc cluster stop` stops all"
                 )
             self._state.unlink(missing_ok=True)
             try:

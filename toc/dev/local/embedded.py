@@ -92,6 +92,6 @@ def lock(directory: Path) -> int:
 
 
 def not_usable(path: Path, exc: Exception) -> ConfigError:
-    """Return the error for a path that is no directory, or that this user may not use."""
+    """Return the error for a path that is not a directory, or that this user may not use."""
     why = exc.strerror if isinstance(exc, OSError) else "its name is not UTF-8"
     return ConfigError(f"{shown(str(path))} cannot be used as a directory: {why}")

@@ -27,7 +27,7 @@ IN_A_SECOND = 10_000
 """Numbers of tasks that are due in one second."""
 MOST_CLASHES = 100
 CLASHES_NEAR = 10
-"""After so many clashes in a row, go on elsewhere."""
+"""After this many clashes in a row, continue at another number."""
 KEPT_SECONDS = 3 * 86_400
 TTR_SECONDS = 60.0
 """After which a task is handed out again whose answer was not written."""

@@ -49,9 +49,9 @@ class Door:
         return [name for name in self._service.center.catalog.known() if self.fits(name)]
 
     async def make_topic(self, name: str) -> None:
-        """Create a topic that is not there yet: for a submit, never for a poll.
+        """Create a topic that does not exist yet: for a submit, never for a poll.
 
-        The dialect's templates are put into the table of templates if they are not there; operators may alter
+        The dialect's templates are added to the table of templates if they are missing; operators may alter
         them. Raises what ``ensure_topic`` does.
         """
         if name in self._service.center.catalog.known():
@@ -79,7 +79,7 @@ class Door:
     ) -> list[Delivered]:
         """Hand out due tasks of its own, of the first of these topics that has any, as ``Pulls.pull`` does.
 
-        ``ttr`` is ms. Topics that are not there are waited for as well; none is created.
+        ``ttr`` is ms. It also waits for topics that do not exist; none is created.
         """
 
         def of_own(row: PullRow) -> int | None:

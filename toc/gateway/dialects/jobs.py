@@ -1,8 +1,8 @@
 """Jobs that their callers name: one id is one job over all topics of a door, and a push replaces it.
 
-A job is a task without limit of tries whose biz_id is the caller's id. So all that was ever pushed under one
-id is in one table, and one transaction replaces it, under whatever topic. What the caller has said is kept in
-the attribute: the id and the topic as they were, the delay, and the ttr, which every hand-out gets.
+A job is a task without limit of tries whose biz_id is the caller's id. So everything that was pushed under
+one id is in one table, and one transaction replaces it, under whatever topic. The attribute keeps what the
+caller has said: the id and the topic as given, the delay, and the ttr, which every hand-out gets.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _job(said: Mapping[str, Any], body: bytes, due: int) -> Job:
 
 
 def _ttr(row: PullRow) -> int | None:
-    """Return the ttr of a job; None if it is no job of ours."""
+    """Return the ttr of a job; None if the job is not ours."""
     try:
         said = decode_attribute(row.attribute)
     except ValueError:

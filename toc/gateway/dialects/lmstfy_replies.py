@@ -17,7 +17,7 @@ LONGEST_TOKEN = 150
 
 
 def secret_of(token: str) -> str:
-    """Return the access token that stands for a token of lmstfy: itself, or one made for an older token."""
+    """Return the access token for a token of lmstfy: itself, or one made for an older token."""
     return token if token.startswith(PREFIX) else f"{PREFIX}{NAME}.{token[:LONGEST_TOKEN]}"
 
 

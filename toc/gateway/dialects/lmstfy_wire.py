@@ -108,7 +108,7 @@ def is_name(text: str) -> bool:
 
 
 class Query:
-    """The parameters of a query; of one that is there twice the first counts."""
+    """The parameters of a query; of one that is given twice the first counts."""
 
     def __init__(self, text: bytes) -> None:
         pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, errors="replace")
@@ -208,7 +208,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_fl
 
 
 def bulk_jobs(body: bytes) -> list[bytes]:
-    """Return the jobs of a bulk publish, each byte for byte as it stands in the array. Raises Refused."""
+    """Return the jobs of a bulk publish, each byte for byte as in the array. Raises Refused."""
     try:
         jobs = _elements(body.decode("latin-1"))  # one character per byte: JSON's own characters are ASCII
     except (ValueError, RecursionError):
@@ -311,7 +311,7 @@ _VALUES = {char: value for value, char in enumerate(_ALPHABET)} | {
 }
 ULID_CHARS = 26
 LONGEST_ID = 64
-"""Characters. Longer texts are no ids, neither the original's nor ours."""
+"""Characters. Longer texts are not ids, neither the original's nor ours."""
 
 
 def ulid(now: int, low: bytes = b"") -> str:

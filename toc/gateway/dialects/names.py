@@ -13,7 +13,7 @@ _HASHED = re.compile(r"h-[0-9a-f]{32}")
 
 
 def topic_for(name: str, prefix: str = "") -> str:
-    """Return the topic for a dialect's name: ``prefix`` and the name, or ``h-`` and a hash if that is none.
+    """Return the topic for a dialect's name: ``prefix`` and the name, or ``h-`` and a hash if toc forbids it.
 
     A name that looks like such a hash is hashed as well, so no two names ever share a topic.
     """

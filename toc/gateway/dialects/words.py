@@ -19,11 +19,11 @@ def parsed(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError):  # a UnicodeDecodeError, too
-        raise NotUnderstood("the request is no JSON in UTF-8") from None
+        raise NotUnderstood("the request is not JSON in UTF-8") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise NotUnderstood("the request is no JSON object")
+        raise NotUnderstood("the request is not a JSON object")
     return found
 
 

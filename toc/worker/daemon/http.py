@@ -297,7 +297,7 @@ class Monitor:
 
 
 def faults(state: State, now: float) -> list[str]:
-    """Reasons to restart a daemon. A server out of reach is none: a restart does not bring it back."""
+    """Reasons to restart a daemon. Not a server out of reach: a restart does not bring it back."""
     found = []
     if now - state.at > STILL_SECONDS:
         found.append(f"the daemon has been stuck for {now - state.at:.0f} s")

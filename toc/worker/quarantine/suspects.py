@@ -1,19 +1,19 @@
 """Quarantine: a task that was running when several workers in a row ended runs alone, to be judged.
 
-When a process ends, every task in flight there is counted as crashed (``crashes`` on the row), because the
-culprit cannot be told from its neighbours. So is a task whose try another handler broke off (``Disturbed``).
-From ``limit`` crashes in a row on, a task runs alone in a child process (``isolated``).
+When a process ends, every task in flight there is counted as crashed (``crashes`` on the row), because nobody
+can tell the culprit from the others. So is a task whose try was broken off by another handler
+(``Disturbed``). After ``limit`` crashes in a row, a task runs alone in a child process (``isolated``).
 
     it returns                  processed, as usual
     it raises, or max_runtime   a normal failed try; its crashes are forgotten
     the child ends, or freezes  it was the task: dead
-    the worker ends too         the end was not seen: again, each time later; after several times dead
+    the worker ends too         nobody saw the end: again, each time later; after several times dead
 
-A run alone is counted on its row *before* it begins, with the time of the next one in case no outcome is
+A run alone is counted on its row *before* it begins, with the time of the next run in case no outcome is
 reported. So the count is right whatever happens to the worker, and a task that only waits is charged nothing.
 
 There is one child at a time, and only a short line of tasks waits in memory. The others get a time in the
-index at which their turn may come. The child is used again while others wait, since most suspects are
+index at which their turn may come. The child is used again while others wait, because most suspects are
 innocent; only a child that has run nothing before convicts.
 """
 

@@ -1,10 +1,10 @@
 """Adopt: from PrepareQueue entries under our claim that are not held to checked entries.
 
-These are what a prepare took whose reply was lost, and entries that were let go before they started. They run
-again if they still stand. Left alone they would time out, which costs a try.
+These are entries that a prepare took whose reply was lost, and entries that were let go before they started.
+They run again if they are still there. Left alone they would time out, which costs a try.
 
-The loop has a thread of its own, since it waits for a node that is slow to answer, as a heartbeat does. A
-round of the poller must not.
+The loop has its own thread, because it waits for a node that is slow to answer, as a heartbeat does. A round
+of the poller must not.
 """
 
 from __future__ import annotations

@@ -242,5 +242,5 @@ class Checker:
         self.dispatcher.put(ready)
 
     def _runs_alone(self, entry: Entry) -> bool:
-        """Whether it is a suspect. A webhook is none: it runs nothing of the application."""
+        """Whether it is a suspect. A webhook never is: it runs nothing of the application."""
         return entry.handler.delivery is Delivery.HANDLER and self.quarantine.takes(entry.row)

@@ -2,14 +2,15 @@
 
 When the Redis node of a slot has not answered for a second, the slot's owner takes due tasks from the tables.
 The owner does this, not the sweeper of the table: its app handles the topic, and it holds what was prepared
-before the outage, so it knows what not to take. A lease is committed before a handler starts. It keeps off
-every worker that can still read the index, or has lost it as well.
+before the outage, so it knows what not to take. It commits a lease before a handler starts. The lease keeps
+off every other worker, whether that can still read the index or has lost it too.
 
     same row check, dispatcher and finisher; without a fencing token there is no move in Redis
     a failed try: its row says when it is due again, and a later look takes it
     the index is back: looks continue for a moment beside the poller, until the sweep has caught up
 
-If the poller prepares such a task later, ``Inflight`` finds its id. Others find the lease or the ended row.
+If the poller prepares such a task later, ``Inflight`` finds its id. Other workers find the lease or the ended
+row.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Finisher:
             flusher.move(moves)
 
     def behind(self, entry: Entry) -> bool:
-        """Whether this entry's server has so many unwritten tries that no further one may start."""
+        """Whether this entry's server has too many unwritten tries for another one to start."""
         return self._of(entry).backlog > MAX_UNWRITTEN
 
     @property

@@ -1,12 +1,12 @@
 """Waiting notes: a note in Redis for each slot with late tasks that were taken and cannot start.
 
-The StoreQueue does not hold these tasks any more, and only their worker knows which of its entries run. Or it
-holds them at a later time than their due time, because their worker postponed them: their rows cannot be
-read. So the worker publishes the backlog for metrics and ``toc slots``: twice a second, once a task is late
-by a second, and not at all while everything is in time.
+The StoreQueue no longer holds these tasks, and only their worker knows which of its entries run. Or it holds
+them at a later time than their due time, because their worker postponed them: their rows cannot be read. So
+the worker publishes the backlog for metrics and ``toc slots``: twice a second, once a task is late by a
+second, and not at all while everything is in time.
 
-A note expires after prepare_timeout, so it covers a worker that hangs. Whatever puts the entries back removes
-the note with them. Where nothing is prepared, the note does not count.
+A note expires after prepare_timeout, so it covers a worker that hangs. A transition that puts the entries
+back removes the note with them. A note does not count while nothing is prepared.
 """
 
 from __future__ import annotations

@@ -1,28 +1,29 @@
 """Watch: whether each Redis node can be reached, and whether it still holds its data.
 
 ``gen_{order.close_3}`` holds the run_id of the server on which the slot was last rebuilt. If it is missing,
-or unlike the run_id of the server that answers, the index has lost data: a restart, a failover, a restore, a
-FLUSHALL. Then everything is restored from the rows at once, what is due soonest first:
+or differs from the run_id of the server that answers, the index has lost data: a restart, a failover, a
+restore, a FLUSHALL. Then everything is restored from the rows at once, soonest due first:
 
     every worker    asks one slot per node twice a second, so it sees the loss while the key is missing, and
                     refills the index from the tables that it sweeps
-    the owner       of a slot draws a new claim number, since that is lost too, and marks the slot as being
+    the owner       of a slot draws a new claim number, because that is lost too, and marks the slot as being
                     filled; it records the new generation once its own tables are through, but not before
                     the others must have seen the loss
 
-To other workers the mark (``filling``, the run_id, the claim number) is like a missing key: not whole. If it
+For other workers the mark (``filling``, the run_id, the claim number) is like a missing key: not whole. If it
 vanishes or changes, data was lost once more, and the refill begins again.
 
 A worker that takes over tables scans them anyway, so a worker that ends half-way does no harm. If keys of
-single slots vanish, only the owner notices: it looks at all of its slots each second (less often if it owns
-many) and refills from its own tables. Tasks in tables of others come back when due, or with the window pass.
+single slots vanish, only the owner notices. It looks at all of its slots each second (less often if it owns
+many) and refills from its own tables. Tasks in tables of other workers come back when due, or with the window
+pass.
 
-The same look finds slots with a key that toc did not write. They do not work, so they alone count as out of
-reach. Once the key is gone, the slot has lost its data.
+The same look finds slots with a key that toc did not write. Only these slots count as out of reach. Once the
+key is gone, the slot has lost its data.
 
 The watch also asks whose index this is. If workers of another task table were there first, by mistake on the
-same Redis and namespace, each side would drop the other's entries as orphans. So nothing is sent there any
-more, and everything runs from the rows until those workers are gone.
+same Redis and namespace, each side would drop the other's entries as orphans. So this worker sends nothing
+there any more, and runs everything from the rows until those workers are gone.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class IndexWatch:
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
     def _forget_deleted(self) -> None:
-        """Forget the slots of topics that were deleted: it is no loss that their keys are gone.
+        """Forget the slots of topics that were deleted: their missing keys are not a loss of data.
 
         Also if there is another topic of that name by now.
         """
