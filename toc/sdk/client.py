@@ -231,7 +231,7 @@ class TimeoutCenter:
 
         ``tries`` is the number of all its tries, at most 65,534; 0: as many as its topic gives; 65,535: no
         limit. No try starts after ``expires_at``, an aware datetime not before the action_time. A task that
-        has not ended by then ends as cancelled if no try ever started, else as dead; a running try may end.
+        has not ended by then becomes cancelled if no try ever started, else dead. A running try may finish.
 
         ``on_conflict`` says what to do if a task already has the dedup_key. ``"keep"`` returns its job_id.
         ``"error"`` raises TaskExists. ``"replace"`` gives a pending task the new time, content and tries. If
