@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 FULL, CLOSED, GONE = "full", "closed", "gone"
 """What a stream can be instead of a file: a full disk, closed, or a pipe whose reader has left."""
@@ -210,9 +210,16 @@ def keep_commands() -> None:
 
 def _serve() -> None:
     # whatever commands import when they are run, for all of them at once
+    import encodings.idna  # noqa: F401
+
+    import rich._emoji_codes
     import rich.live
     import rich.progress  # noqa: F401
+    import typer._adapters
+    import typer._click.decorators
     import typer.main
+    import uvicorn.lifespan.off  # noqa: F401
+    from sqlalchemy.engine import make_url
 
     import toc.cli.main
     import toc.coordination.operator
@@ -222,12 +229,14 @@ def _serve() -> None:
     import toc.dev.demo.stage
     import toc.dev.local.cluster
     import toc.dev.local.embedded
+    import toc.gateway.app
     import toc.gateway.process
     import toc.operate.admin
     import toc.operate.bulk
     import toc.operate.doctor
     import toc.operate.top
     import toc.store.migrate
+    import toc.store.mysql
     import toc.webhooks.handlers
     import toc.worker.daemon.start
     import toc.worker.process
@@ -235,6 +244,10 @@ def _serve() -> None:
 
     keep_commands()
     typer.main.get_command(toc.cli.main.app)
+    # And what they make once in each process: TLS settings, whose certificates take 15 ms to read, and the
+    # patterns of the gateway's paths, which the module re remembers.
+    toc.store.mysql.connector(make_url("mysql+pymysql://127.0.0.1"), 1, 1, 1)
+    toc.gateway.app.App(cast("Any", None))
 
     ours = set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) | {str(Path(__file__).parent)}
     paths = [path for path in sys.path if path not in ours]
