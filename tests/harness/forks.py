@@ -278,8 +278,8 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
     if job["words"][:1] in (["worker"], ["gateway"]) and not job["whole"]:
         Helper().install()
-    _arm_failpoint()
     module = job["module"]
+    _customize(module or "toc", job["words"])
     sys.argv = [module or "toc", *job["words"]]
     signal.alarm(job["seconds"])
     _end(functools.partial(runpy.run_module, module, run_name="__main__", alter_sys=True) if module else run)
@@ -306,10 +306,17 @@ def _end(run: Callable[[], object]) -> NoReturn:
     os._exit(code)
 
 
-def _arm_failpoint() -> None:
-    """What the modules of a new interpreter do when they are imported with these variables."""
+def _customize(program: str, words: Sequence[str]) -> None:
+    """What a new interpreter does with these variables: it runs a sitecustomize on PYTHONPATH, and its
+    modules arm failpoints when they are imported.
+    """
     from toc import failpoint
 
+    sys.orig_argv[:] = [sys.executable, "-m", program, *words]
+    for place in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if (custom := Path(place, "sitecustomize.py")).exists():
+            runpy.run_path(str(custom))
+            break
     if wanted := os.environ.get("TOC_FAILPOINT"):
         armed = failpoint.arm(wanted, os.environ.get("TOC_FAILPOINT_ONCE"))
         for name, module in list(sys.modules.items()):
@@ -423,7 +430,7 @@ class Helper:
         if module == "toc.worker.process":
             Helper(job["as"]).install_alone()
         del sys.modules[module]  # it is the main module now
-        _arm_failpoint()
+        _customize(module, job["words"])
         code = 0
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -153,7 +153,7 @@ def test_a_process_whose_task_on_the_event_loop_dies_says_so_and_is_replaced(
     (tmp_path / "sitecustomize.py").write_text(DEATHS)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     once = {"TEST_ONCE": str(tmp_path / "once"), "TEST_VICTIM": victim}
-    gateway = Gateway(system, env={"PYTHONPATH": path, **once}, whole=True)
+    gateway = Gateway(system, env={"PYTHONPATH": path, **once})
     try:
         assert until(lambda: "thread_died" in gateway.told(), 10)
         (said,) = [json.loads(line) for line in gateway.told().splitlines() if '"thread_died"' in line]
@@ -182,7 +182,7 @@ def test_a_process_that_dies_again_and_again_comes_back_ever_later_while_another
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(DIES)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    gateway = Gateway(system, "--processes", "2", env={"PYTHONPATH": path}, whole=True)
+    gateway = Gateway(system, "--processes", "2", env={"PYTHONPATH": path})
 
     def pauses() -> list[float]:
         lines = [line for line in gateway.told().splitlines() if '"worker_died"' in line]
