@@ -128,7 +128,7 @@ def test_a_worker_killed_between_the_answer_and_the_row_sends_the_same_id_again(
     hooked.center.targets.create("shop", receiver.url())
     once = tmp_path / "once"
     hooked.env |= {"TOC_FAILPOINT": "webhook.answered", "TOC_FAILPOINT_ONCE": str(once)}
-    hooked.start(whole=True)
+    hooked.start()
     job_id = hooked.submit(1, target="shop")
     row = hooked.ended(job_id, 30)
     line.prove(once.exists(), "the process died with the answer")
@@ -184,14 +184,14 @@ def test_a_name_that_leads_to_a_private_address_is_never_connected_to(
     origin = f"http://localhost:{receiver.port}"
     hooked = Hooked(build(clean_redis.url), receiver, allow=[origin], retries=2)
     hooked.center.targets.create("shop", f"{origin}/hook", timeout=2.0)
-    worker = hooked.start(env=hooked.env | {"TOC_WEBHOOK_ALLOW": origin}, whole=True)
+    worker = hooked.start(env=hooked.env | {"TOC_WEBHOOK_ALLOW": origin})
     refused = hooked.ended(hooked.submit(1, target="shop"), 30)
     line.prove(refused.status == TaskStatus.DEAD, f"refused: {refused.last_error}")
     assert not receiver.got
     assert not receiver.connections
     worker.terminate()
     assert worker.process.wait(60) == 0
-    hooked.start(whole=True)  # this one may
+    hooked.start()  # this one may
     assert hooked.ended(hooked.submit(2, target="shop"), 30).status == TaskStatus.PROCESSED
     assert len(receiver.got) == 1
     line.tasks = 2
