@@ -81,12 +81,14 @@ class Forked:
 
 
 class _Forks:
-    """The process that forks; it ends with the one that made it."""
+    """The process that forks; it ends with the one that made it. ``tree``: where its toc is, unless it is the
+    installed one."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: str) -> None:
         self._lock = threading.Lock()
         self._server = subprocess.Popen(
             [sys.executable, __file__],
+            env={**os.environ, **({"PYTHONPATH": tree} if tree else {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -111,8 +113,14 @@ class _Forks:
 
 
 @functools.cache
-def _forks() -> _Forks:
-    return _Forks()
+def _forks(tree: str) -> _Forks:
+    return _Forks(tree)
+
+
+def _tree(env: Mapping[str, str]) -> str:
+    """The directory on PYTHONPATH that has a toc of its own, if any."""
+    places = env.get("PYTHONPATH", "").split(os.pathsep)
+    return next((place for place in places if place and Path(place, "toc", "__init__.py").exists()), "")
 
 
 def forkable(env: Mapping[str, str]) -> bool:
@@ -143,7 +151,7 @@ def start(
     assert forkable(env), "start a new interpreter"
     place = {"cwd": str(directory or Path.cwd()), "env": dict(env), "module": module}
     job = {"words": list(words), "session": session, "seconds": seconds, "whole": whole, **streams, **place}
-    forks = _forks()
+    forks = _forks(_tree(env))
     return Forked(forks, forks.ask(job))
 
 
