@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,8 @@ from typing import Any, ClassVar, NoReturn, cast
 FULL, CLOSED, GONE = "full", "closed", "gone"
 """What a stream can be instead of a file: a full disk, closed, or a pipe whose reader has left."""
 STREAMS = ("stdin", "stdout", "stderr")
+OBEYED = ("PYTHONPATH", "PYTHONWARNINGS")
+"""Variables of the interpreter that a forked process does obey."""
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 HELPER, HTTP = b"toc-helper", b"toc-http"
 
@@ -126,7 +129,7 @@ def _tree(env: Mapping[str, str]) -> str:
 def forkable(env: Mapping[str, str]) -> bool:
     """Whether a forked process does with these variables what a new interpreter would."""
     return not any(
-        name.startswith(("LD_", "PYTHON")) and name != "PYTHONPATH" and os.environ.get(name) != value
+        name.startswith(("LD_", "PYTHON")) and name not in OBEYED and os.environ.get(name) != value
         for name, value in env.items()
     )
 
@@ -321,12 +324,15 @@ def _customize(program: str, words: Sequence[str]) -> None:
     from toc import failpoint
 
     sys.orig_argv[:] = [sys.executable, "-m", program, *words]
+    if wanted := os.environ.get("PYTHONWARNINGS"):
+        sys.warnoptions[:] = wanted.split(",")
+        warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
     for place in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if (custom := Path(place, "sitecustomize.py")).exists():
             runpy.run_path(str(custom))
             break
-    if wanted := os.environ.get("TOC_FAILPOINT"):
-        armed = failpoint.arm(wanted, os.environ.get("TOC_FAILPOINT_ONCE"))
+    if where := os.environ.get("TOC_FAILPOINT"):
+        armed = failpoint.arm(where, os.environ.get("TOC_FAILPOINT_ONCE"))
         for name, module in list(sys.modules.items()):
             if name.startswith("toc.") and vars(module).get("failpoint") is failpoint.unarmed:
                 vars(module)["failpoint"] = armed

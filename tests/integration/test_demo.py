@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.patience import until
 
 from toc.dev.local.servers import RedisServer
@@ -37,15 +38,7 @@ def environment(temporary: Path) -> dict[str, str]:
 
 
 def toc(environment: dict[str, str], directory: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TOC, *(str(word) for word in words)],
-        env=environment,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return forks.run([str(word) for word in words], env=environment, directory=directory, timeout=240)
 
 
 def report_of(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
