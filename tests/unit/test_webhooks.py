@@ -581,6 +581,96 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
     assert b"cookie" not in got.lower()
 
 
+KEPT = b"HTTP/1.1 204 No Content\r\n\r\n"
+
+
+def answer_each(
+    listener: socket.socket, replies: list[bytes], unasked: Callable[[socket.socket], None] | None = None
+) -> Thread:
+    """Serve one connection after the other: each request gets the next reply. After the first, ``unasked`` is
+    called. Ends when the client has closed its last connection."""
+
+    def serve() -> None:
+        left = list(replies)
+        while left:
+            client, _ = listener.accept()
+            with client:
+                while client.recv(65536):
+                    client.sendall(left.pop(0))
+                    if unasked is not None and len(left) == len(replies) - 1:
+                        unasked(client)
+
+    thread = Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nbegun"])
+def test_an_answer_that_does_not_end_over_a_kept_connection_is_not_waited_for(begun: bytes) -> None:
+    async def twice(port: int) -> list[Answer]:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        try:
+            url = f"http://127.0.0.1:{port}/"
+            return [await sender.send(url, {"A": "b"}, b"{}", seconds) for seconds in (60.0, 0.2)]
+        finally:
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = answer_each(listener, [KEPT, begun])
+        first, second = asyncio.run(twice(listener.getsockname()[1]))
+        server.join(30)
+        assert not server.is_alive(), "the connection is still open"
+    assert first.status == 204
+    assert second.status is None
+    assert second.text == "no complete answer within 0.2 s"
+
+
+def test_a_connection_on_which_something_came_unasked_is_not_used_again() -> None:
+    answered, sent = Event(), Event()
+
+    def unasked(client: socket.socket) -> None:
+        assert answered.wait(30)
+        client.sendall(b"HTTP/1.1 500 Unasked\r\nContent-Length: 0\r\n\r\n")
+        sent.set()
+
+    async def twice(port: int) -> list[int | None]:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        try:
+            url = f"http://127.0.0.1:{port}/"
+            first = await sender.send(url, {"A": "b"}, b"{}", 60.0)
+            answered.set()
+            assert await asyncio.to_thread(sent.wait, 30)
+            for _ in range(3):  # the loop reads what is there
+                await asyncio.sleep(0)
+            second = await sender.send(url, {"A": "b"}, b"{}", 60.0)
+            return [first.status, second.status]
+        finally:
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = answer_each(listener, [KEPT, KEPT], unasked)
+        assert asyncio.run(twice(listener.getsockname()[1])) == [204, 204]
+        server.join(30)
+        assert not server.is_alive(), "a connection is still open"
+
+
+def test_a_connection_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toc.webhooks.sender.KEEP_SECONDS", 0.05)
+
+    async def once(port: int, server: Thread) -> None:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        try:
+            await sender.send(f"http://127.0.0.1:{port}/", {"A": "b"}, b"{}", 60.0)
+            await asyncio.to_thread(server.join, 30)
+            assert not server.is_alive(), "the connection is still open"
+        finally:
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = answer_each(listener, [KEPT])
+        asyncio.run(once(listener.getsockname()[1], server))
+
+
 @pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example"])
 def test_a_host_that_can_be_no_name_is_one_that_cannot_be_looked_up(host: str) -> None:
     answer = send(f"https://{host}/", Allow())

@@ -102,11 +102,19 @@ class Bounded(ResponseHandler):
         self.answers = 0
         """How many it has been prepared for."""
 
-    def set_response_params(self, **params: Any) -> None:
-        """Begin with another answer."""
+    def expect(self, most_bytes: int) -> None:
+        """Begin with another answer, of whose body about ``most_bytes`` may wait to be read."""
         self._raw = 0
         self.answers += 1
-        super().set_response_params(**params)
+        if self._parser is None:  # one reads all answers of a connection: making it costs as much as its work
+            self.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=most_bytes)
+
+    def give_up(self) -> None:
+        """Have whoever waits for the answer raise TimeoutError."""
+        error = TimeoutError()
+        self.set_exception(error)
+        if self._payload is not None:
+            self._payload.set_exception(error)
 
     def data_received(self, data: bytes) -> None:
         """Take what is within the bound; then the connection is of no more use."""

@@ -3,9 +3,9 @@
 It uses no proxies of the environment, no cookies and no redirects, and decompresses nothing. One time-out
 covers everything, from the look-up of the name to the last byte that is read.
 
-aiohttp provides the connections and their parser; the request is written here. aiohttp's client would make a
-request, a writer with a task and a response for each, which costs more than everything else that a webhook
-needs in its process.
+aiohttp makes the connections and parses the answers. The requests are written here, and idle connections are
+kept here: aiohttp's client would make a request, a writer with a task and a response for each, which costs
+more than everything else that a webhook needs in its process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ConnectionKey
+from aiohttp.connector import Connection
 from aiohttp.http import HttpProcessingError
 from yarl import URL
 
@@ -42,6 +43,8 @@ MOST_BYTES = 1 << 16
 """How much of an answer is read."""
 MOST_URLS = 2000
 """How many URLs are remembered as checked."""
+KEEP_SECONDS = 15.0
+"""For how long a connection is kept over which nothing is sent."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 """Of a connection: the time-out of the whole counts."""
@@ -53,6 +56,7 @@ class Destination(NamedTuple):
     """A URL that may be sent to. ``place`` tells aiohttp where to connect and is never sent."""
 
     place: aiohttp.ClientRequest
+    origin: ConnectionKey
     first: str
     """The first lines of a request: the request line and Host."""
 
@@ -66,35 +70,47 @@ class Sender:
         self._connector: Connector | None = None
         self._checked: dict[str, Destination] = {}
         """By their texts, URLs that may be sent to; that depends on nothing but the allow-list."""
+        self._idle: dict[ConnectionKey, list[tuple[Connection, float]]] = {}
+        """By origin, connections over which nothing is sent, and since when (the loop's time), newest last.
+        aiohttp's own pool costs several times as much."""
+        self._sweeping: asyncio.TimerHandle | None = None
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Answer:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
         began = time.monotonic()
+        until = asyncio.get_running_loop().time() + seconds
         try:
-            async with asyncio.timeout(seconds):
-                return await self._send(url, headers, body, began)
+            to = self._checked.get(url) or self._check(url)
+            return await self._send(to, encoded(to.first, headers, body), began, until)
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, InvalidTarget) as exc:
             why = reason(exc, seconds)
         return Answer(None, why, _ms(began))
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for connections in self._idle.values():
+            for connection, _ in connections:
+                connection.close()
+        self._idle.clear()
         await self._resolver.close()
         if self._connector is not None:
             await self._connector.close()
 
-    async def _send(self, url: str, headers: Mapping[str, str], body: bytes, began: float) -> Answer:
-        to = self._checked.get(url) or self._check(url)
-        request = encoded(to.first, headers, body)
+    async def _send(self, to: Destination, request: bytes, began: float, until: float) -> Answer:
         again = True
         while True:
-            connection = await self._opened().connect(to.place, [], _NO_TIMEOUT)
+            connection = self._kept(to.origin)
+            if connection is None:
+                async with asyncio.timeout_at(until):
+                    connection = await self._opened().connect(to.place, [], _NO_TIMEOUT)
             protocol = connection.protocol
             assert isinstance(protocol, Bounded)  # noqa: S101 - the connector makes no others
             kept = protocol.answers > 0
             ended = False
             try:
-                answer, ended = await _exchanged(protocol, request, began)
+                answer, ended = await _exchanged(protocol, request, began, until)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 # A connection that was kept may have been closed by the receiver a moment before.
                 if not (again and kept):
@@ -103,10 +119,48 @@ class Sender:
             else:
                 return answer
             finally:
-                if ended:
-                    connection.release()
+                if ended and not protocol.should_close:
+                    self._keep(to.origin, connection)
                 else:
                     connection.close()
+
+    # --- connections that are kept
+
+    def _kept(self, origin: ConnectionKey) -> Connection | None:
+        """Take a connection to this origin that is still good, the one that was used last."""
+        connections = self._idle.get(origin)
+        if not connections:
+            return None
+        oldest = asyncio.get_running_loop().time() - KEEP_SECONDS
+        while connections:
+            connection, since = connections.pop()
+            protocol = connection.protocol
+            # What came meanwhile is not the answer to what is sent next.
+            good = protocol is not None and protocol.is_connected() and not protocol.should_close
+            if good and since > oldest:
+                return connection
+            connection.close()
+        return None
+
+    def _keep(self, origin: ConnectionKey, connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        self._idle.setdefault(origin, []).append((connection, loop.time()))
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(KEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long."""
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - KEEP_SECONDS
+        for origin, connections in list(self._idle.items()):
+            young = [one for one in connections if one[1] > oldest]
+            for connection, _ in connections[: len(connections) - len(young)]:
+                connection.close()
+            if young:
+                self._idle[origin] = young
+            else:
+                del self._idle[origin]
+        self._sweeping = loop.call_later(KEEP_SECONDS, self._sweep) if self._idle else None
 
     def _check(self, url: str) -> Destination:
         """Return a URL that may be sent to. Raises InvalidTarget, ValueError or AddressRefused."""
@@ -117,7 +171,7 @@ class Sender:
         first = f"POST {place.url.raw_path_qs} HTTP/1.1\r\nHost: {place.headers['Host']}\r\n"
         if len(self._checked) >= MOST_URLS:
             self._checked.clear()
-        checked = self._checked[url] = Destination(place, first)
+        checked = self._checked[url] = Destination(place, place.connection_key, first)
         return checked
 
     def _opened(self) -> Connector:
@@ -135,12 +189,14 @@ def encoded(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
     return (first + "\r\n".join(lines)).encode() + body
 
 
-async def _exchanged(protocol: ResponseHandler, request: bytes, began: float) -> tuple[Answer, bool]:
-    """Send a request and read its answer. Returns whether the connection may be used again, too."""
-    protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=MOST_BYTES)
+async def _exchanged(protocol: Bounded, request: bytes, began: float, until: float) -> tuple[Answer, bool]:
+    """Send a request and read its answer. Returns whether that has ended, too."""
+    protocol.expect(MOST_BYTES)
     transport = protocol.transport
     if transport is None:
         raise aiohttp.ServerDisconnectedError
+    # Half of what asyncio.timeout costs: nothing here waits for anything but the connection.
+    ends = asyncio.get_running_loop().call_at(until, protocol.give_up)
     transport.write(request)
     try:
         while True:
@@ -152,6 +208,7 @@ async def _exchanged(protocol: ResponseHandler, request: bytes, began: float) ->
             body += part
         ended = len(body) < MOST_BYTES  # else there may be more, which nobody reads
     finally:
+        ends.cancel()
         unsent = transport.get_write_buffer_size() > 0
         if unsent:
             transport.abort()  # the receiver does not want the rest, and closing would wait until it has it
