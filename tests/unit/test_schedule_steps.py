@@ -199,6 +199,7 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     [
         ({"cron": "0 9 * * *", "anchor": datetime(2030, 1, 1, tzinfo=UTC)}, "anchor"),
         ({"every": 60, "dst": "skip"}, "dst"),
+        ({"every": 60, "zone": "Europe/Berlin"}, "zone"),
     ],
 )
 def test_a_caller_gives_no_option_without_effect_but_a_row_may_have_it(
@@ -212,6 +213,12 @@ def test_a_caller_gives_no_option_without_effect_but_a_row_may_have_it(
     assert stored.changed(topic="u").topic == "u"
     with pytest.raises(InvalidSchedule, match=field):
         stored.changed(**{field: options[field]})
+
+
+def test_a_period_that_was_a_cron_expression_is_shown_in_utc() -> None:
+    nightly = define("n", topic="t", cron="0 2 * * *", zone="Asia/Tokyo")
+    (fire,) = preview(nightly.changed(every=60), START, 1)
+    assert fire.nominal.isoformat() == "2026-01-01T00:01:00+00:00"
 
 
 def test_names_and_attributes_are_checked() -> None:

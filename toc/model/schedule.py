@@ -50,6 +50,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BUFFER_LOOK_MS = (1000, 30_000)
 """How often the predecessor of a waiting occurrence is looked at: a tenth of the wait, within these."""
 _DAY = timedelta(days=1)
+_UTC = "UTC"
 
 
 class Dst(StrEnum):
@@ -97,7 +98,7 @@ class Definition:
     cron: str | None = None
     every: timedelta | None = None
     anchor: datetime = EPOCH
-    zone: str = "UTC"
+    zone: str = _UTC
     dst: Dst = Dst.CRON
     missed: Missed = Missed.LATEST
     window: timedelta = _DAY
@@ -179,6 +180,11 @@ class Definition:
             raise InvalidSchedule(
                 "dst has no effect on a period (every), which is counted in UTC",
                 "dst",
+            )
+        if "zone" in given and self.cron is None and self.zone != _UTC:
+            raise InvalidSchedule(
+                "zone has no effect on a period (every), which is counted in UTC: it is of a cron expression",
+                "zone",
             )
         return self
 
@@ -333,7 +339,8 @@ def _look(now: int, due: int, made: list[Occurrence], *, free: bool) -> int:
 
 
 class Fire(NamedTuple):
-    """A time at which a schedule fires: the nominal time in its zone, and when the task is due (UTC)."""
+    """A time at which a schedule fires: the nominal time in the zone of its cron expression, else in UTC, and
+    when the task is due (UTC)."""
 
     nominal: datetime
     due: datetime
@@ -341,7 +348,7 @@ class Fire(NamedTuple):
 
 def preview(definition: Definition, after: int, count: int = 20) -> list[Fire]:
     """Return the next occurrences later than ``after`` (ms)."""
-    zone = zone_named(definition.zone)
+    zone = zone_named(definition.zone if definition.cron else _UTC)
     return [
         Fire(from_ms(nominal).astimezone(zone), from_ms(nominal + definition.offset))
         for nominal in islice(definition.calendar.after(after - definition.offset), count)

@@ -146,6 +146,7 @@ def test_a_trigger_runs_one_task_now_and_a_backfill_those_of_the_past(shared: Ga
         ({"anchor": "2030-01-01T00:00:00Z"}, "anchor"),
         ({"dst": "jump"}, "dst"),
         ({"cron": None, "every": 60, "dst": "skip"}, "dst"),
+        ({"cron": None, "every": 60, "zone": "Europe/Berlin"}, "zone"),
         ({"missed": "some"}, "missed"),
         ({"overlap": "queue"}, "overlap"),
         ({"window": 1}, "window"),
@@ -176,6 +177,7 @@ def test_a_bad_change_is_refused_and_changes_nothing(shared: Gateway) -> None:
         ({"zone": "Mars"}, "zone"),
         ({"anchor": "2030-01-01T00:00:00Z"}, "anchor"),
         ({"every": 60, "dst": "skip"}, "dst"),
+        ({"every": 60, "zone": "Europe/Berlin"}, "zone"),
         ({"window": 1e12}, "window"),
         ({"paused": True}, "paused"),
     ):
