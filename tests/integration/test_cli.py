@@ -313,9 +313,10 @@ def test_tries_and_expiry_are_given_shown_and_moved(toc: Toc, topic: str) -> Non
     plain = int(toc.ok(*words))
     shown = [(one["tries"], one["expires_at"], one["expired"]) for one in toc.json("find", "--biz-id", 42)]
     at = ends.replace("+00:00", ".000Z")
-    assert sorted(shown, key=str) == [(40, at, False), (None, None, False)]
+    assert sorted(shown, key=str) == [(0, None, False), (40, at, False)]
     task = toc.json("get", job_id)
     assert (task["tries"], task["expires_at"], task["expired"]) == (40, at, False)
+    assert toc.json("get", plain)["tries"] == 0, "as over HTTP: those of the topic"
     assert "expires" in toc.ok("find", "--biz-id", 42)
     assert "before the year" in toc.refused(*words, "--expires-at", "1969-01-01T00:00:00Z")
     assert "tries" in toc.refused(*words, "--tries", 65_536)
@@ -423,6 +424,12 @@ NAIVE = "2030-01-31T12:00:00"
             "dst has no effect",
             2,
         ),
+        (
+            ["schedule", "create", "s", "--topic", "t", "--every", "5", "--zone", "Europe/Berlin"],
+            "zone has no effect",
+            2,
+        ),
+        (["schedule", "preview", "--every", "5", "--zone", "Europe/Berlin"], "zone has no effect", 2),
         (
             [
                 "schedule",

@@ -268,7 +268,7 @@ def status_name(status: int) -> str:
 
 
 def task_record(task: Task) -> dict[str, Any]:
-    """Return a task for display. ``tries`` of None are the topic's."""
+    """Return a task for display."""
     return {
         "job_id": task.job_id,
         "topic": task.topic,
@@ -282,7 +282,7 @@ def task_record(task: Task) -> dict[str, Any]:
         "attempt": task.attempt if task.status is TaskStatus.PENDING else None,
         "version": task.version,
         "attribute": task.attribute,
-        "tries": task.tries or None,
+        "tries": task.tries,
         "expires_at": None if task.expires_at is None else wire.instant(to_ms(task.expires_at)),
         "expired": task.expired,
         "body_length": task.body_length,
@@ -341,7 +341,7 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
         "slot_amount": row.slot_amount,
         "created": at(row.gmt_create),
         "modified": at(row.gmt_modified),
-        "tries": row.tries or None,
+        "tries": row.tries,
         "expires_at": instant(row.expires_at) if row.expires_at else None,
         "expired": bool(row.expired),
     }
