@@ -57,7 +57,8 @@ class PullRow(NamedTuple):
     """The columns that a hand-out needs. Instants are ms, by the clock of the task's server.
 
     ``expires_at`` is 0 if the task never expires, ``body_length`` -1 without a body, ``nonce`` empty unless
-    the task is handed out, ``now`` the server's time of the read. ``tries`` 0 means the topic's.
+    the task is handed out, ``now`` the server's time of the read. ``tries`` 0 means the topic's. ``began`` is
+    when it was handed out; without a nonce, the mark of the call that ended the hand-out, or 0.
     """
 
     job_id: int
@@ -75,7 +76,7 @@ class PullRow(NamedTuple):
     expires_at: int
     written: int
     body_length: int
-    gmt_modified: int
+    began: int
     now: int
     nonce: bytes
     biz_key: str | None

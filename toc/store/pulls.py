@@ -27,6 +27,8 @@ DEAD = int(TaskStatus.DEAD)
 
 FREE = "pull_nonce=NULL,pull_began=NULL,pull_written=0"
 """Assignments that end a row's hand-out."""
+_MOST_MARK = 1 << 47
+"""The marks of calls are random instants (ms) below this, of which each server can store all."""
 
 
 def moved(server: DatabaseServer, due: str) -> str:
@@ -45,7 +47,7 @@ def moved(server: DatabaseServer, due: str) -> str:
     )
 
 
-_INSTANTS = frozenset({"action_time", "next_time", "gmt_modified"})
+_INSTANTS = frozenset({"action_time", "next_time"})
 _ENDED = {
     PROCESSED: AckOutcome.ALREADY,
     int(TaskStatus.CANCELLED): AckOutcome.CANCELLED,
@@ -243,9 +245,9 @@ class Pulls:
 
     def nack(self, items: Iterable[tuple[PullLease, Nack]]) -> Answers[PullRow | None]:
         """Write tries that failed, where their lease lives. Returns the rows as they are then; None where the
-        lease was gone."""
+        lease was gone, also by the same nack at another gateway."""
         by_id = {lease.job_id: (lease, nack) for lease, nack in items}
-        stamp = self._stamp()
+        stamp, mark = self._stamp(), secrets.randbelow(_MOST_MARK)
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow | None]:
             now, changed = server.from_now(0), server.instant(stamp)
@@ -260,7 +262,8 @@ class Pulls:
                     )
                     updates.append(
                         Statement(  # [rule: living-lease]
-                            f"UPDATE {self._shards.names[table]} SET {end},{FREE},gmt_modified={changed}"
+                            f"UPDATE {self._shards.names[table]} SET {end},{_freed(server, mark)},"
+                            f"gmt_modified={changed}"
                             f"{_noted(server, row, error, stamp)},last_error=%s "
                             f"WHERE job_id={job_id:d} AND status={PENDING} AND version={lease.version:d} "
                             f"AND biz_type={lease.biz_type:d} AND pull_nonce={_bytes(lease.nonce)} "
@@ -270,7 +273,7 @@ class Pulls:
                     )
             results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
             rows = {row.job_id: row for row in _rows(results[len(updates) :])}
-            return {job_id: _changed(rows.get(job_id), stamp) for part in ids.values() for job_id in part}
+            return {job_id: _changed(rows.get(job_id), mark) for part in ids.values() for job_id in part}
 
         return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
@@ -340,7 +343,7 @@ class Pulls:
         Returns which have ended by it.
         """
         by_id = {item.row.job_id: item for item in items}
-        stamp = self._stamp()
+        stamp, mark = self._stamp(), secrets.randbelow(_MOST_MARK)
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, bool]:
             now, ended = server.from_now(0), server.instant(stamp)
@@ -354,7 +357,8 @@ class Pulls:
                     updates.append(
                         Statement(  # [rule: last-lapse]
                             f"UPDATE {self._shards.names[table]} SET status={status:d},expired={expired:d},"
-                            f"next_time={ended},gmt_modified={ended},{FREE}{noted} WHERE job_id={job_id:d} "
+                            f"next_time={ended},gmt_modified={ended},{_freed(server, mark)}{noted} "
+                            f"WHERE job_id={job_id:d} "
                             f"AND status={PENDING} AND version={row.version:d} AND attempts={row.attempts:d} "
                             f"AND {nonce} AND next_time<={now} AND {why}",
                             () if error is None else (_text(error),),
@@ -363,11 +367,7 @@ class Pulls:
             results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
             rows = {row.job_id: row for row in _rows(results[len(updates) :])}
             wanted = [job_id for part in ids.values() for job_id in part]
-            return {
-                job_id: job_id in rows
-                and (rows[job_id].status, rows[job_id].gmt_modified) == (by_id[job_id].status, stamp)
-                for job_id in wanted
-            }
+            return {job_id: _changed(rows.get(job_id), mark) is not None for job_id in wanted}
 
         return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
@@ -384,6 +384,7 @@ def _columns(server: DatabaseServer) -> str:
     """Return what to SELECT for ``_rows``: one text per row, as in ``rows.try_columns``."""
     instead = {
         "expires_at": f"COALESCE({server.milliseconds('expires_at')},0)",
+        "began": f"COALESCE({server.milliseconds('pull_began')},0)",
         "written": "pull_written",
         "body_length": "COALESCE(body_length,-1)",
         "now": server.milliseconds(server.from_now(0)) if server.greatest != "MAX" else _SQLITE_NOW,
@@ -442,9 +443,15 @@ def _bytes(value: bytes) -> str:
     return f"X'{value.hex()}'"
 
 
-def _changed(row: PullRow | None, stamp: int) -> PullRow | None:
-    """The row if this call has changed it."""
-    return row if row is not None and not row.nonce and row.gmt_modified == stamp else None
+def _freed(server: DatabaseServer, mark: int) -> str:
+    """Return the assignments that end a hand-out by a call that must know its own rows if it is sent again:
+    ``mark`` is its own, where the instant of a call may be that of another gateway's, too."""
+    return f"pull_nonce=NULL,pull_began={server.instant(mark)},pull_written=0"
+
+
+def _changed(row: PullRow | None, mark: int) -> PullRow | None:
+    """The row if the call with this mark has changed it."""
+    return row if row is not None and not row.nonce and row.began == mark else None
 
 
 def _noted(server: DatabaseServer, row: PullRow, error: str, now: int) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,11 +22,13 @@ from toc.dev.local.process import until
 from toc.dev.local.servers import MariaDB
 from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, SchemaBehind, StoreUnavailable, SubmitUnknown
+from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
-from toc.model.verdict import Failure
+from toc.model.verdict import Failure, Nack
 from toc.store.batch import Finish, Guard
 from toc.store.migrate import Migrator
+from toc.store.pulls import HandOut
 from toc.store.server import Lost, Statement
 from toc.store.shards import Layout, Shards
 from toc.store.store import Store
@@ -96,6 +100,22 @@ def test_a_cancel_whose_answer_was_lost_is_this_calls(
     assert changed
     assert before is not None
     assert before._replace(gmt_modified=row.gmt_modified) == row
+
+
+def test_a_nack_whose_answer_was_lost_is_this_calls(
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
+) -> None:
+    due = new_row(action_time=int(time.time() * 1000) - 10)
+    through_proxy.insert(due)
+    item = HandOut(due.job_id, due.biz_type, 16, 60_000, secrets.token_bytes(16))
+    as_read = through_proxy.pulls.hand_out([item], int(time.time() * 1000))[due.job_id]
+    lease = PullLease(due.job_id, as_read.version, due.biz_type, 0, item.nonce)
+    proxy.eat(b"pull_nonce=NULL")
+    nacked = through_proxy.pulls.nack([(lease, Nack(as_read, False, 60_000, "no"))]).whole()[due.job_id]
+    assert proxy.stats.eaten == 1
+    assert nacked is not None
+    assert nacked.next_time > as_read.now
+    assert len(through_proxy.history(due.job_id)) == 1
 
 
 def test_a_reschedule_whose_answer_was_lost_is_this_calls_and_happened_once(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from toc.model.clock import Clock
 from toc.model.pull import AckOutcome, PullLease, PullRow
 from toc.model.task import TaskRow, TaskStatus
@@ -83,6 +85,23 @@ def test_of_two_acks_in_one_millisecond_one_has_ended_the_task(
     here.close()
     there.close()
     assert outcomes == [AckOutcome.ACKED, AckOutcome.ALREADY]
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_of_two_nacks_in_one_millisecond_one_has_given_the_task_back(
+    place: Any, store: Store, new_row: NewRow, dead: bool
+) -> None:
+    (row,) = due_rows(store, new_row, 1, 44)
+    as_read, lease = hand_out(store, [row])[row.job_id]
+    assert lease is not None
+    here, there = (place.open(clock=StoppedClock()) for _ in range(2))
+    nack = Nack(as_read, dead, 0, "no")
+    first, second = (one.pulls.nack([(lease, nack)]).whole()[row.job_id] for one in (here, there))
+    here.close()
+    there.close()
+    assert first is not None
+    assert (first.nonce, first.status) == (b"", TaskStatus.DEAD if dead else TaskStatus.PENDING)
+    assert second is None, "it is too late"
 
 
 def test_what_is_not_due_ended_or_expired_is_not_handed_out(store: Store, new_row: NewRow) -> None:
