@@ -33,7 +33,7 @@ from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
 from toc.sdk.client import TimeoutCenter
-from toc.store.server import Statement
+from toc.store.server import DatabaseServer, Result, Statement
 
 CANARY = "hunter2canary"
 
@@ -519,6 +519,38 @@ def test_dead_tasks_are_listed_shown_and_redriven(toc: Toc, center: TimeoutCente
     assert sum(slot["scheduled"] for slot in slots) == 5
     for row in center.store.read(job_ids).values():
         assert (row.status, row.attempts, row.version) == (TaskStatus.PENDING, 0, 1)
+
+
+def test_however_many_dead_tasks_are_listed_few_are_read_at_once(
+    toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toc.cli import dead
+    from toc.store import select
+
+    job_ids = kill_tasks(center, topic, 100)
+    died = {row.job_id: row.next_time for row in center.store.read(job_ids).values()}
+    newest_first = [str(one) for one in sorted(job_ids, key=lambda one: (died[one], one), reverse=True)]
+    monkeypatch.setattr(dead, "PAGE", 10)
+    monkeypatch.setattr(select, "FIRST_LOOK", 20)
+    monkeypatch.setattr(select, "PAGE_ROWS", 40)
+    most = 0
+    run = DatabaseServer.run
+
+    def counted(server: DatabaseServer, statements: Any, **options: Any) -> list[Result]:
+        nonlocal most
+        results = run(server, statements, **options)
+        most = max(most, sum(len(result.rows) for result in results))
+        return results
+
+    monkeypatch.setattr(DatabaseServer, "run", counted)
+    for limit in (1, 10, 25, 1_000_000):
+        listed = toc.json("dead", "list", "--limit", limit)
+        assert [each["job_id"] for each in listed] == newest_first[:limit]
+    assert 0 < most <= 40
+    assert toc.ok("dead", "list", "--limit", 25).count("no luck") == 25
+    assert toc.json("dead", "list", "--error", "another") == []
+    toc.ok("dead", "list", "--error", "another")
+    assert toc.err == "no dead tasks\n"
 
 
 def test_more_dead_tasks_than_a_chunk_are_redriven_once_each(

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toc.cli.bulk import Account, Biz, DryRun, Filters, Rate, Text, check_rate, confirm, selected
 from toc.cli.options import Group, JobId, Json, WithNumbers, Yes, flag, grouped, option
-from toc.cli.output import history_record, row_record, say, show, show_one
+from toc.cli.output import history_record, row_record, say, show_one, show_pages
 from toc.cli.values import job_number, opened
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 
 if TYPE_CHECKING:
+    from toc.model.task import TaskRow
     from toc.sdk.client import TimeoutCenter
+    from toc.store.select import Selection
 
 log = get_logger(__name__)
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that ran out of tries.")
 
+PAGE = 1000
+"""Most tasks that are read, and shown, at once."""
 ALL = "Every task that the filters select."
 JobIds = Annotated[list[str] | None, typer.Argument(metavar="[JOB_ID]...", help="Which tasks.")]
 
@@ -50,14 +54,21 @@ def list_dead(
     Examples: toc dead list --topic order.close --limit 20
               toc dead list --after 2h --error "connection refused"
     """
+    keys = ("job_id", "topic", "biz_id", "action_time", "failed_tries", "crashes", "ended", "last_error")
     with opened() as center:
         names = {each.biz_type: each.name for each in center.store.topics.list()}
-        rows = center.store.selections.newest(selected(center, TaskStatus.DEAD, Filters(**which)), limit)
-    records = [row_record(row, names.get(row.biz_type, "?")) for row in rows]
-    if not as_json:
-        keys = ("job_id", "topic", "biz_id", "action_time", "failed_tries", "crashes", "ended", "last_error")
-        records = [{key: record[key] for key in keys} for record in records]
-    show(records, as_json=as_json, empty="no dead tasks", spare=("crashes", "action_time", "ended"))
+
+        def shown(row: TaskRow) -> dict[str, Any]:
+            record = row_record(row, names.get(row.biz_type, "?"))
+            return record if as_json else {key: record[key] for key in keys}
+
+        pages = _newest(center, selected(center, TaskStatus.DEAD, Filters(**which)), limit)
+        show_pages(
+            (list(map(shown, rows)) for rows in pages),
+            as_json=as_json,
+            empty="no dead tasks",
+            spare=("crashes", "action_time", "ended"),
+        )
 
 
 @app.command("show", cls=WithNumbers)
@@ -144,6 +155,19 @@ def purge(
         say(f"{counts['left']} were left: their Redis server is out of reach; purge them again")
         raise typer.Exit(4)
     _all_of_them(job_ids, counts["purged"])
+
+
+def _newest(center: TimeoutCenter, wanted: Selection, limit: int) -> Iterator[list[TaskRow]]:
+    """Yield at most ``limit`` rows, in pages that are not empty."""
+    place = None
+    while limit:
+        page = center.store.selections.newest(wanted, place, min(limit, PAGE))
+        if page.rows:
+            yield page.rows
+        limit -= len(page.rows)
+        place = page.next
+        if place is None:
+            return
 
 
 def _wanted(

@@ -7,9 +7,10 @@ import json
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toc.model import wire
@@ -42,9 +43,13 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print ``value`` as JSON on stdout, in the form of ``toc.model.wire``."""
+    print(_json(value))
+
+
+def _json(value: Any) -> str:
     # Letters that the encoding lacks are escaped as JSON does it; the stream's own way is not JSON.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(json.dumps(wire.plain(value), ensure_ascii=not encoding.lower().startswith("utf"), indent=2))
+    return json.dumps(wire.plain(value), ensure_ascii=not encoding.lower().startswith("utf"), indent=2)
 
 
 def print_job_id(job_id: int, *, as_json: bool) -> None:
@@ -132,6 +137,22 @@ def show(
         if left_out:
             names = ", ".join(name.replace("_", " ") for name in left_out)
             say(f"left out because this terminal is narrow: {names}; use a wider one or --json")
+
+
+def show_pages(
+    pages: Iterable[Sequence[Mapping[str, Any]]], *, as_json: bool, empty: str, spare: Sequence[str] = ()
+) -> None:
+    """Print records as ``show`` does, each page as it comes: one JSON array, or a table for each page."""
+    left = iter(pages)
+    first = next(left, ())
+    if not first or not as_json:
+        for page in chain([first], left):
+            show(page, as_json=as_json, empty=empty, spare=spare)
+        return
+    print(_json(list(first)).removesuffix("\n]"), end="")
+    for page in left:
+        print("," + _json(list(page)).removeprefix("[").removesuffix("\n]"), end="")
+    print("\n]")
 
 
 def table(

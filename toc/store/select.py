@@ -1,7 +1,7 @@
 """Finds the rows of an operator's selection: by status, topic, biz_id, time and error.
 
-To show some, the newest come first. To act on all, their ids are collected table by table in the order of
-next_time. A statement reads a bounded number of rows, however few match.
+To show some, they are read page by page in the order of next_time, from either end. To act on all, their ids
+are collected table by table in that order. A statement reads a bounded number of rows, however few match.
 """
 
 from __future__ import annotations
@@ -62,26 +62,6 @@ class Selections:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def newest(self, wanted: Selection, limit: int) -> list[TaskRow]:
-        """Return at most ``limit`` rows, the latest next_time first."""
-
-        def read(server: DatabaseServer, part: Mapping[int, None]) -> list[tuple[int, int]]:
-            where, names = _where(server, wanted), self._shards.names
-            selects = [
-                f"SELECT {server.milliseconds('next_time')} AS moment,job_id FROM {names[table]} "
-                f"WHERE {where} ORDER BY next_time DESC,job_id DESC LIMIT {limit:d}"
-                for table in part
-            ]
-            return [
-                (row[0], row[1]) for result in server.run(sql.unions(server, selects)) for row in result.rows
-            ]
-
-        tables = self._shards.group_tables(dict.fromkeys(self._tables(wanted)))
-        parts = self._shards.each(tables, read).whole()
-        places = sorted((place for part in parts for place in part), reverse=True)[:limit]
-        rows = self._rows(job_id for _, job_id in places)
-        return [row for row in reversed(rows) if row.status == wanted.status]
-
     def page(self, wanted: Selection, after: Place | None, limit: int) -> Page:
         """Return at most ``limit`` rows after a place, the earliest next_time first; of a biz_id, by job_id.
 
@@ -92,14 +72,29 @@ class Selections:
             return Page([], None)
         if wanted.biz is not None:
             return self._page_of_biz(wanted, after, limit)
+        rows, bound = self._page(wanted, _first(wanted) if after is None else after, limit)
+        return Page(rows, bound)
+
+    def newest(self, wanted: Selection, after: Place | None, limit: int) -> Page:
+        """Return at most ``limit`` rows after a place, the latest next_time first. Reads as ``page`` does."""
+        start = _last(wanted) if after is None else (-after[0], -after[1])
+        rows, bound = self._page(wanted, start, limit, back=True)
+        return Page(rows[::-1], None if bound is None else (-bound[0], -bound[1]))
+
+    def _page(
+        self, wanted: Selection, start: Place, limit: int, *, back: bool = False
+    ) -> tuple[list[TaskRow], Place | None]:
+        """Return rows by next_time and job_id, and the place that the page has come to, None if to the end.
+
+        ``back``: from the latest to the earliest. Then the numbers of places, here and of ``_read_page``, are
+        negative, so that either way the lesser place comes first.
+        """
         tables = list(self._tables(wanted))
-        before = END_OF_TIME if wanted.before is None else wanted.before
-        start = (max(wanted.since or 0, 0), 0) if after is None else after
         reached = dict.fromkeys(tables, start)  # how far each table has been read that may have more
         each = max(2, min(limit + 1, FIRST_LOOK // len(tables)))
         left, asked, places = PAGE_ROWS, reached, list[Place]()
         while True:
-            found = self._read_page(wanted, asked, before, each)
+            found = self._read_page(wanted, asked, each, back=back)
             for table, page in found.items():
                 places += [(moment, job_id) for moment, job_id, hit in page if hit]
                 if len(page) == each:
@@ -119,8 +114,8 @@ class Selections:
             places = [place for place in places if place <= bound]
         if len(places) > limit:
             places, bound = places[:limit], places[limit - 1]
-        rows = self._rows(job_id for _, job_id in places)
-        return Page([row for row in rows if row.status == wanted.status], bound)
+        rows = self._rows(abs(job_id) for _, job_id in places)
+        return [row for row in rows if row.status == wanted.status], bound
 
     def _page_of_biz(self, wanted: Selection, after: Place | None, limit: int) -> Page:
         (table,) = self._tables(wanted)
@@ -171,13 +166,11 @@ class Selections:
             select = f"SELECT job_id FROM {self._shards.names[table]} WHERE {_where(server, wanted)}"
             found.extend(row[0] for row in server.run([Statement(select)])[0].rows)
             return found
-        before = END_OF_TIME if wanted.before is None else wanted.before
-        start = (max(wanted.since or 0, 0), 0)
-        pages = dict.fromkeys(self._tables(wanted), start)
+        pages = dict.fromkeys(self._tables(wanted), _first(wanted))
         limit = PROBE if len(pages) > 1 else PAGE
         while pages:
             asked = pages if limit == PROBE else dict(list(pages.items())[:1])
-            rows = self._read_page(wanted, asked, before, limit)
+            rows = self._read_page(wanted, asked, limit)
             full: dict[int, Place] = {}
             for table, page in rows.items():
                 found.extend(job_id for _, job_id, hit in page if hit)
@@ -189,28 +182,33 @@ class Selections:
         return found
 
     def _read_page(
-        self, wanted: Selection, places: Mapping[int, Place], before: int, limit: int
+        self, wanted: Selection, places: Mapping[int, Place], limit: int, *, back: bool = False
     ) -> dict[int, list[tuple[int, int, int]]]:
         """Return (next_time, job_id, whether it matches) of ``limit`` rows of each table after its place."""
-        assert wanted.status is not None  # noqa: S101 - there is no biz_id
+        assert wanted.status is not None  # noqa: S101 - only pages of a biz_id have none
+        first, last, sign = _first(wanted)[0], -_last(wanted)[0], -1 if back else 1
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
             hit = " AND ".join(_marks(wanted)) or "1=1"
             selects = []
             for table in part:
-                at, job_id = places[table]
+                at, job_id = server.instant(abs(places[table][0])), abs(places[table][1])
+                if back:
+                    range_ = f"next_time>={server.instant(first)} AND next_time<={at}"
+                    after, order = f"next_time<{at} OR job_id<{job_id:d}", "next_time DESC,job_id DESC"
+                else:
+                    range_ = f"next_time>={at} AND next_time<{server.instant(last)}"
+                    after, order = f"next_time>{at} OR job_id>{job_id:d}", "next_time,job_id"
                 selects.append(
                     f"SELECT {table:d} AS tab,{server.milliseconds('next_time')} AS moment,job_id,"
                     f"CASE WHEN {hit} THEN 1 ELSE 0 END AS hit FROM {self._shards.names[table]} "
-                    f"WHERE status={wanted.status:d} AND next_time>={server.instant(at)} "
-                    f"AND next_time<{server.instant(before)} "
-                    f"AND (next_time>{server.instant(at)} OR job_id>{job_id:d}) "
-                    f"ORDER BY next_time,job_id LIMIT {limit:d}"
+                    f"WHERE status={wanted.status:d} AND {range_} AND ({after}) "
+                    f"ORDER BY {order} LIMIT {limit:d}"
                 )
             pages: dict[int, list[tuple[int, int, int]]] = {table: [] for table in part}
             for result in server.run(sql.unions(server, selects)):
                 for row in result.rows:
-                    pages[row[0]].append((row[1], row[2], row[3]))
+                    pages[row[0]].append((sign * row[1], sign * row[2], row[3]))
             for page in pages.values():
                 page.sort()
             return pages
@@ -220,6 +218,16 @@ class Selections:
 
     def _tables(self, wanted: Selection) -> Iterable[int]:
         return range(self._shards.tables) if wanted.biz is None else [wanted.biz.crc % self._shards.tables]
+
+
+def _first(wanted: Selection) -> Place:
+    """The place before all selected rows."""
+    return max(wanted.since or 0, 0), 0
+
+
+def _last(wanted: Selection) -> Place:
+    """The place after all selected rows, where reading back begins."""
+    return -(END_OF_TIME if wanted.before is None else wanted.before), 0
 
 
 def _where(server: DatabaseServer, wanted: Selection) -> str:

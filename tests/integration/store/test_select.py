@@ -43,7 +43,7 @@ def rows(fresh_store: Store, new_row: NewRow) -> list[TaskRow]:
 def _both(store: Store, **filters: Any) -> list[int]:
     """The ids that are shown, newest first; the same must be gathered."""
     wanted = Selection(TaskStatus.DEAD, **filters)
-    shown = [row.job_id for row in store.selections.newest(wanted, 1000)]
+    (shown,) = _pages(store, wanted, 1000, back=True)
     assert sorted(store.selections.ids(wanted)) == sorted(shown)
     return shown
 
@@ -76,8 +76,8 @@ def test_a_selection_means_the_rows_that_meet_every_filter(
 
 def test_the_newest_of_many_tables_come_first(fresh_store: Store, rows: list[TaskRow]) -> None:
     wanted = Selection(TaskStatus.DEAD)
-    assert fresh_store.selections.newest(wanted, 5) == rows[:6:-1]
-    assert fresh_store.selections.newest(wanted, 100) == rows[::-1]
+    assert fresh_store.selections.newest(wanted, None, 5).rows == rows[:6:-1]
+    assert fresh_store.selections.newest(wanted, None, 100) == (rows[::-1], None)
 
 
 def test_all_ids_are_gathered_however_many_died_in_one_instant(fresh_store: Store, new_row: NewRow) -> None:
@@ -91,11 +91,12 @@ def test_all_ids_are_gathered_however_many_died_in_one_instant(fresh_store: Stor
     assert len(fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=8))) == 27
 
 
-def _pages(store: Store, wanted: Selection, limit: int) -> list[list[int]]:
+def _pages(store: Store, wanted: Selection, limit: int, *, back: bool = False) -> list[list[int]]:
     """The ids on each page, to the last."""
     pages, place = [], None
+    read = store.selections.newest if back else store.selections.page
     while True:
-        page = store.selections.page(wanted, place, limit)
+        page = read(wanted, place, limit)
         pages.append([row.job_id for row in page.rows])
         if (place := page.next) is None:
             return pages
@@ -116,9 +117,10 @@ def test_a_page_is_full_while_tasks_are_left_however_they_lie_in_the_tables(
     fresh_store.insert_many([*spread, *heap])
     in_order = [row.job_id for row in sorted(spread + heap, key=lambda row: (row.next_time, row.job_id))]
     for limit in (1, 7, 100, 1000):
-        assert _pages(fresh_store, Selection(TaskStatus.PENDING), limit) == [
-            in_order[first : first + limit] for first in range(0, len(in_order), limit)
-        ]
+        for back, ids in ((False, in_order), (True, in_order[::-1])):
+            assert _pages(fresh_store, Selection(TaskStatus.PENDING), limit, back=back) == [
+                ids[first : first + limit] for first in range(0, len(ids), limit)
+            ]
 
 
 @pytest.mark.usefixtures("narrow")
@@ -138,11 +140,13 @@ def test_tasks_of_one_table_and_of_one_biz_id_fill_their_pages(fresh_store: Stor
 def test_a_page_reads_a_bounded_number_of_rows_and_the_next_goes_on_there(
     fresh_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    first = new_row(biz_id=3, biz_type=8, next_time=T0 - 1)
     others = [new_row(biz_id=n % 9, next_time=T0 + n) for n in range(900)]
     last = new_row(biz_id=3, biz_type=8, next_time=T0 + 901)
-    fresh_store.insert_many([*others, last])
+    fresh_store.insert_many([first, *others, last])
     assert _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=9), 10) == [[]]
     monkeypatch.setattr(select, "PAGE_ROWS", 200)
-    pages = _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=8), 10)
-    assert [job_id for page in pages for job_id in page] == [last.job_id]
-    assert 900 / (64 + 200) <= len(pages) < 12
+    for back, ends in ((False, [first, last]), (True, [last, first])):
+        pages = _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=8), 10, back=back)
+        assert [job_id for page in pages for job_id in page] == [row.job_id for row in ends]
+        assert 900 / (64 + 200) <= len(pages) < 12
