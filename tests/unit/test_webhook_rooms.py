@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -317,5 +318,28 @@ def test_a_process_that_ends_gives_its_shares_back_and_asks_for_no_more() -> Non
         with pytest.raises(Full):
             await rooms.enter(other, 0)
         assert len(redis.asked) == before
+
+    run(redis, test)
+
+
+def test_a_share_that_is_being_asked_for_as_a_process_ends_is_given_back_too() -> None:
+    class Slow(Redis):
+        def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
+            answer = super().__call__(asked)
+            asking.set()
+            assert may_answer.wait(10)
+            return answer
+
+    asking, may_answer = threading.Event(), threading.Event()
+    redis = Slow()
+
+    async def test(rooms: Rooms) -> None:
+        coming = asyncio.ensure_future(rooms.enter(rooms.of("shop", 3, None), 0))
+        assert await asyncio.to_thread(asking.wait, 10)
+        leaving = asyncio.get_running_loop().run_in_executor(None, rooms.give_up)
+        may_answer.set()
+        await leaving
+        coming.cancel()
+        assert [asked["shop"].wanted for asked in redis.asked] == [3, 0]
 
     run(redis, test)

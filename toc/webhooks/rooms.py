@@ -166,8 +166,8 @@ class Rooms:
         """When that is looked at next; 0: not while nothing is in flight."""
         self._asking: dict[str, Room] = {}
         """Rooms whose share is to be asked for."""
-        self._busy = False
-        """Whether a call of Redis is under way."""
+        self._asked: Mapping[str, Room] = {}
+        """Rooms whose share is being asked for: a call of Redis is under way."""
         self._ticking = False
         self._left = False
         """Whether its shares were given up for good."""
@@ -255,7 +255,7 @@ class Rooms:
                 self._holder, room.limit, room.flying, 0, LIFE_MS, room.rate, _burst(room.rate)
             )
             for room in list(self._rooms.values())
-            if room.granted
+            if room.granted or room.name in self._asked
         }
         if shares:
             call = self._executor.submit(self._ask_redis, shares)  # after what is being asked
@@ -384,12 +384,12 @@ class Rooms:
         self._send()
 
     def _send(self) -> None:
-        if self._busy or not self._asking:
+        if self._asked or not self._asking:
             return
         now = asyncio.get_running_loop().time()
         rooms, self._asking = self._asking, {}
+        self._asked = rooms  # before the call, for give_up
         asked = {name: self._request(room, now) for name, room in rooms.items()}
-        self._busy = True
         call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_unless_left, asked)
         call.add_done_callback(lambda done: self._answered(rooms, done))
 
@@ -418,7 +418,7 @@ class Rooms:
         rooms: Mapping[str, Room],
         done: asyncio.Future[Answers],
     ) -> None:
-        self._busy = False
+        self._asked = {}
         now = asyncio.get_running_loop().time()
         if done.cancelled() or self._left:
             return
