@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import tomllib
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import typer
 import yaml
+from harness.programs import need
 
 from toc import Settings
 from toc.cli.main import app
@@ -124,7 +124,6 @@ def test_the_sandbox_of_a_gateway_is_that_of_a_worker() -> None:
     assert gateway == worker
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 @pytest.mark.parametrize(
     ("name", "dropped_in"),
     [("toc-worker.service", None), ("toc-worker.service", "webhooks.conf"), ("toc-gateway.service", None)],
@@ -132,6 +131,7 @@ def test_the_sandbox_of_a_gateway_is_that_of_a_worker() -> None:
 def test_systemd_knows_every_line_of_a_unit_and_its_sandbox_is_tight(
     name: str, dropped_in: str | None, tmp_path: Path
 ) -> None:
+    systemd_analyze = need("systemd-analyze")
     unit = tmp_path / name
     unit.write_text(UNITS[name].replace("/opt/toc/bin/toc", "/bin/true"))  # whose program must be there
     if dropped_in is not None:
@@ -141,7 +141,7 @@ def test_systemd_knows_every_line_of_a_unit_and_its_sandbox_is_tight(
         more.write_text(text.replace("/opt/toc/bin/toc", "/bin/true"))
 
     def analyze(*words: str) -> subprocess.CompletedProcess[str]:
-        command = ["systemd-analyze", *words, str(unit)]
+        command = [systemd_analyze, *words, str(unit)]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     verified = analyze("verify", "--man=no")

@@ -367,15 +367,13 @@ def test_a_connection_to_another_database_system_is_refused(
     engine.dispose()
 
 
-def test_a_connection_to_another_file_is_refused(
-    store: Store, tmp_path: Any, place: Any, new_row: NewRow
-) -> None:
-    if not place.urls[0].startswith("sqlite"):
-        pytest.skip("files are SQLite's")
+def test_a_connection_to_another_file_is_refused(sqlite_place: Any, tmp_path: Any, new_row: NewRow) -> None:
+    store = sqlite_place.open()
     engine = create_engine(f"sqlite:///{tmp_path}/other.db")
     with engine.connect() as connection, pytest.raises(WrongShardConnection):
         store.insert_with(connection, new_row())
     engine.dispose()
+    store.close()
 
 
 def test_a_connection_to_another_server_is_refused(mysql_store: Store, launch: Any, new_row: NewRow) -> None:
