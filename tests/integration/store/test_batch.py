@@ -451,19 +451,21 @@ def test_the_dead_are_listed_newest_first(fresh_store: Store, new_row: NewRow) -
 
     dead = Selection(TaskStatus.DEAD)
     for limit in (10, 100):
-        shown = fresh_store.selections.newest(dead, limit)
+        shown = fresh_store.selections.newest(dead, None, limit).rows
         assert [row.job_id for row in shown] == newest_first[:limit]
-    of_type = fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz_type=7), 100)
+    of_type = fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz_type=7), None, 100).rows
     assert [row.job_id for row in of_type] == [row.job_id for row in rows[24::-1] if row.biz_type == 7]
     some = rows[3]
     of_biz = Selection(TaskStatus.DEAD, biz=BizId.of(some.biz_id))
-    assert [row.job_id for row in fresh_store.selections.newest(of_biz, 100)] == [some.job_id]
-    assert fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("text")), 100) == []
+    assert [row.job_id for row in fresh_store.selections.newest(of_biz, None, 100).rows] == [some.job_id]
+    assert (
+        fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("text")), None, 100).rows == []
+    )
 
 
 def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> None:
     row = dead_row(store, new_row("order-é"))
-    assert row in store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), 100)
+    assert row in store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), None, 100).rows
 
 
 def test_rows_of_larger_slot_amounts_are_those_pending_ones_of_the_topic(
