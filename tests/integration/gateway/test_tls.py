@@ -15,6 +15,7 @@ import uvloop
 from harness.secured import Tls
 
 from toc.gateway import connections
+from toc.observe.metrics import CONNECTIONS_CLOSED
 
 ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 LARGE = 30 << 20  # of which sockets hold a few
@@ -70,6 +71,10 @@ class Served:
         """A connection whose client says nothing of TLS."""
         return await asyncio.open_connection(*self.address)
 
+    async def secure(self, streams: Streams) -> None:
+        """Begin with TLS over a raw connection."""
+        await streams[1].start_tls(self._context, server_hostname="127.0.0.1")
+
     async def ask(self, streams: Streams, request: bytes = ASK) -> bytes:
         streams[1].write(request)
         head = await streams[0].readuntil(b"\r\n\r\n")
@@ -108,10 +113,18 @@ def test_handshakes_that_never_complete_are_bounded_in_number_and_keep_nobody_ou
 
 def test_a_handshake_that_does_not_complete_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
 
     async def steps() -> None:
         served = Served(most=20)
         async with served.serving():
+            slow = await served.raw()
+            await asyncio.sleep(0.3)  # it is looked at several times, and may still begin
+            await served.secure(slow)
+            assert b"200 OK" in await served.ask(slow)
+            slow[1].close()
+            await until(lambda: not served.crowd.all)
+            CONNECTIONS_CLOSED.of("slow").take()
             silent = [await served.raw() for _ in range(5)]
             talking = await served.connect()
             await until(lambda: len(served.crowd.all) == 6)
@@ -119,6 +132,7 @@ def test_a_handshake_that_does_not_complete_ends_in_time(monkeypatch: pytest.Mon
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
                 writer.close()
+            assert CONNECTIONS_CLOSED.of("slow").take() == len(silent), "TLS itself would wait for longer"
             assert b"200 OK" in await served.ask(talking), "only handshakes end"
             assert len(served.crowd.all) == 1
             talking[1].close()
@@ -126,7 +140,9 @@ def test_a_handshake_that_does_not_complete_ends_in_time(monkeypatch: pytest.Mon
     uvloop.run(steps())
 
 
-def test_no_tls_ends_the_connection_and_a_stop_ends_handshakes() -> None:
+def test_no_tls_ends_the_connection_and_a_stop_ends_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 100.0)
+
     async def steps() -> None:
         served = Served(most=20)
         async with served.serving():
@@ -138,8 +154,9 @@ def test_no_tls_ends_the_connection_and_a_stop_ends_handshakes() -> None:
             writer.close()
             silent = await served.raw()
             await until(lambda: len(served.crowd.all) == 1)
-        with contextlib.suppress(ConnectionError):
-            assert await silent[0].read() == b""
+        async with asyncio.timeout(60):  # its own time is not up by then
+            with contextlib.suppress(ConnectionError):
+                assert await silent[0].read() == b""
         silent[1].close()
 
     uvloop.run(steps())
