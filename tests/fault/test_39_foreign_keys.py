@@ -113,6 +113,7 @@ def test_two_clusters_on_one_redis_and_namespace_are_told_and_lose_nothing(
     ):
         began = time.time()
         time.sleep(8)
+        until(lambda: "index_wanted_by_another" in one.told() and "index_not_ours" in other.told(), 15)
         told = one.told(), other.told()
         said = [
             [each.what for each in doctor.examine(system.center) if "another cluster" in each.what]

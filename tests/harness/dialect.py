@@ -8,9 +8,13 @@ import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.gateway import Gateway
+
+ESTABLISHED = "01"
+"""How the kernel writes the state of an open connection."""
 
 
 class Raw(NamedTuple):
@@ -45,6 +49,22 @@ def send(
     with suppress(BrokenPipeError, ConnectionResetError):  # it is answered before it is all there
         link.sendall(head.encode() + body)
     return link
+
+
+def arrived(port: int, count: int) -> bool:
+    """Whether ``count`` connections to a port are open at least, and their server has read all that was sent
+    over them."""
+    ours, opened = f":{port:04X}", 0
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, state, queues, *_ = line.split()
+        unsent, unread = queues.split(":")
+        if state == ESTABLISHED and local.endswith(ours):
+            opened += 1
+            if int(unread, 16):
+                return False
+        elif state == ESTABLISHED and remote.endswith(ours) and int(unsent, 16):
+            return False
+    return opened >= count
 
 
 def receive(link: socket.socket) -> Raw:

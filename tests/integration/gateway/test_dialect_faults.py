@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import pytest
-from harness.dialect import ask, port_of, send
+from harness.dialect import arrived, ask, port_of, receive, send
 from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import System
@@ -184,7 +184,7 @@ def test_a_client_that_left_a_long_hold_is_handed_nothing(system: System) -> Non
         assert popped(YOUZAN, port)["id"] == "warm"
         holds = [send(port, "POST", "/pop", b'{"topic":"t"}') for _ in range(20)]
         YOUZAN.push(port)
-        time.sleep(0.5)
+        assert until(lambda: arrived(port, len(holds)))
         for link in holds:
             link.close()
         pushed = time.monotonic()
@@ -231,13 +231,13 @@ def test_pushes_of_one_id_under_several_topics_leave_one_job(system: System) -> 
 def test_a_stopping_gateway_answers_its_holds(system: System) -> None:
     gateway = Gateway(system, "--youzan", "127.0.0.1:0")
     port = port_of(gateway, "youzan")
-    with ThreadPoolExecutor(2) as threads:
-        answers = [threads.submit(ask, port, "POST", "/pop", {"topic": topic}) for topic in ("t", "unknown")]
-        ask(port, "POST", "/push", {"id": "j", "topic": "t", "delay": 3600, "ttr": 60, "body": ""})
-        time.sleep(1)
-        assert gateway.stop() == 0
-        for answer in answers:
-            assert answer.result(60).body.decode() == '{"code":0,"message":"操作成功","data":null}'
+    ask(port, "POST", "/push", {"id": "j", "topic": "t", "delay": 3600, "ttr": 60, "body": ""})
+    holds = [send(port, "POST", "/pop", b'{"topic":"%b"}' % topic) for topic in (b"t", b"unknown")]
+    assert until(lambda: arrived(port, len(holds)))
+    assert gateway.stop() == 0
+    for link in holds:
+        assert receive(link).body.decode() == '{"code":0,"message":"操作成功","data":null}'
+        link.close()
 
 
 def test_ports_of_dialects_open_outside_loopback_only_to_named_networks(system: System) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.dialect import arrived, receive
 from harness.gateway import Gateway, Reply
 from harness.metrics import ANY_ADDRESS, samples
 from harness.patience import until
@@ -193,7 +194,7 @@ def test_a_token_that_is_revoked_while_its_pull_waits_gets_nothing(gateway: Gate
     center = gateway.system.center
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(pull, gateway, token="leaver")
-        assert until(lambda: _established(gateway.port) >= 2, 10)
+        assert until(lambda: arrived(gateway.port, 2), 10)
         revoke_token(center.store, "leaver")
         assert until(lambda: gateway.call("GET", "/v1/tasks/1", token="leaver").status == 401, 10)
         gateway.submit(TOPIC, delay=0.01)
@@ -278,8 +279,7 @@ def test_clients_that_left_while_they_waited_get_nothing_and_nothing_is_charged(
 ) -> None:
     """Also if the process finds both at once: that they have left, and that tasks are due."""
     asked = [_ask(gateway) for _ in range(40)]
-    assert until(lambda: _established(gateway.port) >= len(asked), 10)
-    time.sleep(0.5)  # let most of them wait; those that do not yet must not get any either
+    assert until(lambda: arrived(gateway.port, len(asked)), 10)
     (pid,) = gateway.children()
     if stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -299,7 +299,7 @@ def test_clients_that_left_while_they_waited_get_nothing_and_nothing_is_charged(
 
 def test_consumers_of_a_killed_process_connect_again_and_every_task_arrives(gateway: Gateway) -> None:
     asked = [_ask(gateway, ttr=3) for _ in range(100)]
-    assert until(lambda: _established(gateway.port) >= len(asked), 10)
+    assert until(lambda: arrived(gateway.port, len(asked)), 10)
     (pid,) = gateway.children()
     job_ids = gateway.system.center.submit_many([NewTask("test.once", n, 0.2 + n / 100) for n in range(100)])
     assert asked[0].recv(65536)  # some were answered, some were not
@@ -375,14 +375,13 @@ def test_a_gateway_that_stops_answers_waiting_pulls_and_finishes_what_it_has(pul
     try:
         gateway.submit(TOPIC, delay=0.01)
         lease = one(gateway)["lease"]
-        with ThreadPoolExecutor(8) as threads:
-            waiting = [threads.submit(pull, gateway, wait=60) for _ in range(8)]
-            assert until(lambda: _established(gateway.port) >= 8, 10)
-            time.sleep(0.3)
-            gateway.process.send_signal(signal.SIGTERM)
-            answers = [answer.result(60) for answer in waiting]
-        assert {answer.status for answer in answers} == {200}
-        assert all(answer.body == {"tasks": []} for answer in answers)
+        waiting = [_ask(gateway, wait=60) for _ in range(8)]
+        assert until(lambda: arrived(gateway.port, len(waiting)), 10)
+        gateway.process.send_signal(signal.SIGTERM)
+        for client in waiting:
+            answer = receive(client)
+            assert (answer.status, answer.json) == (200, {"tasks": []})
+            client.close()
         with contextlib.suppress(ConnectionError, http.client.HTTPException):  # it may be closed already
             assert end(gateway, "ack", lease).status in (200, 503)
         assert gateway.process.wait(60) == 0
@@ -472,12 +471,6 @@ def _request(gateway: Gateway, **wanted: Any) -> bytes:
         + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         + body
     )
-
-
-def _established(port: int) -> int:
-    """How many connections a server has at its port."""
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01" for line in lines)
 
 
 def _bodies(system: System) -> bool:

@@ -389,8 +389,11 @@ def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
     center.targets.create("shop", f"{shop}/a", timeout=20.0)
     center.catalog.refresh()
 
+    hanging = threading.Semaphore(0)
+
     def lookup(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
         if host != "shop.test":
+            hanging.release()
             over.wait(60)
             raise OSError
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
@@ -417,7 +420,8 @@ def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
             for n in range(3 * RESOLVER_THREADS)
         ]
         try:
-            await asyncio.sleep(0.5)
+            for _ in range(RESOLVER_THREADS):  # all that there are for such names
+                assert await asyncio.to_thread(hanging.acquire, timeout=30)
             async with asyncio.timeout(10):
                 while not receiver.got:
                     with suppress(Postponed):
