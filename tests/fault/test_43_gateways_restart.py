@@ -79,14 +79,14 @@ def test_gateways_killed_while_a_hundred_pulls_wait_lose_no_task_and_use_up_no_l
     assert codes == [0, 0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("conflict", ["keep", "replace"])
 def _all_know_the_token(gateway: Gateway) -> bool:
     """Whether every one of many connections, which go to all its processes, is let in."""
     with ThreadPoolExecutor(16) as threads:
         return 401 not in threads.map(lambda _: gateway.call("GET", "/v1/tasks/1").status, range(16))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("conflict", ["keep", "replace"])
 def test_submits_whose_process_is_killed_after_their_commit_get_one_job_id_for_each_key(
     pulled: System, verdict: Verdict, conflict: str
 ) -> None:

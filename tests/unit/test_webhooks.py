@@ -18,6 +18,7 @@ import pytest
 import standardwebhooks
 
 from toc.model.body import Body, Content
+from toc.model.errors import InvalidTarget
 from toc.model.raised import Postponed, Sent, Undelivered, raised
 from toc.model.target import Allow
 from toc.model.task import Task, TaskStatus, TryRow
@@ -35,7 +36,7 @@ from toc.webhooks.breaker import (
 )
 from toc.webhooks.connect import MOST_RAW_BYTES
 from toc.webhooks.request import body_of, headers_of, plain
-from toc.webhooks.sender import Sender, encoded
+from toc.webhooks.sender import Sender, encoded, reason
 from toc.webhooks.signature import signature, webhook_id
 
 NONE = Allow().address
@@ -715,8 +716,9 @@ def test_a_receiver_that_answers_before_it_has_the_whole_body_is_heard_and_gets_
 def test_a_header_that_would_end_before_its_end_is_not_sent(value: str) -> None:
     assert b"\r\nA: b\r\n" in encoded("POST / HTTP/1.1\r\nHost: c\r\n", {"A": "b"}, b"")
     for headers in ({"A": value}, {value: "b"}):
-        with pytest.raises(ValueError, match="control character"):
+        with pytest.raises(InvalidTarget, match="control character") as refused:
             encoded("POST / HTTP/1.1\r\nHost: c\r\n", headers, b"")
+        assert reason(refused.value, 1.0) == str(refused.value), "it is not the URL's fault"
 
 
 def test_a_target_may_have_its_own_user_agent_and_accept_each_once() -> None:

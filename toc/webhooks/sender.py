@@ -181,10 +181,10 @@ class Sender:
 
 
 def encoded(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Return a request as it is sent. Raises ValueError for a header that would end before its end."""
+    """Return a request as it is sent. Raises InvalidTarget for a header that would end before its end."""
     lines = [f"{name}: {value}" for name, value in headers.items()]
     if _CONTROL.search("".join(lines)):
-        raise ValueError("a header holds a control character")
+        raise InvalidTarget("a header holds a control character")
     lines.append(f"Content-Length: {len(body)}\r\n\r\n")
     return (first + "\r\n".join(lines)).encode() + body
 
