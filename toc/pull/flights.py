@@ -54,7 +54,8 @@ class Flights:
         return free
 
     def take_processed(self, job_ids: Iterable[int]) -> set[int]:
-        """Return those whose tasks were acked: their entries are to be dropped, and nothing more is kept."""
+        """Return those whose tasks were acked: their prepared entries are to be dropped, and nothing more is
+        kept."""
         with self._lock:
             if not self._held:
                 return set()

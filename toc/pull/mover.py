@@ -117,7 +117,14 @@ class Mover:
     def _run(self, steps: list[Step]) -> None:
         moves, ends = Moves(), list[Ended]()
         job_ids = [job_id for step in steps for job_id in step.job_ids]
-        processed = self.flights.take_processed(job_ids)
+        # Of no others: an entry that was not taken, as its row was found first, is forgotten where it is.
+        processed = self.flights.take_processed(
+            job_id
+            for step in steps
+            if step.moves is not None
+            for backs in step.moves.backs.values()
+            for job_id, _, _ in backs
+        )
         for step in steps:
             if step.moves is not None:
                 moves.add(step.moves, processed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,6 +22,7 @@ from toc.model.errors import Busy, InvalidLease, NotPulled
 from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome, PullLease
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.acks import MOST_WAITING
+from toc.pull.flights import Flights
 from toc.pull.hall import Delivered
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
@@ -192,6 +193,36 @@ def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
             await settled(pulled, {} if answer == "ack" else {"dead": 1})
         else:
             assert (await one(gateway)).attempt == (2 if answer == "nack" else 1)
+
+    run(steps)
+
+
+@pytest.mark.parametrize("by", ["entry", "row"])
+def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_entry(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Of a task that was handed out by its row, the entry was not taken: it is where it was."""
+    take_processed, answered = Flights.take_processed, threading.Event()
+
+    def late(self: Flights, job_ids: Iterable[int]) -> set[int]:
+        assert answered.wait(60)
+        return take_processed(self, job_ids)
+
+    async def steps() -> None:
+        monkeypatch.setattr(Flights, "take_processed", late)
+        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+        if by == "entry":
+            got = [await one(gateway)]
+        else:
+            row = pulled.row(job_id)
+            slot = pulled.center.catalog.get(TOPIC).slot(row.slot_crc, row.slot_amount)
+            while time.time() * 1000 < row.next_time + 10:  # one take alone is under way
+                await asyncio.sleep(0.01)
+            got = await gateway.take(job_id, slot, ttr=30)
+        assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
+        await gateway.extend([got[0].lease], ttr=30)  # in the lane after it: the index was told, if at all
+        answered.set()
+        await settled(pulled, {})
 
     run(steps)
 
