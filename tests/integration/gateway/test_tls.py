@@ -55,7 +55,8 @@ class Served:
         finally:
             looking.cancel()
             server.should_exit = True
-            await task
+            async with asyncio.timeout(30):  # of the one second that it may take
+                await task
 
     async def connect(self, buffer: int | None = None) -> Streams:
         client = socket.socket()
