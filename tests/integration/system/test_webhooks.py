@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 from harness import forks
 from harness.hooked import Hooked
+from harness.patience import until
 from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
 from harness.system import System
 
 from toc import TaskStatus, Topic
+from toc.index.messages import PermitRequest, Permits
 from toc.model.raised import MAX_ERROR_CHARS, Postponed
 from toc.model.target import ATTRIBUTE
 from toc.model.task import Task
@@ -31,6 +33,7 @@ from toc.operate import admin
 from toc.store.secretbox import new_key
 from toc.webhooks.connect import RESOLVER_THREADS
 from toc.webhooks.handlers import Webhooks
+from toc.webhooks.rooms import LIFE_MS, LIFE_SECONDS
 from toc.webhooks.sender import Sender
 
 Receive = Callable[..., Receiver]
@@ -309,6 +312,32 @@ def test_during_a_rotation_both_secrets_sign(hook: Hook, receive: Receive) -> No
     system.wait(rotated, "the new secret signs", 10)
     assert signatures(receiver.got[0], old.secret, new.secret) == [True, False]
     assert signatures(receiver.got[-1], old.secret, new.secret) == [True, True]
+
+
+def test_a_worker_that_ends_leaves_its_share_of_a_target_to_the_others(hook: Hook, receive: Receive) -> None:
+    hooked = hook(receiver := receive())
+    hooked.center.targets.create("shop", receiver.url(), concurrency=4)
+    hooked.start()
+
+    def asked() -> Permits:
+        request = PermitRequest("another", 4, 0, 4, LIFE_MS)
+        answer = hooked.center.queues.permits({"shop": request})["shop"]
+        assert isinstance(answer, Permits)
+        return answer
+
+    def holds_its_share() -> bool:
+        """After a webhook it keeps it for some seconds."""
+        assert hooked.ended(hooked.submit(1, target="shop")).status == TaskStatus.PROCESSED
+        return asked().holders == 2
+
+    assert until(holds_its_share)
+    (daemon,) = hooked.system.daemons
+    daemon.terminate()
+    daemon.await_end()
+    ended = time.monotonic()
+    answer = asked()
+    assert time.monotonic() - ended < LIFE_SECONDS / 2, "its share would have run out anyway"
+    assert (answer.holders, answer.granted) == (1, 4)
 
 
 def test_a_breaker_opens_and_its_waits_use_up_no_try(hook: Hook, receive: Receive) -> None:
