@@ -183,7 +183,7 @@ class Definition:
             )
         if "zone" in given and self.cron is None and self.zone != _UTC:
             raise InvalidSchedule(
-                "zone has no effect on a period (every), which is counted in UTC: it is of a cron expression",
+                "zone has no effect on a period (every), which is counted in UTC",
                 "zone",
             )
         return self
