@@ -49,6 +49,7 @@ from toc.store.secretbox import key_mark
 from toc.worker import copies, descriptors, interpreter, limits, stdio
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.control import ControlPipe, unpack
+from toc.worker.crowding import Crowding
 from toc.worker.handover import Handover
 from toc.worker.loop import Loop, Wake, end_process, watched_thread
 from toc.worker.silence import BEAT_SECONDS
@@ -302,7 +303,9 @@ class Worker:
             loop.start()
         self._listening.start()
         self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN), keys=self._keys)
-        Loop("beat", self._beat).start()  # until the process ends, which may take long
+        crowding = Crowding(lambda crowded: self._link.send("crowding", crowded=crowded))
+        Loop("crowding", crowding.look).start()
+        Loop("beat", self._beat).start()  # both until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))
             self._leave(selector)

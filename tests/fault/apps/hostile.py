@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,10 @@ from toc import Task
 center = app.center
 
 BLOCK_SECONDS = 4.0
+CROWD_SECONDS = 20.0
+"""How long a handler computes in threads, or in coroutines that never sleep."""
+STEP_SECONDS = 0.07
+"""How long such a thread keeps the interpreter at a time."""
 EXIT_CODES = (0, 1, 2, 70, 75, 130, 255)
 
 
@@ -127,6 +132,34 @@ def _cancel_all() -> None:
         task.cancel()
 
 
+def _compute_in_threads() -> None:
+    """As programs that mean to use all cores, each step a call into C that keeps the interpreter."""
+    began = time.thread_time()
+    sum(range(1_000_000))
+    step = range(int(1_000_000 * STEP_SECONDS / (time.thread_time() - began)))
+    until = time.monotonic() + CROWD_SECONDS
+
+    def compute() -> None:
+        while time.monotonic() < until:
+            sum(step)
+
+    threads = [threading.Thread(target=compute) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+async def _never_sleep(until: float) -> None:
+    while time.monotonic() < until:
+        await asyncio.sleep(0)
+
+
+async def _crowd_the_loop() -> None:
+    until = time.monotonic() + CROWD_SECONDS
+    await asyncio.gather(*(_never_sleep(until) for _ in range(2000)))
+
+
 DEADLY: dict[str, Callable[[], object]] = {
     # PyDLL, unlike CDLL, keeps the interpreter.
     "hold the interpreter": lambda: ctypes.PyDLL(None).sleep(3600),
@@ -151,6 +184,7 @@ OTHERS: dict[str, Callable[[], object]] = {
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
     "freeze the clock": _freeze_clock,
     "forget the running loop": lambda: asyncio._set_running_loop(None),
+    "compute in eight threads": _compute_in_threads,
     "block the event loop": lambda: time.sleep(BLOCK_SECONDS),
 }
 
@@ -194,6 +228,8 @@ async def on_event_loop(task: Task) -> None:
     with app.recorded(task, partial(broken_off, task)):
         if _doing(task) and task.attribute["deed"] == "shut the executor down":
             await asyncio.get_running_loop().shutdown_default_executor()
+        elif _doing(task) and task.attribute["deed"] == "crowd the event loop":
+            await _crowd_the_loop()
         elif not _forks(task):
             _do(task)
         if "in_thread" in task.attribute:

@@ -40,6 +40,10 @@ class WorkerProcess:
         """Whether it has joined the membership."""
         self.heard = False
         """Whether it has ever sent a message. Until then it is starting, however long that takes."""
+        self.crowded = False
+        """Whether handlers keep the interpreter from its other threads, as it says."""
+        self.relieved = False
+        """Whether its slots are, or go, with the other processes because of that."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""
         self.unfit: Mapping[str, Any] | None = None

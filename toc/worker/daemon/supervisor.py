@@ -34,6 +34,7 @@ from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
 from toc.worker.control import pack, unpack
+from toc.worker.crowding import Relief
 from toc.worker.daemon.http import Monitor, State
 from toc.worker.daemon.processes import Beside, WorkerProcess, doing, start, traced
 from toc.worker.loop import Loop
@@ -98,6 +99,7 @@ class Daemon:
         self._neighbourhood = Neighbourhood.of(self.settings.host)
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
+        self._relief = Relief()
         self._spawn_at: dict[int, float] = dict.fromkeys(range(self._processes), 0.0)
         """When to start each missing process, by index (monotonic)."""
         self._crashes = [0] * self._processes
@@ -230,6 +232,8 @@ class Daemon:
         child.heard = True
         if kind == "beat":
             child.stuck = message["stuck"]
+        elif kind == "crowding":
+            child.crowded = message["crowded"]
         elif kind == "ready":
             self._loaded = True
             child.features = KNOWN.intersection(message.get("features", ()))
@@ -255,7 +259,13 @@ class Daemon:
                 self._spawn_at[child.index] = 0.0
         elif kind == "left":
             child.left = True
-        if self._consumes(child) and not child.member and not child.leaving and self._stop_at is None:
+        if (
+            self._consumes(child)
+            and not child.member
+            and not child.leaving
+            and not child.relieved
+            and self._stop_at is None
+        ):
             child.member = self._changed = True
             settings = self.settings
             self._coordinator.join(
@@ -440,6 +450,7 @@ class Daemon:
             elif silent > SILENT_SECONDS:
                 self._on_silence(child, silent)
 
+        self._relieve()
         self._find_gone()
 
     def _find_gone(self) -> None:
@@ -455,6 +466,29 @@ class Daemon:
             log.warning("workers_proved_gone", workers=sorted(gone))
             for worker_id in gone:
                 self._coordinator.leave(worker_id, known_dead=True)
+
+    def _relieve(self) -> None:
+        """Move the slots of a process that is crowded alone to the others, until that is over.
+
+        They are dropped as in every handover. Only then does it leave the membership: nobody can have them
+        before.
+        """
+        children = list(self._children.values())
+        chosen = self._relief.of(
+            [child.worker_id for child in children if child.crowded and not child.leaving],
+            [child.worker_id for child in children if child.member],
+        )
+        for child in children:
+            relieved = child.worker_id == chosen
+            if relieved != child.relieved:
+                child.relieved = relieved
+                self._changed = True
+                if relieved:
+                    log.warning("worker_crowded", worker=child.worker_id)
+                else:
+                    log.info("worker_not_crowded", worker=child.worker_id)
+            if relieved and not child.held:
+                self._take_out(child, known_dead=False)
 
     def _on_silence(self, child: WorkerProcess, seconds: float) -> None:
         """Give the slots of a silent worker to others, and finally kill it.
@@ -510,7 +544,8 @@ class Daemon:
         for child in self._children.values():
             if child.leaving:
                 continue
-            want = desired.get(child.worker_id, set()) if child.member else set()
+            serves = child.member and not child.relieved
+            want = desired.get(child.worker_id, set()) if serves else set()
             # Claims lost with a session: claim them again; if that fails, they are another's by now.
             lost = (
                 child.held - claimed.get(child.worker_id, set()) - child.dropping if child.member else set()
