@@ -143,7 +143,7 @@ def test_what_is_listed_may_be_reached_also_where_it_is_embedded(text: str, *, a
      "0", "256.1.1.1", "example.0x1", "[fe80::1%25eth0", "::1%"],
 )  # fmt: skip
 def test_a_host_that_only_some_read_as_an_address_is_refused(host: str) -> None:
-    with pytest.raises(ValueError, match="not written as an address"):
+    with pytest.raises(ValueError, match="is not an address: write"):
         literal(host)
 
 
