@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Callable, Collection
 from statistics import median
 
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.25
 """How often a thread goes to sleep to see how much later it runs again."""
-LOOKS = 8
-"""So many looks decide. In a crowded process they take 2 to 3 s."""
+LOOKS = 5
+"""So many looks decide: a bit more than a second, in a crowded process 2 to 4 s."""
 CROWDED_SECONDS = 0.1
 """So much later, by the median of the looks, is crowded. Eight threads of Python code are at 0.006, with
 twenty programs waiting for each core."""
