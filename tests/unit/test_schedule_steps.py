@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toc.model.clock import from_ms, to_ms
+from toc.model.clock import to_ms
 from toc.model.errors import InvalidAttribute, InvalidSchedule
-from toc.model.schedule import LEAD_MS, Definition, State, met, new_state, preview, step
+from toc.model.schedule import LEAD_MS, Definition, State, new_state, preview, step
 from toc.model.task import Task, TaskStatus
 from toc.sdk.schedules import define
 
@@ -62,26 +62,6 @@ def run(
 
 def hours(found: Run) -> list[float]:
     return [nominal / HOUR for nominal, _ in found.made]
-
-
-@pytest.mark.parametrize(
-    ("options", "due"),
-    [
-        ({"every": 4}, 1200),  # the next look is known by this occurrence alone
-        ({"every": 4, "overlap": "buffer_one"}, 1200),
-        ({"every": 4, "overlap": "allow"}, 500),  # made for half a minute ahead
-        ({"every": 15}, 500),  # looked at in time without it
-        ({"every": 4, "anchor": START + 2000}, 2000),  # is met in any case
-    ],
-)
-def test_a_first_occurrence_is_due_late_enough_to_be_met_if_it_must_be(
-    options: dict[str, Any], due: int
-) -> None:
-    anchor = from_ms(options.pop("anchor", START + 500))
-    definition = defined("new", anchor=anchor, **options)
-    taken = met(definition, step(definition, new_state(definition, 1, START), START, ended=True), START)
-    assert taken.made[0].nominal == to_ms(anchor)
-    assert taken.made[0].due - START == due
 
 
 def test_each_occurrence_is_made_once_ahead_of_its_time() -> None:

@@ -3,14 +3,11 @@
 The worker that sweeps a table serves its schedules, by time alone. There is no leader, and nothing breaks if
 two workers do the same: each step is guarded by the version of the row.
 
-A schedule at rest costs nothing: every ``LOOK_EVERY`` a table is asked for the least time at which one of its
-schedules must be looked at, one entry of an index. A table is read when that time comes, which this thread
-sleeps for exactly.
-
-Whoever creates or changes a schedule takes its first step and tells nobody. If the second occurrence is due
-later than ``LOOK_EVERY`` from then, that is soon enough. If not, the first one tells: it is a task in the
-same table, which its sweep meets before it is due, and has this thread ask the table (``ask``). That
-takes neither Redis nor a word between processes. ``model.schedule.met`` sees to it that there is time for it.
+A schedule at rest costs nothing. Every ``LOOK_EVERY`` a table is asked for the least time at which one of its
+schedules must be looked at, which is one entry of an index. This thread sleeps until exactly that time and
+then reads the table. A new or changed schedule need not be announced: the program that writes it takes the
+first step, and the next step is further away than ``LOOK_EVERY``. If it is not, it may come that much late
+once.
 
 Occurrences are made ``LEAD_MS`` ahead, in steps with rests, so that tasks that are due come first. Each
 server of the task table has its own Scheduler, so that one that hangs holds up no other.
@@ -19,14 +16,14 @@ server of the task table has its own Scheduler, so that one that hangs holds up 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from toc.failpoint import failpoint
 from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, Seldom
 from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
-from toc.model.schedule import UNKNOWN_MS, step
+from toc.model.schedule import step
 from toc.observe.log import get_logger
 from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
 from toc.store.scan import DueRow
@@ -37,8 +34,11 @@ from toc.store.store import Store
 
 log = get_logger(__name__)
 
-LOOK_EVERY = UNKNOWN_MS / 1000
-"""How often (seconds) each table is asked when its next schedule must be looked at."""
+LOOK_EVERY = 1.0
+"""How often each table is asked when its next schedule must be looked at. With every few seconds and an
+overlap to judge, the second occurrence of a new schedule is known only then."""
+ASKED_PER_SECOND = 100
+"""Most tables that are asked a second: a worker with more of them asks each less often."""
 PROBES_PER_STEP = 200
 """Tables that one step asks: a few milliseconds of the server's time."""
 TABLES_PER_STEP = 16
@@ -90,12 +90,6 @@ class Scheduler:
         self._unasked.extendleft(sorted(more))
         self._wake()
 
-    def ask(self, tables: Collection[int]) -> None:
-        """Ask these tables soon when they must be read, those of them that are served here. Any thread may
-        call it."""
-        self._unasked.extendleft(tables)
-        self._wake()
-
     def remove(self, tables: Iterable[int]) -> None:
         """Leave these tables to another worker."""
         self._tables -= frozenset(tables)
@@ -117,7 +111,7 @@ class Scheduler:
             elif self._unasked:
                 self._ask()
             elif self._round_at <= began:
-                self._round_at = began + LOOK_EVERY
+                self._round_at = began + max(LOOK_EVERY, len(self._tables) / ASKED_PER_SECOND)
                 self._unasked.extend(sorted(self._tables))
                 self._ask()
         except (StoreUnavailable, SchemaBehind) as exc:

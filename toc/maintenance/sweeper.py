@@ -17,7 +17,7 @@ of the task table has its own Sweeper, so that one that hangs holds up no other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 
 from toc.failpoint import failpoint
@@ -172,23 +172,15 @@ class Sweeper:
     """The schedule of the passes over this worker's tables of one server.
 
     ``wake`` makes its thread call ``run_once`` now; ``busy`` is the back-pressure: whether more is due here
-    than can start at once. ``met`` is told once a round which tables hold tasks with a dedup_key that are due
-    and were not known: occurrences of schedules are among them.
+    than can start at once.
     """
 
     def __init__(
-        self,
-        sweep: Sweep,
-        wake: Callable[[], None] = lambda: None,
-        busy: Callable[[], bool] = lambda: False,
-        met: Callable[[Collection[int]], None] = lambda _: None,
+        self, sweep: Sweep, wake: Callable[[], None] = lambda: None, busy: Callable[[], bool] = lambda: False
     ) -> None:
         self._sweep = sweep
         self._wake = wake
         self._busy = busy
-        self._met = met
-        self._keyed: set[int] = set()
-        """Tables with new tasks that have a dedup_key, not yet told."""
         self._clock = sweep.clock
         self._tables: frozenset[int] = frozenset()
         self._fresh: deque[int] = deque()
@@ -301,9 +293,6 @@ class Sweeper:
         self._look(soon, soon.take(), from_ms, to_ms)
         # Further pages come at once, the next slice at its time, the next round after its period.
         until = began if soon.more else soon.began + SOON_EVERY * soon.part_done
-        if self._keyed and not soon.tables and not soon.more:
-            self._met(self._keyed)
-            self._keyed = set()
         self._soon_at = self._rest(began, REST_BUSY if self._busy() else REST_SOON, until)
 
     # --- overdue
@@ -349,7 +338,6 @@ class Sweeper:
                 rows = [row for row in looked.rows if row.job_id in unknown]
             else:
                 rows = self._sweep.scans.pending(unknown)
-            self._keyed.update(self._sweep.scans.home(row) for row in rows if row.keyed)
             _, failed = self._sweep.add(rows, to_ms - self._clock.now_ms())
             for job_id in failed:
                 del unknown[job_id]

@@ -35,10 +35,6 @@ from toc.model.topic import NAME, NAME_HINT, check_topic_name
 LEAD_MS = 30_000
 """How long before an occurrence is due its task is made: longer than a table is without an owner after its
 host has died."""
-UNKNOWN_MS = 10_000
-"""How long the worker of a table may not know of what others have written there."""
-MET_MS = 1_200
-"""Its sweep meets each task that is pending for so long before it is due."""
 MOST_AHEAD = 100
 """Most occurrences that one step makes ahead."""
 MOST_MISSED = 1000
@@ -319,21 +315,6 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
         missed_at=missed_at,
     )
     return Step(made, after_this)
-
-
-def met(definition: Definition, taken: Step, now: int) -> Step:
-    """Return the first step of a schedule, which its creator takes, so that the worker of its table hears of
-    it in time: by the sweep, which meets the occurrence as a task.
-
-    If the worker must, since the next occurrence is near and not made, this one is due late enough for that.
-    """
-    following, made = taken.state.next_time, taken.made
-    if not made or following is None or definition.overlap is Overlap.ALLOW:
-        return taken
-    if following + definition.offset >= now + UNKNOWN_MS:
-        return taken
-    first = made[-1]
-    return taken._replace(made=[*made[:-1], first._replace(due=max(first.due, now + MET_MS))])
 
 
 def _kept(definition: Definition, late: list[int], first: int | None, count: int, now: int) -> list[int]:

@@ -34,7 +34,6 @@ from toc.model.schedule import (
     State,
     check_instant,
     check_schedule_name,
-    met,
     new_state,
     preview,
     step,
@@ -334,14 +333,14 @@ class Schedules:
     def _create(self, definition: Definition, *, paused: bool) -> Schedule:
         self._catalog().get(definition.topic)
         state = new_state(definition, secrets.randbits(63), self._clock.now_ms(), paused=paused)
-        return _schedule(self._step(self._store().schedules.create(definition, state), first=True))
+        return _schedule(self._step(self._store().schedules.create(definition, state)))
 
     def _change(
         self, name: str, to: Callable[[Definition], Definition], *, paused: bool | None = None
     ) -> Schedule:
         table = self._store().schedules
         for _ in range(TRIES):
-            stored = self._step(self._stored(name), ahead=NEAR_MS)
+            stored = self._step(self._stored(name), NEAR_MS)
             definition, state = to(stored.definition), stored.state
             pausing = state.paused if paused is None else paused
             if definition.to_json() == stored.text and pausing == state.paused:
@@ -363,13 +362,12 @@ class Schedules:
             )
             changed = table.change(stored, definition, state, planned)
             if changed is not None:
-                return _schedule(self._step(changed, first=True))
+                return _schedule(self._step(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
-    def _step(self, stored: Stored, *, ahead: int = 0, first: bool = False) -> Stored:
+    def _step(self, stored: Stored, ahead: int = 0) -> Stored:
         """Take the step that is due within ``ahead`` ms, and index its tasks. Returns the row after it.
 
-        ``first``: it is the first of a new definition or state, of which no worker knows.
         If another process has taken it, or the topic is gone, there is none to take: workers continue.
         """
         table, now = self._store().schedules, self._clock.now_ms()
@@ -378,8 +376,6 @@ class Schedules:
         if look is None or look > now + ahead or topic is None:
             return stored
         taken = step(stored.definition, stored.state, now, ended=table.ended(stored))
-        if first:
-            taken = met(stored.definition, taken, now)
         moved = table.advance([table.move(stored, taken, topic)])
         for error in moved.failed.values():
             raise error

@@ -40,7 +40,7 @@ def columns(server: DatabaseServer, **instead: str) -> str:
 
 
 def column(server: DatabaseServer, name: str) -> str:
-    """The expression to SELECT for one column, in the type that TaskRow or DueRow has.
+    """The expression to SELECT for one column, in the type that TaskRow has.
 
     What is no instant, such as the date 0000-00-00, is read as one that no calendar has: the task is
     unreadable, and its neighbours are not.
@@ -49,8 +49,6 @@ def column(server: DatabaseServer, name: str) -> str:
         return f"COALESCE({server.milliseconds(name)},{NO_INSTANT:d})"
     if name == "expires_at":
         return f"COALESCE({server.milliseconds(name)},0)"
-    if name == "keyed":
-        return "(dedup_key IS NOT NULL)"
     return server.text(name) if name in _BINARY else name
 
 

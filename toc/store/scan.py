@@ -34,8 +34,7 @@ class Position(NamedTuple):
 
 class DueRow(NamedTuple):
     """The columns of a row that the index needs. Instants are in ms. ``next_time`` is the time of death of a
-    dead row; ``expires_at`` is 0 for never. ``keyed``: 1 with a dedup_key, as occurrences of schedules have.
-    """
+    dead row; ``expires_at`` is 0 for never."""
 
     job_id: int
     biz_type: int
@@ -44,7 +43,6 @@ class DueRow(NamedTuple):
     slot_crc: int
     slot_amount: int
     expires_at: int = 0
-    keyed: int = 0
 
     @property
     def position(self) -> Position:
@@ -130,10 +128,6 @@ class Scans:
             server.first_due(table, names[table], TaskStatus.PENDING, _START, _END) for table in tables
         ]
         return [statement.sql for statement in sql.unions(server, selects)]
-
-    def home(self, row: DueRow) -> int:
-        """The table of a row."""
-        return self._shards.table_of(row.job_id)
 
     def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
         """Return those of these tasks that are pending, as far as their tables answer."""

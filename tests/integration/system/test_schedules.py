@@ -6,8 +6,7 @@ import json
 import subprocess
 import sys
 import zoneinfo
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from math import ceil
@@ -15,22 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.patience import until
 from harness.system import System
 
 from toc import CancelOutcome, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
-from toc.maintenance.sweeper import Sweeper
 from toc.model.calendar import zone_named
 from toc.model.clock import Clock, from_ms, to_ms
 from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
-from toc.model.schedule import MET_MS, Definition, new_state
+from toc.model.schedule import Definition, new_state
 from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
 from toc.observe.metrics import SCHEDULE_MISSED, SCHEDULES_STUCK
-from toc.worker.stages.inbox import Pressure
-from toc.worker.table_services import TableServices
 
 START = datetime(2030, 3, 29, 0, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -61,17 +56,17 @@ class Bench:
         system.create_topics(retention=86_400)
         self.center = TimeoutCenter(system.settings, clock=self.clock)
 
-    def worker(self, wake: Callable[[], None] = lambda: None) -> Scheduler:
+    def worker(self) -> Scheduler:
         store, catalog = self.center.store, self.center.catalog
-        scheduler = Scheduler(store, catalog, Sweep(store, self.center.queues, catalog, self.clock), wake)
+        scheduler = Scheduler(store, catalog, Sweep(store, self.center.queues, catalog, self.clock))
         catalog.refresh()
         scheduler.add([table for tables in store.tables_of_server() for table in tables])
         return scheduler
 
-    def until(self, later: timedelta, *, ended: bool = True) -> None:
+    def until(self, later: timedelta, *, ended: bool = True, scheduler: Scheduler | None = None) -> None:
         """Let time pass while a worker works. ``ended``: each task ends a second after it was due."""
         end = to_ms(START + later)
-        scheduler = self.worker()
+        scheduler = scheduler or self.worker()
         while True:
             if ended:
                 self.end_all()
@@ -80,9 +75,9 @@ class Bench:
                 return
             self.clock.ms = min(self.clock.ms + step, end) if step else self.clock.ms
 
-    def end_all(self, after_ms: int = 1000) -> None:
+    def end_all(self) -> None:
         for row in self.rows():
-            if row.status == TaskStatus.PENDING and row.action_time <= self.clock.ms - after_ms:
+            if row.status == TaskStatus.PENDING and row.action_time <= self.clock.ms - 1000:
                 self.center.store.finish([(row.job_id, row.version)])
 
     def rows(self) -> list[Any]:
@@ -129,98 +124,18 @@ def test_its_tasks_come_when_they_should(bench: Bench) -> None:
     assert [each.name for each in bench.center.schedules.list()] == ["berlin"]
 
 
-class AtRest:
-    """A worker of all tables that knows of no schedule: its sweep and its scheduler, as their threads run."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._woken = False
-        self._scheduler = bench.worker(self._wake)
-        sweep = Sweep(bench.center.store, bench.center.queues, bench.center.catalog, bench.clock)
-        self._sweeper = Sweeper(sweep, met=self._scheduler.ask)
-        self._sweeper.add(range(bench.center.settings.tables))
-        self._scheduler_at = self._sweeper_at = 0
-
-    def _wake(self) -> None:
-        self._woken = True
-
-    def until(self, later: timedelta) -> None:
-        """Let time pass, 50 ms at a time. Each task that is due ends at once."""
-        clock = self._bench.clock
-        end = to_ms(START + later)
-        while clock.ms < end:
-            while self._sweeper_at <= clock.ms:
-                self._sweeper_at = clock.ms + ceil(self._sweeper.run_once() * 1000)
-            while self._woken or self._scheduler_at <= clock.ms:
-                self._woken = False
-                self._scheduler_at = clock.ms + ceil(self._scheduler.run_once() * 1000)
-            self._bench.end_all(0)
-            clock.ms += 50
-
-
-@pytest.mark.parametrize(("way", "began"), [("create", 2), ("create", 3.9), ("alter", 3), ("resume", 3.1)])
 def test_a_new_schedule_of_a_few_seconds_is_punctual_though_no_worker_was_told(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str, began: float
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if its first occurrence is so near that it would have ended before a sweep could meet it."""
     monkeypatch.setattr("toc.maintenance.scheduler.LOOK_EVERY", LOOK_EVERY)
-    schedules = bench.center.schedules
-    if way != "create":
-        schedules.create("quick", topic="test.sync", every=4 if way == "resume" else HOUR)
-        schedules.pause("quick")
-    at_rest = AtRest(bench)
-    at_rest.until(timedelta(seconds=began))
-    now = from_ms(bench.clock.ms)
-    if way == "create":
-        schedules.create("quick", topic="test.sync", every=4)
-    else:
-        schedules.alter("quick", every=4)
-        schedules.resume("quick")
-    at_rest.until(timedelta(seconds=26))
-    first, *tasks = bench.tasks("quick")[:5]
+    at_rest = bench.worker()
+    bench.until(timedelta(0), scheduler=at_rest)
+    bench.center.schedules.create("quick", topic="test.sync", every=4)
+    bench.until(timedelta(seconds=17), scheduler=at_rest)
+    tasks = bench.tasks("quick")
     assert [task.action_time for task in tasks] == [task.scheduled_for for task in tasks]
-    assert first.scheduled_for is not None
-    times = [(task.scheduled_for or START) - first.scheduled_for for task in [first, *tasks]]
-    assert times == [timedelta(seconds=4 * n) for n in range(5)], "none is left out"
-    assert first.scheduled_for - now <= timedelta(seconds=4)
-    assert first.action_time == max(first.scheduled_for, now + timedelta(milliseconds=MET_MS))
-
-
-def test_in_a_worker_the_sweep_tells_the_scheduler_of_a_new_schedule(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("toc.maintenance.scheduler.LOOK_EVERY", 3600.0)
-    system.create_topics()
-    center = system.center
-    center.catalog.refresh()
-    table, asked = center.store.schedules, Counter[int]()
-    soonest = table.soonest
-
-    def counted(tables: Iterable[int]) -> Any:
-        some = set(tables)
-        found = soonest(some)
-        asked.update(some)
-        return found
-
-    def second_is_there() -> bool:
-        tasks, now = center.find(biz_id="quick"), datetime.now(UTC)
-        center.store.finish([(task.job_id, task.version) for task in tasks if task.action_time <= now])
-        return len(tasks) > 1
-
-    monkeypatch.setattr(table, "soonest", counted)
-    services = TableServices(center, center.queues, Pressure())
-    loops = [loop for loop in services.loops if loop.name.startswith(("sweep-", "schedules-"))]
-    services.add(center.store.tables)
-    try:
-        for loop in loops:
-            loop.start()
-        # As new ones, and in the first round. No other comes.
-        assert until(lambda: all(asked[one] == 2 for one in center.store.tables))
-        center.schedules.create("quick", topic="test.sync", every=2)
-        assert until(second_is_there)
-    finally:
-        for loop in loops:
-            loop.stop()
+    nominal = [task.scheduled_for for task in tasks[:4]]
+    assert nominal == [START + timedelta(seconds=4 * n) for n in range(1, 5)], "none is left out"
 
 
 def test_occurrences_are_in_the_index_before_they_are_due(bench: Bench) -> None:
