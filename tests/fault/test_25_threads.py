@@ -22,7 +22,7 @@ APP = "fault.broken.thread_dies:center"
 KNOWN = {
     *("main", "poll", "handler", "async-handlers", "finish-0", "keepalive", "quarantine", "reclaim", "watch"),
     *("sweep-0", "retention", "former-slots", "wake", "catalog", "leases-0", "fallback", "dead", "beat"),
-    *("bodies-0", "schedules-0", "declared-schedules", "record-retention", "pull-ends", "adopt"),
+    *("bodies-0", "schedules-0", "declared-schedules", "record-retention", "pull-ends", "adopt", "crowding"),
 }
 """Threads that a worker process has."""
 

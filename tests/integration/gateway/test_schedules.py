@@ -100,7 +100,7 @@ def test_a_preview_has_the_offsets_of_the_zone_stored_or_not(shared: Gateway) ->
 
 
 def test_a_trigger_runs_one_task_now_and_a_backfill_those_of_the_past(shared: Gateway) -> None:
-    made(shared, "worked", cron=None, every=3600, attribute={"a": 1}, paused=True)
+    made(shared, "worked", cron=None, every=3600, zone="UTC", attribute={"a": 1}, paused=True)
     job_id = shared.call("POST", "/v1/schedules/worked:trigger", token="operate").body["job_id"]
     task = shared.call("GET", f"/v1/tasks/{job_id}").body
     assert (task["topic"], task["biz_id"], task["attribute"]["a"]) == ("test.sync", "worked", 1)

@@ -269,7 +269,7 @@ def test_a_sender_that_does_not_know_the_new_key_names_the_target_and_its_tasks_
     system.wait(lambda: system.row(job_id).next_time > system.row(job_id).action_time, "it waits", 10)
     named = system.daemons[0].events("webhook_secrets_locked")
     assert [one["target"] for one in named] == ["late"]
-    assert "add that key behind the others" in named[0]["error"]
+    assert "add the key that did, behind the others" in named[0]["error"]
     assert old not in system.daemons[0].told()
     system.daemons[0].stop()
     hooked.env["TOC_SECRET_KEY"] += f",{old}"
