@@ -70,6 +70,8 @@ def test_times_are_iso_8601() -> None:
     assert instant("2030-01-31T13:00:00+01:00") == datetime(2030, 1, 31, 12, tzinfo=UTC)
     with pytest.raises(InvalidInput, match="ISO 8601"):
         instant("tomorrow")
+    with pytest.raises(InvalidInput, match="years 1 to 9999 in UTC"):
+        instant("9999-12-31T23:59:59.999999-14:00")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "5", '"x"', "[" * 100_000])

@@ -13,7 +13,7 @@ from datetime import datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from toc.model.clock import to_ms
+from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime, shown
 from toc.model.sharding import valid_job_id
 
@@ -62,6 +62,10 @@ def instant(text: str) -> datetime:
         ) from None
     if at.tzinfo is None:
         raise NaiveDatetime(f"{shown(text)} has no time zone; append Z or an offset such as +01:00")
+    try:
+        from_ms(to_ms(at))
+    except OverflowError:
+        raise InvalidInput(f"{shown(text)} is not in the years 1 to 9999 in UTC") from None
     return at
 
 
