@@ -94,7 +94,7 @@ def test_submits_whose_process_is_killed_after_their_commit_get_one_job_id_for_e
     names = range(1000, 1000 + SUBMITS)
     if conflict == "replace":
         pulled.client.submit_many([NewTask("test.sync", n, 3600, dedup_key="k") for n in names])
-    gateway = Gateway(pulled, "--processes", "2", env={"TOC_FAILPOINT": "batch.rows-stored:15"})
+    gateway = Gateway(pulled, "--processes", "2", env={"TOC_FAILPOINT": "batch.rows-stored:2"})
     clients = Clients([gateway], pulled.recorder)
     try:
         assert until(lambda: _all_know_the_token(gateway))
