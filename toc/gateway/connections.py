@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import socket
 import ssl
+import struct
 import termios
 from collections.abc import Iterator
 from functools import partial
@@ -286,6 +287,10 @@ class Connection(HttpToolsProtocol):
         """Close it without an answer."""
         self.lost = True
         CONNECTIONS_CLOSED.of(reason).add()
+        if self.unread_since:  # reset it: else the kernel keeps megabytes for a client that does not read
+            with contextlib.suppress(OSError):
+                peer = self.transport.get_extra_info("socket")
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def _refuse(self, kind: Kind, detail: str) -> None:
