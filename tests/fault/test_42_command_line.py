@@ -234,7 +234,8 @@ def test_no_value_of_any_option_or_argument_shows_a_trace(toc: Commands, verdict
     ended = toc.all(lines)
     for each in ended:
         assert not each.trace, each
-        assert each.code in (0, 1, 2), each
+        away = each.words[0] == "import"  # what it would read from is not there, which has a code of its own
+        assert each.code in ((0, 1, 2, 4) if away else (0, 1, 2)), each
         if each.code == 2:
             assert each.out == "", each
             assert "Usage: toc" in each.err or _in_one_line(each), each
