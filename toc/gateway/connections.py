@@ -9,6 +9,10 @@ connections does.
     idle ── first byte ──▶ arriving ── complete ──▶ answered by the app ── answer read ──▶ idle
      │ KEEP_ALIVE_SECONDS     │ HEAD_SECONDS, BODY_SECONDS       │ READ_SECONDS
      └────────────────────────┴──────────────── closed ──────────┘
+
+A request that is refused before it has arrived whole ends its connection: the gateway answers, closes its
+own end, and drops what the client still sends, for LINGER_SECONDS at most. If it closed at once, the kernel
+would answer those bytes by a reset, and the client could lose the answer (RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import socket
 import ssl
 import struct
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -42,6 +46,8 @@ READ_SECONDS = 30.0
 """How long a client may not read of an answer that waits for it."""
 HEAD_BYTES = 32 << 10
 """Most bytes of a request's line and headers."""
+LINGER_SECONDS = 5.0
+"""How long a client may go on sending, or not close its end, after a last answer."""
 MOST_UNREAD = 64 << 20
 """Most bytes of answers that all clients of a process together leave unread. Beyond it, that connection is
 closed whose client has read nothing for longest."""
@@ -80,13 +86,15 @@ class Connection(HttpToolsProtocol):
         """Since when the client reads nothing of an answer; 0.0 while it reads."""
         self.idle_since = self.loop.time()
         """Since when nothing is asked and nothing arrives; 0.0 else."""
+        self.leaving_since = 0.0
+        """Since when the last answer is written, and what still arrives is dropped; 0.0 before."""
         self.lost = False
         """Whether the client has left or was sent away: what it has not read yet reaches nobody."""
         self._took_all = False
         """Whether the client had received every byte of its answers when it left."""
         self._closed = asyncio.Event()
         self._waiting: set[asyncio.Task[Any]] = set()
-        self._answers = Answers(transport, self.below)
+        self._answers = Answers(transport, self.below, self._leave)
         self.crowd.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -170,6 +178,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived."""
+        if self.leaving_since:
+            return
         if not self.arriving_since:
             self.arriving_since = self.loop.time()
             self.idle_since = 0.0
@@ -179,14 +189,14 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._parse(data)
         # What came with a head that is complete now is not counted any more.
-        if self.in_head and self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
+        if self.in_head and self.head_bytes > HEAD_BYTES:
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
 
     def _parse(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as exc:
-            if self.transport.is_closing():
+            if self._over:
                 return
             # It asks for another protocol too, as a client in Java does at first. The parser takes the rest
             # for that, so the request is read anew as one that does not ask.
@@ -212,7 +222,7 @@ class Connection(HttpToolsProtocol):
             return
         self.in_head = False
         self.head_bytes = 0
-        if self.transport.is_closing():
+        if self._over:
             return
         if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
@@ -232,8 +242,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Note that a request is answered."""
         self._answers.flush()
-        super().on_response_complete()
-        self._rest()
+        if not self.leaving_since:
+            super().on_response_complete()
+            self._rest()
 
     def _rest(self) -> None:
         """Become idle if nothing is asked. A request may be answered before it has arrived whole."""
@@ -268,6 +279,9 @@ class Connection(HttpToolsProtocol):
     def look(self, now: float) -> None:
         """Close it if its client is too slow."""
         answering = self.cycle is not None and not self.cycle.response_complete
+        if self.leaving_since and now - self.leaving_since > LINGER_SECONDS and not self.unread_since:
+            self.transport.close()
+            return
         # uvicorn's own time-out ends with what still arrives of a request that was answered before.
         if (self.unread_since and now - self.unread_since > READ_SECONDS) or (
             self.idle_since and now - self.idle_since > KEEP_ALIVE_SECONDS
@@ -295,7 +309,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, kind: Kind, detail: str) -> None:
         """Answer beside the app, and close."""
-        if self.transport.is_closing():
+        if self._over:
             return
         self.lost = True
         body = to_json(Problem(kind, detail).body())
@@ -304,7 +318,38 @@ class Connection(HttpToolsProtocol):
             b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         )
         self.transport.write(STATUS_LINE[kind.status] + head + body)
-        self.transport.close()
+        self.pipeline.clear()
+        if self.cycle is not None:  # as when the connection is lost: what the app still sends is dropped
+            self.cycle.disconnected = not self.cycle.response_complete
+            self.cycle.message_event.set()
+        for task in self._waiting:
+            task.cancel()
+        self._linger()
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing is read or answered any more."""
+        return bool(self.leaving_since) or self.transport.is_closing()
+
+    def _leave(self) -> None:
+        """Close it after its last answer, which a client must be able to read that still sends."""
+        if self.arriving_since:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Close this end alone. TLS does so by itself: it waits for the client's farewell."""
+        if self._over:
+            return
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.leaving_since = self.loop.time()
+        self.arriving_since = self.idle_since = 0.0
+        self.crowd.idle[self] = None  # the first to go if there are too many
+        self.flow.resume_reading()
+        self.transport.write_eof()
 
 
 class Answers(asyncio.Transport):
@@ -314,10 +359,14 @@ class Answers(asyncio.Transport):
     that a short request takes.
     """
 
-    def __init__(self, transport: asyncio.Transport, below: asyncio.Transport | None) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, below: asyncio.Transport | None, leave: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._transport = transport
         self._below = below
+        self._leave = leave
+        """How the connection is closed."""
         self._head = b""
         self.closed = False
         """Whether the connection ends with an answer."""
@@ -348,7 +397,7 @@ class Answers(asyncio.Transport):
         """Close the connection after all was written."""
         self.flush()
         self.closed = True
-        self._transport.close()
+        self._leave()
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""

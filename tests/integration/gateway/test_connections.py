@@ -148,3 +148,70 @@ def test_every_kind_of_answer_arrives_whole_and_in_order() -> None:
             writer.close()
 
     uvloop.run(steps())
+
+
+async def refuse_and_close(_scope: Any, _receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"0"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+BEGUN = {
+    "an endless head": (b"GET /" + b"a" * 40_000, b"HTTP/1.1 431 "),
+    "no HTTP": (b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
+    "an unwanted body": (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n", b"HTTP/1.1 413 "),
+}
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("begun", BEGUN)
+def test_a_client_that_is_refused_while_it_sends_reads_why(run: Any, begun: str) -> None:
+    sent, status = BEGUN[begun]
+
+    async def steps() -> None:
+        async with serving(refuse_and_close) as (crowd, address), asyncio.timeout(10):
+            loop = asyncio.get_running_loop()
+            with socket.socket() as client:
+                client.setblocking(False)
+                await loop.sock_connect(client, address)
+                await loop.sock_sendall(client, sent)
+                while not client_has(client):  # answered, and closed at the other end
+                    await asyncio.sleep(0.01)
+                await loop.sock_sendall(client, bytes(4 << 20))
+                answer = b""
+                while part := await loop.sock_recv(client, 65536):
+                    answer += part
+            assert answer.startswith(status)
+            while crowd.all:
+                await asyncio.sleep(0.01)
+
+    run(steps())
+
+
+def client_has(client: socket.socket) -> bool:
+    """Whether an answer has arrived."""
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+def test_a_client_that_goes_on_sending_after_it_was_refused_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+
+    async def steps() -> None:
+        async with serving(refuse_and_close) as (crowd, address), asyncio.timeout(10):
+            looking = asyncio.create_task(crowd.look_on())
+            _, writer = await asyncio.open_connection(*address)
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"nonsense\r\n\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+            assert not crowd.all
+            looking.cancel()
+
+    uvloop.run(steps())

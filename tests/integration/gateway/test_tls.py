@@ -242,3 +242,19 @@ def test_what_a_client_does_not_read_counts_and_is_no_answer_that_was_written(
             writer.close()
 
     uvloop.run(steps())
+
+
+def test_a_client_that_is_refused_while_it_sends_reads_why() -> None:
+    async def steps() -> None:
+        served = Served(10)
+        async with served.serving():
+            reader, writer = await served.connect()
+            writer.write(b"nonsense\r\n\r\n")
+            assert await reader.readuntil(b" ") == b"HTTP/1.1 "  # answered
+            writer.write(bytes(4 << 20))
+            await writer.drain()
+            assert (await reader.read()).startswith(b"400 ")
+            await until(lambda: not served.crowd.all)
+            writer.close()
+
+    uvloop.run(steps())
