@@ -236,6 +236,8 @@ class App:
 
     def _find(self, scope: Scope) -> tuple[HttpCall, dict[str, str]]:
         path, method = scope["path"], scope["method"]
+        if method == "HEAD":  # as GET: the server leaves out the body (RFC 9110, section 9.3.2)
+            method = "GET"
         allowed: set[str] = set()
         for pattern, by_method in self._routes:
             match = pattern.fullmatch(path)
@@ -244,6 +246,8 @@ class App:
                 if call is not None:
                     return call, match.groupdict()
                 allowed |= by_method.keys()
+        if "GET" in allowed:
+            allowed.add("HEAD")
         if allowed:
             methods = ", ".join(sorted(allowed))
             raise Problem(METHOD, f"this path accepts {methods}", headers={"allow": methods})
@@ -398,8 +402,8 @@ def _invalid(error: ValidationError) -> Problem:
 
 
 def _page(scope: Scope, page: Callable[[], Answer]) -> Answer:
-    if scope["method"] != "GET":
-        raise Problem(METHOD, "this path accepts GET", headers={"allow": "GET"})
+    if scope["method"] not in ("GET", "HEAD"):
+        raise Problem(METHOD, "this path accepts GET, HEAD", headers={"allow": "GET, HEAD"})
     return page()
 
 

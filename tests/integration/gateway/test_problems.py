@@ -86,7 +86,7 @@ REQUESTS: dict[str, tuple[str, str, Any, dict[str, str], int, str, str | None]] 
     "no such call": ("GET", "/v2/tasks", None, {}, 404, "not-found", None),
     "the root": ("GET", "/", None, {}, 404, "not-found", None),
     "a wrong method": ("PUT", SUBMIT, TASK, {}, 405, "method-not-allowed", None),
-    "HEAD": ("HEAD", "/v1/topics", None, {}, 405, "", None),
+    "HEAD where there is no GET": ("HEAD", SUBMIT, None, {}, 405, "", None),
     "an unknown topic": ("POST", "/v1/topics/none/tasks", TASK, {}, 404, "unknown-topic", None),
     "a topic that is no name": ("POST", "/v1/topics/{a}/tasks", TASK, {}, 422, "invalid", "topic"),
     "a topic with an escaped slash": ("POST", "/v1/topics/a%2Fb/tasks", TASK, {}, 404, "not-found", None),
