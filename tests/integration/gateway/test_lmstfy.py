@@ -49,10 +49,12 @@ def client(gateway: Gateway) -> Client:
 
 
 def golden(answer: Raw, status: int, body: str) -> None:
-    """The answer has this status, the original's headers, and this body, where <id> is any ULID."""
+    """The answer has this status, the original's headers, and this body, where <id> is any ULID, <ms> any
+    number, and <day> a day in seconds of which few have passed."""
     assert (answer.status, answer.headers.get("content-type")) == (status, JSON if body else None)
     assert re.fullmatch(ULID, answer.headers["x-request-id"])
     pattern = re.escape(body).replace("<id>", f"1?{ULID}").replace("<ms>", r"\d+")
+    pattern = pattern.replace("<day>", r"(86400|863[89]\d)")
     assert re.fullmatch(pattern.encode(), answer.body), answer.body
 
 
@@ -62,11 +64,11 @@ def test_every_command_is_answered_byte_for_byte_as_by_the_original(client: Clie
     golden(call("GET", "/api/ns/gold/size"), 200, '{"namespace":"ns","queue":"gold","size":1}')
     shown = (
         '{"attributes":null,"data":"aGk=","elapsed_ms":<ms>,"job_id":"<id>",%s"namespace":"ns",'
-        '"queue":"gold","remain_tries":%d,"ttl":%d}'
+        '"queue":"gold","remain_tries":%d,"ttl":<day>}'
     )
-    golden(call("GET", "/api/ns/gold/peek"), 200, shown % ("", 1, 86_400))
+    golden(call("GET", "/api/ns/gold/peek"), 200, shown % ("", 1))
     job = client.consume("gold", ttr=60)
-    golden(call("GET", f"/api/ns/gold/job/{job['job_id']}"), 200, shown % ("", 0, 86_400))
+    golden(call("GET", f"/api/ns/gold/job/{job['job_id']}"), 200, shown % ("", 0))
     golden(call("DELETE", f"/api/ns/gold/job/{job['job_id']}"), 204, "")
     golden(call("GET", f"/api/ns/gold/job/{job['job_id']}"), 404, '{"error":"job not found"}')
     golden(call("GET", "/api/ns/gold"), 404, '{"msg":"no job available"}')
@@ -80,7 +82,7 @@ def test_every_command_is_answered_byte_for_byte_as_by_the_original(client: Clie
     assert {one["ttl"] for one in both.content} == {0}
     again = call("PUT", f"/api/ns/gold/job/{both.content[0]['job_id']}?tries=3", b"hi")
     golden(again, 201, '{"job_id":"<id>","msg":"published"}')
-    golden(call("GET", "/api/ns/gold?timeout=3"), 200, shown % ('"msg":"new job",', 2, 86_400))
+    golden(call("GET", "/api/ns/gold?timeout=3"), 200, shown % ('"msg":"new job",', 2))
     empty = '{"deadletter_head":"","deadletter_size":0,"namespace":"ns","queue":"gold"}'
     golden(call("GET", "/api/ns/gold/deadletter"), 200, empty)
     golden(call("GET", "/api/ns/gold/deadletter/size"), 200, '{"namespace":"ns","queue":"gold","size":0}')
@@ -255,9 +257,9 @@ def test_a_job_without_tries_left_is_a_dead_letter_that_can_be_respawned(client:
 
 
 def test_a_job_is_not_handed_out_after_its_ttl(client: Client) -> None:
-    job_id = client.publish("ttl", ttl=1)
+    job_id = client.publish("ttl", ttl=2)
     shown = client.call("GET", f"/api/ns/ttl/job/{job_id}")
-    assert shown.content["ttl"] == 1
+    assert shown.content["ttl"] in (1, 2)
     assert until(lambda: client.call("GET", f"/api/ns/ttl/job/{job_id}").status == 404, 10)
     assert client.consume("ttl", timeout=1) is None
 
@@ -338,7 +340,8 @@ def test_a_republished_job_has_another_id_and_the_old_one_is_gone(client: Client
     new = answer.content["job_id"]
     job = client.consume("republish", timeout=30)
     assert new != old
-    assert (job["job_id"], job["ttl"], data_of(job)) == (new, 10, b"new")
+    assert (job["job_id"], data_of(job)) == (new, b"new")
+    assert 5 <= job["ttl"] <= 10
     assert client.call("GET", f"/api/ns/republish/job/{old}").status == 404
     bad = client.call("PUT", f"/api/ns/republish/job/{new}?tries=0", b"new")  # deletes all the same
     assert (bad.status, client.call("GET", f"/api/ns/republish/job/{new}").status) == (400, 404)
