@@ -419,6 +419,7 @@ NAIVE = "2030-01-31T12:00:00"
         (["worker", "--app", "broken_app:center"], "ZeroDivisionError", 2),
         (["schedule", "create", "s", "--topic", "t", "--every", 5, "--anchor", NAIVE], "no time zone", 2),
         (["schedule", "alter", "s", "--anchor", NAIVE], "no time zone", 2),
+        (["schedule", "alter", "s"], "nothing to change", 2),
         (
             ["schedule", "create", "s", "--topic", "t", "--every", "5", "--dst", "skip"],
             "dst has no effect",

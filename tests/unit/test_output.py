@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from toc.cli.output import ago, history_record, most_urgent, table
+from toc.cli.output import ago, history_record, most_urgent, show, show_one, table
 from toc.cli.top import _drawn, _reached
 from toc.cli.worker import WATCH_SPARE, _in_one_line, _spare
 from toc.gateway.show import failed_try
@@ -177,6 +177,17 @@ def test_a_daemon_is_asked_where_it_can_be_reached_from_here(
     metrics: str, machine: str, address: str
 ) -> None:
     assert _reached(WorkerNow("host7-0-1", "host7", 1, metrics=metrics, machine=machine), "here") == address
+
+
+def test_what_others_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    error = "a\x1b[2Jb\x07c\x9b31md\re\x7f\r\n\tgrün"
+    show_one({"last_error": error, "history": [{"error": error}], "list": [error]}, as_json=False)
+    show([{"last_error": error}], as_json=False, empty="none")
+    said = capsys.readouterr().out
+    assert not set(said) & set("\x1b\x07\x9b\x7f"), ascii(said)
+    assert "\r" not in said.replace("\r\n", "")
+    assert said.count("a\ufffd[2Jb\ufffdc\ufffd31md\ufffde\ufffd") == 3
+    assert said.count("\tgrün") == 2, "lines of a text are shown as they are"
 
 
 def test_the_most_urgent_stay_in_their_order() -> None:

@@ -606,6 +606,20 @@ def answer_each(
     return thread
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [b"Set-Cookie: " + b"c" * 100_000 + b"\r\n", b"".join(b"X-%d: y\r\n" % n for n in range(2000))],
+    ids=["a long one", "many"],
+)
+def test_an_answer_may_have_as_many_headers_as_are_read_of_it(headers: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        server = answer_each(listener, [b"HTTP/1.1 200 OK\r\n" + headers + b"Content-Length: 0\r\n\r\n"])
+        answer = send(f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        server.join(30)
+    assert (answer.status, answer.text) == (200, "HTTP 200 OK")
+
+
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nbegun"])
 def test_an_answer_that_does_not_end_over_a_kept_connection_is_not_waited_for(begun: bytes) -> None:
     async def twice(port: int) -> list[Answer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 import time
 from base64 import b64encode
@@ -32,6 +33,8 @@ Thing = TypeVar("Thing")
 
 TELL_SECONDS = 5.0
 """Seconds between two lines that tell how far a command has come, where there is no terminal."""
+_STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
+"""What steers a terminal: control characters, except those of tabs and lines."""
 _SENTENCE = 24
 """The least width of a column of sentences, unless the terminal is too narrow."""
 
@@ -278,9 +281,9 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+    # Errors and reasons are texts of others, and the terminal is an operator's.
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def status_name(status: int) -> str:

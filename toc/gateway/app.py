@@ -34,7 +34,7 @@ from toc.gateway import (
     tasks,
     topics,
 )
-from toc.gateway.calls import Answer, Asked, HttpCall, Nothing, Query, forbidden, takes_nothing
+from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, Nothing, Query, forbidden, takes_nothing
 from toc.gateway.connections import ClientGone
 from toc.gateway.problems import (
     BUSY,
@@ -177,7 +177,10 @@ class App:
         body: Any = None
         query = _query(call, scope["query_string"])
         raw = content_type = request = None
-        if call.body is not None:
+        model = call.body
+        if model is None and _holds_something(headers):  # it would be ignored, and its sender rely on it
+            model = NoFields
+        if model is not None:
             content_type = _header(headers, b"content-type")
             is_json = _is_json(content_type)
             is_raw = call.takes_raw and (query.raw or not is_json)
@@ -192,7 +195,7 @@ class App:
                 if is_raw:
                     raw = data
                 else:
-                    body = _parsed(call.body, data)
+                    body = _parsed(model, data)
         asked = Asked(self._service, call, token, path, query, body, raw, content_type, request)
         tracing = self._service.center.tracing
         if tracing is None and not call.waits:
@@ -337,6 +340,11 @@ def _request(token: Token, scope: Scope, content_type: str | None, name: str, da
         raise Problem(INVALID, detail, field="Idempotency-Key")
     payload = b"\0".join(((content_type or "").encode("latin-1"), scope["query_string"], data))
     return Request.of(f"{token.name} {scope['path']}", name, payload)
+
+
+def _holds_something(headers: Sent) -> bool:
+    """Whether a request has a body that may be more than empty."""
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 def _is_json(content_type: str | None) -> bool:

@@ -40,6 +40,10 @@ class Model(BaseModel):
         return {name: value for name, value in self.__dict__.items() if value is not None}
 
 
+class NoFields(Model):
+    """What a request may hold for a call that takes nothing."""
+
+
 def takes_nothing(model: type[BaseModel]) -> bool:
     """Whether a request of that model may leave out its body: every field has a default."""
     return not any(one.is_required() for one in model.model_fields.values())

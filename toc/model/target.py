@@ -107,7 +107,10 @@ def _origin_entry(entry: str) -> str:
 
 def _origin(parts: SplitResult) -> str:
     """Return scheme, host and port of a URL. Raises ValueError."""
-    return f"{_short(parts)}:{parts.port or _PORTS.get(parts.scheme, 0)}"
+    port = _PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
+    if not port and parts.scheme in _PORTS:
+        raise ValueError("there is no port 0")
+    return f"{_short(parts)}:{port}"
 
 
 def _short(parts: SplitResult) -> str:

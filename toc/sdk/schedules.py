@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, from_ms, to_ms
 from toc.model.errors import (
+    InvalidInput,
     InvalidSchedule,
     NaiveDatetime,
     ScheduleExists,
@@ -191,8 +192,10 @@ class Schedules:
         """Change a schedule, by the names of ``create``'s parameters.
 
         The next occurrence is replaced if it has not started, and within a second of its time it is left as
-        it is. Raises InvalidSchedule, UnknownSchedule or UnknownTopic.
+        it is. Raises InvalidInput (nothing to change), InvalidSchedule, UnknownSchedule or UnknownTopic.
         """
+        if not changes:
+            raise InvalidInput(f"nothing to change on {shown(name)}: name at least one option")
         return self._change(name, lambda definition: definition.changed(**changes))
 
     def pause(self, name: str) -> Schedule:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.model.clock import Clock
-from toc.model.errors import ConfigError, InvalidTarget, UnknownTarget, shown
+from toc.model.errors import ConfigError, InvalidInput, InvalidTarget, UnknownTarget, shown
 from toc.model.target import (
     MOST_PREVIOUS_SECONDS,
     PREVIOUS_SECONDS,
@@ -82,13 +82,13 @@ class Targets:
     ) -> Target:
         """Change a target. ``headers`` replace all that it had; ``limits`` are those of ``create``.
 
-        Raises InvalidTarget or UnknownTarget.
+        Raises InvalidInput (nothing to change), InvalidTarget or UnknownTarget.
         """
         changes = _limits(limits)
         if url is not None:
             changes["url"] = check_url(url, self._allow)
         if not changes and headers is None:
-            raise InvalidTarget("url, headers or a limit: name at least one to change")
+            raise InvalidInput(f"nothing to change on {shown(name)}: name the url, headers or a limit")
         found = None if headers is None else check_headers(headers)
 
         def change(target: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets | None]:

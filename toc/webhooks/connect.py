@@ -107,7 +107,16 @@ class Bounded(ResponseHandler):
         self._raw = 0
         self.answers += 1
         if self._parser is None:  # one reads all answers of a connection: making it costs as much as its work
-            self.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=most_bytes)
+            self.set_response_params(
+                read_until_eof=True,
+                auto_decompress=False,
+                read_bufsize=most_bytes,
+                # Only the bound on the whole counts: a receiver that answers 2xx has the task, be its headers
+                # long or many.
+                max_line_size=MOST_RAW_BYTES,
+                max_field_size=MOST_RAW_BYTES,
+                max_headers=MOST_RAW_BYTES,
+            )
 
     def give_up(self) -> None:
         """Have whoever waits for the answer raise TimeoutError."""

@@ -180,9 +180,10 @@ def test_a_bad_change_is_refused_and_changes_nothing(shared: Gateway) -> None:
         ({"every": 60, "zone": "Europe/Berlin"}, "zone"),
         ({"window": 1e12}, "window"),
         ({"paused": True}, "paused"),
+        ({}, None),
     ):
         answer = shared.call("PATCH", "/v1/schedules/firm", change)
-        assert (answer.status, answer.body["field"]) == (422, field), answer
+        assert (answer.status, answer.body.get("field")) == (422, field), answer
     assert shared.call("PATCH", "/v1/schedules/firm", {"topic": "none"}).body["type"] == "/docs#unknown-topic"
     assert shared.call("POST", "/v1/schedules", {**DAILY, "name": "n", "topic": "none"}).status == 404
     after = shared.call("GET", "/v1/schedules/firm").body
