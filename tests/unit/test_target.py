@@ -43,6 +43,8 @@ def test_a_url_is_kept_with_scheme_and_host_in_lower_case(url: str, expected: st
         "", "example.com", "//example.com", "https://", "https:///x", "https://?x", "ftp://example.com/",
         "file:///etc/passwd", "http://example.com/", "https://example.com:8443/", "https://example.com:x/",
         "https://example.com:99999/", "https://example.com:0/",
+        "https://127.1/", "https://2130706433/", "https://0x7f.1/", "https://a..com/",
+        f"https://{64 * 'a'}.com/",
         "https://u:p@example.com/", "https://@example.com/",
         "https://example.com/#x", "https://example.com/\r\nx: y", "https://example.com/a b",
         "https://example.com\\@10.0.0.1/", "https://exämple.com/", "https://[::1/",

@@ -55,6 +55,8 @@ _NOT_SETTABLE = frozenset(
 """Headers of the connection, of the message's form, and those that the sender sets itself."""
 _URL = re.compile(r"[\x21-\x7e]+")
 _PORTS = {"https": 443, "http": 80}
+_NUMBER = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)")
+_MOST_LABEL = 63
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -253,6 +255,10 @@ def check_url(url: object, allow: Allow) -> str:
         raise InvalidTarget("url cannot be read: its host or its port is malformed") from exc
     if parts.scheme not in _PORTS or not parts.hostname:
         raise InvalidTarget("url must begin with https:// and a host")
+    try:
+        literal(parts.hostname)
+    except ValueError as exc:
+        raise InvalidTarget(f"url cannot be used: {exc}") from None
     if "@" in parts.netloc:
         raise InvalidTarget("url must not hold a user or a password; give them as a header")
     if "#" in url:
@@ -261,6 +267,25 @@ def check_url(url: object, allow: Allow) -> str:
         raise InvalidTarget(f"url must be https on port 443; {origin} can be allowed in TOC_WEBHOOK_ALLOW")
     rest = url[url.index("//") + 2 + len(parts.netloc) :]
     return f"{origin.removesuffix(f':{_PORTS[parts.scheme]}')}{'' if rest.startswith('/') else '/'}{rest}"
+
+
+def literal(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that a URL's host is, or None for a name.
+
+    Raises ValueError for a host that some resolvers read as an address although it is not written as one:
+    ``127.1``, ``2130706433``, ``0x7f.0.0.1``, ``0177.0.0.1``. As in the URL standard of the WHATWG, that is
+    any host whose last part is a number. So is one that DNS cannot have as a name.
+    """
+    plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        return ipaddress.ip_address(plain)
+    except ValueError:
+        pass
+    if ":" in plain or "%" in plain or _NUMBER.fullmatch(plain.rstrip(".").rpartition(".")[2]):
+        raise ValueError(f"{host[:100]!r} is not an address: write four decimal numbers, or IPv6")
+    if not all(0 < len(label) <= _MOST_LABEL for label in plain.removesuffix(".").split(".")):
+        raise ValueError(f"{host[:100]!r} is no name of a host: its parts have 1 to {_MOST_LABEL} characters")
+    return None
 
 
 def check_path(path: object) -> str:

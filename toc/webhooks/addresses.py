@@ -15,9 +15,8 @@ embedded address is judged as well, and one that is refused refuses the whole. N
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Address = IPv4Address | IPv6Address
 Allowed = Callable[[Address], bool]
@@ -52,7 +51,6 @@ _SIX_TO_FOUR = IPv6Network("2002::/16")
 _TEREDO = IPv6Network("2001::/32")
 _LAST_32 = tuple(map(IPv6Network, ("::ffff:0:0/96", "::ffff:0:0:0/96", "::/96")))
 _ISATAP = (0x00005EFE, 0x02005EFE)
-_NUMBER = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)")
 
 
 def embedded(address: Address) -> list[IPv4Address]:
@@ -100,20 +98,3 @@ def _special(address: Address) -> str | None:
         return next((what for what, network in _SPECIAL4 if address in network), None)
     found = next((what for what, network in _SPECIAL6 if address in network), None)
     return found or (None if address in _GLOBAL6 else "reserved")
-
-
-def literal(host: str) -> Address | None:
-    """Return the address that a URL's host is, or None for a name.
-
-    Raises ValueError for a host that some resolvers read as an address although it is not written as one:
-    ``127.1``, ``2130706433``, ``0x7f.0.0.1``, ``0177.0.0.1``. As in the URL standard of the WHATWG, that is
-    any host whose last part is a number.
-    """
-    plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        return ip_address(plain)
-    except ValueError:
-        pass
-    if ":" in plain or "%" in plain or _NUMBER.fullmatch(plain.rstrip(".").rpartition(".")[2]):
-        raise ValueError(f"{host[:100]!r} is not an address: write four decimal numbers, or IPv6")
-    return None

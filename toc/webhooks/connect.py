@@ -56,12 +56,9 @@ class Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Return the addresses of a name that may be connected to. Raises OSError if there is none."""
         loop = asyncio.get_running_loop()
-        try:
-            infos = await loop.run_in_executor(
-                self._executor, lambda: self._lookup(host, port, family=family, type=socket.SOCK_STREAM)
-            )
-        except UnicodeError:  # a label that is empty or too long
-            raise socket.gaierror(socket.EAI_NONAME, "this is no host name") from None
+        infos = await loop.run_in_executor(
+            self._executor, lambda: self._lookup(host, port, family=family, type=socket.SOCK_STREAM)
+        )
         found: list[ResolveResult] = []
         refused: AddressRefused | None = None
         for kind, _type, proto, _name, address in infos:

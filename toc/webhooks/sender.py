@@ -26,8 +26,7 @@ from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 from toc.model.errors import InvalidTarget
-from toc.model.target import Allow, check_url
-from toc.webhooks.addresses import literal
+from toc.model.target import Allow, check_url, literal
 from toc.webhooks.answers import NO_RETRY, Answer, retry_after, told
 from toc.webhooks.connect import (
     AddressRefused,
