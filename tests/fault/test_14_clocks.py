@@ -86,6 +86,7 @@ def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_
     assert judged.counts["processed"] > 400
 
 
+@pytest.mark.slow
 def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(
     build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict
 ) -> None:

@@ -283,6 +283,7 @@ def test_a_server_that_is_killed_and_comes_back_while_occurrences_fire(
     print(line.proof)
 
 
+@pytest.mark.slow
 def test_a_host_whose_clock_is_an_hour_ahead_decides_nothing_before_its_time(
     build: Build, clean_redis: RedisServer, verdict: Verdict, tmp_path: Path
 ) -> None:
