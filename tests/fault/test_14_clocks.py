@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -15,6 +15,9 @@ from fault.kit.servers import ClockFile, ShiftedRedis
 from harness.final import read_final
 from harness.history import lines
 from harness.system import System
+
+from toc import TaskStatus
+from toc.dev.local.servers import RedisServer
 
 SETTLE = 22
 """What was put back by a wrong clock stands too late in the index once it is right. The sweep mends that: it
@@ -81,6 +84,35 @@ def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_
     else:
         assert not behind
     assert judged.counts["processed"] > 400
+
+
+@pytest.mark.slow
+def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(
+    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict
+) -> None:
+    """Neither those that are due in a while nor those that are due meanwhile."""
+    line = verdict(14, "clock an hour ahead, tasks that expire", "for 6 s")
+    clock = ClockFile(tmp_path / "clock")
+    system = build(clean_redis.url, topic_prepare_timeout=3)
+    daemon = system.start(env=clock.python_env)
+    now = datetime.now(UTC)
+    job_ids = [
+        system.client.submit(
+            "test.sync",
+            biz_id=n,
+            action_time=now + timedelta(seconds=2 + n / 2),
+            expires_at=now + timedelta(minutes=10),
+        )
+        for n in range(20)
+    ]
+    clock.shift(3600)
+    time.sleep(6)  # the sweep looks every 5 s at what is overdue
+    clock.shift(0)
+    system.wait(lambda: not system.pending(job_ids), "all have ended", SETTLE)
+    assert {row.status for row in system.center.store.read(job_ids).values()} == {TaskStatus.PROCESSED}
+    assert not daemon.events("task_expired")
+    line.prove(system.late(job_ids)[-1] > 1000, "some waited until the clock was right")
+    line.judge(system, within=SETTLE, hold=35)
 
 
 @pytest.mark.slow

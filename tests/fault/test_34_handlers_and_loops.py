@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
+from fault.test_29_one_database_server import session
 
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
 from toc.worker.loop import EXIT_THREAD_DIED
 
 APP = "fault.apps.hostile:center"
@@ -120,6 +122,26 @@ def test_what_a_handler_patches_for_its_process_stops_no_coroutine(
     )
     rows = system.center.store.read([culprit, *others]).values()
     assert {(row.status, row.attempts) for row in rows} == {(TaskStatus.PROCESSED, 0)}
+    line.judge(system, within=10)
+
+
+def test_a_trace_function_that_fails_in_each_new_thread_stops_nothing(
+    build: Build, clean_redis: RedisServer, mariadb: MariaDB, verdict: Verdict
+) -> None:
+    """Meanwhile somebody locks a table, so that reads go to threads of their own."""
+    line = verdict(34, "a handler has each new thread end before it begins", "for 3 s")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=1, app=APP)
+    culprit = system.client.submit("test.sync", biz_id=0, delay=0.1, attribute={"deed": "trace new threads"})
+    others = system.client.submit_many([NewTask("test.sync", n, 1.0 + n / 200) for n in range(1, 600)])
+    system.wait(lambda: bool(system.starts(culprit)), "it begins", 10)
+    prefix = system.settings.database_prefix
+    with session(mariadb, f"LOCK TABLES {prefix}0.timeout_task_0000 WRITE"):
+        time.sleep(2)
+    system.wait(lambda: not system.pending([culprit, *others]), "all have ended", 20)
+    assert "Exception in thread toc-" not in daemon.told()
+    theirs = daemon.told().count("Exception in thread theirs")
+    line.prove(theirs, f"{theirs} threads of the handler ended before they began")
     line.judge(system, within=10)
 
 

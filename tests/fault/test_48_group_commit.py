@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fault.conftest import Build, Verdict
-from fault.kit.doors import p99
+from fault.kit.doors import p99, timed
 from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.system import System
@@ -169,3 +170,43 @@ def test_of_a_batch_in_one_request_each_task_has_its_own_outcome(
     finally:
         hanging.resume()
         gateway.stop()
+
+
+def test_calls_with_a_thousand_tasks_do_not_hold_up_those_with_one(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    """Two callers send large calls one after the other. Each is several round trips to the database."""
+    line = verdict(48, "calls with 1,000 large tasks beside calls with one", "two callers of such")
+    system = build(clean_redis.url)
+    gateway = Gateway(system)
+    task = {"biz_id": 1, "delay": 3600, "attribute": {"text": "x" * 3900}}
+    large = json.dumps({"tasks": [task] * 1000}).encode()
+    took: list[float] = []
+    calls: list[float] = []
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.is_set():
+            calls.append(timed(lambda: gateway.call("POST", "/v1/topics/test.sync/tasks:batch", large)))
+
+    try:
+        usual = [timed(gateway.submit) for _ in range(50)]
+        with ThreadPoolExecutor(2) as threads:
+            sending = [threads.submit(send) for _ in range(2)]
+            time.sleep(0.3)
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                took.append(timed(gateway.submit))
+            over.set()
+            for one in sending:
+                one.result()
+    finally:
+        gateway.stop()
+    middle = [sorted(some)[len(some) // 2] for some in (took, usual, calls)]
+    line.tasks = len(took) + len(usual) + 1000 * len(calls)
+    line.prove(
+        len(calls) >= 2,
+        f"{len(calls)} such calls took {middle[2] * 1000:.0f} ms each; of {len(took)} others half took "
+        f"{middle[0] * 1000:.0f} ms, {middle[1] * 1000:.0f} ms before",
+    )
+    assert middle[0] < middle[2] / 3, "they waited for whole calls of others"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -14,9 +15,13 @@ from toc.worker import interpreter
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[float]:
     """The switch interval; it is as before after the test, and nothing is kept."""
-    before = sys.getswitchinterval()
+    before, hooks = sys.getswitchinterval(), (threading.gettrace(), threading.getprofile())
+    setters = threading.settrace, threading.setprofile
     yield before
     sys.setswitchinterval(before)
+    threading.settrace, threading.setprofile = setters
+    threading.settrace(hooks[0])
+    threading.setprofile(hooks[1])
     interpreter._kept.clear()
 
 
@@ -40,3 +45,18 @@ def test_what_the_application_has_set_before_stays(usual: float, monkeypatch: py
     interpreter.restore()
     assert time.sleep is ours
     assert sys.getswitchinterval() == pytest.approx(usual / 10)
+
+
+@pytest.mark.parametrize("setter", ["settrace", "setprofile"])
+def test_what_is_called_in_each_new_thread_is_not_called_in_ours(setter: str) -> None:
+    called: list[object] = []
+    interpreter.keep()
+    getattr(threading, setter)(lambda *event: called.append(event))
+    for name in ("toc-late", "theirs"):
+        assert not called
+        thread = threading.Thread(target=int, name=name)
+        thread.start()
+        thread.join()
+    assert called
+    getattr(threading, setter)(None)
+    assert getattr(threading, setter.replace("set", "get"))() is None

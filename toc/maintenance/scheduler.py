@@ -9,6 +9,9 @@ then reads the table. A new or changed schedule need not be announced: the progr
 first step, and the next step is further away than ``LOOK_EVERY``. If it is not, it may come that much late
 once.
 
+It is time for a step when this host's clock and that of the schedule's server both say so. A host whose
+clock is ahead would skip what is yet to come, for good; one that is behind is late.
+
 Occurrences are made ``LEAD_MS`` ahead, in steps with rests, so that tasks that are due come first. Each
 server of the task table has its own Scheduler, so that one that hangs holds up no other.
 """
@@ -27,7 +30,7 @@ from toc.model.schedule import step
 from toc.observe.log import get_logger
 from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
 from toc.store.scan import DueRow
-from toc.store.schedules import Move, Stored
+from toc.store.schedules import DueSchedule, Move, Stored
 from toc.store.server import Locked
 from toc.store.shards import Trouble
 from toc.store.store import Store
@@ -143,12 +146,11 @@ class Scheduler:
         due = self._schedules.due(tables, now, limit)
         moves = []
         hurry = False
-        for stored, ended in due.rows:
-            move = self._move(stored, now, ended=ended)
-            if move is not None:
-                moves.append(move)
-                planned = stored.state.next_time
-                hurry |= bool(move.rows) and planned is not None and planned - now < HURRY_MS
+        for one in due.rows:
+            move = self._move(one)
+            moves.append(move)
+            planned = one.stored.state.next_time
+            hurry |= bool(move.rows) and planned is not None and planned - one.now < HURRY_MS
         failpoint("schedule.rows-read")
         moved = self._schedules.advance(moves)
         failpoint("schedule.rows-written")
@@ -173,7 +175,8 @@ class Scheduler:
         self._note_failed({**failed_tables, **due.failed, **failed})
         return hurry and bool(due.more)
 
-    def _move(self, stored: Stored, now: int, *, ended: bool) -> Move | None:
+    def _move(self, due: DueSchedule) -> Move:
+        stored, ended, now = due
         try:
             definition = stored.definition
             topic = self._catalog.known().get(definition.topic)  # asking for it would wait for its server

@@ -148,6 +148,8 @@ class Failure(NamedTuple):
     """Whether a try has ever started. If not, the task ends as cancelled instead of dead."""
     sent: Sent | None = None
     """The request that the try made, for the history."""
+    by_time: bool = False
+    """Whether no try has failed: the task ends because it is too late for one."""
 
     @classmethod
     def of(
@@ -161,11 +163,12 @@ class Failure(NamedTuple):
         expired: bool = False,
         started: bool = True,
         sent: Sent | None = None,
+        by_time: bool = False,
     ) -> Failure:
         """Build the change to these values. It applies only while the row is unchanged."""
         return cls(
             row.job_id, row.version, row.attempts, row.crashes, attempts, crashes, next_time, error, expired,
-            started, sent,
+            started, sent, by_time,
         )  # fmt: skip
 
 
@@ -252,6 +255,7 @@ def after_expiry(row: TryRow, now: int) -> Failure:
         error=error,
         expired=True,
         started=bool(attempts or row.crashes or row.begun),
+        by_time=True,
     )
 
 

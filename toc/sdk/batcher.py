@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,6 +83,52 @@ class _Asked(Generic[Item]):
     settled: bool = False
 
 
+class _Line(Generic[Item]):
+    """What waits. Items that came alone and those of calls with many take turns, and so do these calls: a
+    call with a thousand items does not hold up what comes after it."""
+
+    def __init__(self) -> None:
+        self._alone: deque[_Asked[Item]] = deque()
+        self._calls: deque[deque[_Asked[Item]]] = deque()
+        """Of each call what is left of it, never nothing."""
+        self._calls_turn = False
+
+    def __len__(self) -> int:
+        return len(self._alone) + sum(map(len, self._calls))
+
+    def __bool__(self) -> bool:
+        return bool(self._alone or self._calls)
+
+    def add(self, asked: _Asked[Item]) -> None:
+        """Add an item that came alone."""
+        self._alone.append(asked)
+
+    def add_call(self, asked: Iterable[_Asked[Item]]) -> None:
+        """Add the items of a call."""
+        if call := deque(asked):
+            self._calls.append(call)
+
+    def next(self) -> _Asked[Item]:
+        """Take the item whose turn it is, of a line that is not empty."""
+        if not self._calls or (self._alone and not self._calls_turn):
+            self._calls_turn = True
+            return self._alone.popleft()
+        self._calls_turn = False
+        call = self._calls.popleft()
+        asked = call.popleft()
+        if call:
+            self._calls.append(call)
+        return asked
+
+    def clear(self, before: float = math.inf) -> list[_Asked[Item]]:
+        """Remove and return what has come before an instant (the loop's time), or all."""
+        lines = [self._alone, *self._calls]
+        gone = [asked for line in lines for asked in line if asked.since < before]
+        self._alone, *calls = [deque(asked for asked in line if asked.since >= before) for line in lines]
+        self._calls = deque(filter(None, calls))
+        return gone
+
+
 @dataclass(slots=True, eq=False)
 class _Batch(Generic[Item]):
     asked: list[_Asked[Item]]
@@ -116,8 +163,8 @@ class Lane(Generic[Item, Outcome]):
         self._examine = examine
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(4 * UNDER_WAY, f"toc-{name}")
-        self._waiting: deque[_Asked[Item]] = deque()
-        self._apart: deque[_Asked[Item]] = deque()
+        self._waiting = _Line[Item]()
+        self._apart = _Line[Item]()
         self._bytes = 0
         self._open: set[_Batch[Item]] = set()
         """Batches under way, not answered yet."""
@@ -129,13 +176,15 @@ class Lane(Generic[Item, Outcome]):
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
         self._admit(1, size)
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._add(item, size, partial(_resolve, future), self._loop.time())
-        self._pump()
+        asked = _Asked(item, size, partial(_resolve, future), self._loop.time())
+        (self._apart if size > LARGE_BYTES else self._waiting).add(asked)
+        self._added(size)
         return await future
 
     async def ask_many(self, items: Sequence[tuple[Item, int]]) -> list[Outcome | TocError]:
         """Return the outcome of each item, given with its size. Raises StoreUnavailable or Busy for all."""
-        self._admit(len(items), sum(size for _, size in items))
+        whole = sum(size for _, size in items)
+        self._admit(len(items), whole)
         outcomes: list[Any] = [None] * len(items)
         left = len(items)
         future: asyncio.Future[None] = self._loop.create_future()
@@ -148,9 +197,10 @@ class Lane(Generic[Item, Outcome]):
                 future.set_result(None)
 
         now = self._loop.time()
-        for index, (item, size) in enumerate(items):
-            self._add(item, size, partial(take, index), now)
-        self._pump()
+        asked = [_Asked(item, size, partial(take, index), now) for index, (item, size) in enumerate(items)]
+        self._waiting.add_call(one for one in asked if one.size <= LARGE_BYTES)
+        self._apart.add_call(one for one in asked if one.size > LARGE_BYTES)
+        self._added(whole)
         await future
         return outcomes
 
@@ -161,12 +211,12 @@ class Lane(Generic[Item, Outcome]):
         if waiting and (waiting + count > MOST_WAITING or self._bytes + size > MOST_WAITING_BYTES):
             raise Busy("too many requests wait for a database server; try again in a moment")
 
-    def _add(self, item: Item, size: int, take: Callable[[Any], None], since: float) -> None:
+    def _added(self, size: int) -> None:
+        """Start what can be started of what was added."""
         self._bytes += size
-        asked = _Asked(item, size, take, since)
-        (self._apart if size > LARGE_BYTES else self._waiting).append(asked)
         if self._looking is None:
             self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._look)
+        self._pump()
 
     @property
     def idle(self) -> bool:
@@ -184,9 +234,7 @@ class Lane(Generic[Item, Outcome]):
         try:
             do(*args)
         except Exception as exc:
-            waiting = [*self._waiting, *self._apart]
-            self._waiting.clear()
-            self._apart.clear()
+            waiting = [*self._waiting.clear(), *self._apart.clear()]
             for asked in [*waiting, *(asked for batch in self._open for asked in batch.asked)]:
                 self._settle(asked, exc)
             raise
@@ -194,15 +242,15 @@ class Lane(Generic[Item, Outcome]):
     def _pump(self) -> None:
         """Start what can be started now."""
         while self._apart and sum(batch.alone for batch in self._open) < UNDER_WAY:
-            self._start([self._apart.popleft()], alone=True)
+            self._start([self._apart.next()], alone=True)
         while self._waiting:
             together = [batch for batch in self._open if not batch.alone]
             if len(together) == UNDER_WAY or not all(batch.late for batch in together):
                 return
-            asked = [self._waiting.popleft()]
+            asked = [self._waiting.next()]
             size = asked[0].size
             while self._waiting and len(asked) < MOST_TOGETHER and size < MOST_BYTES:
-                asked.append(self._waiting.popleft())
+                asked.append(self._waiting.next())
                 size += asked[-1].size
             self._start(asked, alone=False)
 
@@ -245,20 +293,15 @@ class Lane(Generic[Item, Outcome]):
         error = self._away()
         if error is None:
             return
-        waiting = [*self._waiting, *self._apart]
-        self._waiting.clear()
-        self._apart.clear()
-        for asked in waiting:
+        for asked in [*self._waiting.clear(), *self._apart.clear()]:
             self._settle(asked, StoreUnavailable(str(error)))
 
     def _look(self) -> None:
         """Answer those who have waited too long: a lock may hold up all that go by themselves."""
         self._looking = None
         before = self._loop.time() - GIVE_UP_SECONDS
-        for queue in (self._waiting, self._apart):
-            late = [asked for asked in queue if asked.since < before]
-            for asked in late:
-                queue.remove(asked)
+        for line in (self._waiting, self._apart):
+            for asked in line.clear(before):
                 self._settle(asked, Busy("what came before holds up the database; try again in a moment"))
         for batch in self._open:
             for asked in batch.asked:
@@ -274,7 +317,7 @@ class Lane(Generic[Item, Outcome]):
             batch.timer.cancel()
         for asked, outcome in zip(batch.asked, outcomes, strict=True):
             if outcome is APART and not batch.alone:
-                self._apart.append(asked)
+                self._apart.add(asked)
             else:
                 self._settle(asked, outcome)
         self._pump()

@@ -245,7 +245,8 @@ class Batches(Tries):
         """Mark rows as dead if they are unchanged since they were read. Their next_time becomes the time of
         death.
 
-        Those that have expired before any try started become cancelled.
+        Those that have expired before any try started become cancelled. What ends by time alone must be due
+        and have expired by the clock of its server too: that of a host may be ahead.
         """
         return self._die(items, self.leases.free)
 
@@ -285,7 +286,8 @@ class Batches(Tries):
                         f"{'' if item.error is None else ',last_error=%s'} "
                         # [rule: failure-fence]
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
-                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}",
+                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}"
+                        f"{_too_late(server) if item.by_time else ''}",
                         () if item.error is None else (_error_text(item.error),),
                     )
                     for table, item in order
@@ -389,6 +391,12 @@ class Batches(Tries):
         tried = f"attempts={server.greatest}(attempts,1)"
         updates = sql.update_by_id(self._shards.names, ids, tried, f"status={CANCELLED}")
         server.run(updates, transaction=True, outwait=False)
+
+
+def _too_late(server: DatabaseServer) -> str:
+    """The condition that a row is due and has expired."""
+    now = server.from_now(0)
+    return f" AND next_time<={now} AND expires_at<{now}"
 
 
 def _noted(server: DatabaseServer, item: Failure, now: int, following: int = 0) -> str:

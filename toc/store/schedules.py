@@ -56,11 +56,19 @@ class Stored(NamedTuple):
         return _definition(self.name, self.text)
 
 
-class Due(NamedTuple):
-    """Rows to be looked at, each with whether its last occurrence has ended; tables with further ones, and
-    those without an answer."""
+class DueSchedule(NamedTuple):
+    """A row to be looked at, whether the task of its last occurrence has ended, and what time it is (ms): by
+    this host's clock, or by its server's if that is behind."""
 
-    rows: list[tuple[Stored, bool]]
+    stored: Stored
+    ended: bool
+    now: int
+
+
+class Due(NamedTuple):
+    """Rows to be looked at; tables with further ones, and those without an answer."""
+
+    rows: list[DueSchedule]
     more: set[int]
     failed: dict[int, Trouble]
 
@@ -158,20 +166,22 @@ class ScheduleTable:
         return sorted(found, key=lambda stored: stored.name)[:limit]
 
     def soonest(self, tables: Iterable[int]) -> tuple[dict[int, int], dict[int, Trouble]]:
-        """Return for each table with a schedule that is not paused when the first must be looked at (ms), and
-        the tables without an answer. A server reads one entry of the index for each."""
+        """Return for each table with a schedule that is not paused when ``due`` has the first of them (ms, by
+        this host's clock), and the tables without an answer. A server reads one entry of the index for each.
+        """
+        asked = self._clock.now_ms()
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[tuple[int, int]]:
-            least = server.milliseconds("MIN(look_time)")
+            least, now = server.milliseconds("MIN(look_time)"), server.milliseconds(server.from_now(0))
             selects = [
-                f"SELECT {table:d},{least} FROM {self._shards.schedule_names[table]}" for table in part
+                f"SELECT {table:d},{least},{now} FROM {self._shards.schedule_names[table]}" for table in part
             ]
             results = server.run(sql.unions(server, selects), outwait=False)
             with sql.understood():
                 return [
-                    (int(table), int(look))
+                    (int(table), int(look) + max(asked - int(told), 0))
                     for result in results
-                    for table, look in result.rows
+                    for table, look, told in result.rows
                     if look is not None
                 ]
 
@@ -179,25 +189,36 @@ class ScheduleTable:
         return {table: look for part in parts.results for table, look in part}, parts.failed
 
     def due(self, tables: Iterable[int], until: int, limit: int) -> Due:
-        """Return at most ``limit`` schedules of each table that must be looked at by ``until`` (ms)."""
+        """Return at most ``limit`` schedules of each table that must be looked at by ``until`` (ms), by the
+        clocks of this host and of their server.
 
-        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[tuple[Stored, bool]]:
+        A host whose clock is ahead would otherwise take what is yet to come for what was missed.
+        """
+
+        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[DueSchedule]:
             pending = f"CASE WHEN t.status={TaskStatus.PENDING:d} THEN 1 ELSE 0 END"
+            now = server.from_now(0)
             selects = [
-                f"SELECT {_read(server)},{pending} FROM {self._shards.schedule_names[table]} s "
+                f"SELECT {_read(server)},{pending},{server.milliseconds(now)} "
+                f"FROM {self._shards.schedule_names[table]} s "
                 f"LEFT JOIN {self._shards.names[table]} t ON t.job_id=s.last_job_id "
-                f"WHERE s.look_time<={server.instant(until)} ORDER BY s.look_time LIMIT {limit:d}"
+                f"WHERE s.look_time<={server.instant(until)} AND s.look_time<={now} "
+                f"ORDER BY s.look_time LIMIT {limit:d}"
                 for table in part
             ]
             results = server.run(sql.unions(server, selects), outwait=False)
             with sql.understood():
-                return [(_stored(row[:-1]), not int(row[-1])) for result in results for row in result.rows]
+                return [
+                    DueSchedule(_stored(row[:-2]), not int(row[-2]), min(until, int(row[-1])))
+                    for result in results
+                    for row in result.rows
+                ]
 
         parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), send)
         rows = [row for part in parts.results for row in part]
         counts: dict[int, int] = {}
-        for stored, _ in rows:
-            table = self.table_of(stored.name)
+        for row in rows:
+            table = self.table_of(row.stored.name)
             counts[table] = counts.get(table, 0) + 1
         return Due(rows, {table for table, count in counts.items() if count >= limit}, parts.failed)
 

@@ -30,6 +30,7 @@ from toc import Task
 center = app.center
 
 BLOCK_SECONDS = 4.0
+TRACE_SECONDS = 3.0
 CROWD_SECONDS = 20.0
 """How long a handler computes in threads, or in coroutines that never sleep."""
 STEP_SECONDS = 0.07
@@ -127,6 +128,19 @@ def _freeze_clock() -> None:
     time.time = lambda: 1.0
 
 
+def _raise_in_new_threads(*_: object) -> None:
+    raise RuntimeError("a trace function that fails")
+
+
+def _trace_new_threads() -> None:
+    """As a debugger or profiler does that has broken: each thread that starts ends before it begins."""
+    until = time.monotonic() + TRACE_SECONDS
+    while time.monotonic() < until:
+        threading.settrace(_raise_in_new_threads)
+        threading.Thread(target=int, name="theirs").start()
+        time.sleep(0.1)
+
+
 def _cancel_all() -> None:
     for task in asyncio.all_tasks(_loops[0]):
         task.cancel()
@@ -183,6 +197,7 @@ OTHERS: dict[str, Callable[[], object]] = {
     "cancel all": lambda: _cancel_all(),
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
     "freeze the clock": _freeze_clock,
+    "trace new threads": _trace_new_threads,
     "forget the running loop": lambda: asyncio._set_running_loop(None),
     "compute in eight threads": _compute_in_threads,
     "block the event loop": lambda: time.sleep(BLOCK_SECONDS),

@@ -20,7 +20,7 @@ from toc.maintenance.sweep import Sweep
 from toc.model import schedule
 from toc.model.clock import Clock, to_ms
 
-NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
+NEW_YEAR = datetime(2023, 1, 1, tzinfo=UTC)
 SECONDS_OF_YEAR = 365 * 86_400
 
 

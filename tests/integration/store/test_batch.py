@@ -24,6 +24,7 @@ from toc.store.store import Store
 NewRow = Callable[..., TaskRow]
 
 T0 = 1_900_000_000_000
+PAST = 1_600_000_000_000
 
 
 def failure(row: TaskRow, **changes: Any) -> Failure:
@@ -73,13 +74,14 @@ def test_an_expired_row_ends_as_its_verdict_says_and_a_redrive_lets_it_expire_no
     store: Store, new_row: NewRow
 ) -> None:
     rows = [
-        new_row(expires_at=T0, action_time=T0 - 9, attempts=n, last_error="x" * n or None) for n in (0, 2, 0)
+        new_row(expires_at=PAST, action_time=PAST - 9, attempts=n, last_error="x" * n or None)
+        for n in (0, 2, 0)
     ]
     store.insert_many(rows)
     read = store.read_tries([row.job_id for row in rows])
     never, tried, changed = (read[row.job_id] for row in rows)
-    store.reschedule(changed.job_id, T0)
-    ends = [after_expiry(row, T0 + 1) for row in (never, tried, changed)]
+    store.reschedule(changed.job_id, PAST)
+    ends = [after_expiry(row, PAST + 1) for row in (never, tried, changed)]
     assert store.die(ends) == {
         never.job_id: Guard.APPLIED,
         tried.job_id: Guard.APPLIED,
@@ -96,6 +98,18 @@ def test_an_expired_row_ends_as_its_verdict_says_and_a_redrive_lets_it_expire_no
     again = store.get(tried.job_id)
     assert again is not None
     assert (again.status, again.attempts, again.expires_at, again.expired) == (TaskStatus.PENDING, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("due", "expires"), [(60_000, 120_000), (-60_000, 60_000)])
+def test_a_row_that_has_not_expired_by_its_server_is_not_ended_by_a_clock_that_is_ahead(
+    store: Store, new_row: NewRow, due: int, expires: int
+) -> None:
+    now = Clock().now_ms()
+    row = new_row(action_time=now + due, expires_at=now + expires)
+    store.insert(row)
+    ends = after_expiry(store.read_tries([row.job_id])[row.job_id], now + 3_600_000)
+    assert store.expire([ends]) == store.die([ends]) == {row.job_id: Guard.LOST}
+    assert store.get(row.job_id) == row
 
 
 def test_a_reschedule_past_its_expiry_needs_another_one(store: Store, new_row: NewRow) -> None:

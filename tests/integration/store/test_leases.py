@@ -114,8 +114,10 @@ def test_a_lease_runs_out_by_the_clock_of_the_server(one: Store, two: Store, row
 
 
 def test_a_leased_row_does_not_expire_by_the_sweep_and_one_whose_lease_ran_out_was_tried(
-    one: Store, two: Store, row: TaskRow
+    one: Store, two: Store, new_row: NewRow
 ) -> None:
+    row = new_row(action_time=1_600_000_000_000, expires_at=1_600_000_000_001)
+    one.insert(row)
     ends = after_expiry(tried(one, row), row.next_time)
     one.leases.take({row.job_id: 1})
     for store in (one, two):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fault.kit.proxy import Proxy
 
+from toc.model.clock import Clock
 from toc.model.errors import ScheduleExists
 from toc.model.schedule import Definition, new_state, step
 from toc.model.sharding import BizId
@@ -17,7 +18,7 @@ from toc.store.schedules import Move, Stored, occurrence_key
 from toc.store.store import Store
 
 TOPIC = Topic("t", 7, 16)
-NOW = 1_800_000_000_000
+NOW = 1_699_999_200_000
 ROOMY: dict[str, Any] = {"overlap": "allow"}
 
 
@@ -161,12 +162,30 @@ def test_only_what_is_due_is_read(store: Store) -> None:
         ]
         assert soonest.get(table, 10**15) <= min(here, default=10**16)
     due = store.schedules.due(tables, NOW + 10**9 + 20, 100)
-    found = {stored.name for stored, _ in due.rows if stored.name.startswith("rest")}
+    found = {one.stored.name for one in due.rows if one.stored.name.startswith("rest")}
     assert found == {name for name in mine if int(name[4:]) <= 20}
     names_of_page = [stored.name for stored in store.schedules.page("rest", 1000)]
     assert names_of_page == sorted(names_of_page)
     assert set(names) <= set(names_of_page)
     assert len(store.schedules.page("rest", 7)) == 7
+
+
+def test_what_is_not_due_by_its_server_is_not_due_and_the_time_is_the_earlier_of_both_clocks(
+    store: Store,
+) -> None:
+    real = Clock().now_ms()
+    new(store, "soon", now=real + 60_000)
+    new(store, "since", now=real - 60_000)
+    tables = {store.schedules.table_of("soon"), store.schedules.table_of("since")}
+    by_both = {
+        until: {one.stored.name: one.now for one in store.schedules.due(tables, until, 1000).rows}
+        for until in (real - 30_000, real + 3_600_000)
+    }
+    for found in by_both.values():
+        assert "soon" not in found
+    behind, ahead = (found["since"] for found in by_both.values())
+    assert behind == real - 30_000
+    assert real - 1000 < ahead < real + 60_000
 
 
 def test_a_reply_that_is_lost_at_commit_makes_no_occurrence_twice(through_proxy: Store, proxy: Proxy) -> None:

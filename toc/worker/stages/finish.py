@@ -444,7 +444,8 @@ class Flusher:
                 log.info("task_expired", job_id=entry.job_id, topic=entry.topic.name, started=death.started)
             if error.expired:
                 if not applied:
-                    moves.rollback.append((entry, entry.row_score()))  # the row is checked again
+                    # The row is checked again, after a while if it is this host's clock that is ahead.
+                    moves.rollback.append((entry, entry.row_score(failures.now)))
                 elif death is not None and death.started:
                     moves.bury.append(entry)
                 else:
