@@ -11,7 +11,8 @@ Each table is swept by one worker, over all topics at once:
 
 The last pass is for tables whose worker is cut off from a Redis node that others reach. The owner of a slot
 there misses nothing, so nobody would find rows without an entry. Who finds some stands in for that worker: it
-sweeps those tables too, for a while. Two workers that sweep one table do no harm.
+sweeps those tables too, for a while, and looks at more of them each second for as long as it finds some. Two
+workers that sweep one table do no harm.
 
 None of this may disturb live traffic. A pass consists of steps of few rows, spread over its period, and rests
 after each step in proportion to its time. With too much to do, passes take longer than their period (and the
@@ -220,6 +221,7 @@ class Sweeper:
         self._others: Crawl | None = None
         """The pass over overdue rows in tables of others, while some have any."""
         self._others_began = now
+        self._others_every = OTHERS_EVERY
         self._other = random.randrange(len(self._every) or 1)  # noqa: S311 - spreads looks, guards nothing
         """Place of the table that it begins with next time. Workers look at a table at different times."""
         self._rush: _Rush | None = None
@@ -461,26 +463,30 @@ class Sweeper:
     def _step_others(self, began: float) -> None:
         """Look for overdue rows without an entry in tables of others, and stand in for who sweeps those."""
         if self._others is None:
-            self._others_began = began
+            self._others_began, self._others_every = began, OTHERS_EVERY
             self._others = self._overdue_elsewhere()
-        crawl, self._others_at = self._others, self._others_began + OTHERS_EVERY
-        if crawl is None:
-            return
-        tables = crawl.reading
-        try:
-            counts = crawl.step()
-        except (StoreUnavailable, SchemaBehind):  # the passes over this worker's own tables tell of it
-            self._others = None
-            return
-        if counts.added:
-            fresh = [table for table in tables if table not in self._stands_in]
-            self._stands_in |= dict.fromkeys(tables, began + STAND_IN_SECONDS)
-            if fresh:
-                log.warning("sweep_stands_in", tables=len(fresh), entries=counts.added)
-        if crawl.tables_left:
-            self._others_at = self._rest(began, REST_CRAWL, began)
-        else:
-            self._others = None
+        crawl = self._others
+        if crawl is not None:
+            tables = crawl.reading
+            try:
+                added = crawl.step().added
+            except (StoreUnavailable, SchemaBehind):  # the passes over this worker's own tables tell of it
+                self._others, added = None, 0
+            if added:
+                self._stand_in(tables, added, began)
+            if self._others is not None and crawl.tables_left:
+                self._others_at = self._rest(began, REST_CRAWL, began)
+                return
+        self._others = None
+        self._others_at = self._others_began + self._others_every
+
+    def _stand_in(self, tables: Iterable[int], added: int, began: float) -> None:
+        """Sweep these tables too, from now on, and look at more tables of others soon."""
+        fresh = [table for table in tables if table not in self._stands_in]
+        self._stands_in |= dict.fromkeys(tables, began + STAND_IN_SECONDS)
+        self._others_every = SOON_EVERY
+        if fresh:
+            log.warning("sweep_stands_in", tables=len(fresh), entries=added)
 
     def _overdue_elsewhere(self) -> Crawl | None:
         """The pass over those tables of others that are looked at now and have overdue rows, if any has."""
@@ -503,7 +509,7 @@ class Sweeper:
             if len(tables) < len(self._tables):
                 table = self._every[self._other % len(self._every)]
                 self._other += 1
-                if table not in self._tables:
+                if table not in self._tables and table not in self._stands_in:
                     tables.append(table)
         return tables
 
