@@ -103,7 +103,7 @@ def test_what_lies_on_two_masters_does_not_notice_the_third(
     own = late(system, its_own.job_ids, before + 3, meanwhile - 1)
     told = daemon.told()
     line.prove(
-        "index_unreachable" in told and "index_reachable" in told,
+        len(daemon.events("index_unreachable")) >= 2 and "index_reachable" in told,  # both processes miss it
         f"away {meanwhile - before:.0f} s; on the others {shown(others)} (before {shown(usual)}), slowest "
         f"submit {slowest * 1000:.0f} ms (before {usual_slowest * 1000:.0f}); its own from the rows "
         f"{shown(own)}",
