@@ -74,10 +74,12 @@ def test_what_lies_on_two_masters_does_not_notice_the_third(
     node.config.append(f"cluster-announce-port {proxy.port}")
     system = build(cluster.url, topic_prepare_timeout=5)
     system.wait(
-        lambda: proxy.port in {one.address.port for one in system.center.queues.nodes.rediscover()},
-        "all know by which port it is reached",
+        # A worker may ask any of them, and would pass by the proxy for as long as nothing breaks.
+        lambda: all(f":{proxy.port}@" in str(one.call("CLUSTER", "NODES")) for one in cluster.nodes),
+        "all nodes tell by which port it is reached",
         20,
     )
+    system.center.queues.nodes.rediscover()
     daemon = system.start()
     system.wait(system.whole, "the index is recorded as whole", 30)
     queues = system.center.queues
@@ -101,7 +103,7 @@ def test_what_lies_on_two_masters_does_not_notice_the_third(
     own = late(system, its_own.job_ids, before + 3, meanwhile - 1)
     told = daemon.told()
     line.prove(
-        "index_unreachable" in told and "index_reachable" in told,
+        len(daemon.events("index_unreachable")) >= 2 and "index_reachable" in told,  # both processes miss it
         f"away {meanwhile - before:.0f} s; on the others {shown(others)} (before {shown(usual)}), slowest "
         f"submit {slowest * 1000:.0f} ms (before {usual_slowest * 1000:.0f}); its own from the rows "
         f"{shown(own)}",

@@ -35,7 +35,7 @@ from toc.observe.metrics import BOARD_BYTES, GATEWAYS_READY, SharedMetrics, writ
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import ControlPipe
-from toc.worker.loop import Loop, watched_task
+from toc.worker.loop import Loop, watch_threads, watched_task
 from toc.worker.silence import BEAT_SECONDS
 
 log = get_logger(__name__)
@@ -179,6 +179,7 @@ def main() -> None:
     link = ControlPipe(socket.socket(fileno=arguments.link))
     told = link.first()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    watch_threads()
     logging.getLogger("uvicorn").disabled = True
     logging.getLogger("uvicorn.error").disabled = True
     code = 1

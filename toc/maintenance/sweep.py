@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
@@ -61,6 +62,7 @@ class Sweep:
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self.scans = store.scans
+        self.untaken = store.leases.untaken
         self._store = store
         self._topics = store.topics
         self._widens = Seldom(clock, WIDEN_SECONDS)
@@ -207,6 +209,30 @@ class Sweep:
         except StoreUnavailable:
             pass  # out of reach; the row comes again
 
+    def lost(self, rows: Iterable[DueRow]) -> list[DueRow]:
+        """Those of these due rows that have no entry, as far as Redis answers: none that ended meanwhile.
+
+        An entry moves from the StoreQueue to the PrepareQueue, and leaves that after its row was written. So
+        both are asked in this order, and then the row.
+        """
+        before = {row.job_id: row for row in rows}
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for row in before.values():
+            topic = self._catalog.known_type(row.biz_type)
+            if topic is not None:
+                slot = topic.slot(row.slot_crc, row.slot_amount)
+                entries.setdefault(slot, []).append((row.job_id, inf))  # no entry is later than that
+        absent = {
+            slot: [job_id for job_id, _ in found]
+            for slot, found in self._queues.lacking(entries).items()
+            if not isinstance(found, IndexUnavailable) and found
+        }
+        missing: list[int] = []
+        for slot, taken in self._queues.taken(absent).items() if absent else ():
+            if not isinstance(taken, IndexUnavailable):
+                missing += [job_id for job_id in absent[slot] if job_id not in taken]
+        return [row for row in self.scans.pending(missing) if row == before[row.job_id]] if missing else []
+
     def _topic(self, row: DueRow) -> Topic | None:
         topic = self._catalog.known_type(row.biz_type)
         if topic is not None:
@@ -231,8 +257,8 @@ def _long_ago(topic: Topic, now: int) -> int:
 class Crawl:
     """One pass over all rows of a status in some tables, in steps, each table in order of due time.
 
-    ``where`` is an additional SQL condition, ``missing`` is passed to ``Sweep.add``. A step that raises
-    StoreUnavailable can be repeated.
+    ``where`` is an additional SQL condition, ``missing`` is passed to ``Sweep.add``. ``lost``: only rows that
+    have no entry are added. A step that raises StoreUnavailable can be repeated.
     """
 
     def __init__(
@@ -246,8 +272,10 @@ class Crawl:
         where: str = "",
         rows_per_step: int = ROWS_PER_STEP,
         missing: bool = False,
+        lost: bool = False,
     ) -> None:
         self._missing = missing
+        self._lost = lost
         self._sweep = sweep
         self._waiting = deque(tables)
         self._active: dict[int, Position] = {}
@@ -268,15 +296,21 @@ class Crawl:
         return len(self._waiting) + len(self._active)
 
     @property
+    def reading(self) -> list[int]:
+        """The tables of the next step."""
+        return [*self._active, *list(self._waiting)[: max(0, self._at_once - len(self._active))]]
+
+    @property
     def amid(self) -> bool:
         """Whether some table was read in part."""
         return bool(self._active)
 
     def step(self) -> SweepCounts:
         """Read and index the next rows. Raises StoreUnavailable; Locked, if only locked tables are left."""
-        starts = dict(self._active)
-        for table in list(self._waiting)[: max(0, self._at_once - len(starts))]:
-            starts[table] = self._broken_off.pop(table, self._from)
+        starts = {
+            table: self._active.get(table) or self._broken_off.pop(table, self._from)
+            for table in self.reading
+        }
         if not starts:
             return SweepCounts()
         limit = max(LEAST_PAGE, self._rows // len(starts))
@@ -294,6 +328,8 @@ class Crawl:
             failpoint("sweep.rows-read")
         if self._status is TaskStatus.DEAD:
             counts, _ = self._sweep.restore_dead(rows)
+        elif self._lost:
+            counts, _ = self._sweep.add(self._sweep.lost(rows), missing=True)
         else:
             counts, _ = self._sweep.add(rows, missing=self._missing)
         if len(rows) < self._rows / 2:

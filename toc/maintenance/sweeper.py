@@ -7,6 +7,12 @@ Each table is swept by one worker, over all topics at once:
     window     every 5 minutes    all rows up to the horizon
     dead       every minute       rows of status 4 get their DeadQueue entry back
     rush       when the index has lost data: everything at once, what is due soonest first
+    others     every 10 s         overdue rows of tables that other workers sweep
+
+The last pass is for tables whose worker is cut off from a Redis node that others reach. The owner of a slot
+there misses nothing, so nobody would find rows without an entry. Who finds some stands in for that worker: it
+sweeps those tables too, for a while, and looks at more of them each second for as long as it finds some. Two
+workers that sweep one table do no harm.
 
 None of this may disturb live traffic. A pass consists of steps of few rows, spread over its period, and rests
 after each step in proportion to its time. With too much to do, passes take longer than their period (and the
@@ -16,6 +22,7 @@ of the task table has its own Sweeper, so that one that hangs holds up no other.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
@@ -37,6 +44,9 @@ SOON_EVERY = 1.0
 OVERDUE_EVERY = 5.0
 WINDOW_EVERY = 300.0
 DEAD_EVERY = 60.0
+OTHERS_EVERY = 10.0
+STAND_IN_SECONDS = 300.0
+"""How long a worker sweeps tables of others in which it found rows without an entry."""
 
 JUST_DUE_MS = 5000
 """How long ago a row of the first pass may be due. A transaction that uses now as its time may take this long
@@ -172,17 +182,24 @@ class Sweeper:
     """The schedule of the passes over this worker's tables of one server.
 
     ``wake`` makes its thread call ``run_once`` now; ``busy`` is the back-pressure: whether more is due here
-    than can start at once.
+    than can start at once. ``every``: all tables of the server; without them, those of others are left alone.
     """
 
     def __init__(
-        self, sweep: Sweep, wake: Callable[[], None] = lambda: None, busy: Callable[[], bool] = lambda: False
+        self,
+        sweep: Sweep,
+        wake: Callable[[], None] = lambda: None,
+        busy: Callable[[], bool] = lambda: False,
+        every: Iterable[int] = (),
     ) -> None:
         self._sweep = sweep
         self._wake = wake
         self._busy = busy
         self._clock = sweep.clock
+        self._every = sorted(every)
         self._tables: frozenset[int] = frozenset()
+        self._stands_in: dict[int, float] = {}
+        """Tables of others that are swept here too, each with the time until which (monotonic)."""
         self._fresh: deque[int] = deque()
         """Tables that were added and have not been crawled yet."""
         self._known = _Known(self._clock)
@@ -200,6 +217,13 @@ class Sweeper:
         self._window_began = now
         self._dead: Crawl | None = None
         self._dead_began = now
+        self._others_at = now + OTHERS_EVERY
+        self._others: Crawl | None = None
+        """The pass over overdue rows in tables of others, while some have any."""
+        self._others_began = now
+        self._others_every = OTHERS_EVERY
+        self._other = random.randrange(len(self._every) or 1)  # noqa: S311 - spreads looks, guards nothing
+        """Place of the table that it begins with next time. Workers look at a table at different times."""
         self._rush: _Rush | None = None
         self._rush_at = now
         self._rush_wanted = float("-inf")
@@ -249,13 +273,16 @@ class Sweeper:
                 self._step_dead(now)
             elif self._window_at <= now or self._news:
                 self._step_window(now)
+            elif self._others_at <= now:
+                self._step_others(now)
         except (StoreUnavailable, SchemaBehind) as exc:
             return self._failed(now, exc)
         if self._failing_since is not None:
             log.info("sweep_goes_on", seconds=round(now - self._failing_since, 1))
             self._failing_since = None
             self._catch_up()
-        due = min(self._soon_at, self._overdue_at, self._dead_at, now if self._news else self._window_at)
+        window_at = now if self._news else self._window_at
+        due = min(self._soon_at, self._overdue_at, self._dead_at, window_at, self._others_at)
         if self._rush:
             due = min(due, self._rush_at)
         return max(0.0, due - self._clock.monotonic())
@@ -279,13 +306,19 @@ class Sweeper:
         now = self._clock.monotonic()
         return max(until, now + factor * (now - began))
 
+    def _swept(self, now: float) -> list[int]:
+        """The tables of the passes over what is due: this worker's, and those for which it stands in."""
+        if self._stands_in:
+            self._stands_in = {table: until for table, until in self._stands_in.items() if until > now}
+        return sorted(self._tables.union(self._stands_in))
+
     # --- due soon
 
     def _step_soon(self, began: float) -> None:
         soon = self._soon
         if not soon.tables and not soon.more:
             slices = ceil(soon.rows / SOON_ROWS)
-            soon.start(began, sorted(self._tables), min(slices, SOON_STEPS))
+            soon.start(began, self._swept(began), min(slices, SOON_STEPS))
             self._known.age()
         now_ms = self._clock.now_ms()
         ahead = min(AHEAD * max(soon.period, SOON_EVERY), MAX_AHEAD_SECONDS)
@@ -300,7 +333,7 @@ class Sweeper:
     def _step_overdue(self, began: float) -> None:
         overdue = self._overdue
         if not overdue.tables and not overdue.more:
-            overdue.start(began, sorted(self._tables), OVERDUE_STEPS)
+            overdue.start(began, self._swept(began), OVERDUE_STEPS)
         self._look(overdue, overdue.take(), 0, self._clock.now_ms() - JUST_DUE_MS)
         until = began if overdue.tables or overdue.more else overdue.began + OVERDUE_EVERY
         self._overdue_at = self._rest(began, REST_OVERDUE, until)
@@ -424,6 +457,61 @@ class Sweeper:
                 rows_per_step=CRAWL_ROWS,
             )
         self._dead, self._dead_at = self._crawl(self._dead, began, self._dead_began, DEAD_EVERY)
+
+    # --- tables of others
+
+    def _step_others(self, began: float) -> None:
+        """Look for overdue rows without an entry in tables of others, and stand in for who sweeps those."""
+        if self._others is None:
+            self._others_began, self._others_every = began, OTHERS_EVERY
+            self._others = self._overdue_elsewhere()
+        crawl = self._others
+        if crawl is not None:
+            tables = crawl.reading
+            try:
+                added = crawl.step().added
+            except (StoreUnavailable, SchemaBehind):  # the passes over this worker's own tables tell of it
+                self._others, added = None, 0
+            if added:
+                self._stand_in(tables, added, began)
+            if self._others is not None and crawl.tables_left:
+                self._others_at = self._rest(began, REST_CRAWL, began)
+                return
+        self._others = None
+        self._others_at = self._others_began + self._others_every
+
+    def _stand_in(self, tables: Iterable[int], added: int, began: float) -> None:
+        """Sweep these tables too, from now on, and look at more tables of others soon."""
+        fresh = [table for table in tables if table not in self._stands_in]
+        self._stands_in |= dict.fromkeys(tables, began + STAND_IN_SECONDS)
+        self._others_every = SOON_EVERY
+        if fresh:
+            log.warning("sweep_stands_in", tables=len(fresh), entries=added)
+
+    def _overdue_elsewhere(self) -> Crawl | None:
+        """The pass over those tables of others that are looked at now and have overdue rows, if any has."""
+        tables = self._of_others()
+        to_ms = self._clock.now_ms() - JUST_DUE_MS
+        overdue = self._sweep.scans.look(tables, {}, 0, to_ms, 1).stirring if tables else []
+        if not overdue:
+            return None
+        where = f" AND {self._sweep.untaken()}"  # what runs by a lease may have no entry
+        return Crawl(self._sweep, overdue, from_ms=0, to_ms=to_ms, where=where, lost=True)
+
+    def _of_others(self) -> list[int]:
+        """The tables of others to look at now: as many as this worker has itself, the next ones each time.
+
+        So others look at each table about once in each round, however many workers there are, and each of
+        them in its turn: some are cut off, too.
+        """
+        tables: list[int] = []
+        for _ in self._every:
+            if len(tables) < len(self._tables):
+                table = self._every[self._other % len(self._every)]
+                self._other += 1
+                if table not in self._tables and table not in self._stands_in:
+                    tables.append(table)
+        return tables
 
     def _crawl(
         self, crawl: Crawl, began: float, pass_began: float, every: float

@@ -295,6 +295,10 @@ class Shards:
         self._threads.begin(run)
         return future
 
+    def alone(self, do: Callable[[], object]) -> None:
+        """Run ``do`` on such a thread for no caller. Its error goes to ``threading.excepthook``."""
+        self._threads.alone(do)
+
     def close(self) -> None:
         """Close idle connections and threads."""
         for health in self.health.values():

@@ -148,6 +148,10 @@ class Store(Batches):
         """Run ``do`` on a thread of the store, for callers that must not wait."""
         return self._shards.soon(do)
 
+    def alone(self, do: Callable[[], object]) -> None:
+        """Run ``do`` on a thread of the store for no caller. Its error goes to ``threading.excepthook``."""
+        self._shards.alone(do)
+
     def server_of(self, job_id: int) -> int:
         """Return the number, as in ``tables_of_server``, of the server that holds the task."""
         return self._shards.number_of[self._shards.table_of(job_id)]

@@ -61,6 +61,19 @@ class Threads:
 
         return result
 
+    def alone(self, do: Callable[[], object]) -> None:
+        """Call ``do`` on a thread, for no caller. Its error is as one that ends a thread: for
+        ``threading.excepthook``."""
+
+        def run() -> None:
+            try:
+                do()
+            except BaseException as exc:
+                thread = threading.current_thread()
+                threading.excepthook(threading.ExceptHookArgs((type(exc), exc, exc.__traceback__, thread)))
+
+        self.begin(run)
+
     def all(self, work: Iterable[Callable[[], R]]) -> list[R]:
         """Call each on a thread and return the results in order. Raises the first error after all have
         ended."""

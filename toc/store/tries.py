@@ -82,6 +82,9 @@ class Tries:
         ``take`` is called as answers come. For a server without an answer within PATIENCE_SECONDS it is
         called later, on another thread; for one of several servers that is usually slow, always so. Until
         then that server gets no further requests: its ids are reported as not answered.
+
+        An error of ``take``, or one that nobody has thought of, is raised, or on another thread goes to
+        ``threading.excepthook``.
         """
         begun: list[_Begun] = []
         for server, ids in self._shards.group(job_ids).items():
@@ -127,7 +130,7 @@ class Tries:
     def _take_later(self, one: _Begun, take: TakeTries) -> None:
         """Let another thread wait for the answers."""
         self._shards.health[one.server].owes(1, one.at)
-        self._shards.soon(partial(self._wait_for_tries, one, take))
+        self._shards.alone(partial(self._wait_for_tries, one, take))
 
     def _begin_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> _Begun:
         exchange, at = None, time.monotonic()
@@ -150,11 +153,11 @@ class Tries:
             rows = sql.try_rows(exchange.results())
         except (StoreUnavailable, SchemaBehind):
             # Usually a broken connection.
-            self._shards.soon(lambda: take(asked, self._tries({server: ids})))
+            self._shards.alone(lambda: take(asked, self._tries({server: ids})))
             return
         foreign = any(map(self.leases.of_others, rows))
         if foreign and len(self._shards.servers) > 1:
-            self._shards.soon(lambda: take(asked, self._judged(server, asked, rows)))
+            self._shards.alone(lambda: take(asked, self._judged(server, asked, rows)))
         elif foreign:
             take(asked, self._judged(server, asked, rows))
         else:

@@ -17,6 +17,8 @@ log = get_logger(__name__)
 
 EXIT_THREAD_DIED = 70
 """Exit code of a process after an internal thread raised, or returned without being told to."""
+PREFIX = "toc-"
+"""Of the names of toc's own threads."""
 LAST_WORDS_SECONDS = 0.5
 """How long such a process may take to log that."""
 
@@ -115,6 +117,42 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
         os._exit(EXIT_THREAD_DIED)
 
 
+def watch_threads() -> None:
+    """End the process, with a message, if any thread of toc's meets an error that nobody has thought of.
+
+    The rooms below start threads, too: what waits for them, or for their answers, would wait for ever. Those
+    of the application are its own affair.
+    """
+    before = threading.excepthook
+
+    def died(error: threading.ExceptHookArgs) -> None:
+        name = error.thread.name if error.thread is not None else ""
+        if name.startswith(PREFIX) and error.exc_value is not None:
+            end_process(name.removeprefix(PREFIX), error.exc_value)
+        before(error)
+
+    threading.excepthook = died
+
+
+def watch_callbacks(loop: asyncio.AbstractEventLoop) -> None:
+    """End the process, with a message, if a callback of toc's own raises on this event loop.
+
+    asyncio would only log that, as it does for callbacks of handlers; but who waits for what the callback
+    should have done would wait for ever.
+    """
+
+    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if "handle" in context and isinstance(error, BaseException) and error.__traceback__ is not None:
+            callback = error.__traceback__.tb_next  # the first frame is asyncio's
+            name = "" if callback is None else str(callback.tb_frame.f_globals.get("__name__"))
+            if name.startswith(("toc.worker.", "toc.webhooks.")):
+                end_process("async-handlers", error)
+        loop.default_exception_handler(context)
+
+    loop.set_exception_handler(failed)
+
+
 def watched_thread(
     name: str, target: Callable[[], None], told_to_end: Callable[[], bool]
 ) -> threading.Thread:
@@ -128,7 +166,7 @@ def watched_thread(
         if not told_to_end():
             end_process(name, RuntimeError("it ended without being told to"))
 
-    return threading.Thread(target=run, name=f"toc-{name}", daemon=True)
+    return threading.Thread(target=run, name=f"{PREFIX}{name}", daemon=True)
 
 
 def watched_task(name: str, task: asyncio.Task[Any], told_to_end: Callable[[], bool]) -> None:

@@ -51,7 +51,7 @@ from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.control import ControlPipe, unpack
 from toc.worker.crowding import Crowding
 from toc.worker.handover import Handover
-from toc.worker.loop import Loop, Wake, end_process, watched_thread
+from toc.worker.loop import Loop, Wake, end_process, watch_threads, watched_thread
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.slots import SlotBook
 from toc.worker.stages.dispatch import NO_DESCRIPTORS
@@ -499,6 +499,7 @@ def main() -> None:
         end_process("main", exc)  # Python would wait for threads that the application has started
     limits.keep()
     interpreter.keep()
+    watch_threads()  # after the application was loaded, which may have set a hook of its own
     threading.current_thread().name = "toc-main"
     # Loaded objects stay for good. Scanning them repeatedly would stop all threads for 20 ms or more at a
     # time, most of all in an application that imports much.

@@ -21,6 +21,8 @@ from typing import Any
 
 from harness.app import center
 
+from toc.store.leases import Leases
+from toc.store.server import Exchange
 from toc.worker.loop import Loop
 from toc.worker.stages.entry import Inflight
 from toc.worker.stages.finish import Finisher
@@ -29,6 +31,8 @@ __all__ = ["center"]
 
 LOOP_STEPS = ("a start on the event loop", "a report on the event loop")
 """asyncio takes an error of a callback for its own affair: these must end the process all the same."""
+STORE_STEP = "a row check on a thread of the store"
+"""Nobody waits for it, or sees its error."""
 
 
 class Unthought(Exception):
@@ -54,13 +58,24 @@ def _noted(start: Callable[[Loop], None]) -> Callable[[Loop], None]:
     return noted
 
 
-def _mortal(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _mortal(step: str, method: Callable[..., Any], thread: str = "toc-async-handlers") -> Callable[..., Any]:
     def mortal(*args: Any, **more: Any) -> Any:
-        if _victim == step and threading.current_thread().name == "toc-async-handlers":
+        if _victim == step and threading.current_thread().name == thread:
             raise Unthought(step)
         return method(*args, **more)
 
     return mortal
+
+
+def _late(answered: Callable[..., bool]) -> Callable[..., bool]:
+    """The poller gets no answer of MySQL in time: it leaves the row check to a thread of the store."""
+
+    def late(exchange: Any, seconds: float) -> bool:
+        if _victim == STORE_STEP and threading.current_thread().name == "toc-poll":
+            return False
+        return answered(exchange, seconds)
+
+    return late
 
 
 def _threads() -> dict[str, int]:
@@ -78,7 +93,7 @@ def _threads() -> dict[str, int]:
 def _choose() -> str:
     if in_daemon:
         return in_daemon
-    for name in (*sorted(_threads()), *LOOP_STEPS):
+    for name in (*sorted(_threads()), *LOOP_STEPS, STORE_STEP):
         try:
             (Path(os.environ["TOC_TEST_DEATHS"]) / name).touch(exist_ok=False)
         except FileExistsError:
@@ -109,7 +124,7 @@ def _murder(first: str) -> None:
         time.sleep(0.5)
         _victim = _choose()
     while _victim:  # a thread may be inside of a handler, whose errors are no news
-        if _victim not in LOOP_STEPS:
+        if _victim not in (*LOOP_STEPS, STORE_STEP):
             ident = ctypes.c_ulong(_threads()[_victim])
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Unthought))
             for loop in _loops:
@@ -125,4 +140,6 @@ if "TOC_TEST_DEATHS" in os.environ:  # else a test imports it
         Loop.start = _noted(Loop.start)  # type: ignore[assignment, method-assign]
         Inflight.start = _mortal(LOOP_STEPS[0], Inflight.start)  # type: ignore[method-assign]
         Finisher.ended = _mortal(LOOP_STEPS[1], Finisher.ended)  # type: ignore[method-assign]
+        Leases.judged = _mortal(STORE_STEP, Leases.judged, "toc-store")  # type: ignore[method-assign]
+        Exchange.answered = _late(Exchange.answered)  # type: ignore[method-assign]
         threading.Thread(target=_murder, args=["wake" if in_worker else "catalog"], daemon=True).start()

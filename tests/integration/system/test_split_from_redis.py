@@ -9,7 +9,8 @@ import pytest
 from fault.kit.proxy import Proxy
 from harness.system import System
 
-from toc import NewTask, TaskStatus
+from toc import NewTask, TaskStatus, TimeoutCenter
+from toc.coordination.operator import Operator
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 
@@ -21,8 +22,9 @@ class Split:
         self.system = system
         self.proxy = proxy
         self.system.create_topics(prepare_timeout=3, backoff_base=0.1)
-        url = system.settings.need_redis_url().replace(f":{proxy.target}", f":{proxy.port}")
-        system.start("host-a", processes=1, env={"TOC_REDIS_URL": url})
+        self.url = system.settings.need_redis_url().replace(f":{proxy.target}", f":{proxy.port}")
+        """By which host-a reaches Redis."""
+        system.start("host-a", processes=1, env={"TOC_REDIS_URL": self.url})
 
     def cut(self) -> None:
         """Host-a loses Redis; returns when it knows."""
@@ -32,13 +34,20 @@ class Split:
 
     def join(self) -> None:
         """Another host takes every slot, host-a is drained."""
-        from toc.coordination.operator import Operator
-
         self.system.start("host-b", processes=1)
+        with self.visit() as operator:
+            operator.drain("host-a", by="test")
+
+    def shared(self) -> bool:
+        """Whether both hosts have slots, and tables to sweep."""
+        with self.visit() as operator:
+            workers = operator.workers()
+        return len(workers) == 2 and all(worker.owned and worker.tables for worker in workers)
+
+    def visit(self) -> Operator:
         zookeeper = self.system.settings.zookeeper
         assert zookeeper is not None
-        with Operator(zookeeper, cluster=self.system.settings.cluster) as operator:
-            operator.drain("host-a", by="test")
+        return Operator(zookeeper, cluster=self.system.settings.cluster)
 
     def given_back(self, host: str) -> int:
         """How many timed-out entries the host has put back into their StoreQueues."""
@@ -143,6 +152,27 @@ def test_both_hosts_work_while_one_has_no_redis(split: Split) -> None:
     after = center.submit_many([NewTask("test.sync", n, 1) for n in range(100)])
     system.wait(lambda: not [j for j, row in center.store.read(after).items() if not row.status], "ended", 20)
     assert split.system.not_run_once(job_ids + after) == {}
+
+
+def test_what_a_cut_off_application_submits_does_not_wait_for_the_cut_off_host_that_sweeps_its_table(
+    split: Split,
+) -> None:
+    """The other host has the slot and misses nothing: its Redis answers. But the task has no entry."""
+    system = split.system
+    system.start("host-b", processes=1)
+    system.wait(split.shared, "both have slots and tables", 20)
+    split.cut()
+    with TimeoutCenter(system.settings.model_copy(update={"redis_url": split.url})) as application:
+        # With a basis other than its biz_id, a task's slot does not follow from its table.
+        tasks = [NewTask("test.sync", n, 0.5, slot_basis=str(n + 1)) for n in range(64)]
+        job_ids = application.submit_many(tasks)
+        system.wait(lambda: not system.pending(job_ids), "they have run", 30)
+        after = application.submit_many([task._replace(delay=2) for task in tasks])
+        system.wait(lambda: not system.pending(after), "those after them, too", 10)
+    assert system.not_run_once(job_ids + after) == {}
+    assert not split.logged("index_reachable"), "it was cut off all the time"
+    assert system.daemons[1].events("sweep_stands_in")
+    assert system.late(after)[-1] < 5000, "the other host sweeps those tables now"
 
 
 def _status(split: Split, job_id: int) -> int:

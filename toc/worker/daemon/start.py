@@ -12,6 +12,7 @@ from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.daemon.http import LOOK_TIMEOUT_SECONDS, Monitor
 from toc.worker.daemon.processes import Beside
 from toc.worker.daemon.supervisor import Daemon
+from toc.worker.loop import watch_threads
 
 log = get_logger(__name__)
 
@@ -52,6 +53,7 @@ def run_daemon(app: str, settings: Settings, beside: Beside | None = None, *, we
             beside=beside,
             webhooks=webhooks,
         )
+        watch_threads()
         return daemon.run()
     finally:
         center.close()

@@ -23,7 +23,7 @@ from toc.observe.log import get_logger
 from toc.store.bodies import BODY_BYTES
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.worker.loop import Loop, end_process
+from toc.worker.loop import Loop
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.finish import IDLE_SECONDS, RETRY_SECONDS, Finisher
 
@@ -163,29 +163,26 @@ class BodyReader:
                 for part in (gone, unread)
             )
             if lost or late:
-                self._store.soon(partial(self._give_up, lost, late))
+                self._store.alone(partial(self._give_up, lost, late))
         return ready, bodies
 
     def _give_up(self, gone: Iterable[Entry], unread: Iterable[Entry]) -> None:
         """Let entries go whose handlers are not called."""
-        try:
-            gone = [entry for entry in gone if self._inflight.settle(entry)]
-            away = [entry for entry in unread if self._inflight.settle(entry)]
-            rows = self._store.read_tries([entry.job_id for entry in gone])
-            for entry in gone:
-                row = rows.get(entry.job_id)
-                if entry.job_id in rows.unanswered:
-                    away.append(entry)
-                elif row and row.status == TaskStatus.PENDING and row.version == entry.row.version:
-                    error = raised(UnreadableTask(entry.job_id, "its body is missing"))
-                    self._finisher.ended(entry, error)
-                else:
-                    log.info("try_superseded", job_id=entry.job_id, topic=entry.topic.name)
-                    self._finisher.settle_by_row([(entry, row)])
-            if away:
-                log.warning("bodies_not_read", tasks=len(away))
-                at = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
-                self._finisher.put_away((entry, at) for entry in away if not entry.leased)
-                self._finisher.give_back_until((entry, at) for entry in away if entry.leased)
-        except BaseException as exc:  # this is a thread of the store, which would swallow the error
-            end_process("bodies", exc)
+        gone = [entry for entry in gone if self._inflight.settle(entry)]
+        away = [entry for entry in unread if self._inflight.settle(entry)]
+        rows = self._store.read_tries([entry.job_id for entry in gone])
+        for entry in gone:
+            row = rows.get(entry.job_id)
+            if entry.job_id in rows.unanswered:
+                away.append(entry)
+            elif row and row.status == TaskStatus.PENDING and row.version == entry.row.version:
+                error = raised(UnreadableTask(entry.job_id, "its body is missing"))
+                self._finisher.ended(entry, error)
+            else:
+                log.info("try_superseded", job_id=entry.job_id, topic=entry.topic.name)
+                self._finisher.settle_by_row([(entry, row)])
+        if away:
+            log.warning("bodies_not_read", tasks=len(away))
+            at = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
+            self._finisher.put_away((entry, at) for entry in away if not entry.leased)
+            self._finisher.give_back_until((entry, at) for entry in away if entry.leased)

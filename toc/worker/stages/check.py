@@ -22,7 +22,6 @@ from toc.observe.metrics import ORPHANS, STALE, StepTimer
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
 from toc.store.tries import Owing
-from toc.worker.loop import end_process
 from toc.worker.quarantine.suspects import Quarantine
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
@@ -123,16 +122,10 @@ class Checker:
             some = [by_id[job_id] for job_id in job_ids]
             if answered := len(some) - len(rows.unanswered):
                 self._read_step.took(read, answered)
-            if threading.get_ident() == taker:
+            if self._leaving.is_set() and threading.get_ident() != taker:
+                self.finisher.give_back_unread(some)  # this worker leaves: the slot's next owner decides
+            else:
                 self._judge(some, rows)
-                return
-            try:
-                if not self._leaving.is_set():
-                    self._judge(some, rows)
-                else:  # this worker leaves: the slot's next owner decides
-                    self.finisher.give_back_unread(some)
-            except BaseException as exc:  # this is a thread of the store, which would swallow the error
-                end_process("poll", exc)
 
         self.store.check_tries(by_id, take)
 

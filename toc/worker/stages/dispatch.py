@@ -32,7 +32,7 @@ from toc.model.topic import Slot
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
 from toc.worker import copies, descriptors
-from toc.worker.loop import end_process, watched_thread
+from toc.worker.loop import end_process, watch_callbacks, watched_thread
 from toc.worker.stages.bodies import BodyReader, Fetched
 from toc.worker.stages.coroutine import HandlerTask
 from toc.worker.stages.early import EarlyEntries
@@ -148,6 +148,7 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._async or self.coroutines:
             self._loop = asyncio.new_event_loop()
+            watch_callbacks(self._loop)
             self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
             thread = watched_thread("async-handlers", self._run_event_loop, lambda: self._closed)
             self._threads.append(thread)
@@ -524,7 +525,7 @@ class Dispatcher:
                 batch = rest[first : first + line.size]
                 line.calls += 1
                 give_up = self.bodies.fetch_soon(batch, partial(self._have_fetched, line, len(batch)))
-                self._loop.call_later(self.bodies.patience, give_up)
+                self._loop.call_later(self.bodies.patience, self._on_loop, _call, give_up)
 
     def _have_fetched(self, line: _AsyncLine, count: int, fetched: Fetched) -> None:
         """Have the event loop begin a batch whose bodies are here."""
@@ -652,6 +653,10 @@ def _tasks(
             if len(unreadable) == len(batch):
                 raise
     return tasks
+
+
+def _call(do: Callable[[], object]) -> None:
+    do()
 
 
 def check_done(outcome: Any) -> None:

@@ -1,0 +1,98 @@
+"""An error that nobody has thought of, on a thread or in a callback that no caller waits for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from toc.worker.loop import EXIT_THREAD_DIED
+
+BEGIN = """
+    import asyncio, sys, threading, time
+    from toc.index.connections import RedisNode
+    from toc.index.url import Address
+    from toc.observe.log import configure
+    from toc.store.threads import Threads
+    from toc.webhooks.rooms import Rooms
+    from toc.worker.loop import watch_callbacks, watch_threads
+
+    class Unthought(Exception):
+        pass
+
+    def fails(*_):
+        raise Unthought
+
+    configure("info", "json")
+    watch_threads()
+"""
+
+SEEN = {
+    "a look for a node that is away": (
+        "reconnect",
+        """
+        RedisNode(Address("127.0.0.1", 1), fails, 1.0, on_away=fails).failed("it is away")
+        """,
+    ),
+    "what a thread of the store does for no caller": (
+        "store",
+        """
+        Threads(1, "toc-store").alone(fails)
+        """,
+    ),
+    "a callback of webhooks": (
+        "async-handlers",
+        """
+        async def enter():
+            rooms = Rooms(fails, "a:1", lambda: 1)
+            await rooms.enter(rooms.of("target", 1, None), 1)
+
+        loop = asyncio.new_event_loop()
+        watch_callbacks(loop)
+        loop.create_task(enter())
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        """,
+    ),
+}
+
+UNSEEN = {
+    "a thread of the application": """
+        threading.Thread(target=fails, name="mine").start()
+        """,
+    "a callback of a handler": """
+        loop = asyncio.new_event_loop()
+        watch_callbacks(loop)
+        loop.call_soon(fails)
+        loop.call_later(0.01, loop.stop)
+        loop.run_forever()
+        loop.close()
+        """,
+}
+
+
+@pytest.mark.parametrize("where", SEEN)
+def test_an_error_that_no_caller_sees_ends_the_process_with_a_message(where: str) -> None:
+    thread, code = SEEN[where]
+    ended = run(code, "time.sleep(60)")
+    assert ended.returncode == EXIT_THREAD_DIED
+    assert '"thread_died"' in ended.stderr
+    assert f'"thread": "{thread}"' in ended.stderr
+    assert "Unthought" in ended.stderr
+
+
+@pytest.mark.parametrize("where", UNSEEN)
+def test_errors_of_the_application_do_not(where: str) -> None:
+    ended = run(UNSEEN[where], "print('it lives')")
+    assert ended.returncode == 0
+    assert ended.stdout == "it lives\n"
+    assert "Unthought" in ended.stderr, "but they are told"
+    assert "thread_died" not in ended.stderr
+
+
+def run(*code: str) -> subprocess.CompletedProcess[str]:
+    program = "\n".join(map(textwrap.dedent, (BEGIN, *code)))
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
