@@ -7,7 +7,6 @@ neither read nor write it. Both servers add it instantly, without copying rows, 
 from __future__ import annotations
 
 from alembic import context, op
-from sqlalchemy import inspect
 
 revision = "0005"
 down_revision = "0004"
@@ -31,16 +30,11 @@ def downgrade() -> None:
 def _each_table(mysql: str, sqlite: str, *, wanted: bool) -> None:
     template = sqlite if op.get_bind().dialect.name == "sqlite" else mysql
     tables = list(context.config.attributes["tables"])
-    inspector = inspect(op.get_bind())
+    there = context.config.attributes["columns"]()
     for first in range(0, len(tables), BATCH):
         part = tables[first : first + BATCH]
         # An interrupted upgrade may have added it.
-        left = [f"{n:04d}" for n in part if _has_it(inspector, n) is not wanted]
+        left = [f"{n:04d}" for n in part if ("history" in there[f"timeout_task_{n:04d}"]) is not wanted]
         if left:
             context.config.attributes["execute"]([template.replace("{n}", n) for n in left])
         context.config.attributes["migrated"](revision, first + len(part))
-
-
-def _has_it(inspector, table: int) -> bool:  # type: ignore[no-untyped-def]
-    columns = {column["name"] for column in inspector.get_columns(f"timeout_task_{table:04d}")}
-    return "history" in columns

@@ -10,7 +10,6 @@ them leave them alone; features that such programs would ignore are refused unti
 from __future__ import annotations
 
 from alembic import context, op
-from sqlalchemy import inspect
 
 revision = "0007"
 down_revision = "0006"
@@ -80,14 +79,14 @@ SQLITE = {
 
 def upgrade() -> None:
     tables = list(context.config.attributes["tables"])
-    inspector = inspect(op.get_bind())
+    columns_of = context.config.attributes["columns"]()
     for first in range(0, len(tables), BATCH):
         part = tables[first : first + BATCH]
         statements = []
         for table in part:
             name = f"timeout_task_{table:04d}"
-            there = {column["name"] for column in inspector.get_columns(name)}
-            if "pull_written" not in there:  # one statement adds all; in SQLite one transaction does
+            # One statement adds all; in SQLite one transaction does.
+            if "pull_written" not in columns_of[name]:
                 statements += _add(name, COLUMNS)
             statements += _create(f"timeout_body_{table:04d}", BODY)
         context.config.attributes["execute"](statements)
@@ -95,7 +94,7 @@ def upgrade() -> None:
     statements = _create("timeout_request", TABLES["timeout_request"])
     if 0 in tables:  # the first database
         for table, added in FIRST:
-            if next(iter(added)) not in {column["name"] for column in inspector.get_columns(table)}:
+            if next(iter(added)) not in columns_of[table]:
                 statements += _add(table, added)
         for name, columns in TABLES.items():
             if name != "timeout_request":
@@ -105,14 +104,13 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     tables = list(context.config.attributes["tables"])
-    inspector = inspect(op.get_bind())
+    columns_of = context.config.attributes["columns"]()
     for first in range(0, len(tables), BATCH):
         part = tables[first : first + BATCH]
         statements = []
         for table in part:
             name = f"timeout_task_{table:04d}"
-            there = {column["name"] for column in inspector.get_columns(name)}
-            statements += _drop(name, [column for column in COLUMNS if column in there])
+            statements += _drop(name, [column for column in COLUMNS if column in columns_of[name]])
             statements.append(f"DROP TABLE IF EXISTS timeout_body_{table:04d}")
         context.config.attributes["execute"](statements)
         context.config.attributes["migrated"](revision, first + len(part))
@@ -120,8 +118,7 @@ def downgrade() -> None:
     if 0 in tables:
         statements += [f"DROP TABLE IF EXISTS {name}" for name in TABLES if name != "timeout_request"]
         for table, columns in FIRST:
-            there = {column["name"] for column in inspector.get_columns(table)}
-            statements += _drop(table, [column for column in columns if column in there])
+            statements += _drop(table, [column for column in columns if column in columns_of[table]])
     context.config.attributes["execute"](statements)
 
 

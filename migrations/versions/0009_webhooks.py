@@ -7,7 +7,6 @@ targets and a column of topics. Programs that do not know them leave them alone.
 from __future__ import annotations
 
 from alembic import context, op
-from sqlalchemy import inspect
 
 revision = "0009"
 down_revision = "0008"
@@ -29,18 +28,19 @@ def upgrade() -> None:
     sqlite = op.get_bind().dialect.name == "sqlite"
     count = "SMALLINT DEFAULT 0 NOT NULL" if sqlite else "SMALLINT UNSIGNED NOT NULL DEFAULT 0"
     tables = list(context.config.attributes["tables"])
+    columns_of = context.config.attributes["columns"]()
     for first in range(0, len(tables), BATCH):
         part = tables[first : first + BATCH]
         statements = []
         for table in part:
             name = f"timeout_task_{table:04d}"
-            if not _has(name, "redrives"):
+            if "redrives" not in columns_of[name]:
                 statements.append(f"ALTER TABLE {name} ADD COLUMN redrives {count}")
         context.config.attributes["execute"](statements)
         context.config.attributes["migrated"](revision, first + len(part))
     if 0 in tables:  # the first database
         statements = []
-        if not _has("timeout_topic", "target"):
+        if "target" not in columns_of["timeout_topic"]:
             statements.append("ALTER TABLE timeout_topic ADD COLUMN target VARCHAR(128) NOT NULL DEFAULT ''")
         end = "" if sqlite else " ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin"
         columns = TARGETS.format(**SQLITE if sqlite else MYSQL)
@@ -50,17 +50,14 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     tables = list(context.config.attributes["tables"])
+    columns_of = context.config.attributes["columns"]()
     for first in range(0, len(tables), BATCH):
         part = tables[first : first + BATCH]
-        names = [name for table in part if _has(name := f"timeout_task_{table:04d}", "redrives")]
+        names = [name for table in part if "redrives" in columns_of[name := f"timeout_task_{table:04d}"]]
         context.config.attributes["execute"]([f"ALTER TABLE {name} DROP COLUMN redrives" for name in names])
         context.config.attributes["migrated"](revision, first + len(part))
     if 0 in tables:
         statements = ["DROP TABLE IF EXISTS timeout_target"]
-        if _has("timeout_topic", "target"):
+        if "target" in columns_of["timeout_topic"]:
             statements.append("ALTER TABLE timeout_topic DROP COLUMN target")
         context.config.attributes["execute"](statements)
-
-
-def _has(table: str, column: str) -> bool:
-    return column in {each["name"] for each in inspect(op.get_bind()).get_columns(table)}

@@ -43,13 +43,15 @@ def oracle(
     days, weekdays = parse(day, 1, 31), {number % 7 for number in parse(weekday, 0, 7)}
 
     def matches(local: datetime) -> bool:
+        if local.minute not in minutes or local.hour not in hours or local.month not in months:
+            return False
         by_day, by_weekday = local.day in days, local.isoweekday() % 7 in weekdays
         either = not day.startswith("*") and not weekday.startswith("*")
-        right_day = (by_day or by_weekday) if either else (by_day and by_weekday)
-        return right_day and local.month in months and local.hour in hours and local.minute in minutes
+        return (by_day or by_weekday) if either else (by_day and by_weekday)
 
+    there = ZoneInfo(zone)
     walls = [
-        (at, at.astimezone(ZoneInfo(zone)).replace(tzinfo=None, fold=0))
+        (at, at.astimezone(there).replace(tzinfo=None, fold=0))
         for at in between(start - timedelta(days=2), end + timedelta(days=2), step)
     ]
     if any(each.startswith("*") for each in fields[:2]):

@@ -17,7 +17,9 @@ import importlib
 import json
 import os
 import runpy
+import secrets
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -89,14 +91,20 @@ class _Forks:
 
     def __init__(self, tree: str) -> None:
         self._lock = threading.Lock()
-        self._server = subprocess.Popen(
-            [sys.executable, __file__],
-            env={**os.environ, **({"PYTHONPATH": tree} if tree else {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.place = f"toc-forks-{secrets.token_hex(8)}"
+        """The name, which is no file's, of the socket where it hears scripts."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as scripts:
+            scripts.bind(f"\0{self.place}")
+            scripts.listen()
+            self._server = subprocess.Popen(
+                [sys.executable, __file__, str(scripts.fileno())],
+                env={**os.environ, **({"PYTHONPATH": tree} if tree else {})},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                pass_fds=[scripts.fileno()],
+            )
         atexit.register(self._leave)
 
     def _leave(self) -> None:
@@ -208,6 +216,15 @@ def run(
     return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def put_on_path(directory: Path) -> None:
+    """Write a ``toc`` there that scripts find on PATH, and whose processes are forked as well."""
+    client = Path(__file__).with_name("forked_toc.py")
+    words = shlex.join([sys.executable, "-I", "-S", str(client), _forks("").place])
+    program = directory / "toc"
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    program.chmod(0o755)
+
+
 def keep_commands() -> None:
     """Have this process build the tree of commands once: that takes a tenth of a second for each command."""
     import typer.main
@@ -219,7 +236,7 @@ def keep_commands() -> None:
 # --- the process that forks
 
 
-def _serve() -> None:
+def _serve(scripts: socket.socket) -> None:
     # whatever commands import when they are run, for all of them at once
     import encodings.idna  # noqa: F401
 
@@ -264,13 +281,40 @@ def _serve() -> None:
     paths = [path for path in sys.path if path not in ours]
     gc.collect()
     gc.freeze()  # else every child, at its end, looks through all that was imported
-    for line in sys.stdin:
-        job = json.loads(line)
-        if "wait" in job:
-            answer = os.waitstatus_to_exitcode(os.waitpid(job["wait"], 0)[1])
-        elif not (answer := os.fork()):
-            _become(job, paths)
-        print(answer, flush=True)
+    while True:
+        asking, _, _ = select.select([sys.stdin, scripts], [], [])
+        if scripts in asking:
+            _attend(scripts.accept()[0], paths)
+        if sys.stdin in asking:  # one line: who has asked waits for the answer
+            line = sys.stdin.readline()
+            if not line:
+                return
+            job = json.loads(line)
+            if "wait" in job:
+                answer = os.waitstatus_to_exitcode(os.waitpid(job["wait"], 0)[1])
+            elif not (answer := os.fork()):
+                _become(job, paths)
+            print(answer, flush=True)
+
+
+def _attend(line: socket.socket, paths: list[str]) -> None:
+    """Run what a script asks for. Its parent, a child of this process, waits for it and tells the script."""
+    between = os.fork()
+    if between:
+        line.close()
+        os.waitpid(between, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    data, descriptors, _, _ = socket.recv_fds(line, 1 << 20, len(STREAMS))
+    streams = {name: f"/dev/fd/{one}" for name, one in zip(STREAMS, descriptors, strict=True)}
+    job = {"session": False, "seconds": 0, "whole": False, "module": None, **streams, **json.loads(data)}
+    pid = os.fork()
+    if not pid:
+        line.close()
+        _become(job, paths)
+    line.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+    os._exit(0)
 
 
 def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
@@ -287,7 +331,7 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     for descriptor, name in enumerate(STREAMS):
         _open(descriptor, job.get(name, os.devnull))
     _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
-    if job["words"][:1] in (["worker"], ["gateway"]) and not job["whole"]:
+    if job["words"][:1] in (["worker"], ["gateway"], ["dev"]) and not job["whole"]:
         Helper().install()
     module = job["module"]
     _customize(module or "toc", job["words"])
@@ -519,4 +563,4 @@ def _open(descriptor: int, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(socket.socket(fileno=int(sys.argv[1])))

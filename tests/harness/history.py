@@ -192,18 +192,28 @@ def lines(directory: Path) -> Iterator[dict[str, Any]]:
                     yield loads(line)
 
 
-def events(directory: Path) -> list[Event]:
-    """Starts and ends of handlers so far, in the order in which they happened."""
-    found = [
-        (
-            line["mono"],
-            Event(line["e"], line["job"], line["try"], line["wall"], line["pid"], line.get("out", "")),
-        )
-        for line in lines(directory)
-        if line["e"] in ("start", "end")
-    ]
-    found.sort(key=lambda pair: pair[0])
-    return [event for _, event in found]
+class Reader:
+    """Reads a history that goes on, again and again: each line once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._offsets: dict[Path, int] = {}
+        self._found: list[tuple[int, Event]] = []
+
+    def events(self) -> list[Event]:
+        """Starts and ends of handlers so far, in the order in which they happened."""
+        for path in sorted(self._directory.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]  # a line that is there in part as yet is left for later
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+            for line in map(json.loads, whole.splitlines()):
+                if line["e"] in ("start", "end"):
+                    what = line["e"], line["job"], line["try"], line["wall"], line["pid"], line.get("out", "")
+                    self._found.append((line["mono"], Event(*what)))
+        self._found.sort(key=lambda pair: pair[0])
+        return [event for _, event in self._found]
 
 
 class Client:

@@ -23,6 +23,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from harness import forks
 from opentelemetry import trace
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -97,15 +98,14 @@ def shop() -> Iterator[Shop]:
             center.store.topics.create(Topic(topic, number, 4))
         modules["database"].create_tables()
         log = directory / "worker.log"
-        with log.open("wb") as output:
-            daemon = subprocess.Popen(
-                [sys.executable, "-m", "toc", "worker", "--app", "orders.deadlines:center"],
-                cwd=ROOT / "examples",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        log.touch()
+        daemon = forks.start(
+            ["worker", "--app", "orders.deadlines:center"],
+            env=os.environ,
+            directory=ROOT / "examples",
+            session=True,
+            streams=dict.fromkeys(("stdout", "stderr"), str(log)),
+        )
         one = Shop(**modules, numbers=count(1000), log=log)
         try:
             one.wait(lambda: "worker_ready" in log.read_text() or daemon.poll() is not None, "it runs")
@@ -243,23 +243,40 @@ def test_handlers_that_run_twice_do_their_work_once(shop: Shop) -> None:
 
 
 class Dev:
-    """``toc dev --app shop:center`` in a directory, as a reader has it in the first terminal."""
+    """``toc dev --app shop:center`` in a directory, as a reader has it in the first terminal.
 
-    def __init__(self, directory: Path, command: str) -> None:
+    ``whole``: every ``toc``, also of the second terminal, is the installed program in a new interpreter.
+    """
+
+    def __init__(self, directory: Path, command: str, *, whole: bool) -> None:
         self.directory = directory
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
         self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}"
         self.output = directory / "dev.log"
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                ["sh", "-c", f"exec {command}"],
-                cwd=directory,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+        self.process: subprocess.Popen[bytes] | forks.Forked
+        if whole:
+            with self.output.open("wb") as output:
+                self.process = subprocess.Popen(
+                    ["sh", "-c", f"exec {command}"],
+                    cwd=directory,
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        else:
+            self.output.touch()
+            program, *words = shlex.split(command)
+            assert program == "toc"
+            streams = dict.fromkeys(("stdout", "stderr"), str(self.output))
+            self.process = forks.start(
+                words, env=self.env, directory=directory, session=True, streams=streams
             )
+            programs = directory / "programs"
+            programs.mkdir()
+            forks.put_on_path(programs)
+            self.env["PATH"] = f"{programs}:{self.env['PATH']}"
         self.await_output("worker_ready", 60)
 
     def run(self, script: str) -> str:
@@ -295,10 +312,10 @@ def dev() -> Iterator[Callable[..., Dev]]:
     started: list[Dev] = []
     directory = Path(tempfile.mkdtemp(prefix="toc-"))  # short, for the path of a Unix socket
 
-    def start(program: str | None, command: str) -> Dev:
+    def start(program: str | None, command: str, *, whole: bool = False) -> Dev:
         if program is not None:
             (directory / "shop.py").write_text(program)
-        started.append(Dev(directory, command))
+        started.append(Dev(directory, command, whole=whole))
         return started[-1]
 
     yield start
@@ -314,7 +331,7 @@ def _blocks(page: str, language: str) -> list[str]:
 def test_the_program_of_the_readme_closes_one_order_and_not_the_paid_one(dev: Callable[..., Dev]) -> None:
     _, command, script, _ = _blocks("README.md", "sh")
     (program,) = _blocks("README.md", "python")
-    terminal = dev(program, command)
+    terminal = dev(program, command, whole=True)
     assert "CANCELLED" in terminal.run(script)
     terminal.await_output("order 42 is closed: unpaid", 60)
     assert "order 43" not in terminal.output.read_text()
@@ -360,7 +377,9 @@ def test_the_quickstart_without_python_works_as_written(dev: Callable[..., Dev])
 def test_the_example_runs_as_its_readme_says(dev: Callable[..., Dev]) -> None:
     first, second = _blocks("examples/orders/README.md", "sh")
     export, command = first.splitlines()
-    terminal = dev(None, f"sh -c {shlex.quote(f'{export}; ln -s {ROOT}/examples/orders; exec {command}')}")
+    terminal = dev(
+        None, f"sh -c {shlex.quote(f'{export}; ln -s {ROOT}/examples/orders; exec {command}')}", whole=True
+    )
     shown = terminal.run(second)
     for outcome in ("is closed", "is paid", "is confirmed", "was told: your membership ends soon"):
         assert shown.count(f" {outcome}") >= 1, shown

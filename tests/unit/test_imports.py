@@ -72,16 +72,17 @@ def imports(package: Path) -> Iterator[Import]:
     """Every import statement of a package, wherever in a file it stands."""
     for file in sorted(package.rglob("*.py")):
         within = file.relative_to(package)
-        tree = ast.parse(file.read_text())
+        nodes = list(ast.walk(ast.parse(file.read_text())))
         typing_only = {
             node
-            for block in ast.walk(tree)
+            for block in nodes
             if isinstance(block, ast.If)
+            and isinstance(block.test, ast.Name | ast.Attribute)
             and ast.unparse(block.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
             for statement in block.body
             for node in ast.walk(statement)
         }
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):

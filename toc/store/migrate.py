@@ -15,13 +15,12 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import URL, Connection, NullPool, create_engine
+from sqlalchemy import URL, Connection, NullPool, create_engine, inspect
 from sqlalchemy.exc import DBAPIError
 
 from toc.model.errors import ConfigError, StoreUnavailable, TocError
 from toc.store import mysql, sqlite
 from toc.store.check import ShardStatus, check
-from toc.store.schema import database_metadata
 from toc.store.server import DatabaseServer
 from toc.store.shards import Layout, Shards
 
@@ -115,8 +114,8 @@ class Migrator:
         config.set_main_option("script_location", str(directory()).replace("%", "%%"))
         config.attributes.update(
             connection=connection,
-            metadata=database_metadata(database, self._layout.databases, self._layout.tables),
             tables=tables,
+            columns=lambda: _columns(connection),
             execute=lambda statements: _execute(connection, statements),
             migrated=migrated,
         )
@@ -177,6 +176,19 @@ def _execute(connection: Connection, statements: Sequence[str]) -> None:
     while cursor.nextset():
         pass
     cursor.close()
+
+
+def _columns(connection: Connection) -> dict[str, set[str]]:
+    """Return the columns of each table of a database. Table by table, a thousand would take seconds."""
+    found: dict[str, set[str]] = {}
+    if connection.dialect.name == "sqlite":
+        for (_, table), columns in inspect(connection).get_multi_columns().items():
+            found[table] = {column["name"] for column in columns}
+        return found
+    query = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = DATABASE()"
+    for table, column in connection.exec_driver_sql(query):
+        found.setdefault(table, set()).add(column)
+    return found
 
 
 @contextmanager
