@@ -26,7 +26,7 @@ from typing import Any, Self, TypeVar
 
 from redis.crc import key_slot
 
-from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, Script, understood
+from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, IndexFull, Script, understood
 from toc.index.connections import RedisNodes
 from toc.index.keys import SlotKeys, owner_key, permits_key
 from toc.index.members import first_due, shown, sort_out
@@ -157,6 +157,11 @@ class Queues:
         Returns how many were added or became earlier. IndexFull when Redis is at its maxmemory.
         """
         return self._in_batches(entries, _ADD.of, sum)
+
+    def full(self, slots: Iterable[Slot]) -> dict[Slot, IndexFull]:
+        """Return those of the slots to which nothing can be added, as Redis is at its maxmemory."""
+        replies = self._calls.one_each({slot: _ADD.of(self.keys(slot)) for slot in slots}, int)
+        return {slot: reply for slot, reply in replies.items() if isinstance(reply, IndexFull)}
 
     def lacking(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]

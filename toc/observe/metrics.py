@@ -473,7 +473,8 @@ LOOP_BUSY = _highest(
     "loop",
 )
 WITHOUT_REDIS = _gauge(
-    "toc_slots_without_redis", "Slots served from the task table because their Redis node is out of reach."
+    "toc_slots_without_redis",
+    "Slots served from the task table because their Redis node is out of reach or full.",
 )
 BROKEN_SLOTS = _gauge(
     "toc_broken_slots", "Slots with a Redis key that toc did not write; they are served from the task table."

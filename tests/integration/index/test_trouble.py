@@ -101,6 +101,7 @@ def test_at_full_memory_adding_fails_by_name_and_draining_works(
             assert "maxmemory" in str(refused)
         with pytest.raises(IndexFull):
             queues.reschedule(SLOT, 9, 1.0)
+        assert set(queues.full(SLOTS)) == set(SLOTS)
         assert [job_id for job_id, _ in take(queues, limit=1).entries] == [4]
         own = fence(16, 7)
         assert queues.extend({SLOT: [(1, own)]}) == {SLOT: [True]}
@@ -114,6 +115,7 @@ def test_at_full_memory_adding_fails_by_name_and_draining_works(
         assert queues.purge_dead({SLOT: [3]}) == {SLOT: 1}
     finally:
         server.call("CONFIG", "SET", "maxmemory", 0)
+    assert not queues.full(SLOTS)
     found = state()
     assert found.pop("claims_{order.close_3}")
     assert found == {STORE: {6: 6.0, 2: 99.0, 4: 98.0}}

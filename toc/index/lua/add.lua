@@ -7,7 +7,7 @@
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
 -- ARGV  1   channel   wake channel of the slot
---       2+  id, score
+--       2+  id, score; none to learn whether memory is full
 -- RETURNS   how many ids were added or became earlier
 -- BOUNDS    500 ids; refused when memory is full (no allow-oom on purpose)
 -- WAKES     when the first score of the StoreQueue became earlier
@@ -17,6 +17,9 @@ end
 local ids = {}
 for i = 2, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
+end
+if #ids == 0 then
+  return 0
 end
 local function kept(standing, score)
   local old, new = tonumber(standing), tonumber(score)

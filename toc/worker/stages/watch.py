@@ -21,6 +21,9 @@ pass.
 The same look finds slots with a key that toc did not write. Only these slots count as out of reach. Once the
 key is gone, the slot has lost its data.
 
+A node that is at its maxmemory takes no new entries; what it has still moves. So its slots count as out of
+reach as well: the poller takes what is indexed, the fallback the rest.
+
 The watch also asks whose index this is. If workers of another task table were there first, by mistake on the
 same Redis and namespace, each side would drop the other's entries as orphans. So this worker sends nothing
 there any more, and runs everything from the rows until those workers are gone.
@@ -51,6 +54,8 @@ log = get_logger(__name__)
 PROBE_SECONDS = 0.5
 PROBE_AGAIN_SECONDS = 0.25
 """Pause while a node does not answer."""
+ROOM_SECONDS = 1.0
+"""How often each node is asked whether it has memory for new entries."""
 OUT_SECONDS = 1.0
 """How long a node must be silent before its slots are served without it."""
 LOOK_SECONDS = 1.0
@@ -78,7 +83,7 @@ class IndexWatch:
     ``on_loss`` starts the refill of this worker's tables; ``refilled`` returns when the last completed refill
     began (monotonic). ``identity`` is that of the task table, ``name`` says whose it is. ``refuse`` gets the
     reason why the index must not be used, or None. ``on_change`` is called when a node or a slot goes out of
-    reach or comes back.
+    reach, or a node is full, and when it comes back.
     """
 
     queues: Queues
@@ -121,6 +126,10 @@ class IndexWatch:
         """Whether some node did not answer the last time."""
         self._out: frozenset[object] = frozenset()
         """Nodes that are out of reach."""
+        self._full: frozenset[object] = frozenset()
+        """Nodes that take no new entries."""
+        self._room_at = float("-inf")
+        """When to ask next which those are (monotonic)."""
         self._broken: frozenset[Slot] = frozenset()
         """Slots with a key that toc did not write."""
         self.loop = Loop("watch", self.run_once)
@@ -131,13 +140,13 @@ class IndexWatch:
         self.loop.wake()
 
     def out_of_reach(self, slots: Iterable[Slot]) -> list[Slot]:
-        """Those of the slots that are broken, or whose node has not answered for ``OUT_SECONDS``.
+        """Those of the slots that are broken, or whose node is full or has not answered for ``OUT_SECONDS``.
 
         Any thread may call it.
         """
         if self.foreign:
             return list(slots)
-        out, broken = self._out, self._broken
+        out, broken = self._out | self._full, self._broken
         if not out and not broken:
             return []
         return [slot for slot in slots if slot in broken or self.queues.node_of(slot) in out]
@@ -172,6 +181,7 @@ class IndexWatch:
             self._by_node, self._sampled = self._spread(every), []
             self._spread_at = now + max(SPREAD_SECONDS, len(every) / SPREAD_SLOTS)
         found = self._ask(self._samples(), part)
+        self._note_full(now)
         mended = self._note_broken(found)
         loss = self._judge(found, now, mended)
         if loss:  # one node has lost data: which of our slots?
@@ -284,6 +294,24 @@ class IndexWatch:
             for slot, slots in zip(before, self._by_node, strict=True)
         ]
         return self._sampled
+
+    def _note_full(self, now: float) -> None:
+        """Record the nodes that take no new entries."""
+        if now < self._room_at:
+            return
+        self._room_at = now + ROOM_SECONDS
+        answered = {self.queues.node_of(slot): slot for slot in self._sampled}
+        answered = {node: slot for node, slot in answered.items() if self._answered.get(node, -1.0) >= now}
+        refused = self.queues.full(answered.values())
+        errors = {node: refused[slot] for node, slot in answered.items() if slot in refused}
+        before = self._full
+        self._full = frozenset(node for node in before if node not in answered) | errors.keys()
+        for node in self._full - before:
+            log.error("index_full", error=str(errors[node]))
+        if before - self._full:
+            log.info("index_has_room", nodes=len(before - self._full))
+        if before != self._full:
+            self.on_change()
 
     def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
         """Record slots with a key that toc did not write. Returns those that have none any more."""
