@@ -108,9 +108,10 @@ class Connection(HttpToolsProtocol):
             task.cancel()
 
     def eof_received(self) -> None:
-        """Note that the client has left."""
-        self._took_all = self._answered_all() and _took_all(self.transport)
-        self.lost = True
+        """Note that the client has left; after the last answer, only that it sends nothing more."""
+        if not self.leaving_since:
+            self._took_all = self._answered_all() and _took_all(self.transport)
+            self.lost = True
         super().eof_received()
 
     def on_message_begin(self) -> None:
@@ -155,11 +156,11 @@ class Connection(HttpToolsProtocol):
         """Wait until the socket has taken the whole answer. Returns whether the client is still there, or
         has left after it had received all of it."""
         await asyncio.sleep(0)  # the loop writes, and reads what has come, once more
-        if not self.transport.is_closing():
+        if not self._over:
             if self.below is None:  # else the first byte counts anyway that is kept back
                 self.transport.set_write_buffer_limits(0)
             await self.flow.drain()
-            if not self.transport.is_closing():
+            if not self._over:
                 if self.below is None:
                     self.transport.set_write_buffer_limits()
                 return not self.left or self._took_all or _took_all(self.transport)
@@ -335,7 +336,7 @@ class Connection(HttpToolsProtocol):
         """Close it after its last answer, which a client must be able to read that still sends."""
         if self.arriving_since:
             self._linger()
-        else:
+        elif not self.leaving_since:
             self.transport.close()
 
     def _linger(self) -> None:
@@ -349,6 +350,7 @@ class Connection(HttpToolsProtocol):
         self.arriving_since = self.idle_since = 0.0
         self.crowd.idle[self] = None  # the first to go if there are too many
         self.flow.resume_reading()
+        self._answers.end()
         self.transport.write_eof()
 
 
@@ -368,11 +370,14 @@ class Answers(asyncio.Transport):
         self._leave = leave
         """How the connection is closed."""
         self._head = b""
+        self._ended = False
         self.closed = False
         """Whether the connection ends with an answer."""
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
-        """Write a head, later, or what belongs to the head before it."""
+        """Write a head, later, or what belongs to the head before it. Drops what comes after the end."""
+        if self._ended:
+            return
         if self._head:
             head, self._head = self._head, b""
             if len(data) > MOST_JOINED:
@@ -387,6 +392,11 @@ class Answers(asyncio.Transport):
             # TLS has passed it on, and does not count what the socket keeps back. A limit of 0 makes it pause
             # until all is taken; if nothing were kept back, nothing would end the pause.
             self._transport.set_write_buffer_limits(0)
+
+    def end(self) -> None:
+        """Write nothing more: uvicorn does not tell a request before others in the pipeline that its
+        connection was closed, so its answer may still come."""
+        self._ended = True
 
     def flush(self) -> None:
         """Write a head that no body follows."""
