@@ -26,6 +26,7 @@ import struct
 import termios
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import httptools
@@ -54,7 +55,8 @@ closed whose client has read nothing for longest."""
 MOST_JOINED = 64 << 10
 """A longer body is not copied behind its head."""
 MOST_CONNECTIONS = 4096
-"""Most connections of a process. For one more, that is closed which has been idle longest."""
+"""Most connections of a process. For one more, one that leaves is closed, or else that which has been idle
+longest."""
 LOOK_SECONDS = 1.0
 TCP_ESTABLISHED = 1
 """The kernel's state of a connection of which neither end is closed."""
@@ -250,7 +252,7 @@ class Connection(HttpToolsProtocol):
     def _rest(self) -> None:
         """Become idle if nothing is asked. A request may be answered before it has arrived whole."""
         answered = self.cycle is None or self.cycle.response_complete
-        if answered and not self.arriving_since and not self.pipeline:
+        if answered and not self.arriving_since and not self.pipeline and not self.leaving_since:
             self.idle_since = self.loop.time()
             self.crowd.idle[self] = None
 
@@ -348,7 +350,8 @@ class Connection(HttpToolsProtocol):
             return
         self.leaving_since = self.loop.time()
         self.arriving_since = self.idle_since = 0.0
-        self.crowd.idle[self] = None  # the first to go if there are too many
+        self.crowd.idle.pop(self, None)
+        self.crowd.leaving[self] = None
         self.flow.resume_reading()
         self._answers.end()
         self.transport.write_eof()
@@ -504,13 +507,16 @@ class Crowd:
         self.all: set[Connection | Handshake] = set()
         self.idle: dict[Connection | Handshake, None] = {}
         """Those that wait for a request, the longest idle first."""
+        self.leaving: dict[Connection, None] = {}
+        """Those whose last answer is written, and whose clients have not closed their ends."""
         self.unread: dict[Connection, None] = {}
         """Those whose clients do not read, the longest first."""
 
     def joined(self, connection: Connection | Handshake) -> None:
-        """Take in a new connection; if there are too many, close one that is idle, or else the new one."""
+        """Take in a new connection; if there are too many, close one that leaves or is idle, or else the new
+        one."""
         if len(self.all) >= self.most:
-            victim = next(iter(self.idle), connection)
+            victim = next(chain(self.leaving, self.idle), connection)
             self.left(victim)
             victim.close("crowded")
             if victim is connection:
@@ -523,6 +529,7 @@ class Crowd:
         self.all.discard(connection)
         self.idle.pop(connection, None)
         if isinstance(connection, Connection):
+            self.leaving.pop(connection, None)
             self.unread.pop(connection, None)
 
     def bound_unread(self) -> None:

@@ -253,3 +253,21 @@ def test_a_last_answer_reaches_a_client_that_has_sent_more_than_its_request(run:
             assert sent == [not resets]
 
     run(steps())
+
+
+def test_of_too_many_connections_one_that_was_refused_goes_before_one_that_is_idle() -> None:
+    async def steps() -> None:
+        async with serving(refuse) as (crowd, address), asyncio.timeout(10):
+            crowd.most = 2
+            idle, idle_writer = await asyncio.open_connection(*address)
+            refused, refused_writer = await asyncio.open_connection(*address)
+            refused_writer.write(b"nonsense\r\n\r\n")
+            assert await refused.read()  # to its end, but this end is open
+            last, last_writer = await asyncio.open_connection(*address)
+            for reader, writer in ((last, last_writer), (idle, idle_writer)):
+                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert await reader.readuntil(b"\r\n\r\n")
+            for writer in (idle_writer, refused_writer, last_writer):
+                writer.close()
+
+    uvloop.run(steps())
