@@ -343,3 +343,23 @@ def test_a_share_that_is_being_asked_for_as_a_process_ends_is_given_back_too() -
         assert [asked["shop"].wanted for asked in redis.asked] == [3, 0]
 
     run(redis, test)
+
+
+def test_a_share_that_is_granted_at_the_instant_at_which_a_process_ends_is_given_back_too() -> None:
+    class Granted(dict[str, Permits | IndexUnavailable]):
+        def __getitem__(self, name: str) -> Permits | IndexUnavailable:
+            rooms_of[0].give_up()  # another thread's, in the middle of taking the answer
+            return super().__getitem__(name)
+
+    class Late(Redis):
+        def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
+            return Granted(super().__call__(asked))
+
+    rooms_of, redis = list[Rooms](), Late()
+
+    async def test(rooms: Rooms) -> None:
+        rooms_of.append(rooms)
+        await rooms.enter(rooms.of("shop", 3, None), 0)
+        assert [asked["shop"].wanted for asked in redis.asked] == [3, 0]
+
+    run(redis, test)

@@ -640,12 +640,17 @@ def test_an_answer_that_does_not_end_over_a_kept_connection_is_not_waited_for(be
     assert second.text == "no complete answer within 0.2 s"
 
 
-def test_a_connection_on_which_something_came_unasked_is_not_used_again() -> None:
+@pytest.mark.parametrize(
+    "came",
+    [b"HTTP/1.1 500 Unasked\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 500 Unasked\r\nOf-The-Next: "],
+    ids=["an answer", "the beginning of one"],
+)
+def test_a_connection_on_which_something_came_unasked_is_not_used_again(came: bytes) -> None:
     answered, sent = Event(), Event()
 
     def unasked(client: socket.socket) -> None:
         assert answered.wait(30)
-        client.sendall(b"HTTP/1.1 500 Unasked\r\nContent-Length: 0\r\n\r\n")
+        client.sendall(came)
         sent.set()
 
     async def twice(port: int) -> list[int | None]:

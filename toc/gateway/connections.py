@@ -26,6 +26,7 @@ import struct
 import termios
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import httptools
@@ -54,7 +55,8 @@ closed whose client has read nothing for longest."""
 MOST_JOINED = 64 << 10
 """A longer body is not copied behind its head."""
 MOST_CONNECTIONS = 4096
-"""Most connections of a process. For one more, that is closed which has been idle longest."""
+"""Most connections of a process. For one more, one that leaves is closed, or else that which has been idle
+longest."""
 LOOK_SECONDS = 1.0
 TCP_ESTABLISHED = 1
 """The kernel's state of a connection of which neither end is closed."""
@@ -108,9 +110,10 @@ class Connection(HttpToolsProtocol):
             task.cancel()
 
     def eof_received(self) -> None:
-        """Note that the client has left."""
-        self._took_all = self._answered_all() and _took_all(self.transport)
-        self.lost = True
+        """Note that the client has left; after the last answer, only that it sends nothing more."""
+        if not self.leaving_since:
+            self._took_all = self._answered_all() and _took_all(self.transport)
+            self.lost = True
         super().eof_received()
 
     def on_message_begin(self) -> None:
@@ -155,11 +158,11 @@ class Connection(HttpToolsProtocol):
         """Wait until the socket has taken the whole answer. Returns whether the client is still there, or
         has left after it had received all of it."""
         await asyncio.sleep(0)  # the loop writes, and reads what has come, once more
-        if not self.transport.is_closing():
+        if not self._over:
             if self.below is None:  # else the first byte counts anyway that is kept back
                 self.transport.set_write_buffer_limits(0)
             await self.flow.drain()
-            if not self.transport.is_closing():
+            if not self._over:
                 if self.below is None:
                     self.transport.set_write_buffer_limits()
                 return not self.left or self._took_all or _took_all(self.transport)
@@ -249,7 +252,7 @@ class Connection(HttpToolsProtocol):
     def _rest(self) -> None:
         """Become idle if nothing is asked. A request may be answered before it has arrived whole."""
         answered = self.cycle is None or self.cycle.response_complete
-        if answered and not self.arriving_since and not self.pipeline:
+        if answered and not self.arriving_since and not self.pipeline and not self.leaving_since:
             self.idle_since = self.loop.time()
             self.crowd.idle[self] = None
 
@@ -335,7 +338,7 @@ class Connection(HttpToolsProtocol):
         """Close it after its last answer, which a client must be able to read that still sends."""
         if self.arriving_since:
             self._linger()
-        else:
+        elif not self.leaving_since:
             self.transport.close()
 
     def _linger(self) -> None:
@@ -347,8 +350,10 @@ class Connection(HttpToolsProtocol):
             return
         self.leaving_since = self.loop.time()
         self.arriving_since = self.idle_since = 0.0
-        self.crowd.idle[self] = None  # the first to go if there are too many
+        self.crowd.idle.pop(self, None)
+        self.crowd.leaving[self] = None
         self.flow.resume_reading()
+        self._answers.end()
         self.transport.write_eof()
 
 
@@ -368,11 +373,14 @@ class Answers(asyncio.Transport):
         self._leave = leave
         """How the connection is closed."""
         self._head = b""
+        self._ended = False
         self.closed = False
         """Whether the connection ends with an answer."""
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
-        """Write a head, later, or what belongs to the head before it."""
+        """Write a head, later, or what belongs to the head before it. Drops what comes after the end."""
+        if self._ended:
+            return
         if self._head:
             head, self._head = self._head, b""
             if len(data) > MOST_JOINED:
@@ -387,6 +395,11 @@ class Answers(asyncio.Transport):
             # TLS has passed it on, and does not count what the socket keeps back. A limit of 0 makes it pause
             # until all is taken; if nothing were kept back, nothing would end the pause.
             self._transport.set_write_buffer_limits(0)
+
+    def end(self) -> None:
+        """Write nothing more: uvicorn does not tell a request before others in the pipeline that its
+        connection was closed, so its answer may still come."""
+        self._ended = True
 
     def flush(self) -> None:
         """Write a head that no body follows."""
@@ -494,13 +507,16 @@ class Crowd:
         self.all: set[Connection | Handshake] = set()
         self.idle: dict[Connection | Handshake, None] = {}
         """Those that wait for a request, the longest idle first."""
+        self.leaving: dict[Connection, None] = {}
+        """Those whose last answer is written, and whose clients have not closed their ends."""
         self.unread: dict[Connection, None] = {}
         """Those whose clients do not read, the longest first."""
 
     def joined(self, connection: Connection | Handshake) -> None:
-        """Take in a new connection; if there are too many, close one that is idle, or else the new one."""
+        """Take in a new connection; if there are too many, close one that leaves or is idle, or else the new
+        one."""
         if len(self.all) >= self.most:
-            victim = next(iter(self.idle), connection)
+            victim = next(chain(self.leaving, self.idle), connection)
             self.left(victim)
             victim.close("crowded")
             if victim is connection:
@@ -513,6 +529,7 @@ class Crowd:
         self.all.discard(connection)
         self.idle.pop(connection, None)
         if isinstance(connection, Connection):
+            self.leaving.pop(connection, None)
             self.unread.pop(connection, None)
 
     def bound_unread(self) -> None:

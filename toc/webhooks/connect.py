@@ -98,11 +98,13 @@ class Bounded(ResponseHandler):
         self._raw = 0
         self.answers = 0
         """How many it has been prepared for."""
+        self._resting = False
 
     def expect(self, most_bytes: int) -> None:
         """Begin with another answer, of whose body about ``most_bytes`` may wait to be read."""
         self._raw = 0
         self.answers += 1
+        self._resting = False
         if self._parser is None:  # one reads all answers of a connection: making it costs as much as its work
             self.set_response_params(
                 read_until_eof=True,
@@ -115,6 +117,10 @@ class Bounded(ResponseHandler):
                 max_headers=MOST_RAW_BYTES,
             )
 
+    def rest(self) -> None:
+        """Expect nothing until the next request: what comes, even a part of a head, ends the connection."""
+        self._resting = True
+
     def give_up(self) -> None:
         """Have whoever waits for the answer raise TimeoutError."""
         error = TimeoutError()
@@ -124,6 +130,9 @@ class Bounded(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take what is within the bound; then the connection is of no more use."""
+        if self._resting:
+            self.force_close()
+            return
         if self._raw > MOST_RAW_BYTES:
             return
         self._raw += len(data)

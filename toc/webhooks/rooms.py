@@ -255,7 +255,7 @@ class Rooms:
                 self._holder, room.limit, room.flying, 0, LIFE_MS, room.rate, _burst(room.rate)
             )
             for room in list(self._rooms.values())
-            if room.granted or room.name in self._asked
+            if room.name in self._asked or room.granted  # in the order opposite to that of _answered
         }
         if shares:
             call = self._executor.submit(self._ask_redis, shares)  # after what is being asked
@@ -418,9 +418,9 @@ class Rooms:
         rooms: Mapping[str, Room],
         done: asyncio.Future[Answers],
     ) -> None:
-        self._asked = {}
         now = asyncio.get_running_loop().time()
         if done.cancelled() or self._left:
+            self._asked = {}
             return
         answers = done.result()  # raises nothing: the calls answer with errors
         away = [answer for answer in answers.values() if isinstance(answer, IndexUnavailable)]
@@ -447,8 +447,8 @@ class Rooms:
             self._admit(room)
             if room.breaker.give_back():
                 self._ask(room)
-        if self._asking:
-            self._send()
+        self._asked = {}  # only now, for give_up
+        self._send()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._ticking:

@@ -119,6 +119,7 @@ class Sender:
                 return answer
             finally:
                 if ended and not protocol.should_close:
+                    protocol.rest()
                     self._keep(to.origin, connection)
                 else:
                     connection.close()

@@ -159,6 +159,7 @@ async def refuse_and_close(_scope: Any, _receive: Any, send: Any) -> None:
 BEGUN = {
     "an endless head": (b"GET /" + b"a" * 40_000, b"HTTP/1.1 431 "),
     "no HTTP": (b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
+    "no HTTP behind requests": (2 * b"GET / HTTP/1.1\r\n\r\n" + b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
     "an unwanted body": (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n", b"HTTP/1.1 413 "),
 }
 
@@ -213,5 +214,60 @@ def test_a_client_that_goes_on_sending_after_it_was_refused_is_closed(
                     await asyncio.sleep(0.01)
             assert not crowd.all
             looking.cancel()
+
+    uvloop.run(steps())
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["is read", "is not read"])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_last_answer_reaches_a_client_that_has_sent_more_than_its_request(run: Any, resets: bool) -> None:
+    async def steps() -> None:
+        asked, may_answer, sent = asyncio.Event(), asyncio.Event(), list[bool]()
+
+        async def hand_out(scope: Any, _receive: Any, send: Any) -> None:
+            asked.set()
+            await may_answer.wait()
+            await refuse(scope, _receive, send)
+            sent.append(await scope["toc.connection"].sent())
+
+        async with serving(hand_out) as (crowd, address), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            await asked.wait()
+            [connection] = crowd.all
+            writer.write(b"\r\n")
+            while not connection.arriving_since:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+            may_answer.set()
+            if resets:
+                while not connection.leaving_since:  # type: ignore[union-attr]
+                    await asyncio.sleep(0.01)
+                peer = writer.get_extra_info("socket")
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            else:
+                assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+                writer.close()
+            while not sent:
+                await asyncio.sleep(0.01)
+            assert sent == [not resets]
+
+    run(steps())
+
+
+def test_of_too_many_connections_one_that_was_refused_goes_before_one_that_is_idle() -> None:
+    async def steps() -> None:
+        async with serving(refuse) as (crowd, address), asyncio.timeout(10):
+            crowd.most = 2
+            idle, idle_writer = await asyncio.open_connection(*address)
+            refused, refused_writer = await asyncio.open_connection(*address)
+            refused_writer.write(b"nonsense\r\n\r\n")
+            assert await refused.read()  # to its end, but this end is open
+            last, last_writer = await asyncio.open_connection(*address)
+            for reader, writer in ((last, last_writer), (idle, idle_writer)):
+                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert await reader.readuntil(b"\r\n\r\n")
+            for writer in (idle_writer, refused_writer, last_writer):
+                writer.close()
 
     uvloop.run(steps())
