@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from toc.model.task import Task, TaskRow
-    from toc.model.topic import Topic
-    from toc.store.history import FailedTry
 
 Thing = TypeVar("Thing")
 
@@ -370,18 +368,3 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
         "expired": bool(row.expired),
     }
     return record | damage
-
-
-def history_record(tries: Sequence[FailedTry]) -> list[Any]:
-    """Return failed tries for display."""
-    return [failed.shown() for failed in tries]
-
-
-def topic_record(topic: Topic) -> dict[str, Any]:
-    """Return a topic for display. Durations are seconds."""
-    first = dict.fromkeys(("name", "biz_type", "slot_amount", "topic_type", "paused"))
-    return {
-        **first,
-        **topic.values(),
-        "resumed_at": instant(topic.resumed_at) if topic.resumed_at else None,
-    }

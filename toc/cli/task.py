@@ -16,7 +16,6 @@ from toc.cli.bulk import Account, Biz, DryRun, Filters, Rate, Text, check_rate, 
 from toc.cli.options import JobId, Json, MaybeJobId, Yes, flag, option
 from toc.cli.output import (
     body_record,
-    history_record,
     print_bytes,
     print_job_id,
     row_record,
@@ -147,7 +146,7 @@ def get(
             print_bytes(task.body)
             return
         record = task_record(task) | body_record(task, whole=body)
-        past = history_record(center.store.history(job_id))
+        past = [failed.shown() for failed in center.store.history(job_id)]
         share = center.settings.traces
     whole = row_record(row, record["topic"])
     record |= {

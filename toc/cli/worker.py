@@ -15,6 +15,7 @@ from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, load_settings, opened, who
 from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput
 from toc.model.wire import instant, seconds
+from toc.operate.records import intent_records, move_record, worker_record
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -114,19 +115,8 @@ def workers(as_json: Json = False) -> None:
         rows = visit.workers()
     now = time.time() * 1000
     records = [
-        {
-            "worker": row.worker_id,
-            "host": row.host,
-            "pid": row.pid,
-            "weight": row.weight,
-            "owned": row.owned,
-            "assigned": row.assigned,
-            "tables": row.tables if as_json else _of(row.tables, row.tables_assigned),
-            "tables_assigned": row.tables_assigned,
-            "drained": row.drained,
-            "leader": row.leader,
-            "joined": instant(row.joined) if as_json else ago(row.joined, now),
-            "topics": _topics(row.topics, as_json=as_json),
+        worker_record(row)
+        | {
             "metrics": row.metrics,
             "weighed_by": row.weighed_by,
             "drained_by": row.drained_by,
@@ -134,8 +124,12 @@ def workers(as_json: Json = False) -> None:
         }
         for row in rows
     ]
-    if not as_json:  # `toc intents` shows who asked for it
-        for record in records:
+    if not as_json:
+        for record, row in zip(records, rows, strict=True):
+            record["tables"] = _of(row.tables, row.tables_assigned)
+            record["joined"] = ago(row.joined, now)
+            record["topics"] = "all" if row.topics is None else ", ".join(row.topics)
+            # `toc intents` shows who asked for it
             del record["weighed_by"], record["drained_by"], record["drained_at"], record["tables_assigned"]
     show(
         records,
@@ -149,13 +143,8 @@ def intents(as_json: Json = False) -> None:
     """Show what operators have asked for: drains, weights and pins; by whom and when."""
     with _operator(load_settings()) as visit:
         wanted = visit.intents()
-    records = [
-        *(("drain", drain.host, None, drain.by, drain.at) for drain in wanted.drains.values()),
-        *(("weight", each.host, f"{each.weight:g}", each.by, each.at) for each in wanted.weights.values()),
-        *(("pin", str(slot), pin.target, pin.by, pin.at) for slot, pin in wanted.pins.items()),
-    ]
     show(
-        [{"what": what, "of": of, "to": to, "by": by, "at": instant(at)} for what, of, to, by, at in records],
+        intent_records(wanted),
         as_json=as_json,
         empty="no drains, pins or weights: slots go where balance puts them",
     )
@@ -250,19 +239,12 @@ def rebalance(dry_run: bool = flag("--dry-run", "Only show what would move."), a
     """Spread every topic's slots evenly over the workers, and show the moves."""
     with _wishes() as wishes:
         moves = wishes.rebalance(dry_run=dry_run)
-    records = [{"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new} for move in moves]
-    show(records, as_json=as_json, empty="nothing to move: all is even")
+    show([move_record(move) for move in moves], as_json=as_json, empty="nothing to move: all is even")
 
 
 def _of(owned: int, assigned: int) -> int | str:
     """Return the number owned, with the number assigned where the two differ."""
     return owned if owned == assigned else f"{owned} of {assigned}"
-
-
-def _topics(handled: list[str] | None, *, as_json: bool) -> list[str] | str | None:
-    if as_json:
-        return handled
-    return "all" if handled is None else ", ".join(handled)
 
 
 def _check_name(what: str, name: str) -> None:

@@ -18,6 +18,7 @@ from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Call
 from toc.model.errors import ConfigError
 from toc.operate import admin
+from toc.operate.records import intent_records, move_record, worker_record
 from toc.operate.wishes import Wishes
 
 R = TypeVar("R")
@@ -96,7 +97,7 @@ async def workers(asked: Asked) -> Answer:
         with operator(asked) as visit:
             return visit.workers()
 
-    return Answer({"workers": [show.worker(row) for row in await asked.service.at_cluster(look)]})
+    return Answer({"workers": [worker_record(row) for row in await asked.service.at_cluster(look)]})
 
 
 async def intents(asked: Asked) -> Answer:
@@ -108,7 +109,7 @@ async def intents(asked: Asked) -> Answer:
         with operator(asked) as visit:
             return visit.intents()
 
-    return Answer({"intents": show.intents(await asked.service.at_cluster(look))})
+    return Answer({"intents": intent_records(await asked.service.at_cluster(look))})
 
 
 async def drain(asked: Asked) -> Answer:
@@ -156,7 +157,7 @@ async def unpin(asked: Asked) -> Answer:
 async def rebalance(asked: Asked) -> Answer:
     """Spread every topic's slots evenly over the workers, and show the moves."""
     moves = await _wish(asked, lambda wishes: wishes.rebalance(dry_run=asked.body.dry_run))
-    return Answer({"moves": [show.move(one) for one in moves]})
+    return Answer({"moves": [move_record(one) for one in moves]})
 
 
 async def _wish(asked: Asked, do: Callable[[Wishes], R]) -> R:
