@@ -18,9 +18,6 @@ from toc.model.wire import instant, seconds
 from toc.operate.records import intent_records, move_record, worker_record
 
 if TYPE_CHECKING:
-    from toc.config import Settings
-    from toc.coordination.coordinator import SlotRow
-    from toc.coordination.operator import Operator
     from toc.operate.admin import SlotView
     from toc.operate.wishes import Wishes
     from toc.sdk.client import TimeoutCenter
@@ -96,6 +93,8 @@ def workers(as_json: Json = False) -> None:
 
     Without ZooKeeper: the workers that hold slots in Redis.
     """
+    from toc.operate.visit import visit
+
     settings = load_settings()
     if settings.zookeeper is None:
         from toc.operate import admin
@@ -111,8 +110,8 @@ def workers(as_json: Json = False) -> None:
             empty="no workers; start one with `toc worker --app ...`",
         )
         return
-    with _operator(settings) as visit:
-        rows = visit.workers()
+    with visit(settings) as cluster:
+        rows = cluster.workers()
     now = time.time() * 1000
     records = [
         worker_record(row)
@@ -141,8 +140,10 @@ def workers(as_json: Json = False) -> None:
 
 def intents(as_json: Json = False) -> None:
     """Show what operators have asked for: drains, weights and pins; by whom and when."""
-    with _operator(load_settings()) as visit:
-        wanted = visit.intents()
+    from toc.operate.visit import visit
+
+    with visit(load_settings()) as cluster:
+        wanted = cluster.intents()
     show(
         intent_records(wanted),
         as_json=as_json,
@@ -257,22 +258,12 @@ def _check_name(what: str, name: str) -> None:
 @contextmanager
 def _wishes() -> Iterator[Wishes]:
     """Yield what makes wishes in the name of this user."""
+    from toc.operate.visit import visit
     from toc.operate.wishes import Wishes
 
-    with opened() as center, _operator(center.settings) as visit:
+    with opened() as center, visit(center.settings) as cluster:
         hint = "add --absent if it will come later"
-        yield Wishes(visit, center.store, by=who(), cluster=center.settings.cluster, hint=hint)
-
-
-def _operator(settings: Settings) -> Operator:
-    from toc.coordination.operator import Operator
-
-    if settings.zookeeper is None:
-        raise ConfigError(
-            "TOC_ZOOKEEPER is not set, so one daemon runs alone and owns every slot: "
-            "set TOC_ZOOKEEPER to run several hosts as a cluster"
-        )
-    return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
+        yield Wishes(cluster, center.store, by=who(), cluster=center.settings.cluster, hint=hint)
 
 
 def _watch(center: TimeoutCenter, topic: str | None) -> None:
@@ -308,17 +299,11 @@ def _urgency(view: SlotView) -> tuple[int, bool]:
     return late, view.seat is not None and view.seat.state.value != "owned"
 
 
-def _seats(settings: Settings) -> list[SlotRow]:
-    if settings.zookeeper is None:
-        return []
-    with _operator(settings) as visit:
-        return visit.slots()
-
-
 def _slot_views(center: TimeoutCenter, topic: str | None) -> list[SlotView]:
     from toc.operate import admin
+    from toc.operate.visit import seats
 
-    return admin.slot_views(center.store, center.queues, _seats(center.settings), topic=topic)
+    return admin.slot_views(center.store, center.queues, seats(center.settings), topic=topic)
 
 
 def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, Any]]:
