@@ -28,6 +28,7 @@ from toc.gateway.connections import Crowd, GatewayServer, server
 from toc.gateway.dialects.port import Budget, Guard, Port
 from toc.gateway.dialects.registry import DIALECTS
 from toc.gateway.service import Service
+from toc.loop import Loop, watch_threads, watched_task
 from toc.model.errors import TocError
 from toc.model.topic import Topic
 from toc.observe.log import close_log, configure, detach, get_logger
@@ -35,7 +36,6 @@ from toc.observe.metrics import BOARD_BYTES, GATEWAYS_READY, SharedMetrics, writ
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import ControlPipe
-from toc.worker.loop import Loop, watch_threads, watched_task
 from toc.worker.silence import BEAT_SECONDS
 
 log = get_logger(__name__)
