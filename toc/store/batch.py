@@ -18,10 +18,9 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store import bodies
 from toc.store import rows as sql
-from toc.store.history import FailedTry, line
+from toc.store.history import FailedTry, added, error_text
 from toc.store.leases import NO_LEASE, Leases
 from toc.store.pulls import FREE
-from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.shards import Answers, Shards, Trouble
 from toc.store.tries import Tries
@@ -288,7 +287,7 @@ class Batches(Tries):
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
                         f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}"
                         f"{_too_late(server) if item.by_time else ''}",
-                        () if item.error is None else (_error_text(item.error),),
+                        () if item.error is None else (error_text(item.error),),
                     )
                     for table, item in order
                 ],
@@ -318,7 +317,7 @@ class Batches(Tries):
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
             sets, where = "last_error=COALESCE(last_error,%s)", f"status IN ({PENDING},{CANCELLED})"
-            updates = sql.update_by_id(self._shards.names, ids, sets, where, [_error_text(what)])
+            updates = sql.update_by_id(self._shards.names, ids, sets, where, [error_text(what)])
             server.run(updates, transaction=True, outwait=False)
 
         return self._shards.each(self._shards.group(job_ids), send, writes=True).failed
@@ -406,7 +405,7 @@ def _noted(server: DatabaseServer, item: Failure, now: int, following: int = 0) 
     failed = FailedTry(item.new_attempts, item.new_crashes, item.version, now, item.error)
     if item.sent is not None:
         failed = failed._replace(status=item.sent.status, ms=item.sent.ms, next=following)
-    return f",history={server.appended('history', line(failed), MAX_HISTORY_CHARS)}"
+    return f",history={added(server, failed)}"
 
 
 def _delivered(
@@ -421,11 +420,6 @@ def _delivered(
     for job_id in job_ids:
         if job_id in sent:
             attempt, (request, text) = sent[job_id]
-            noted = line(FailedTry(attempt, 0, version, now, text, request.status, request.ms, 0))
-            cases.append(f"WHEN {job_id:d} THEN {server.appended('history', noted, MAX_HISTORY_CHARS)}")
+            tried = FailedTry(attempt, 0, version, now, text, request.status, request.ms, 0)
+            cases.append(f"WHEN {job_id:d} THEN {added(server, tried)}")
     return f",history=CASE job_id {' '.join(cases)} ELSE history END" if cases else ""
-
-
-def _error_text(error: str) -> str:
-    """Truncate an error for storage, without characters that UTF-8 cannot encode."""
-    return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()
