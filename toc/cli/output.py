@@ -236,11 +236,9 @@ def _shown(value: Any) -> Text:
     return value if isinstance(value, Text) else Text(_cell(value))
 
 
-def most_urgent(
-    things: Sequence[Thing], room: int, urgency: Callable[[Thing], Any], least: int = 3
-) -> list[Thing]:
-    """Return the things that fit into ``room`` (at least ``least``), in their order: the most urgent ones."""
-    kept = sorted(range(len(things)), key=lambda n: urgency(things[n]), reverse=True)[: max(room, least)]
+def most_urgent(things: Sequence[Thing], room: int, urgency: Callable[[Thing], Any]) -> list[Thing]:
+    """Return the things that fit into ``room`` (at least 3), in their order: the most urgent ones."""
+    kept = sorted(range(len(things)), key=lambda n: urgency(things[n]), reverse=True)[: max(room, 3)]
     return [things[n] for n in sorted(kept)]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toc.cli.options import Group, Json, grouped, option
 from toc.cli.output import print_json, say, show, show_one
-from toc.cli.values import audited, changing, duration, opened, who
+from toc.cli.values import audited, changing, duration, file_bytes, opened, who
 from toc.model.errors import InvalidTarget, shown
 from toc.observe.log import get_logger
 from toc.operate.records import target_record
@@ -207,16 +205,8 @@ def rotate_keys(as_json: Json = False) -> None:
 
 
 def _headers(source: str) -> dict[str, str]:
-    """Read lines ``Name: value``. Raises InvalidTarget, which quotes no value."""
-    if source == "-":
-        data = sys.stdin.buffer.read(MOST_FILE + 1)
-    else:
-        try:
-            with Path(source).open("rb") as file:
-                data = file.read(MOST_FILE + 1)
-        except (OSError, ValueError) as exc:  # a ValueError for a NUL in its name
-            why = getattr(exc, "strerror", exc)
-            raise InvalidTarget(f"headers: {shown(source)} cannot be read: {why}") from exc
+    """Read lines ``Name: value``. Raises InvalidInput, which quotes no value."""
+    data = file_bytes("headers:", source, MOST_FILE)
     if len(data) > MOST_FILE:
         raise InvalidTarget(f"headers: the file has more than {MOST_FILE} bytes")
     found: dict[str, str] = {}
