@@ -17,6 +17,7 @@ from toc.store import bodies, fitness
 from toc.store import rows as sql
 from toc.store.audit import AuditTable
 from toc.store.batch import CANCELLED, PENDING, Batches
+from toc.store.callers import CallersTransaction
 from toc.store.check import require, require_layout
 from toc.store.ended import Ended
 from toc.store.history import FailedTry, parse
@@ -93,7 +94,7 @@ class Store(Batches):
         submitter = self._submitter = Submitter(shards, job_ids)
         self.insert, self.insert_each = submitter.insert, submitter.insert_each
         self.insert_alone, self.insert_many = submitter.insert_alone, submitter.insert_many
-        self.insert_with = submitter.insert_with
+        self.insert_with = CallersTransaction(shards, submitter).insert
         self.requests = Requests(shards, databases)
         self.answer_to = self.requests.answer
         puts = self._puts = Puts(shards, job_ids, self._stamp, self.requests)
