@@ -100,7 +100,7 @@ class Batches(Tries):
         """
         where = f"status={PENDING} AND biz_type={biz_type:d} AND slot_amount>{slot_amount:d}"
         results = self._scan(
-            tables, lambda table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
+            tables, lambda _, table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
         )
         return {row[0] for result in results for row in result.rows}
 
@@ -111,7 +111,7 @@ class Batches(Tries):
         """
         results = self._scan(
             tables,
-            lambda _table, name: (
+            lambda _, _table, name: (
                 f"SELECT slot_amount,COUNT(*) FROM {name} WHERE status={PENDING} AND biz_type={biz_type:d} "
                 "GROUP BY slot_amount"
             ),
@@ -128,19 +128,15 @@ class Batches(Tries):
         Reads all their pending and dead rows, so pass only a few of many tables at a time.
         """
 
-        def count(server: DatabaseServer, part: Mapping[int, None]) -> list[Result]:
+        def count(server: DatabaseServer, _table: int, name: str) -> str:
             now = server.from_now(0)
             held = f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
-            selects = [
-                f"SELECT status,COUNT(*),COALESCE(SUM(CASE WHEN {held} THEN 1 ELSE 0 END),0) "
-                f"FROM {self._shards.names[table]} WHERE status IN ({PENDING},{DEAD}) "
-                f"AND biz_type={biz_type:d} GROUP BY status"
-                for table in part
-            ]
-            return server.run(sql.unions(server, selects))
+            return (
+                f"SELECT status,COUNT(*),COALESCE(SUM(CASE WHEN {held} THEN 1 ELSE 0 END),0) FROM {name} "
+                f"WHERE status IN ({PENDING},{DEAD}) AND biz_type={biz_type:d} GROUP BY status"
+            )
 
-        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), count).whole()
-        rows = [row for part in parts for result in part for row in result.rows]
+        rows = [row for result in self._scan(tables, count) for row in result.rows]
         pending = [(count, held) for status, count, held in rows if status == PENDING]
         return OpenTasks(
             sum(count for count, _ in pending),
@@ -375,13 +371,14 @@ class Batches(Tries):
         results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
         return {row.job_id: row for row in sql.task_rows(results)}
 
-    def _scan(self, tables: Iterable[int], select: Callable[[int, str], str]) -> list[Result]:
-        """Run the same SELECT on tables, given each table's number and name, in one round trip per server."""
+    def _scan(self, tables: Iterable[int], select: Callable[[DatabaseServer, int, str], str]) -> list[Result]:
+        """Run the same SELECT on tables, given the server, number and name of each, in one round trip per
+        server."""
         names = self._shards.names
         parts = self._shards.each(
             self._shards.group_tables(dict.fromkeys(tables)),
             lambda server, part: server.run(
-                sql.unions(server, [select(table, names[table]) for table in part])
+                sql.unions(server, [select(server, table, names[table]) for table in part])
             ),
         )
         return [result for part in parts.whole() for result in part]
