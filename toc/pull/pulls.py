@@ -96,14 +96,7 @@ class Pulls:
             return []
         self._taker.wake()
         timer = waiter.loop.call_later(wait or HASTY_SECONDS, self._time_up, waiter)
-        try:
-            await waiter.done
-        except BaseException:
-            self.release(self._hall.leave(waiter))
-            raise
-        finally:
-            timer.cancel()
-        return self._hall.leave(waiter)
+        return await self._got(waiter, timer)
 
     async def take(self, job_id: int, slot: Slot, *, ttr: float) -> list[Delivered]:
         """Hand out this one task, in whatever order, if it is due and nobody has it; else return [].
@@ -121,6 +114,10 @@ class Pulls:
         waiter.closed, waiter.flying = True, 1
         self._taker.hand_out(Entry(job_id, slot, NO_FENCE, topic, self._clock.now_ms()), waiter)
         timer = waiter.loop.call_later(LAST_SECONDS, waiter.end)
+        return await self._got(waiter, timer)
+
+    async def _got(self, waiter: Waiter, timer: asyncio.TimerHandle) -> list[Delivered]:
+        """Wait until a pull has ended. Returns what it was given; releases that if the call is broken off."""
         try:
             await waiter.done
         except BaseException:
